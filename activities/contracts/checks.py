@@ -1,0 +1,28 @@
+"""Inputs and results of the preflight, which runs before anything is started."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class CheckInput:
+    """A whole run config as plain data; the checks read their own sections."""
+
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckProblem:
+    """Something in the config that only a worker could find out. `pointer` is RFC 6901."""
+
+    pointer: str
+    key: str
+    message: str
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Problems found (none: good), and the number of examples per '<kind>/<env>'."""
+
+    problems: list[CheckProblem] = field(default_factory=list)
+    examples: dict[str, int] = field(default_factory=dict)

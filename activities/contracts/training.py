@@ -1,0 +1,120 @@
+"""Trainer, weights and engines as the workflows see them."""
+
+from dataclasses import dataclass, field
+
+from activities.storage.refs import ArtifactRef
+
+
+@dataclass(frozen=True)
+class PreparePolicyInput:
+    """Make or find the policy the run starts from, as weights of version 0."""
+
+    run_id: str
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """Version 0. `origin` says where it came from, in words."""
+
+    weights: ArtifactRef
+    parameters: int
+    origin: str
+
+
+@dataclass(frozen=True)
+class TrainerTarget:
+    """The trainer process a step is meant for."""
+
+    epoch: int
+    address: str
+
+
+@dataclass(frozen=True)
+class LoadTrainerInput:
+    """Put a fresh trainer process into the state of `checkpoint`, or of version 0 without one."""
+
+    run_id: str
+    trainer: TrainerTarget
+    checkpoint: ArtifactRef | None = None
+    weights: ArtifactRef | None = None
+
+
+@dataclass(frozen=True)
+class LoadTrainerResult:
+    """The step the trainer now stands at (0: nothing trained)."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class TrainStepInput:
+    """Train batch `step` on top of version `step - 1` and export the weights of version `step`."""
+
+    run_id: str
+    step: int
+    batch: ArtifactRef
+    trainer: TrainerTarget
+
+
+@dataclass(frozen=True)
+class TrainStepResult:
+    """Version `step` of the policy and the trainer's metrics."""
+
+    step: int
+    weights: ArtifactRef
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SaveCheckpointInput:
+    """Commit the trainer's state at `step` together with the run's durable state (JSON text)."""
+
+    run_id: str
+    step: int
+    trainer: TrainerTarget
+    run_state: str
+
+
+@dataclass(frozen=True)
+class CheckpointResult:
+    """A committed checkpoint."""
+
+    step: int
+    ref: ArtifactRef
+
+
+@dataclass(frozen=True)
+class SyncInput:
+    """Push `weights` to one engine and pass its gate. `push` makes the version label unique."""
+
+    run_id: str
+    version: int
+    weights: ArtifactRef
+    engine_index: int
+    engine_epoch: int
+    url: str
+    model: str
+    push: int
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class SyncResult:
+    """The engine serves `version` under `label`; labels of refused pushes are in `rejected`.
+
+    `max_diff` is the largest canary difference in nats.
+    """
+
+    version: int
+    label: str
+    max_diff: float
+    rejected: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """All metrics of one step, as one artifact."""
+
+    run_id: str
+    step: int
+    metrics: dict[str, float]

@@ -1,0 +1,29 @@
+"""What a role tells the host activity about the server it wants kept alive."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from activities.contracts.hosting import HostInput
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """A server process to start in its own process group.
+
+    `env` is added to the worker's environment. `probe` answers whether the server is healthy now;
+    it is called about once a second and bounds its own time. `model` is reported as it is.
+    """
+
+    name: str
+    argv: list[str]
+    address: str
+    cwd: Path
+    probe: Callable[[], Awaitable[bool]]
+    env: dict[str, str] = field(default_factory=dict)
+    model: str = ""
+    start_timeout_s: float = 240.0
+
+
+SpecBuilder = Callable[[HostInput, int], Awaitable[ServerSpec]]
+"""Builds the spec of a server for an epoch. Each epoch gets fresh ports or sockets."""

@@ -1,0 +1,71 @@
+"""Where each kind of artifact lies in the store. One function a kind, nothing else builds keys."""
+
+
+def config(run: str) -> str:
+    """The resolved config of a run."""
+    return f"runs/{run}/config.json"
+
+
+def rollout(run: str, group: str, index: int) -> str:
+    """One finished rollout: its trace and its samples."""
+    return f"runs/{run}/rollouts/{group}/{index:04d}.json"
+
+
+def group(run: str, group: str) -> str:
+    """One finalized group: samples with advantages."""
+    return f"runs/{run}/groups/{group}.json"
+
+
+def batch(run: str, step: int) -> str:
+    """One shipped batch, as the trainer saw it (Parquet)."""
+    return f"runs/{run}/batches/step-{step:08d}.parquet"
+
+
+def weights(run: str, version: int) -> str:
+    """Exported weights of a policy version, in Hugging Face layout, with the canary."""
+    return f"runs/{run}/weights/v{version:08d}"
+
+
+def checkpoint(run: str, step: int) -> str:
+    """A checkpoint: weights, optimizer, and the run's durable state."""
+    return f"runs/{run}/checkpoints/step-{step:08d}"
+
+
+def checkpoints(run: str) -> str:
+    """The folder of a run's checkpoints."""
+    return f"runs/{run}/checkpoints"
+
+
+def step_record(run: str, step: int) -> str:
+    """Metrics of one training step."""
+    return f"runs/{run}/metrics/step-{step:08d}.json"
+
+
+def step_records(run: str) -> str:
+    """The folder of a run's step metrics."""
+    return f"runs/{run}/metrics"
+
+
+def eval_record(run: str, epoch: str) -> str:
+    """Metrics of one eval epoch (one env at one step)."""
+    return f"runs/{run}/evals/{epoch}.json"
+
+
+def eval_records(run: str) -> str:
+    """The folder of a run's eval metrics."""
+    return f"runs/{run}/evals"
+
+
+def live(run: str, source: str) -> str:
+    """Latest gauges of one process, overwritten in place."""
+    return f"runs/{run}/live/{source}.json"
+
+
+def live_records(run: str) -> str:
+    """The folder of a run's gauges."""
+    return f"runs/{run}/live"
+
+
+def policy_cache(digest: str) -> str:
+    """A warm-started default policy, by the hash of all that determines it."""
+    return f"cache/policies/{digest}"

@@ -1,0 +1,139 @@
+"""Environments: what is rolled out, for training and for evaluation."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from configs.base import Section
+
+RESERVED_NAMES = ("all", "agg")
+
+
+class SamplingConfig(Section):
+    """How the engine samples. top_p is fixed at 1: the trainer's ratio assumes it."""
+
+    temperature: float = Field(default=1.0, ge=0.0, le=10.0, description="Softmax temperature.")
+    max_tokens: int = Field(
+        default=16, ge=1, description="Most tokens sampled in one turn of a rollout."
+    )
+
+
+class EnvConfig(Section):
+    """One environment, resolved by verifiers from its id."""
+
+    id: str = Field(min_length=1, description="verifiers id of the taskset, e.g. 'reverse-text'.")
+    name: str = Field(
+        default="", description="Name in metrics and summaries; the id if left empty."
+    )
+    args: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of the taskset (its own config)."
+    )
+    path: str | None = Field(
+        default=None, description="Folder with the environment's module, if it is not installed."
+    )
+    address: str | None = Field(
+        default=None,
+        description="tcp://host:port of an env server that someone else runs; none is started.",
+    )
+    timeout_s: float = Field(
+        default=120.0, gt=0, description="Longest a single rollout may take, in seconds."
+    )
+
+    @field_validator("address")
+    @classmethod
+    def _address_is_tcp(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"tcp://[^:/\s]+:\d{1,5}", value):
+            raise ValueError("an env server's address has the form tcp://host:port")
+        return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_defaults_to_id(cls, data: Any) -> Any:
+        if isinstance(data, dict) and not data.get("name") and isinstance(data.get("id"), str):
+            return {**data, "name": data["id"]}
+        return data
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_label(cls, value: str) -> str:
+        if value in RESERVED_NAMES:
+            raise ValueError(f"{value!r} is reserved for aggregates; choose another name")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
+            raise ValueError("an env name has 1 to 64 letters, digits, '.', '_' or '-'")
+        return value
+
+
+class TrainEnvConfig(EnvConfig):
+    """A training environment."""
+
+    sampling: SamplingConfig | None = Field(
+        default=None, description="Overrides [train.sampling] for this env."
+    )
+
+
+class EvalEnvConfig(EnvConfig):
+    """An evaluation environment; what it leaves out comes from [eval]."""
+
+    num_examples: int | None = Field(
+        default=None, ge=1, description="Examples of one eval, from the head of the eval split."
+    )
+    group_size: int | None = Field(default=None, ge=1, description="Rollouts per example.")
+    interval: int | None = Field(default=None, ge=1, description="Steps between evals.")
+    sampling: SamplingConfig | None = Field(
+        default=None, description="Overrides [eval.sampling] for this env."
+    )
+
+
+def _unique_names(envs: list[Any], where: str) -> None:
+    names = [env.name for env in envs]
+    double = sorted({name for name in names if names.count(name) > 1})
+    if double:
+        raise ValueError(f"{where}: env name {double[0]!r} is used twice; set `name` on one of them")
+
+
+class TrainConfig(Section):
+    """Training data: environments, and how rollouts become batches."""
+
+    env: Annotated[list[TrainEnvConfig], Field(min_length=1)] = Field(
+        description="Training environments."
+    )
+    batch_size: int = Field(default=128, ge=1, description="Rollouts in a batch.")
+    group_size: int = Field(
+        default=8, ge=2, description="Rollouts of one example, compared with each other."
+    )
+    max_lag: int = Field(
+        default=1, ge=0, description="Versions a batch may be ahead of the policy when it ships."
+    )
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+
+    @model_validator(mode="after")
+    def _check(self) -> "TrainConfig":
+        if self.batch_size % self.group_size:
+            raise ValueError(
+                f"batch_size ({self.batch_size}) must be a multiple of group_size "
+                f"({self.group_size})"
+            )
+        _unique_names(self.env, "train.env")
+        return self
+
+    @property
+    def groups_per_batch(self) -> int:
+        """Whole groups in one batch."""
+        return self.batch_size // self.group_size
+
+
+class EvalConfig(Section):
+    """Evaluation: at step 0, every `interval` steps, and when asked."""
+
+    env: list[EvalEnvConfig] = Field(default_factory=list, description="Eval environments.")
+    interval: int = Field(default=10, ge=1, description="Steps between evals.")
+    num_examples: int = Field(default=32, ge=1, description="Examples of one eval.")
+    group_size: int = Field(default=1, ge=1, description="Rollouts per example.")
+    skip_first_step: bool = Field(default=False, description="No eval at step 0.")
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+
+    @model_validator(mode="after")
+    def _check(self) -> "EvalConfig":
+        _unique_names(self.env, "eval.env")
+        return self

@@ -1,0 +1,127 @@
+"""Reads a run's config from TOML or JSON and tells the user what is wrong with it.
+
+Errors name the key, the value, what is allowed and, for an unknown key, the nearest valid one;
+all of them are found in one pass, before anything starts.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from configs.run import RunConfig
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake: `pointer` is a JSON pointer (RFC 6901) to the offending value."""
+
+    pointer: str
+    key: str
+    value: Any
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.message}"
+
+
+class ConfigError(ValueError):
+    """A config that cannot run; `problems` lists every mistake found."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        self.problems = problems
+        super().__init__("\n".join(str(problem) for problem in problems))
+
+
+def _section_fields(annotation: Any) -> dict[str, Any]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {name: field.annotation for name, field in annotation.model_fields.items()}
+    for inner in get_args(annotation):
+        if fields := _section_fields(inner):
+            return fields
+    return {}
+
+
+def _fields_at(location: Iterable[int | str]) -> dict[str, Any]:
+    fields = _section_fields(RunConfig)
+    for part in location:
+        if isinstance(part, str):
+            fields = _section_fields(fields.get(part))
+    return fields
+
+
+def _problem(error: Any) -> Problem:
+    location = tuple(error["loc"])
+    key = ".".join(str(part) for part in location) or "(config)"
+    pointer = "".join(
+        "/" + str(part).replace("~", "~0").replace("/", "~1") for part in location
+    )
+    value = error.get("input")
+    shown = repr(value) if not isinstance(value, dict | list) else "this value"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        valid = list(_fields_at(location[:-1]))
+        near = difflib.get_close_matches(str(location[-1]), valid, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(valid)}"
+        message = f"unknown key; {hint}"
+    elif error["type"] == "missing":
+        message = "is required and missing"
+    elif error["type"] != "value_error":
+        message = f"{message}, got {shown}"
+    return Problem(pointer=pointer, key=key, value=value, message=message)
+
+
+def validate(data: Any) -> RunConfig:
+    """Returns the run's config; raises ConfigError listing every problem."""
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError([_problem(e) for e in error.errors(include_url=False)]) from None
+
+
+def parse(text: str, *, media: str = "toml") -> Any:
+    """Parses TOML or JSON text to plain data; raises ConfigError with the place of a mistake."""
+    try:
+        return json.loads(text) if media == "json" else tomllib.loads(text)
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError([Problem("", "(config)", None, f"not valid {media}: {error}")]) from None
+
+
+def _override(data: dict[str, Any], assignment: str) -> None:
+    key, equals, text = assignment.partition("=")
+    if not equals or not key:
+        raise ConfigError([Problem("", assignment, None, "an override has the form key=value")])
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, last = key.split(".")
+    place: Any = data
+    for section in sections:
+        place = place[int(section)] if isinstance(place, list) else place.setdefault(section, {})
+    if isinstance(place, list):
+        place[int(last)] = value
+    else:
+        place[last] = value
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Reads `path` (.toml or .json) and applies dotted overrides ('train.batch_size=64')."""
+    source = Path(path)
+    if not source.is_file():
+        raise ConfigError([Problem("", str(path), None, "no such config file")])
+    data = parse(source.read_text(), media="json" if source.suffix == ".json" else "toml")
+    for assignment in overrides:
+        _override(data, assignment)
+    return validate(data)
+
+
+def dump_toml(config: RunConfig) -> str:
+    """The resolved config as TOML, every default written out."""
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))

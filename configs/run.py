@@ -1,0 +1,130 @@
+"""The schema of a run: everything a user can say about it, validated whole before any effect."""
+
+import re
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from configs.base import Section
+from configs.env import EvalConfig, TrainConfig
+from configs.model import ModelConfig
+from configs.trainer import CheckpointConfig, InferenceConfig, RetentionConfig, TrainerConfig
+
+
+class DispatchConfig(Section):
+    """Permits, shared by train and eval."""
+
+    max_inflight_rollouts: int | None = Field(
+        default=None, ge=1, description="Rollouts executing at once; none: batch_size."
+    )
+    generation_events: int = Field(
+        default=3000,
+        ge=100,
+        le=20000,
+        description="History events after which a dispatch generation hands over.",
+    )
+
+
+class RunConfig(Section):
+    """A training run."""
+
+    name: str = Field(
+        default="run",
+        description="Start of the run id: lower-case letters, digits and '-', at most 40.",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**32, description="Seeds data order and warm start.")
+    max_steps: int = Field(ge=1, le=10_000_000, description="Trainer steps; the run ends there.")
+    metadata: dict[str, str] = Field(
+        default_factory=dict, description="At most 16 pairs, keys to 64, values to 512 characters."
+    )
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    train: TrainConfig
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    inference: InferenceConfig = Field(default_factory=InferenceConfig)
+    dispatch: DispatchConfig = Field(default_factory=DispatchConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    retention: RetentionConfig = Field(default_factory=RetentionConfig)
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_slug(cls, value: str) -> str:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,39}", value):
+            raise ValueError("a run name has 1 to 40 lower-case letters, digits or '-'")
+        return value
+
+    @field_validator("metadata")
+    @classmethod
+    def _metadata_is_small(cls, value: dict[str, str]) -> dict[str, str]:
+        if len(value) > 16:
+            raise ValueError(f"at most 16 pairs are kept, got {len(value)}")
+        for key, text in value.items():
+            if len(key) > 64 or len(text) > 512:
+                raise ValueError(f"{key[:64]!r}: keys have at most 64, values 512 characters")
+        return value
+
+    @model_validator(mode="after")
+    def _check_across_sections(self) -> "RunConfig":
+        permits = self.permits
+        sizes = [self.train.group_size, *(self.eval_group_size(env.name) for env in self.eval.env)]
+        if permits < max(sizes):
+            raise ValueError(
+                f"dispatch.max_inflight_rollouts ({permits}) must hold the largest group "
+                f"({max(sizes)})"
+            )
+        longest = max(
+            [self.sampling(env.name, "train").max_tokens for env in self.train.env]
+            + [self.sampling(env.name, "eval").max_tokens for env in self.eval.env]
+        )
+        if longest >= self.trainer.seq_len:
+            raise ValueError(
+                f"sampling.max_tokens ({longest}) must leave room for a prompt in "
+                f"trainer.seq_len ({self.trainer.seq_len})"
+            )
+        if self.trainer.micro_batch_tokens < self.trainer.seq_len:
+            raise ValueError(
+                f"trainer.micro_batch_tokens ({self.trainer.micro_batch_tokens}) must hold one "
+                f"sample of trainer.seq_len ({self.trainer.seq_len})"
+            )
+        for env in self.eval.env:
+            twin = next((e for e in self.train.env if e.name == env.name), None)
+            if twin is not None and (twin.id, twin.address) != (env.id, env.address):
+                raise ValueError(
+                    f"env name {env.name!r} means {twin.id!r} in train and {env.id!r} in eval; "
+                    "set `name` on one of them"
+                )
+        return self
+
+    @property
+    def permits(self) -> int:
+        """Rollouts that may execute at once."""
+        return self.dispatch.max_inflight_rollouts or self.train.batch_size
+
+    def _eval_env(self, name: str) -> Any:
+        return next(env for env in self.eval.env if env.name == name)
+
+    def eval_group_size(self, name: str) -> int:
+        """Rollouts per example in evals of `name`."""
+        return self._eval_env(name).group_size or self.eval.group_size
+
+    def eval_num_examples(self, name: str) -> int:
+        """Examples in one eval of `name`."""
+        return self._eval_env(name).num_examples or self.eval.num_examples
+
+    def eval_interval(self, name: str) -> int:
+        """Steps between evals of `name`."""
+        return self._eval_env(name).interval or self.eval.interval
+
+    def sampling(self, name: str, kind: str) -> Any:
+        """The SamplingConfig of env `name` for `kind` ('train' or 'eval')."""
+        if kind == "eval":
+            return self._eval_env(name).sampling or self.eval.sampling
+        env = next(env for env in self.train.env if env.name == name)
+        return env.sampling or self.train.sampling
+
+    @property
+    def gate_tolerance(self) -> float:
+        """Largest canary difference (nats) at which an engine counts as verified."""
+        if self.inference.gate_tolerance is not None:
+            return self.inference.gate_tolerance
+        return 1e-4 if self.model.dtype == "float32" else 0.1
