@@ -89,7 +89,7 @@ def _unique_names(envs: list[Any], where: str) -> None:
     names = [env.name for env in envs]
     double = sorted({name for name in names if names.count(name) > 1})
     if double:
-        raise ValueError(f"{where}: env name {double[0]!r} is used twice; set `name` on one of them")
+        raise ValueError(f"{where}: env name {double[0]!r} is used twice; set `name` on one")
 
 
 class TrainConfig(Section):

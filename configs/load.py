@@ -59,9 +59,7 @@ def _fields_at(location: Iterable[int | str]) -> dict[str, Any]:
 def _problem(error: Any) -> Problem:
     location = tuple(error["loc"])
     key = ".".join(str(part) for part in location) or "(config)"
-    pointer = "".join(
-        "/" + str(part).replace("~", "~0").replace("/", "~1") for part in location
-    )
+    pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
     value = error.get("input")
     shown = repr(value) if not isinstance(value, dict | list) else "this value"
     message = error["msg"].removeprefix("Value error, ")

@@ -1,0 +1,240 @@
+"""One dispatch generation: keeps rollouts in flight until it hands over to the next.
+
+The Scheduler decides; this workflow turns its decisions into activities and reports what arrived.
+Every admitted group ends in exactly one report, as a result or as an error with its cause. The
+generation never continues as new: it ends, so history is bounded by what one generation admits.
+"""
+
+import asyncio
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
+
+with workflow.unsafe.imports_passed_through():
+    from datetime import timedelta
+
+    from activities.contracts import names
+    from activities.contracts.rollouts import (
+        EngineTarget,
+        FinalizeGroupInput,
+        GroupResult,
+        GroupWork,
+        RunRolloutsInput,
+    )
+    from configs.run import RunConfig
+    from workflows import policies
+    from workflows.failures import cause_of
+    from workflows.messages import DISPATCH, Control, DispatchInput, DispatchReport
+    from workflows.scheduler import Scheduler
+
+SIGN_OF_LIFE = timedelta(seconds=60)
+MAX_ADMISSIONS_PER_TASK = 64
+MAX_RELOCATIONS = 20
+"""Times a group is sent out anew after its engine or env server was lost."""
+RELOCATION_PAUSE = timedelta(seconds=5)
+"""Rest before the same server is tried again; a dead one is out of the control by then."""
+
+
+@workflow.defn(name=DISPATCH)
+class Dispatch:
+    """Generation `generation` of a run's dispatch."""
+
+    @workflow.init
+    def __init__(self, arg: DispatchInput) -> None:
+        config = RunConfig.model_validate(arg.config)
+        self._arg = arg
+        self._events_limit = config.dispatch.generation_events
+        self._timeouts = {env.name: env.timeout_s for env in [*config.train.env, *config.eval.env]}
+        self._scheduler = Scheduler(config, arg.examples, arg.lease)
+        self._scheduler.on_control(arg.control)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._outbox: list[GroupResult] = []
+        self._seq = 0
+        self._changed = False
+        self._silent = False
+        self._run_is_over = False
+
+    @workflow.signal
+    def control(self, control: Control) -> None:
+        """The run's newest wishes."""
+        if self._scheduler.on_control(control):
+            self._changed = True
+
+    @workflow.run
+    async def run(self, arg: DispatchInput) -> None:
+        """Returns when nothing more may be admitted and everything in flight was delivered."""
+        pulse = asyncio.create_task(self._pulse())
+        while not self._run_is_over:
+            self._changed = False
+            if self._scheduler.admitting and self._must_hand_over():
+                self._scheduler.close()
+                await self._report("tail")
+            if self._scheduler.control.stop:
+                for task in self._tasks.values():
+                    task.cancel()
+            await self._admit()
+            if self._outbox or self._silent:
+                await self._report("open" if self._scheduler.admitting else "tail")
+            if not self._scheduler.admitting and not self._tasks and not self._outbox:
+                break
+            await workflow.wait_condition(
+                lambda: self._changed or bool(self._outbox) or self._silent
+            )
+        pulse.cancel()
+        for task in self._tasks.values():
+            task.cancel()
+        if not self._run_is_over:
+            await self._report("closed")
+
+    async def _pulse(self) -> None:
+        while True:
+            await workflow.sleep(SIGN_OF_LIFE, summary="sign of life")
+            self._silent = True
+
+    def _must_hand_over(self) -> bool:
+        return (
+            self._scheduler.control.stop
+            or workflow.info().is_continue_as_new_suggested()
+            or workflow.info().get_current_history_length() >= self._events_limit
+        )
+
+    async def _admit(self) -> None:
+        admitted = 0
+        while (decision := self._scheduler.admit()) is not None:
+            work, engine = decision
+            self._tasks[work.group] = asyncio.create_task(self._carry_out(work, engine))
+            admitted += 1
+            if admitted % MAX_ADMISSIONS_PER_TASK == 0:
+                # A timer ends the workflow task, so that one task never carries too many commands.
+                await workflow.sleep(0.001)
+
+    async def _carry_out(self, work: GroupWork, engine: EngineTarget) -> None:
+        version = self._scheduler.control.version
+        try:
+            lost = await self._roll_out(work, engine)
+            self._scheduler.on_finished(work.group)
+            self._changed = True
+            result = await self._finalize(work, version, lost)
+        except asyncio.CancelledError:
+            result = self._failed(work, version, "Cancelled: the run is stopping")
+        if work.group in self._scheduler.flights:
+            self._scheduler.on_finished(work.group)
+        del self._tasks[work.group]
+        self._outbox.append(result)
+        self._changed = True
+
+    async def _roll_out(self, work: GroupWork, engine: EngineTarget) -> str:
+        """Returns '' once every rollout of the group ended, or why they were given up."""
+        reason = ""
+        for _ in range(MAX_RELOCATIONS):
+            address = self._scheduler.env_address(work.env)
+            assert address is not None
+            try:
+                await workflow.execute_activity(
+                    names.RUN_ROLLOUTS,
+                    RunRolloutsInput(
+                        self._arg.run_id, work, engine, address, self._scheduler.gauges()
+                    ),
+                    task_queue=self._arg.queues.rollout,
+                    start_to_close_timeout=self._rollout_timeout(work),
+                    heartbeat_timeout=policies.HEARTBEAT,
+                    retry_policy=policies.ROLLOUTS,
+                    cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
+                    summary=self._summary(work, engine.version),
+                )
+                return ""
+            except ActivityError as error:
+                if isinstance(error.cause, CancelledError):
+                    raise asyncio.CancelledError from None
+                reason = cause_of(error)
+                kind = error.cause.type if isinstance(error.cause, ApplicationError) else ""
+                if kind not in (names.ENGINE_LOST, names.ENV_LOST):
+                    return reason
+            lost_engine = engine if kind == names.ENGINE_LOST else None
+            engine = await self._relocate(work, lost_engine, address)
+        return f"given up after {MAX_RELOCATIONS} relocations: {reason}"
+
+    async def _relocate(
+        self, work: GroupWork, lost_engine: EngineTarget | None, address: str
+    ) -> EngineTarget:
+        """Keeps new work away from the lost server for a while, then finds the group a place."""
+        scheduler = self._scheduler
+        if lost_engine is not None:
+            scheduler.avoid_engine(lost_engine)
+        else:
+            scheduler.avoid_env(address)
+        await workflow.sleep(RELOCATION_PAUSE, summary=f"relocate {work.group}")
+        if lost_engine is not None:
+            scheduler.forgive_engine(lost_engine)
+        else:
+            scheduler.forgive_env(address)
+        await workflow.wait_condition(
+            lambda: scheduler.engine() is not None and scheduler.env_address(work.env) is not None
+        )
+        engine = scheduler.engine()
+        assert engine is not None
+        scheduler.flights[work.group].engine = engine
+        return engine
+
+    async def _finalize(self, work: GroupWork, version: int, lost: str) -> GroupResult:
+        try:
+            result: GroupResult = await workflow.execute_activity(
+                names.FINALIZE_GROUP,
+                FinalizeGroupInput(self._arg.run_id, work, version, lost),
+                result_type=GroupResult,
+                task_queue=self._arg.queues.rollout,
+                start_to_close_timeout=policies.STORE_TIMEOUT,
+                retry_policy=policies.LIGHT,
+                summary=f"finalize {self._summary(work, version)}",
+            )
+            return result
+        except ActivityError as error:
+            if isinstance(error.cause, CancelledError):
+                raise asyncio.CancelledError from None
+            return self._failed(work, version, cause_of(error))
+
+    def _failed(self, work: GroupWork, version: int, error: str) -> GroupResult:
+        return GroupResult(
+            group=work.group,
+            kind=work.kind,
+            env=work.env,
+            ref=None,
+            size=work.size,
+            survivors=0,
+            errored=work.size,
+            reward_mean=0.0,
+            samples=0,
+            tokens=0,
+            version_start=version,
+            error=error,
+        )
+
+    def _rollout_timeout(self, work: GroupWork) -> timedelta:
+        """Twice the longest rollout: once to run, once to queue inside the engine."""
+        return timedelta(seconds=2 * self._timeouts[work.env] + 60)
+
+    def _summary(self, work: GroupWork, version: int) -> str:
+        name = work.group.removeprefix("train/").removeprefix("eval/")
+        return f"{work.kind} group {name} · {work.env} · v{version}"
+
+    async def _report(self, state: str) -> None:
+        """Delivers the outbox. A run that is over has no use for it: the generation ends."""
+        groups, self._outbox = self._outbox, []
+        self._silent = False
+        scheduler = self._scheduler
+        report = DispatchReport(
+            generation=self._arg.generation,
+            seq=self._seq,
+            state=state,  # type: ignore[arg-type]
+            groups=groups,
+            inflight_train=scheduler.inflight_train,
+            inflight_eval=scheduler.inflight_eval,
+            lease=scheduler.cursor(),
+            waiting_for=scheduler.waiting_for(),
+        )
+        self._seq += 1
+        run = workflow.get_external_workflow_handle(self._arg.run_id)
+        try:
+            await run.signal("dispatch_report", report)
+        except ApplicationError:
+            self._run_is_over = True

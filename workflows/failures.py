@@ -1,0 +1,33 @@
+"""How a run ends before its last step."""
+
+from temporalio.exceptions import ActivityError, ApplicationError
+
+
+class RunFailed(Exception):
+    """The run cannot go on. `role` names the part that failed, `user` whose mistake it is."""
+
+    def __init__(
+        self, role: str, message: str, *, code: str = "failed", user: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.error = {
+            "code": code,
+            "role": role,
+            "message": message[:1500],
+            "param": None,
+            "is_user_error": user,
+        }
+
+
+class Stopped(Exception):
+    """The run was asked to stop."""
+
+
+def cause_of(error: BaseException) -> str:
+    """The innermost message of an activity's failure, with its type."""
+    while isinstance(error, ActivityError) and error.cause is not None:
+        error = error.cause
+    named = isinstance(error, ApplicationError) and error.type
+    kind = error.type if named else type(error).__name__  # type: ignore[attr-defined]
+    return f"{kind}: {error}"[:1000]

@@ -1,0 +1,100 @@
+"""The servers of a run, as its workflow knows them. Pure: reports in, targets out.
+
+Invariant: an engine is offered to dispatch only while it is up and verified at some version of
+this epoch; a report about an older epoch changes nothing.
+"""
+
+from activities.contracts.hosting import HostReport, HostRole
+from activities.contracts.rollouts import EngineTarget
+from configs.run import RunConfig
+from workflows.state import HostState
+
+MAX_DOWNS = 5
+"""Times a server may fail to come up before its run gives up."""
+
+
+def planned_hosts(config: RunConfig) -> list[HostState]:
+    """Every server the run needs: trainer, engines, and one env server per env name."""
+    hosts = [HostState("trainer", 0, "trainer")]
+    hosts += [HostState("engine", k, f"engine-{k}") for k in range(config.inference.engines)]
+    names: dict[str, str | None] = {}
+    for env in [*config.train.env, *config.eval.env]:
+        names.setdefault(env.name, env.address)
+    for index, (name, address) in enumerate(names.items()):
+        host = HostState("env", index, name)
+        if address is not None:
+            host.managed, host.up, host.address = False, True, address
+        hosts.append(host)
+    return hosts
+
+
+class Fleet:
+    """Acts on the hosts of a run's state."""
+
+    def __init__(self, hosts: list[HostState]) -> None:
+        self.hosts = hosts
+
+    def host(self, role: HostRole, index: int) -> HostState:
+        """The host at (role, index)."""
+        return next(h for h in self.hosts if h.role == role and h.index == index)
+
+    def of(self, role: HostRole) -> list[HostState]:
+        """All hosts of a role, by index."""
+        return [h for h in self.hosts if h.role == role]
+
+    def on_report(self, report: HostReport) -> bool:
+        """Takes a host's report; False if it is about an epoch that is already over."""
+        host = self.host(report.role, report.index)
+        if report.state != "failed" and report.epoch < host.epoch:
+            return False
+        if report.state == "up":
+            if report.epoch == host.epoch and host.up:
+                return False
+            if host.epoch > 0:
+                host.restarts += 1
+            host.epoch, host.up, host.downs = report.epoch, True, 0
+            host.address, host.queue, host.model = report.address, report.queue, report.model
+            host.verified, host.detail = -1, ""
+        else:
+            host.epoch, host.up, host.verified = max(report.epoch, host.epoch), False, -1
+            host.downs += 1 if report.state == "down" else MAX_DOWNS
+            host.detail = report.detail
+        return True
+
+    def mark_down(self, role: HostRole, index: int, epoch: int, detail: str) -> None:
+        """Takes a server out of use that an activity found gone."""
+        host = self.host(role, index)
+        if host.epoch == epoch and host.up:
+            host.up, host.verified, host.detail = False, -1, detail
+
+    def broken(self) -> HostState | None:
+        """A host that has failed too often in a row, if there is one."""
+        return next((h for h in self.hosts if h.downs >= MAX_DOWNS), None)
+
+    def engines(self) -> list[EngineTarget]:
+        """Engines that may get traffic."""
+        return [
+            EngineTarget(h.index, h.epoch, h.address, h.model, h.verified)
+            for h in self.of("engine")
+            if h.up and h.verified >= 0
+        ]
+
+    def envs(self) -> dict[str, str]:
+        """Addresses of the env servers that are up, by env name."""
+        return {h.name: h.address for h in self.of("env") if h.up}
+
+    def missing(self) -> list[str]:
+        """Names of the servers that are not up."""
+        return [h.name for h in self.hosts if not h.up]
+
+    def synced(self, version: int) -> bool:
+        """Some engine is verified at `version`, and no engine that is up is behind it."""
+        up = [h for h in self.of("engine") if h.up]
+        return bool(up) and all(h.verified == version for h in up)
+
+    def restarts(self) -> dict[str, int]:
+        """Restarts so far, by role."""
+        counts: dict[str, int] = {}
+        for host in self.hosts:
+            counts[host.role] = counts.get(host.role, 0) + host.restarts
+        return counts

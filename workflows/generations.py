@@ -1,0 +1,174 @@
+"""Keeps one dispatch generation open and tells every live one what it must know.
+
+Invariants: a generation's lease is recorded before the generation starts; older generations keep
+the permits they still use; the control state only rises in `seq`.
+"""
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from configs.run import RunConfig
+    from workflows.failures import RunFailed
+    from workflows.fleet import Fleet
+    from workflows.messages import (
+        DISPATCH,
+        Control,
+        DispatchInput,
+        DispatchReport,
+        RunInput,
+    )
+    from workflows.servers import Servers
+    from workflows.sinks import TrainSink
+    from workflows.sources import next_attempt
+    from workflows.state import GenerationState, Lease, RunState
+
+ENDED = ("stopping", "succeeded", "failed", "cancelled")
+
+
+class Generations:
+    """The dispatch generations of one run."""
+
+    def __init__(
+        self,
+        arg: RunInput,
+        config: RunConfig,
+        state: RunState,
+        fleet: Fleet,
+        sink: TrainSink,
+        servers: Servers,
+    ) -> None:
+        self._arg = arg
+        self._config = config
+        self._state = state
+        self._fleet = fleet
+        self._sink = sink
+        self._servers = servers
+        self.busy = 0
+        self.wanted = False
+
+    @property
+    def live(self) -> list[GenerationState]:
+        """Generations that have not closed."""
+        return [g for g in self._state.generations if g.state != "closed"]
+
+    @property
+    def next_train(self) -> int:
+        """The train counter that no generation has admitted yet, as far as the run was told."""
+        return max((g.lease.next_train for g in self._state.generations), default=0)
+
+    def on_report(self, report: DispatchReport) -> bool:
+        """Takes a generation's report; False if it was seen before."""
+        generation = next(
+            (g for g in self._state.generations if g.number == report.generation), None
+        )
+        if generation is None or report.seq <= generation.seq:
+            return False
+        generation.seq = report.seq
+        generation.state = report.state
+        generation.inflight_train = report.inflight_train
+        generation.inflight_eval = report.inflight_eval
+        generation.waiting_for = report.waiting_for
+        generation.heard_at = workflow.now().isoformat()
+        generation.lease = report.lease
+        return True
+
+    async def keep_open(self) -> None:
+        """Starts the next generation as soon as the last one is in its tail."""
+        state = self._state
+        while True:
+            await workflow.wait_condition(
+                lambda: (
+                    state.version >= 0
+                    and not state.stop
+                    and state.status not in ENDED
+                    and not any(g.state == "open" for g in state.generations)
+                )
+            )
+            self.busy += 1
+            await self._open()
+            self.busy -= 1
+            self.wanted = True
+
+    async def _open(self) -> None:
+        state = self._state
+        lease = state.generations[-1].lease if state.generations else Lease()
+        number = state.next_generation
+        state.next_generation += 1
+        state.generations = self.live
+        state.generations.append(
+            GenerationState(number, lease, heard_at=workflow.now().isoformat())
+        )
+        state.control_seq += 1
+        await workflow.start_child_workflow(
+            DISPATCH,
+            DispatchInput(
+                run_id=self._arg.run_id,
+                generation=number,
+                config=self._arg.config,
+                examples=state.examples,
+                queues=self._arg.queues,
+                lease=lease,
+                control=self._control(number),
+            ),
+            id=self._id(number),
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            static_summary=f"dispatch generation {number} of {self._arg.run_id}",
+        )
+
+    async def keep_informed(self) -> None:
+        """Sends the control state whenever it changed."""
+        while True:
+            await workflow.wait_condition(lambda: self.wanted or self._servers.changed)
+            self.wanted = self._servers.changed = False
+            self.put_back_refused()
+            self._check()
+            self.busy += 1
+            await self.send()
+            self.busy -= 1
+
+    async def send(self) -> None:
+        """Sends the control state to every live generation."""
+        self._state.control_seq += 1
+        for generation in self.live:
+            await self._servers.signal(
+                self._id(generation.number), "control", self._control(generation.number)
+            )
+
+    def put_back_refused(self) -> None:
+        """Groups with tokens of refused weights are rolled out anew, under a new id."""
+        for group in self._sink.discard(self._state.rejected_labels):
+            self._state.put_backs.append(next_attempt(group.group))
+
+    def _check(self) -> None:
+        state = self._state
+        if state.status in ENDED:
+            return
+        broken = self._fleet.broken()
+        if broken is not None:
+            text = f"{broken.name} failed {broken.downs} times in a row: {broken.detail}"
+            raise RunFailed(broken.role, text)
+        if state.train.barren >= 10 * self._config.train.groups_per_batch:
+            raise RunFailed(
+                "rollouts",
+                f"{state.train.barren} groups in a row had no rollout to train on; "
+                f"last error: {state.train.last_error or 'none'}",
+            )
+
+    def _control(self, generation: int) -> Control:
+        state = self._state
+        older = sum(g.inflight_train + g.inflight_eval for g in self.live if g.number < generation)
+        version = max(state.version, 0)
+        return Control(
+            seq=state.control_seq,
+            version=version,
+            train_limit=self._sink.train_limit(version),
+            permits=self._config.permits - older,
+            stop=bool(state.stop) or state.status in ENDED,
+            engines=self._fleet.engines(),
+            envs=self._fleet.envs(),
+            evals=[progress.epoch for progress in state.evals],
+            put_backs=state.put_backs,
+        )
+
+    def _id(self, number: int) -> str:
+        return f"{self._arg.run_id}/dispatch/{number}"

@@ -1,0 +1,80 @@
+"""Keeps one server of a run alive, over worker deaths and for as long as the run wants it.
+
+One heartbeating activity starts and supervises the server; its retries are the restarts. Only the
+run opens or closes a host. The server itself reports to the run (`host_report`); this workflow
+reports only what the activity cannot: that it gave up.
+"""
+
+import asyncio
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from dataclasses import replace
+    from functools import partial
+
+    from activities.contracts import names
+    from activities.contracts.hosting import HostInput, HostReport
+    from workflows import policies
+    from workflows.failures import cause_of
+    from workflows.messages import HOST, HostWorkflowInput
+
+EPOCHS_PER_RESTART = 1000
+
+
+@workflow.defn(name=HOST)
+class Host:
+    """Owner of one server."""
+
+    @workflow.init
+    def __init__(self, arg: HostWorkflowInput) -> None:
+        self._closed = False
+        self._restart = 0
+
+    @workflow.signal
+    def close(self) -> None:
+        """The run no longer needs this server."""
+        self._closed = True
+
+    @workflow.signal
+    def restart(self, epoch: int) -> None:
+        """Epoch `epoch` of the server is no good; a later one is not touched."""
+        self._restart = max(self._restart, epoch)
+
+    @workflow.run
+    async def run(self, arg: HostWorkflowInput) -> None:
+        """Returns when the host was closed or its run is over."""
+        host = arg.host
+        while not self._closed:
+            task = workflow.start_activity(
+                names.HOST_SERVER,
+                host,
+                task_queue=host.queue,
+                start_to_close_timeout=policies.HOST_LIFETIME,
+                heartbeat_timeout=policies.HEARTBEAT,
+                retry_policy=policies.FOREVER,
+                cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+                summary=f"{host.ui_label or host.host_id} of {host.run_id}",
+            )
+            await workflow.wait_condition(partial(self._over, task, host.epoch_base))
+            if task.done():
+                if (error := task.exception()) is not None:
+                    await self._give_up(host, error)
+                return
+            task.cancel()
+            await workflow.wait([task])
+            host = replace(host, epoch_base=host.epoch_base + EPOCHS_PER_RESTART)
+
+    def _over(self, task: asyncio.Task[None], epoch_base: int) -> bool:
+        return task.done() or self._closed or self._restart > epoch_base
+
+    async def _give_up(self, host: HostInput, error: BaseException) -> None:
+        report = HostReport(
+            role=host.role,
+            index=host.index,
+            epoch=host.epoch_base,
+            state="failed",
+            name=host.name,
+            detail=cause_of(error),
+        )
+        await workflow.get_external_workflow_handle(host.run_id).signal("host_report", report)

@@ -1,0 +1,192 @@
+"""What the workflows say to each other and hear from outside.
+
+Messages between workflows are frozen dataclasses. Public signals (`stop`, `trigger_eval`) come
+from people with any payload and any encoding: `parse_stop` and `parse_trigger_eval` never raise,
+since an exception in a signal handler would stop the workflow for good.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from activities.contracts.hosting import HostInput
+from activities.contracts.names import Queues
+from activities.contracts.rollouts import EngineTarget, GroupResult
+from workflows.state import EvalEpoch, Lease, RunState
+
+TRAINING_RUN = "TrainingRun"
+PREFLIGHT = "Preflight"
+DISPATCH = "Dispatch"
+HOST = "Host"
+
+SEARCH_ATTRIBUTES = {
+    "RatchetStatus": "Keyword",
+    "RatchetStep": "Int",
+    "RatchetPolicyVersion": "Int",
+    "RatchetReward": "Double",
+    "RatchetEnv": "Keyword",
+}
+MEMO_KEY = "ratchet"
+
+RunStatus = Literal[
+    "queued",
+    "starting",
+    "running",
+    "pausing",
+    "paused",
+    "stopping",
+    "succeeded",
+    "failed",
+    "cancelled",
+]
+
+
+@dataclass(frozen=True)
+class PreflightInput:
+    """A config to check on the workers before anything starts."""
+
+    config: dict[str, Any]
+    queues: Queues = field(default_factory=Queues)
+
+
+@dataclass(frozen=True)
+class RunInput:
+    """Starts a run. `examples` is the preflight's count per '<kind>/<env>'; without it the run
+    carries out the preflight itself. `state` is set only when the run continues as new.
+    """
+
+    run_id: str
+    config: dict[str, Any]
+    queues: Queues = field(default_factory=Queues)
+    examples: dict[str, int] = field(default_factory=dict)
+    created_at: str = ""
+    state: RunState | None = None
+
+
+@dataclass(frozen=True)
+class Control:
+    """Everything a dispatch generation must know, as one idempotent state.
+
+    A control with a lower `seq` than one already seen is ignored. `train_limit` is the train
+    group counter below which groups may be admitted. `envs` maps an env's name to the address of
+    its server; an engine or env missing here gets no new work. `put_backs` are groups whose
+    examples are to be rolled out anew; the list only grows.
+    """
+
+    seq: int
+    version: int = 0
+    train_limit: int = 0
+    permits: int = 0
+    stop: bool = False
+    engines: list[EngineTarget] = field(default_factory=list)
+    envs: dict[str, str] = field(default_factory=dict)
+    evals: list[EvalEpoch] = field(default_factory=list)
+    put_backs: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DispatchInput:
+    """Opens dispatch generation `generation` of a run."""
+
+    run_id: str
+    generation: int
+    config: dict[str, Any]
+    examples: dict[str, int]
+    queues: Queues
+    lease: Lease
+    control: Control
+
+
+@dataclass(frozen=True)
+class DispatchReport:
+    """A generation's coalesced signal to its run: finalized groups, permits out, hand-over.
+
+    `seq` rises with every report. `state` 'tail' means that nothing more will be admitted,
+    'closed' that nothing is in flight either. `lease` is what has not been admitted; `inflight_*`
+    count executing rollouts.
+    """
+
+    generation: int
+    seq: int
+    state: Literal["open", "tail", "closed"]
+    groups: list[GroupResult] = field(default_factory=list)
+    inflight_train: int = 0
+    inflight_eval: int = 0
+    lease: Lease = field(default_factory=Lease)
+    waiting_for: str = ""
+
+
+@dataclass(frozen=True)
+class HostWorkflowInput:
+    """Opens the Host workflow of one server."""
+
+    host: HostInput
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """A request to end the run gracefully, with a final checkpoint."""
+
+    reason: str = "stop signal"
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """A request for an eval now; no env named means all of them."""
+
+    envs: list[str] = field(default_factory=list)
+
+
+_SIGNAL_NAMES = {
+    "stop": "stop",
+    "stoprun": "stop",
+    "triggereval": "trigger_eval",
+    "eval": "trigger_eval",
+}
+
+
+def plain(value: Any) -> Any:
+    """Undoes what CLIs do to a payload: bytes and JSON inside a string become plain data."""
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value).decode(errors="replace")
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError:
+            return value
+    return value
+
+
+def parse_stop(value: Any = None) -> StopRequest:
+    """Reads a stop signal: nothing, a reason as text, or {"reason": ...}."""
+    value = plain(value)
+    if isinstance(value, dict) and value.get("reason"):
+        return StopRequest(str(value["reason"])[:200])
+    if isinstance(value, str) and value:
+        return StopRequest(value[:200])
+    return StopRequest()
+
+
+def parse_trigger_eval(value: Any, known: list[str]) -> tuple[EvalRequest, str]:
+    """Reads an eval request: nothing, an env's name, a list of names, or {"envs": [...]}.
+
+    Returns the request for known envs and a warning about the rest ('' if there is none).
+    """
+    value = plain(value)
+    if isinstance(value, dict):
+        value = plain(value.get("envs") or value.get("env"))
+    if value is None or value == "" or value == []:
+        return EvalRequest(list(known)), ""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list):
+        return EvalRequest(list(known)), f"trigger_eval: {value!r} names no env; all are evaluated"
+    wanted = [str(name) for name in names]
+    unknown = [name for name in wanted if name not in known]
+    warning = f"trigger_eval: no eval env {', '.join(unknown)}" if unknown else ""
+    return EvalRequest([name for name in known if name in wanted]), warning
+
+
+def normal_signal_name(name: str) -> str:
+    """'Stop', 'stop-run' and 'stopRun' mean 'stop'; likewise for the other signals."""
+    flat = "".join(c for c in name.lower() if c.isalnum())
+    return _SIGNAL_NAMES.get(flat, name)

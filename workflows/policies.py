@@ -1,0 +1,43 @@
+"""Time-outs and retry policies of every activity, in one place."""
+
+from datetime import timedelta
+
+from temporalio.common import RetryPolicy
+
+HEARTBEAT = timedelta(seconds=15)
+"""An activity or server that is silent this long counts as lost."""
+
+LIGHT = RetryPolicy(
+    initial_interval=timedelta(seconds=1),
+    maximum_interval=timedelta(seconds=10),
+    maximum_attempts=30,
+    non_retryable_error_types=["PayloadsTooLarge"],
+)
+"""Short, idempotent store work: ridden out for about five minutes."""
+
+ROLLOUTS = RetryPolicy(
+    initial_interval=timedelta(seconds=1),
+    maximum_interval=timedelta(seconds=10),
+    maximum_attempts=5,
+    non_retryable_error_types=["PayloadsTooLarge"],
+)
+"""A group's rollouts: finished ones are kept over attempts."""
+
+ONCE = RetryPolicy(maximum_attempts=1)
+"""Trainer work: a failure is answered by the workflow, which knows what to reload."""
+
+FOREVER = RetryPolicy(
+    initial_interval=timedelta(seconds=1),
+    maximum_interval=timedelta(seconds=10),
+    non_retryable_error_types=["PayloadsTooLarge"],
+)
+"""Hosts: a server is restarted for as long as its run lives."""
+
+PREFLIGHT_TIMEOUT = timedelta(seconds=90)
+STORE_TIMEOUT = timedelta(minutes=5)
+SYNC_TIMEOUT = timedelta(minutes=12)
+STEP_TIMEOUT = timedelta(hours=6)
+PREPARE_TIMEOUT = timedelta(hours=2)
+HOST_LIFETIME = timedelta(days=3650)
+QUEUE_TIMEOUT = timedelta(seconds=20)
+"""How long a task for one particular process may wait before that process counts as lost."""

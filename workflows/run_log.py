@@ -1,0 +1,142 @@
+"""How a run waits and how it shows itself.
+
+Every wait has a name and a bound. A wait ends early when the run was asked to stop or when one of
+its loops failed. The memo and search attributes change once a step or a status, since each change
+is an event; the details are free and follow every wait.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from datetime import timedelta
+
+    from configs.run import RunConfig
+    from workflows import views
+    from workflows.failures import RunFailed, Stopped, cause_of
+    from workflows.messages import MEMO_KEY
+    from workflows.state import RunState, Waiting
+
+STATUS = SearchAttributeKey.for_keyword("RatchetStatus")
+STEP = SearchAttributeKey.for_int("RatchetStep")
+VERSION = SearchAttributeKey.for_int("RatchetPolicyVersion")
+REWARD = SearchAttributeKey.for_float("RatchetReward")
+ENV = SearchAttributeKey.for_keyword("RatchetEnv")
+
+T = TypeVar("T")
+
+
+class RunLog:
+    """The run's waits, notes, memo and search attributes."""
+
+    def __init__(self, config: RunConfig, state: RunState) -> None:
+        self._config = config
+        self._state = state
+        self._waiting: Waiting | None = None
+        self._notes: list[str] = []
+        self.failure: RunFailed | None = None
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    async def wait(
+        self,
+        name: Callable[[], str],
+        predicate: Callable[[], bool],
+        at_most: timedelta,
+        *,
+        progress: Callable[[], int] | None = None,
+        stoppable: bool = True,
+    ) -> None:
+        """Waits until `predicate`; raises Stopped or RunFailed.
+
+        A `progress` that rises renews the bound. Without `stoppable` a stop does not interrupt.
+        """
+        while not self._interrupted(stoppable):
+            if predicate():
+                self._waiting = None
+                return
+            mark = progress() if progress else 0
+            self._name_wait(name(), at_most)
+            try:
+                await workflow.wait_condition(
+                    lambda: predicate() or self._interrupted(stoppable),
+                    timeout=at_most,
+                    timeout_summary=name(),
+                )
+            except TimeoutError:
+                if progress is None or progress() == mark:
+                    text = f"waited {at_most} for {name()}"
+                    raise RunFailed("run", text, code="stalled") from None
+        self._waiting = None
+        if self.failure is not None:
+            raise self.failure
+        raise Stopped
+
+    async def carry_out(self, name: str, work: Awaitable[T], at_most: timedelta) -> T:
+        """Awaits an activity that is bounded by its own time-outs, under a name."""
+        self._name_wait(name, at_most)
+        result = await work
+        self._waiting = None
+        return result
+
+    async def guard(self, loop: Awaitable[None]) -> None:
+        """Hands a loop's failure to the run, which sees it in every wait."""
+        try:
+            await loop
+        except RunFailed as failure:
+            self.failure = failure
+        except ActivityError as error:
+            self.failure = RunFailed(error.activity_type, cause_of(error))
+        except Exception as error:
+            self.failure = RunFailed("run", f"{type(error).__name__}: {error}", code="internal")
+
+    def _interrupted(self, stoppable: bool) -> bool:
+        stopping = bool(self._state.stop) and self._state.status != "stopping"
+        return self.failure is not None or (stopping and stoppable)
+
+    def _name_wait(self, name: str, at_most: timedelta) -> None:
+        now = workflow.now()
+        self._waiting = Waiting(name, now.isoformat(), (now + at_most).isoformat())
+        self.show()
+
+    # -- telling ----------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """Keeps a remark for the log and the run's page."""
+        workflow.logger.warning(text)
+        self._notes = [*self._notes[-19:], f"{workflow.now():%H:%M:%S} {text[:300]}"]
+        self.show()
+
+    def show(self) -> None:
+        """Renews the details on the run's page."""
+        workflow.set_current_details(
+            views.details(self._config, self._state, self._waiting, self._notes)
+        )
+
+    def memo(self, **ended: Any) -> dict[str, Any]:
+        """The run as the API shows it."""
+        return views.memo(self._config, self._state, self._waiting, **ended)
+
+    def set_status(self, status: str) -> None:
+        """Moves the run to another status, for everyone to see."""
+        self._state.status = status
+        self.publish()
+
+    def publish(self, **ended: Any) -> None:
+        """Writes memo and search attributes."""
+        state = self._state
+        updates: list[SearchAttributeUpdate[Any]] = [
+            STATUS.value_set(state.status),
+            STEP.value_set(state.step),
+            VERSION.value_set(max(state.version, 0)),
+            ENV.value_set(self._config.train.env[0].name),
+        ]
+        if state.reward is not None:
+            updates.append(REWARD.value_set(state.reward))
+        workflow.upsert_search_attributes(updates)
+        workflow.upsert_memo({MEMO_KEY: self.memo(**ended)})
+        self.show()

@@ -1,0 +1,160 @@
+"""Opens and closes the hosts of a run, and keeps every engine at the run's newest weights.
+
+Invariant: an engine is verified at a version only after a push of exactly that version passed the
+gate in the engine's current epoch. An engine that fails the gate is restarted.
+"""
+
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError
+
+with workflow.unsafe.imports_passed_through():
+    from dataclasses import replace
+
+    from activities.contracts import names
+    from activities.contracts.hosting import HostInput
+    from activities.contracts.training import SyncInput, SyncResult
+    from workflows import policies
+    from workflows.failures import RunFailed, cause_of
+    from workflows.fleet import Fleet
+    from workflows.messages import HOST, HostWorkflowInput, RunInput
+    from workflows.run_log import RunLog
+    from workflows.state import HostState, RunState
+
+MAX_GATE_FAILURES = 3
+
+
+class Servers:
+    """The hosts of one run. `changed` tells whether dispatch must hear of something."""
+
+    def __init__(
+        self, arg: RunInput, state: RunState, fleet: Fleet, log: RunLog, tolerance: float
+    ) -> None:
+        self._arg = arg
+        self._state = state
+        self._fleet = fleet
+        self._log = log
+        self._tolerance = tolerance
+        self.pushes_in_flight = 0
+        self.changed = False
+
+    async def open(self) -> None:
+        """Starts a Host workflow for every server that is ours to keep."""
+        for host in self._state.hosts:
+            if host.managed:
+                await self._open_host(host)
+
+    async def close(self) -> None:
+        """Tells every host that its server is no longer needed."""
+        for host in self._state.hosts:
+            if host.managed:
+                await self.signal(self._host_id(host), "close")
+
+    async def signal(self, workflow_id: str, name: str, *args: Any) -> None:
+        """Signals another workflow of this run; one that has already ended needs no signal."""
+        handle = workflow.get_external_workflow_handle(workflow_id)
+        try:
+            await handle.signal(name, args=list(args))
+        except ApplicationError as error:
+            self._log.note(f"{workflow_id} was not there for {name!r}: {error}")
+
+    async def restart(self, host: HostState) -> None:
+        """Asks for a new epoch, unless the host notices the loss by itself first."""
+        current = self._fleet.host(host.role, host.index)
+        try:
+            await workflow.wait_condition(
+                lambda: current.epoch > host.epoch,
+                timeout=policies.QUEUE_TIMEOUT,
+                timeout_summary=f"{host.name} to come back by itself",
+            )
+        except TimeoutError:
+            await self.signal(self._host_id(host), "restart", host.epoch)
+
+    async def keep_engine(self, host: HostState) -> None:
+        """Pushes the newest weights to one engine whenever it is up without them."""
+        state = self._state
+        while True:
+            await workflow.wait_condition(
+                lambda: (
+                    host.up and state.weights is not None and host.verified < state.target_version
+                )
+            )
+            host.pushes += 1
+            seen, version = replace(host), state.target_version
+            self.pushes_in_flight += 1
+            try:
+                result = await self._push(seen, version)
+            except ActivityError as error:
+                await self._on_push_failed(seen, error)
+            else:
+                state.rejected_labels.extend(result.rejected)
+                if host.epoch == seen.epoch and host.up:
+                    host.verified = version
+                    state.gate_failures = 0
+                self.changed = True
+            finally:
+                self.pushes_in_flight -= 1
+
+    async def _push(self, engine: HostState, version: int) -> SyncResult:
+        assert self._state.weights is not None
+        result: SyncResult = await workflow.execute_activity(
+            names.SYNC_WEIGHTS,
+            SyncInput(
+                run_id=self._arg.run_id,
+                version=version,
+                weights=self._state.weights,
+                engine_index=engine.index,
+                engine_epoch=engine.epoch,
+                url=engine.address,
+                model=engine.model,
+                push=engine.pushes,
+                tolerance=self._tolerance,
+            ),
+            result_type=SyncResult,
+            task_queue=engine.queue,
+            schedule_to_start_timeout=policies.QUEUE_TIMEOUT,
+            start_to_close_timeout=policies.SYNC_TIMEOUT,
+            heartbeat_timeout=policies.HEARTBEAT,
+            retry_policy=policies.ONCE,
+            summary=f"push v{version} to {engine.name} and verify",
+        )
+        return result
+
+    async def _on_push_failed(self, engine: HostState, error: ActivityError) -> None:
+        cause, reason, state = error.cause, cause_of(error), self._state
+        self._log.note(f"push to {engine.name} failed: {reason}")
+        self._fleet.mark_down("engine", engine.index, engine.epoch, reason)
+        self.changed = True
+        if isinstance(cause, ApplicationError) and cause.type == names.GATE_FAILED:
+            state.gate_failures += 1
+            state.rejected_labels.extend(str(label) for label in cause.details)
+            if state.gate_failures >= MAX_GATE_FAILURES:
+                raise RunFailed("inference", reason, code="gate_failed")
+            await self.signal(self._host_id(engine), "restart", engine.epoch)
+        else:
+            await self.restart(engine)
+
+    async def _open_host(self, host: HostState) -> None:
+        queues = self._arg.queues
+        queue = {"engine": queues.inference, "env": queues.env, "trainer": queues.trainer}
+        await workflow.start_child_workflow(
+            HOST,
+            HostWorkflowInput(
+                HostInput(
+                    run_id=self._arg.run_id,
+                    role=host.role,
+                    index=host.index,
+                    queue=queue[host.role],
+                    name=host.name if host.role == "env" else "",
+                    weights=self._state.weights,
+                    ui_label=f"host {host.name}",
+                )
+            ),
+            id=self._host_id(host),
+            parent_close_policy=workflow.ParentClosePolicy.ABANDON,
+            static_summary=f"{host.role} host {host.name} of {self._arg.run_id}",
+        )
+
+    def _host_id(self, host: HostState) -> str:
+        return f"{self._arg.run_id}/host/{host.role}/{host.index}"

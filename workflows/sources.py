@@ -1,0 +1,101 @@
+"""Where examples come from: pure functions of a counter, so that a cursor is one number.
+
+Invariant: over counters 0, 1, 2, … every train example of an env is served exactly once per
+epoch, in an order fixed by the run's seed, and no state but the counter is needed to go on.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+from activities.contracts.rollouts import GroupWork
+from configs.run import RunConfig
+from workflows.state import EvalEpoch
+
+_FEISTEL_ROUNDS = 4
+
+
+def _round(key: str, number: int, value: int) -> int:
+    digest = hashlib.blake2b(f"{key}/{number}/{value}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def permute(index: int, size: int, key: str) -> int:
+    """Where `index` lands in a keyed permutation of range(size), in constant memory.
+
+    A balanced Feistel network over the next even power of two, walked until it lands inside
+    (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    """
+    assert 0 <= index < size
+    half = (max(size - 1, 1).bit_length() + 1) // 2
+    mask = (1 << half) - 1
+    value = index
+    while True:
+        left, right = value >> half, value & mask
+        for number in range(_FEISTEL_ROUNDS):
+            left, right = right, left ^ (_round(key, number, right) & mask)
+        value = (left << half) | right
+        if value < size:
+            return value
+
+
+def train_group(counter: int, attempt: int = 0) -> str:
+    """Id of the group that train counter `counter` stands for; `attempt` counts put-backs."""
+    return f"train/{counter}" if attempt == 0 else f"train/{counter}.{attempt}"
+
+
+def train_counter(group: str) -> tuple[int, int]:
+    """Counter and attempt of a train group's id."""
+    counter, _, attempt = group.removeprefix("train/").partition(".")
+    return int(counter), int(attempt or 0)
+
+
+def next_attempt(group: str) -> str:
+    """Id under which a put-back group is rolled out anew."""
+    counter, attempt = train_counter(group)
+    return train_group(counter, attempt + 1)
+
+
+class TrainSource:
+    """Train examples by counter: round-robin over envs, shuffled anew each epoch."""
+
+    def __init__(self, config: RunConfig, examples: dict[str, int]) -> None:
+        self._config = config
+        self._sizes = [examples[f"train/{env.name}"] for env in config.train.env]
+
+    def work(self, group: str) -> GroupWork:
+        """The group named `group`: which env, which example."""
+        counter, _ = train_counter(group)
+        place = counter % len(self._sizes)
+        drawn = counter // len(self._sizes)
+        size = self._sizes[place]
+        name = self._config.train.env[place].name
+        key = f"{self._config.seed}/{name}/{drawn // size}"
+        example = permute(drawn % size, size, key)
+        return GroupWork(group, "train", name, example, self._config.train.group_size)
+
+
+def eval_work(epoch: EvalEpoch, example: int) -> GroupWork:
+    """The group of an eval epoch's `example`."""
+    return GroupWork(f"eval/{epoch.epoch}/{example}", "eval", epoch.env, example, epoch.group_size)
+
+
+def interleave(epochs: list[EvalEpoch], cursors: dict[str, int]) -> Iterator[GroupWork]:
+    """What is left of the epochs, the one that is least far along first (A1, B1, A2, B2, …)."""
+    places = {e.epoch: cursors.get(e.epoch, 0) for e in epochs}
+    while True:
+        open_epochs = [e for e in epochs if places[e.epoch] < e.num_examples]
+        if not open_epochs:
+            return
+        epoch = min(open_epochs, key=lambda e: places[e.epoch])
+        yield eval_work(epoch, places[epoch.epoch])
+        places[epoch.epoch] += 1
+
+
+def fired_evals(config: RunConfig, step: int) -> list[str]:
+    """Names of the eval envs that are due at `step`: all at step 0, then each at its interval."""
+    if step == 0:
+        return [] if config.eval.skip_first_step else [env.name for env in config.eval.env]
+    last = step == config.max_steps
+    return [
+        env.name for env in config.eval.env if last or step % config.eval_interval(env.name) == 0
+    ]

@@ -1,0 +1,68 @@
+"""What people see of a run: the memo that the API reads, and the details in Temporal's Web UI."""
+
+from typing import Any
+
+from configs.run import RunConfig
+from workflows.fleet import Fleet
+from workflows.state import RunState, Waiting
+
+
+def memo(
+    config: RunConfig, state: RunState, waiting: Waiting | None, **ended: Any
+) -> dict[str, Any]:
+    """The run as a small JSON object; `ended` adds finished_at, end_reason and error."""
+    checkpoint = state.checkpoint
+    return {
+        "status": state.status,
+        "name": config.name,
+        "created_at": state.created_at,
+        "started_at": state.started_at or None,
+        "finished_at": None,
+        "step": state.step,
+        "max_steps": config.max_steps,
+        "policy_version": state.version,
+        "policy": state.policy_origin,
+        "reward": state.reward,
+        "eval": state.last_eval,
+        "checkpoint": {"step": checkpoint.step} if checkpoint else None,
+        "restarts": Fleet(state.hosts).restarts(),
+        "rollouts": {"train": state.rollouts, "eval": state.eval_rollouts},
+        "waiting_for": {"name": waiting.name, "since": waiting.since, "until": waiting.until}
+        if waiting
+        else None,
+        "error": None,
+        "end_reason": None,
+        "metadata": config.metadata,
+        **ended,
+    }
+
+
+def details(config: RunConfig, state: RunState, waiting: Waiting | None, notes: list[str]) -> str:
+    """Markdown for the run's page in Temporal's Web UI."""
+    reward = "–" if state.reward is None else f"{state.reward:.3f}"
+    collected = sum(group.survivors for group in state.train.ready)
+    lines = [
+        f"**{state.status}** · step {state.step} of {config.max_steps} · "
+        f"policy v{max(state.version, 0)} · reward {reward}",
+        "",
+        f"- rollouts waiting for a batch: {collected} of {config.train.batch_size}",
+        f"- last checkpoint: {f'step {state.checkpoint.step}' if state.checkpoint else 'none yet'}",
+    ]
+    for env, result in state.last_eval.items():
+        lines.append(f"- last eval of {env}: {result['reward']:.3f} at step {result['step']:.0f}")
+    for progress in state.evals:
+        epoch = progress.epoch
+        lines.append(f"- eval {epoch.epoch}: {len(progress.groups)} of {epoch.num_examples} groups")
+    for generation in state.generations:
+        if generation.state != "closed":
+            lines.append(
+                f"- dispatch generation {generation.number}: {generation.inflight_train} train and "
+                f"{generation.inflight_eval} eval rollouts in flight"
+            )
+    for host in state.hosts:
+        if not host.up:
+            lines.append(f"- {host.name}: down{f' ({host.detail[-200:]})' if host.detail else ''}")
+    if waiting is not None:
+        lines += ["", f"Waiting for **{waiting.name}** since {waiting.since}"]
+    lines += [f"\n> {note}" for note in notes[-5:]]
+    return "\n".join(lines)
