@@ -101,12 +101,14 @@ def _override(data: dict[str, Any], assignment: str) -> None:
         value = text
     *sections, last = key.split(".")
     place: Any = data
-    for section in sections:
-        place = place[int(section)] if isinstance(place, list) else place.setdefault(section, {})
-    if isinstance(place, list):
-        place[int(last)] = value
-    else:
-        place[last] = value
+    try:
+        for section in sections:
+            place = (
+                place[int(section)] if isinstance(place, list) else place.setdefault(section, {})
+            )
+        place[int(last) if isinstance(place, list) else last] = value
+    except (IndexError, ValueError, TypeError, AttributeError):
+        raise ConfigError([Problem("", key, value, "no such place in the config")]) from None
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:

@@ -62,9 +62,7 @@ class ArtifactStore:
         self._write(self.path(path), data)
         return self._commit(ArtifactRef(key, sha, len(data), path, schema, attempt))
 
-    def put_json(
-        self, key: str, value: Any, *, attempt: str = "", schema: int = 1
-    ) -> ArtifactRef:
+    def put_json(self, key: str, value: Any, *, attempt: str = "", schema: int = 1) -> ArtifactRef:
         """Commits a JSON value under `key`."""
         data = json.dumps(value, separators=(",", ":")).encode()
         return self.put(key, data, attempt=attempt, schema=schema)
@@ -85,9 +83,7 @@ class ArtifactStore:
 
     # -- folders ----------------------------------------------------------------------------
 
-    def put_folder(
-        self, key: str, folder: Path, *, attempt: str, schema: int = 1
-    ) -> ArtifactRef:
+    def put_folder(self, key: str, folder: Path, *, attempt: str, schema: int = 1) -> ArtifactRef:
         """Commits every file of a local folder as one artifact."""
         if found := self.committed(key):
             return found

@@ -1,0 +1,28 @@
+"""Fixtures shared by all tests: one real Temporal dev server per session."""
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.testing import WorkflowEnvironment
+
+from worker.client import register_search_attributes
+from worker.stack import DYNAMIC_CONFIG
+
+TEMPORAL = Path(sys.executable).parent / "temporal"
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def temporal() -> AsyncIterator[Client]:
+    """A client of a fresh in-memory dev server, with our search attributes registered."""
+    extra = [word for setting in DYNAMIC_CONFIG for word in ("--dynamic-config-value", setting)]
+    async with await WorkflowEnvironment.start_local(
+        dev_server_existing_path=str(TEMPORAL),
+        dev_server_extra_args=extra,
+        data_converter=pydantic_data_converter,
+    ) as environment:
+        await register_search_attributes(environment.client)
+        yield environment.client

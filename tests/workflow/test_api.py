@@ -1,0 +1,110 @@
+"""`python -m api` as a process: its start, its end, and a kill in the middle of a run."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+from temporalio.testing import WorkflowEnvironment
+
+from tests.unit.api.conftest import config, temporal_binary
+
+ROOT = Path(__file__).parents[2]
+
+
+def environment(home: Path, address: str) -> dict[str, str]:
+    return {
+        **os.environ,
+        "RATCHET_HOME": str(home),
+        "RATCHET_QUEUE_PREFIX": "api-process",
+        "RATCHET_PREFLIGHT_TIMEOUT_S": "0.5",
+        "TEMPORAL_ADDRESS": address,
+        "TEMPORAL_NAMESPACE": "default",
+    }
+
+
+@contextmanager
+def serving(env: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process and its address, read from its first line."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api", "--port", "0"],
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found, "the first line names the address"
+        yield process, found.group()
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def address() -> AsyncIterator[str]:
+    async with await WorkflowEnvironment.start_local(
+        dev_server_existing_path=temporal_binary()
+    ) as env:
+        yield env.client.service_client.config.target_host
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_killed_api_comes_back_and_knows_its_runs(address: str, tmp_path: Path) -> None:
+    env = environment(tmp_path, address)
+    with serving(env) as (_, url):
+        made = httpx.post(f"{url}/v1/runs", json=config("survivor"), timeout=30)
+        assert made.status_code == 201
+        run = made.json()
+        assert run["status"] == "queued"
+    began = time.monotonic()
+    with serving(env) as (process, url):
+        assert httpx.get(f"{url}/healthz").status_code == 200
+        assert time.monotonic() - began < 3.0
+        assert httpx.get(f"{url}/readyz", timeout=10).status_code == 200
+        again = httpx.get(f"{url}{made.headers['location']}", timeout=10).json()
+        assert again == run
+        assert httpx.post(f"{url}/v1/runs/{run['id']}/stop", timeout=10).status_code == 202
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
+def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "api", "--port", str(port)],
+            cwd=ROOT,
+            env=environment(tmp_path, "127.0.0.1:1"),
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"127.0.0.1:{port}" in done.stderr and "--port" in done.stderr
+
+
+def test_a_bad_setting_is_one_clear_line(tmp_path: Path) -> None:
+    env = {**environment(tmp_path, "127.0.0.1:1"), "RATCHET_PREFLIGHT_TIMEOUT_S": "soon"}
+    done = subprocess.run(
+        [sys.executable, "-m", "api", "--port", "0"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "RATCHET_PREFLIGHT_TIMEOUT_S" in done.stderr

@@ -1,0 +1,314 @@
+"""TrainingRun, Dispatch and Host on a real server, with doubles for what the activities do."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from temporalio.api.common.v1 import Payload, Payloads
+from temporalio.api.workflowservice.v1 import SignalWorkflowExecutionRequest
+from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.common import WorkflowIDReusePolicy
+from temporalio.worker import Worker
+
+from activities.contracts.checks import CheckProblem
+from activities.contracts.names import Queues
+from configs.load import validate
+from tests.workflow.world import World
+from workflows.dispatch import Dispatch
+from workflows.host import Host
+from workflows.messages import MEMO_KEY, RunInput
+from workflows.preflight import Preflight
+from workflows.training_run import TrainingRun
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(90)]
+
+
+def config(**overrides: Any) -> dict[str, Any]:
+    """A small run: batches of 8 rollouts in groups of 2."""
+    data: dict[str, Any] = {
+        "name": "test",
+        "max_steps": 6,
+        "train": {"env": [{"id": "reverse-text"}], "batch_size": 8, "group_size": 2},
+        "eval": {"env": [{"id": "reverse-text"}], "interval": 3, "num_examples": 4},
+        "checkpoint": {"interval": 2},
+    }
+    return validate({**data, **overrides}).model_dump(mode="json")
+
+
+@asynccontextmanager
+async def world_of(client: Client, cached: int = 100) -> AsyncIterator[World]:
+    """A world with its own task queues and one worker for all roles."""
+    queue = f"q-{uuid.uuid4().hex[:8]}"
+    world = World(client, Queues(*[queue] * 5))
+    async with worker(world, cached):
+        yield world
+
+
+def worker(world: World, cached: int = 100) -> Worker:
+    """A worker for every role of `world`; with `cached=0` every workflow task is a replay."""
+    return Worker(
+        world.client,
+        task_queue=world.queues.orchestrator,
+        workflows=[TrainingRun, Dispatch, Host, Preflight],
+        activities=world.activities(),
+        max_cached_workflows=cached,
+        max_concurrent_workflow_task_polls=2 if cached else 1,
+    )
+
+
+async def start(world: World, **overrides: Any) -> WorkflowHandle[Any, Any]:
+    """Starts a run in `world`."""
+    run_id = f"run-{uuid.uuid4().hex[:8]}"
+    return await world.client.start_workflow(
+        "TrainingRun",
+        RunInput(run_id, config(**overrides), world.queues, created_at="2026-01-01T00:00:00Z"),
+        id=run_id,
+        task_queue=world.queues.orchestrator,
+        id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+    )
+
+
+async def memo(handle: WorkflowHandle[Any, Any]) -> dict[str, Any]:
+    """The run as the API would read it."""
+    value: dict[str, Any] = (await (await handle.describe()).memo()).get(MEMO_KEY, {})
+    return value
+
+
+async def until(predicate: Callable[[], bool], within_s: float = 30) -> None:
+    """Waits for something in the world."""
+    async with asyncio.timeout(within_s):
+        while not predicate():
+            await asyncio.sleep(0.02)
+
+
+def check_exactly_once(world: World, steps: int) -> None:
+    """Every batch trained once and in order; every group and example used once."""
+    assert world.trained == list(range(1, steps + 1))
+    shipped = [group for step in sorted(world.batches) for group in world.batches[step]]
+    assert len(shipped) == len(set(shipped))
+    assert max(world.rolled_out.values()) == 1
+    train = [n for (env, _), n in world.examples.items() if env.startswith("train/")]
+    assert max(train) == 1
+    assert sorted(world.recorded) == list(range(1, steps + 1))
+
+
+async def test_run_steps_the_policy_version_to_max_steps(temporal: Client) -> None:
+    async with world_of(temporal, cached=0) as world:
+        handle = await start(world)
+        result = await handle.result()
+        assert result["status"] == "succeeded"
+        assert (result["step"], result["policy_version"]) == (6, 6)
+        check_exactly_once(world, 6)
+        assert [push.version for push in world.pushes] == list(range(7))
+        assert world.checkpoints == [2, 4, 6]
+        assert sorted((e.step, len(e.groups)) for e in world.evals) == [(0, 4), (3, 4), (6, 4)]
+        assert world.most_executing <= 8
+        described = await handle.describe()
+        attributes = {key.name: value for key, value in described.typed_search_attributes}
+        assert attributes["RatchetStatus"] == "succeeded"
+        assert attributes["RatchetStep"] == attributes["RatchetPolicyVersion"] == 6
+        assert attributes["RatchetReward"] == 0.5
+        assert attributes["RatchetEnv"] == "reverse-text"
+        seen = await memo(handle)
+        assert seen["status"] == "succeeded" and seen["finished_at"]
+        assert seen["rollouts"] == {"train": 48, "eval": 12}
+
+
+async def test_hand_overs_and_continue_as_new_lose_and_repeat_nothing(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=20, dispatch={"generation_events": 120})
+        result = await handle.result()
+        assert result["step"] == 20
+        check_exactly_once(world, 20)
+        first = await temporal.get_workflow_handle(
+            handle.id, run_id=handle.first_execution_run_id
+        ).describe()
+        last = await temporal.get_workflow_handle(handle.id).describe()
+        assert first.run_id != last.run_id, "the run never continued as new"
+        generations = {
+            w.id
+            async for w in temporal.list_workflows(
+                f"WorkflowId STARTS_WITH '{handle.id}/dispatch/'"
+            )
+        }
+        assert len(generations) >= 3, "no generation handed over"
+
+
+async def test_lost_trainer_replays_recorded_batches_since_the_checkpoint(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.lose_trainer_at = {4, 6}
+        result = await (await start(world, checkpoint={"interval": 2})).result()
+        assert result["status"] == "succeeded"
+        assert world.events.count("killed trainer/0") == 2
+        check_exactly_once(world, 6)
+        assert world.replayed == [3, 5]
+        assert result["restarts"]["trainer"] == 2
+
+
+async def test_engine_that_fails_the_gate_is_restarted_before_it_serves(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.refuse_gate_at = {3}
+        result = await (await start(world)).result()
+        assert result["status"] == "succeeded"
+        assert world.events == ["gate refused v3"]
+        assert world.epochs["engine/0"] == 2
+        versions = [(push.engine_epoch, push.version) for push in world.pushes]
+        assert versions[3:5] == [(1, 3), (1001, 3)]
+        check_exactly_once(world, 6)
+
+
+async def test_gate_that_never_passes_fails_the_run_with_both_numbers(temporal: Client) -> None:
+    class Refusing(set[int]):
+        def discard(self, version: int) -> None:
+            pass
+
+    async with world_of(temporal) as world:
+        world.refuse_gate_at = Refusing({2})
+        handle = await start(world)
+        with pytest.raises(WorkflowFailureError) as failure:
+            await handle.result()
+        assert "engine -1.5, trainer -1.2" in str(failure.value.cause)
+        seen = await memo(handle)
+        assert seen["status"] == "failed"
+        assert seen["error"]["code"] == "gate_failed" and seen["error"]["role"] == "inference"
+
+
+async def test_killed_engine_and_lost_group_go_on_elsewhere(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.lose_engine_in = {"train/9"}
+        handle = await start(world)
+        await until(lambda: 2 in world.trained)
+        world.kill("engine/0")
+        result = await handle.result()
+        assert result["status"] == "succeeded"
+        assert set(world.events) == {"engine lost in train/9", "killed engine/0"}
+        assert world.epochs["engine/0"] == 2
+        check_exactly_once(world, 6)
+
+
+async def test_group_that_fails_is_counted_and_made_up_for(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.fail_group = {"train/1", "train/5"}
+        result = await (await start(world)).result()
+        assert result["status"] == "succeeded"
+        assert sorted(world.events) == ["failed train/1", "failed train/5"]
+        check_exactly_once(world, 6)
+        shipped = {group for groups in world.batches.values() for group in groups}
+        assert shipped == {f"train/{n}" for n in range(26)} - world.fail_group
+
+
+async def test_env_that_only_fails_ends_the_run_with_the_reason(temporal: Client) -> None:
+    class All(set[str]):
+        def __contains__(self, group: object) -> bool:
+            return str(group).startswith("train/")
+
+    async with world_of(temporal) as world:
+        world.fail_group = All()
+        handle = await start(world)
+        with pytest.raises(WorkflowFailureError) as failure:
+            await handle.result()
+        assert "broken reward" in str(failure.value.cause)
+        assert not world.trained
+
+
+async def test_preflight_problem_ends_a_queued_run_before_anything_starts(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.problems = [CheckProblem("/train/env/0/id", "train.env.0.id", "no such taskset")]
+        handle = await start(world)
+        with pytest.raises(WorkflowFailureError):
+            await handle.result()
+        seen = await memo(handle)
+        assert seen["error"]["is_user_error"] and "no such taskset" in seen["error"]["message"]
+        assert not world.epochs
+
+
+PAYLOADS: list[tuple[str, Payload | None]] = [
+    ("no input", None),
+    ("JSON string", Payload(metadata={"encoding": b"json/plain"}, data=b'"enough"')),
+    ("JSON object", Payload(metadata={"encoding": b"json/plain"}, data=b'{"reason":"enough"}')),
+    ("tctl null", Payload(metadata={"encoding": b"binary/null"})),
+    ("JSON null", Payload(metadata={"encoding": b"json/plain"}, data=b"null")),
+    ("bytes", Payload(metadata={"encoding": b"binary/plain"}, data=b"enough")),
+    ("number", Payload(metadata={"encoding": b"json/plain"}, data=b"7")),
+]
+
+
+async def send(handle: WorkflowHandle[Any, Any], name: str, payload: Payload | None) -> None:
+    """Signals as a CLI does, with exactly this payload."""
+    client = handle._client
+    await client.workflow_service.signal_workflow_execution(
+        SignalWorkflowExecutionRequest(
+            namespace=client.namespace,
+            workflow_execution={"workflow_id": handle.id},
+            signal_name=name,
+            input=Payloads(payloads=[payload] if payload is not None else []),
+        )
+    )
+
+
+@pytest.mark.parametrize(("what", "payload"), PAYLOADS, ids=[name for name, _ in PAYLOADS])
+async def test_stop_signal_with_any_payload_ends_with_a_checkpoint(
+    temporal: Client, what: str, payload: Payload | None
+) -> None:
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=1000, checkpoint={"interval": 500})
+        await until(lambda: len(world.trained) >= 2)
+        await send(handle, "no_such_signal", payload)
+        await send(handle, "stop", payload)
+        result = await handle.result()
+        assert result["status"] == "succeeded"
+        assert result["end_reason"].startswith(f"stopped at step {result['step']}")
+        assert world.checkpoints == [result["step"]]
+        if payload is not None and b"enough" in payload.data:
+            assert result["end_reason"].endswith(": enough")
+
+
+async def test_trigger_eval_by_signal_evaluates_now_and_ignores_unknown_envs(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=1000, eval={**config()["eval"], "interval": 1000})
+        await until(lambda: len(world.trained) >= 2)
+        for payload in (None, b'"reverse-text"', b'{"envs":["reverse-text","other"]}', b'"other"'):
+            data = payload and Payload(metadata={"encoding": b"json/plain"}, data=payload)
+            await send(handle, "trigger_eval", data or None)
+        await send(handle, "TriggerEval", None)
+        await until(lambda: len(world.evals) == 5)
+        await handle.signal("stop")
+        result = await handle.result()
+        assert len(world.evals) == 5, "step 0 and the four that named a known env or none"
+        assert result["rollouts"]["eval"] == 20
+
+
+async def test_run_goes_on_after_its_worker_was_gone(temporal: Client) -> None:
+    queue = f"q-{uuid.uuid4().hex[:8]}"
+    world = World(temporal, Queues(*[queue] * 5))
+    first = asyncio.create_task(worker(world).run())
+    handle = await start(world, max_steps=12)
+    await until(lambda: len(world.trained) >= 3)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    world.events.append("worker gone")
+    before = len(world.trained)
+    await asyncio.sleep(0.5)
+    assert len(world.trained) == before < 12
+    async with worker(world):
+        result = await handle.result()
+    assert result["status"] == "succeeded"
+    assert world.trained == list(range(1, 13))
+
+
+async def test_details_name_what_the_run_waits_for(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.rollout_s = 3.0
+        handle = await start(world, max_steps=1)
+        await until(lambda: world.executing > 0)
+        seen = await handle.query("status")
+        assert seen["waiting_for"]["name"].startswith("rollouts for batch 1")
+        metadata = await handle.query("__temporal_workflow_metadata")
+        assert "rollouts for batch 1" in str(metadata)
+        await handle.signal("stop")
+        await handle.result()

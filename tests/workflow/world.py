@@ -1,0 +1,225 @@
+"""A double of everything outside the workflows: quick activities that remember what they did.
+
+The workflows, the server and the wire are real. Faults are switched on by test, and every one
+leaves a mark in `events`, so that a test can tell that it happened.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+
+from activities.contracts import names
+from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+from activities.contracts.hosting import HostInput, HostReport
+from activities.contracts.names import Queues
+from activities.contracts.rollouts import (
+    BatchResult,
+    EvalResult,
+    FinalizeEvalInput,
+    FinalizeGroupInput,
+    GroupResult,
+    RunRolloutsInput,
+    RunRolloutsResult,
+    ShipBatchInput,
+)
+from activities.contracts.training import (
+    CheckpointResult,
+    LoadTrainerInput,
+    LoadTrainerResult,
+    PolicyResult,
+    PreparePolicyInput,
+    SaveCheckpointInput,
+    StepRecord,
+    SyncInput,
+    SyncResult,
+    TrainStepInput,
+    TrainStepResult,
+)
+from activities.storage.refs import ArtifactRef
+
+
+def ref(key: str) -> ArtifactRef:
+    """A reference to nothing."""
+    return ArtifactRef(key, f"{abs(hash(key)):064x}"[:64], 1, key)
+
+
+@dataclass
+class World:
+    """What the doubles did and which faults they are to show."""
+
+    client: Client
+    queues: Queues
+    rollout_s: float = 0.02
+    problems: list[CheckProblem] = field(default_factory=list)
+    rolled_out: Counter[str] = field(default_factory=Counter)
+    examples: Counter[tuple[str, int]] = field(default_factory=Counter)
+    executing: int = 0
+    most_executing: int = 0
+    trained: list[int] = field(default_factory=list)
+    replayed: list[int] = field(default_factory=list)
+    recorded: list[int] = field(default_factory=list)
+    evals: list[FinalizeEvalInput] = field(default_factory=list)
+    batches: dict[int, list[str]] = field(default_factory=dict)
+    checkpoints: list[int] = field(default_factory=list)
+    pushes: list[SyncInput] = field(default_factory=list)
+    epochs: Counter[str] = field(default_factory=Counter)
+    events: list[str] = field(default_factory=list)
+    trainer_step: int = -1
+    trainer_epoch: int = -1
+    lose_trainer_at: set[int] = field(default_factory=set)
+    refuse_gate_at: set[int] = field(default_factory=set)
+    lose_engine_in: set[str] = field(default_factory=set)
+    fail_group: set[str] = field(default_factory=set)
+    servers: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    # -- preflight and start ----------------------------------------------------------------
+
+    @activity.defn(name=names.CHECK_ENVS)
+    async def check_envs(self, arg: CheckInput) -> CheckResult:
+        train = {f"train/{env['name']}": 5000 for env in arg.config["train"]["env"]}
+        evals = {f"eval/{env['name']}": 5000 for env in arg.config["eval"]["env"]}
+        return CheckResult(self.problems, {**train, **evals})
+
+    @activity.defn(name=names.CHECK_MODEL)
+    async def check_model(self, arg: CheckInput) -> CheckResult:
+        return CheckResult()
+
+    @activity.defn(name=names.PREPARE_POLICY)
+    async def prepare_policy(self, arg: PreparePolicyInput) -> PolicyResult:
+        return PolicyResult(ref("weights/v0"), 1, "test")
+
+    @activity.defn(name=names.HOST_SERVER)
+    async def host_server(self, host: HostInput) -> None:
+        epoch = host.epoch_base + activity.info().attempt
+        run = self.client.get_workflow_handle(host.run_id)
+        lost = self.servers.setdefault(host.host_id, asyncio.Event())
+        lost.clear()
+        self.epochs[host.host_id] += 1
+        report = HostReport(
+            host.role, host.index, epoch, "up", f"{host.host_id}@{epoch}", host.queue, f"m{epoch}"
+        )
+        await run.signal("host_report", report)
+        beat = asyncio.create_task(self._beat())
+        try:
+            await lost.wait()
+        finally:
+            beat.cancel()
+        down = HostReport(host.role, host.index, epoch, "down", detail="killed by the test")
+        await run.signal("host_report", down)
+        raise ApplicationError("server lost", type="ServerLost")
+
+    async def _beat(self) -> None:
+        while True:
+            activity.heartbeat()
+            await asyncio.sleep(1)
+
+    def kill(self, host_id: str) -> None:
+        """Loses a server."""
+        self.events.append(f"killed {host_id}")
+        self.servers[host_id].set()
+
+    # -- rollouts ---------------------------------------------------------------------------
+
+    @activity.defn(name=names.RUN_ROLLOUTS)
+    async def run_rollouts(self, arg: RunRolloutsInput) -> RunRolloutsResult:
+        work = arg.work
+        if work.group in self.lose_engine_in:
+            self.lose_engine_in.discard(work.group)
+            self.events.append(f"engine lost in {work.group}")
+            raise ApplicationError("gone", type=names.ENGINE_LOST, non_retryable=True)
+        self.executing += work.size
+        self.most_executing = max(self.most_executing, self.executing)
+        try:
+            await asyncio.sleep(self.rollout_s)
+        finally:
+            self.executing -= work.size
+        if work.group in self.fail_group:
+            self.events.append(f"failed {work.group}")
+            raise ApplicationError("broken reward", type="TaskError", non_retryable=True)
+        self.rolled_out[work.group] += 1
+        return RunRolloutsResult(work.group, work.size, 0, work.size * 4)
+
+    @activity.defn(name=names.FINALIZE_GROUP)
+    async def finalize_group(self, arg: FinalizeGroupInput) -> GroupResult:
+        work = arg.work
+        self.examples[(f"{work.kind}/{work.env}", work.example)] += 1
+        survivors = 0 if arg.lost else work.size
+        return GroupResult(
+            work.group,
+            work.kind,
+            work.env,
+            ref(work.group),
+            work.size,
+            survivors,
+            work.size - survivors,
+            0.5,
+            survivors,
+            survivors * 8,
+            arg.version,
+            [f"{arg.version}.1a"],
+            arg.lost,
+        )
+
+    @activity.defn(name=names.FINALIZE_EVAL)
+    async def finalize_eval(self, arg: FinalizeEvalInput) -> EvalResult:
+        self.evals.append(arg)
+        count = len(arg.groups) * arg.group_size
+        return EvalResult(arg.epoch, arg.env, arg.step, 0.5, count, 0, (arg.step, arg.step))
+
+    @activity.defn(name=names.SHIP_BATCH)
+    async def ship_batch(self, arg: ShipBatchInput) -> BatchResult:
+        assert arg.step not in self.batches, "a batch was shipped twice"
+        self.batches[arg.step] = arg.groups
+        return BatchResult(ref(f"batch/{arg.step}"), 8, 64, 8, {"reward/all/mean": 0.5})
+
+    # -- trainer ----------------------------------------------------------------------------
+
+    @activity.defn(name=names.LOAD_TRAINER)
+    async def load_trainer(self, arg: LoadTrainerInput) -> LoadTrainerResult:
+        step = int(arg.checkpoint.key.rpartition("/")[2]) if arg.checkpoint else 0
+        self.trainer_step, self.trainer_epoch = step, arg.trainer.epoch
+        return LoadTrainerResult(step)
+
+    @activity.defn(name=names.TRAIN_STEP)
+    async def train_step(self, arg: TrainStepInput) -> TrainStepResult:
+        if arg.step in self.lose_trainer_at:
+            self.lose_trainer_at.discard(arg.step)
+            self.kill("trainer/0")
+            raise ApplicationError("gone", type=names.TRAINER_LOST, non_retryable=True)
+        assert arg.trainer.epoch == self.trainer_epoch and arg.step == self.trainer_step + 1
+        assert arg.batch.key == f"batch/{arg.step}"
+        self.trainer_step = arg.step
+        (self.replayed if arg.step in self.trained else self.trained).append(arg.step)
+        return TrainStepResult(arg.step, ref(f"weights/v{arg.step}"), {"loss": 0.1})
+
+    @activity.defn(name=names.SAVE_CHECKPOINT)
+    async def save_checkpoint(self, arg: SaveCheckpointInput) -> CheckpointResult:
+        assert arg.step == self.trainer_step
+        self.checkpoints.append(arg.step)
+        return CheckpointResult(arg.step, ref(f"checkpoint/{arg.step}"))
+
+    @activity.defn(name=names.SYNC_WEIGHTS)
+    async def sync_weights(self, arg: SyncInput) -> SyncResult:
+        self.pushes.append(arg)
+        label = f"{arg.version}.{arg.push}a"
+        if arg.version in self.refuse_gate_at:
+            self.refuse_gate_at.discard(arg.version)
+            self.events.append(f"gate refused v{arg.version}")
+            text = "canary token 3: engine -1.5, trainer -1.2"
+            raise ApplicationError(text, label, type=names.GATE_FAILED, non_retryable=True)
+        return SyncResult(arg.version, label, 1e-6)
+
+    @activity.defn(name=names.RECORD_STEP)
+    async def record_step(self, record: StepRecord) -> None:
+        self.recorded.append(record.step)
+
+    def activities(self) -> list[Any]:
+        """All doubles."""
+        from worker.roles import activities_of
+
+        return activities_of(self)

@@ -1,0 +1,81 @@
+"""`python -m worker --roles orchestrator,rollout,trainer,inference,env`: hosts those roles."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+
+from activities.context import WorkerContext
+from activities.hosting.reaper import sweep
+from activities.storage.store import ArtifactStore, free_bytes
+from worker.client import TemporalUnreachable, connect, register_search_attributes
+from worker.health import Pulse, serve_health
+from worker.roles import BUILDERS
+from worker.settings import ROLES, WorkerSettings, own_queue, parse_roles
+
+LOW_DISK_BYTES = 1024**3
+SERVER_ROLES = {"trainer", "inference", "env"}
+
+
+async def serve(roles: list[str], settings: WorkerSettings) -> None:
+    """Runs the roles' workers until SIGTERM or SIGINT."""
+    client = await connect()
+    await register_search_attributes(client)
+    free = free_bytes(ArtifactStore(settings.store_url))
+    if free is not None and free < LOW_DISK_BYTES:
+        raise ValueError(
+            f"the artifact store {settings.store_url} has {free / 2**20:.0f} MiB left: free at "
+            "least 1 GiB there, or point RATCHET_STORE elsewhere"
+        )
+    if SERVER_ROLES & set(roles):
+        sweep(settings.home)
+    workers = []
+    for role in roles:
+        ctx = WorkerContext(
+            home=settings.home,
+            store_url=settings.store_url,
+            own_queue=own_queue(getattr(settings.queues, role)),
+        )
+        workers += BUILDERS[role](client, ctx, settings.queues)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    pulse = Pulse(roles)
+    with serve_health(pulse, settings.health_port):
+        beat = asyncio.create_task(pulse.run())
+        async with contextlib.AsyncExitStack() as running:
+            for worker in workers:
+                await running.enter_async_context(worker)
+            pulse.ready = True
+            logging.info("worker is up: %s", ", ".join(roles))
+            await stop.wait()
+            logging.info("worker is shutting down")
+        beat.cancel()
+
+
+def main() -> int:
+    """Entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
+    parser.add_argument("--roles", default=",".join(ROLES), help=f"any of {', '.join(ROLES)}")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for noisy in ("httpx", "temporalio.activity"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        asyncio.run(serve(parse_roles(args.roles), WorkerSettings.from_env()))
+    except (ValueError, TemporalUnreachable) as error:
+        print(f"worker: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The SDK's native runtime can crash while the interpreter is torn down (sdk-python #300).
+    os._exit(status)

@@ -1,0 +1,58 @@
+"""Connects to Temporal as the standard settings say, and registers what runs need there."""
+
+from temporalio.api.enums.v1 import IndexedValueType
+from temporalio.api.operatorservice.v1 import (
+    AddSearchAttributesRequest,
+    ListSearchAttributesRequest,
+)
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConfig
+from temporalio.service import RPCError, RPCStatusCode
+
+from workflows.messages import SEARCH_ATTRIBUTES
+
+TYPES = {
+    "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,
+    "Int": IndexedValueType.INDEXED_VALUE_TYPE_INT,
+    "Double": IndexedValueType.INDEXED_VALUE_TYPE_DOUBLE,
+}
+
+
+class TemporalUnreachable(Exception):
+    """No Temporal server answers at the configured address."""
+
+
+async def connect() -> Client:
+    """A client for TEMPORAL_ADDRESS, TEMPORAL_NAMESPACE, … (temporalio.envconfig)."""
+    settings = ClientConfig.load_client_connect_config()
+    address = settings.get("target_host", "localhost:7233")
+    try:
+        return await Client.connect(**settings, data_converter=pydantic_data_converter)
+    except RuntimeError as error:
+        raise TemporalUnreachable(
+            f"Temporal does not answer at {address}: start it with `make up`, or set "
+            f"TEMPORAL_ADDRESS (and TEMPORAL_NAMESPACE, TEMPORAL_API_KEY or TLS settings) to one "
+            f"that runs ({str(error)[:200]})"
+        ) from None
+
+
+async def register_search_attributes(client: Client) -> None:
+    """Adds the search attributes that the namespace lacks."""
+    operator = client.operator_service
+    listed = await operator.list_search_attributes(
+        ListSearchAttributesRequest(namespace=client.namespace)
+    )
+    missing = {
+        n: TYPES[t] for n, t in SEARCH_ATTRIBUTES.items() if n not in listed.custom_attributes
+    }
+    if not missing:
+        return
+    try:
+        await operator.add_search_attributes(
+            AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing)
+        )
+    except RPCError as error:
+        # Two workers that start together both see them missing; the second add is refused.
+        if error.status != RPCStatusCode.ALREADY_EXISTS:
+            raise

@@ -1,0 +1,165 @@
+"""`python -m worker.demo CONFIG [key=value …]`: the stack, one run over REST, and its curves.
+
+Progress and curves go to standard error, the summary is one JSON line on standard output. The
+stack is stopped at the end if it was started here (RATCHET_DEMO_KEEP=1 leaves it up). Exit status
+0 only if the run succeeded.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import plotext
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from configs.load import ConfigError, load
+from worker.stack import Stack, StackError, home_folder
+
+ENDED = ("succeeded", "failed", "cancelled")
+POLL_S = 1.0
+QUIET_PRINT_S = 15.0
+LAST_STEPS = 5
+
+
+def watch(api: httpx.Client, run_id: str, console: Console) -> dict[str, Any]:
+    """Shows a run until it ends; returns its last state."""
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+    )
+    printed, last = 0.0, ""
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting", total=None, note="")
+        while True:
+            run: dict[str, Any] = api.get(f"/v1/runs/{run_id}").raise_for_status().json()
+            note = describe(run)
+            progress.update(
+                task,
+                description=run["status"],
+                total=run["max_steps"],
+                completed=run["step"],
+                note=note,
+            )
+            line = f"{run['status']} step {run['step']}/{run['max_steps']} {note}"
+            due = time.monotonic() - printed > QUIET_PRINT_S
+            if not console.is_terminal and line != last and (due or run["status"] in ENDED):
+                console.print(line, highlight=False)
+                printed, last = time.monotonic(), line
+            if run["status"] in ENDED:
+                return run
+            time.sleep(POLL_S)
+
+
+def describe(run: dict[str, Any]) -> str:
+    """Reward, rollouts in flight and speed of a run, in one line; what it waits for at first."""
+    progress = run.get("progress") or {}
+    parts = []
+    if run.get("reward") is not None:
+        parts.append(f"reward {run['reward']:.3f}")
+    for kind in ("train", "eval"):
+        if count := progress.get(f"rollouts_inflight_{kind}"):
+            parts.append(f"{count} {kind} rollouts in flight")
+    if progress.get("tokens_per_s"):
+        parts.append(f"{progress['tokens_per_s']:.0f} tokens/s")
+    if not parts and run.get("waiting_for"):
+        parts.append(f"waiting for {run['waiting_for']['name']}")
+    return " · ".join(parts)
+
+
+def summary(
+    run: dict[str, Any], steps: list[dict[str, Any]], evals: list[dict[str, Any]], wall_s: float
+) -> dict[str, Any]:
+    """The numbers of a run; rewards that were never measured are null."""
+    rewards = [step["metrics"]["reward/all/mean"] for step in steps]
+    tail = rewards[-LAST_STEPS:]
+    scores = [record["reward"] for record in evals]
+    return {
+        "run_id": run["id"],
+        "status": run["status"],
+        "steps": run["step"],
+        "train_reward_first": rewards[0] if rewards else None,
+        "train_reward_last": sum(tail) / len(tail) if tail else None,
+        "eval_reward_first": scores[0] if scores else None,
+        "eval_reward_last": scores[-1] if scores else None,
+        "policy_version": run["policy_version"],
+        "rollouts": sum((run.get("rollouts") or {}).values()),
+        "wall_s": round(wall_s, 1),
+    }
+
+
+def curves(steps: list[dict[str, Any]], evals: list[dict[str, Any]], console: Console) -> None:
+    """Draws train and eval reward over steps."""
+    plotext.clear_figure()
+    plotext.plot_size(72, 16)
+    plotext.title("reward")
+    plotext.xlabel("step")
+    plotext.ylim(0, 1)
+    if steps:
+        rewards = [step["metrics"]["reward/all/mean"] for step in steps]
+        plotext.plot([step["step"] for step in steps], rewards, label="train")
+    if evals:
+        scores = [record["reward"] for record in evals]
+        plotext.scatter([record["step"] for record in evals], scores, label="eval", marker="x")
+    figure = plotext.build()
+    print(figure if console.is_terminal else plotext.uncolorize(figure), file=sys.stderr)
+
+
+def demo(config_path: str, overrides: list[str], console: Console) -> int:
+    """Carries out the demo on a stack that is up; returns the exit status."""
+    config = load(config_path, overrides)
+    stack = Stack(home_folder())
+    started_here = not stack.running()
+    try:
+        where = stack.up()
+        console.print(f"API         {where.api}/docs", highlight=False)
+        console.print(f"Temporal    {where.temporal_ui or where.temporal}", highlight=False)
+        console.print(f"state, logs {stack.home}", highlight=False)
+        began = time.monotonic()
+        with httpx.Client(base_url=where.api, timeout=60.0) as api:
+            reply = api.post("/v1/runs", json=config.model_dump(mode="json"))
+            if reply.status_code != 201:
+                console.print(f"the run was refused ({reply.status_code}): {reply.text}")
+                return 1
+            run_id = reply.json()["id"]
+            console.print(f"run         {where.api}/v1/runs/{run_id}", highlight=False)
+            run = watch(api, run_id, console)
+            wall_s = time.monotonic() - began
+            steps = api.get(f"/v1/runs/{run_id}/metrics", params={"limit": 10_000}).json()["data"]
+            evals = api.get(f"/v1/runs/{run_id}/evals").json()["data"]
+        curves(steps, evals, console)
+        if run["status"] != "succeeded":
+            console.print(f"the run ended as {run['status']}: {run.get('error')}")
+        print(json.dumps(summary(run, steps, evals, wall_s)), flush=True)
+        return 0 if run["status"] == "succeeded" else 1
+    finally:
+        if started_here and os.environ.get("RATCHET_DEMO_KEEP") != "1":
+            console.print("stopping the stack (`make up` brings it back with all its runs)")
+            stack.down()
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; returns the exit status."""
+    console = Console(stderr=True)
+    if not arguments or not Path(arguments[0]).suffix:
+        console.print("usage: python -m worker.demo CONFIG [key=value …]")
+        return 2
+    try:
+        return demo(arguments[0], arguments[1:], console)
+    except (ConfigError, StackError) as error:
+        console.print(f"demo: {error}", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

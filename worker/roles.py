@@ -1,0 +1,113 @@
+"""Which workers a role is made of. Heavy rooms are imported only by the roles that need them."""
+
+import inspect
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.context import WorkerContext
+from activities.contracts.names import Queues
+
+HEARTBEATS_AT_LEAST_EVERY = timedelta(seconds=2)
+STICKY_TIMEOUT = timedelta(seconds=2)
+GRACE = timedelta(seconds=8)
+
+
+def activities_of(*owners: object) -> list[Callable[..., Any]]:
+    """The bound methods of `owners` that are activities."""
+    return [
+        method
+        for owner in owners
+        for _, method in inspect.getmembers(owner, inspect.ismethod)
+        if hasattr(method, "__temporal_activity_definition")
+    ]
+
+
+def _worker(client: Client, queue: str, *owners: object, at_once: int) -> Worker:
+    return Worker(
+        client,
+        task_queue=queue,
+        activities=activities_of(*owners),
+        max_concurrent_activities=at_once,
+        max_heartbeat_throttle_interval=HEARTBEATS_AT_LEAST_EVERY,
+        default_heartbeat_throttle_interval=HEARTBEATS_AT_LEAST_EVERY,
+        graceful_shutdown_timeout=GRACE,
+    )
+
+
+def orchestrator(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
+    """Workflow tasks and light store work; no torch in this process."""
+    from activities.storage.activities import StoreActivities
+    from workflows.dispatch import Dispatch
+    from workflows.host import Host
+    from workflows.preflight import Preflight
+    from workflows.training_run import TrainingRun
+
+    return [
+        Worker(
+            client,
+            task_queue=queues.orchestrator,
+            workflows=[TrainingRun, Dispatch, Host, Preflight],
+            activities=activities_of(StoreActivities(ctx)),
+            max_concurrent_workflow_tasks=8,
+            max_concurrent_activities=32,
+            sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
+            graceful_shutdown_timeout=GRACE,
+        )
+    ]
+
+
+def rollout(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
+    """Rollouts, group finalization, batches."""
+    from activities.rollouts.activities import RolloutActivities
+
+    return [_worker(client, queues.rollout, RolloutActivities(ctx), at_once=256)]
+
+
+def trainer(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
+    """Trainer processes, and the steps meant for those this worker owns."""
+    from activities.hosting.activities import HostActivities
+    from activities.training.activities import TrainerActivities
+    from activities.training.server import trainer_spec
+
+    training = TrainerActivities(ctx)
+    host = HostActivities(ctx, client, {"trainer": trainer_spec})
+    return [
+        _worker(client, queues.trainer, training, host, at_once=16),
+        _worker(client, ctx.own_queue, training, at_once=4),
+    ]
+
+
+def inference(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
+    """vLLM engines, and the pushes meant for those this worker owns."""
+    from activities.hosting.activities import HostActivities
+    from activities.inference.activities import InferenceActivities
+    from activities.inference.engine import engine_spec
+
+    host = HostActivities(ctx, client, {"engine": engine_spec})
+    return [
+        _worker(client, queues.inference, host, at_once=16),
+        _worker(client, ctx.own_queue, InferenceActivities(ctx), at_once=16),
+    ]
+
+
+def env(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
+    """Env servers, and the check of the environments."""
+    from activities.envs.check import EnvActivities
+    from activities.envs.host import env_spec
+    from activities.hosting.activities import HostActivities
+
+    host = HostActivities(ctx, client, {"env": env_spec})
+    return [_worker(client, queues.env, EnvActivities(ctx), host, at_once=32)]
+
+
+BUILDERS: dict[str, Callable[[Client, WorkerContext, Queues], list[Worker]]] = {
+    "orchestrator": orchestrator,
+    "rollout": rollout,
+    "trainer": trainer,
+    "inference": inference,
+    "env": env,
+}

@@ -1,0 +1,51 @@
+"""What a worker is told by its environment. Temporal's own settings are read by `worker.client`."""
+
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from activities.contracts.names import Queues
+
+ROLES = ("orchestrator", "rollout", "trainer", "inference", "env")
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Where state lives, which queues are polled, and where health is told (0: nowhere)."""
+
+    home: Path
+    store_url: str
+    queues: Queues
+    health_port: int
+
+    @staticmethod
+    def from_env(env: Mapping[str, str] = os.environ) -> "WorkerSettings":
+        """Reads RATCHET_*; raises ValueError naming a variable that cannot be used."""
+        home = Path(env.get("RATCHET_HOME") or ".ratchet").absolute()
+        port = env.get("RATCHET_HEALTH_PORT") or "0"
+        if not port.isdigit() or int(port) > 65535:
+            raise ValueError(f"RATCHET_HEALTH_PORT={port!r}: must be a port number, or 0 for none")
+        return WorkerSettings(
+            home=home,
+            store_url=env.get("RATCHET_STORE") or f"file://{home}/store",
+            queues=Queues.prefixed(env.get("RATCHET_QUEUE_PREFIX") or "ratchet"),
+            health_port=int(port),
+        )
+
+
+def parse_roles(text: str) -> list[str]:
+    """Roles from a comma-separated list; raises ValueError naming what is allowed."""
+    roles = [role.strip() for role in text.split(",") if role.strip()]
+    unknown = [role for role in roles if role not in ROLES]
+    if unknown or not roles:
+        what = f"unknown role {unknown[0]!r}" if unknown else "no role given"
+        raise ValueError(f"{what}; allowed: {', '.join(ROLES)}")
+    return list(dict.fromkeys(roles))
+
+
+def own_queue(role_queue: str) -> str:
+    """A task queue that only this process polls."""
+    return f"{role_queue}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"

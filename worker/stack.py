@@ -1,0 +1,293 @@
+"""The whole stack on one machine: Temporal, API and a worker per role, in the background.
+
+`python -m worker.stack up|down|status`. Invariants:
+
+- `up` is idempotent: what runs is left alone, what is missing is started, on the ports of last
+  time if they are still free.
+- `down` leaves no process and no port behind, servers of runs included.
+- A process is ours only if its pid and its start time are those recorded in stack.json.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from activities.hosting.reaper import sweep
+from worker.settings import ROLES
+from workflows.messages import SEARCH_ATTRIBUTES
+
+ROOT = Path(__file__).resolve().parent.parent
+PREFERRED_PORTS = {"temporal": 7233, "temporal_ui": 8233, "api": 8080}
+PORT_VARIABLES = {
+    "temporal": "RATCHET_TEMPORAL_PORT",
+    "temporal_ui": "RATCHET_TEMPORAL_UI_PORT",
+    "api": "RATCHET_API_PORT",
+}
+MIN_FREE_BYTES = 2 * 1024**3
+READY_WITHIN_S = 120.0
+GRACE_S = 20.0
+
+# Cancellations reach activities at once only with both switches on.
+DYNAMIC_CONFIG = (
+    "system.enableCancelActivityWorkerCommand=true",
+    "frontend.WorkerCommandsEnabled=true",
+)
+# SQLite's default journal limits the dev server to some 50 activities a second.
+SQLITE_PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL")
+
+
+class StackError(Exception):
+    """The stack cannot start; the message says what, where and how to mend it."""
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the stack answers. `temporal_ui` is '' for a server that is not ours."""
+
+    temporal: str
+    temporal_ui: str
+    api: str
+
+
+def home_folder() -> Path:
+    """RATCHET_HOME, by default .ratchet in the project."""
+    return Path(os.environ.get("RATCHET_HOME") or ROOT / ".ratchet").absolute()
+
+
+class Stack:
+    """The processes recorded under one home folder."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.file = home / "stack.json"
+        self.record: dict[str, Any] = {"ports": {}, "processes": {}}
+        if self.file.exists():
+            self.record = json.loads(self.file.read_text())
+
+    # -- up ---------------------------------------------------------------------------------
+
+    def up(self) -> Addresses:
+        """Starts what is missing and waits until all of it answers."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.home).free
+        if free < MIN_FREE_BYTES:
+            raise StackError(
+                f"{self.home} has {free / 2**20:.0f} MiB left on its disk: free at least 2 GiB, or "
+                "set RATCHET_HOME to a folder on another disk"
+            )
+        (self.home / "logs").mkdir(exist_ok=True)
+        env = {**os.environ, "RATCHET_HOME": str(self.home), "PYTHONPATH": str(ROOT)}
+        external = os.environ.get("TEMPORAL_ADDRESS")
+        if not external:
+            self._port("temporal_ui", "temporal")
+            port = self._port("temporal", "temporal")
+            env["TEMPORAL_ADDRESS"] = f"127.0.0.1:{port}"
+            env["RATCHET_TEMPORAL_UI"] = f"http://127.0.0.1:{self.record['ports']['temporal_ui']}"
+            self._start("temporal", self._temporal_command(), env)
+            self._wait("temporal", lambda: _answers(port))
+        api = self._port("api", "api")
+        self._start("api", [sys.executable, "-m", "api", "--port", str(api)], env)
+        for role in ROLES:
+            health = self._port(f"worker-{role}", f"worker-{role}")
+            command = [sys.executable, "-m", "worker", "--roles", role]
+            self._start(f"worker-{role}", command, {**env, "RATCHET_HEALTH_PORT": str(health)})
+        self._wait("api", lambda: _healthy(api))
+        for role in ROLES:
+            health = self.record["ports"][f"worker-{role}"]
+            self._wait(f"worker-{role}", lambda health=health: _healthy(health))  # type: ignore[misc]
+        return self.addresses()
+
+    def addresses(self) -> Addresses:
+        """Where the recorded stack answers."""
+        ports = self.record["ports"]
+        external = os.environ.get("TEMPORAL_ADDRESS", "")
+        return Addresses(
+            temporal=external or f"127.0.0.1:{ports['temporal']}",
+            temporal_ui="" if external else f"http://127.0.0.1:{ports['temporal_ui']}",
+            api=f"http://127.0.0.1:{ports['api']}",
+        )
+
+    def _temporal_command(self) -> list[str]:
+        binary = Path(sys.executable).parent / "temporal"
+        ports = self.record["ports"]
+        command = [str(binary), "server", "start-dev", "--log-level", "error"]
+        command += [
+            "--db-filename",
+            str(self.home / "temporal.db"),
+            "--port",
+            str(ports["temporal"]),
+        ]
+        command += ["--ui-port", str(ports["temporal_ui"])]
+        for pragma in SQLITE_PRAGMAS:
+            command += ["--sqlite-pragma", pragma]
+        for setting in DYNAMIC_CONFIG:
+            command += ["--dynamic-config-value", setting]
+        for name, kind in SEARCH_ATTRIBUTES.items():
+            command += ["--search-attribute", f"{name}={kind}"]
+        return command
+
+    def _port(self, name: str, process: str) -> int:
+        """The port `name` has or gets: of last time, preferred, or any that is free."""
+        ports: dict[str, int] = self.record["ports"]
+        if self._alive(process) is not None and name in ports:
+            return ports[name]
+        variable = PORT_VARIABLES.get(name, "")
+        if wanted := os.environ.get(variable):
+            if not wanted.isdigit() or not _free(int(wanted)):
+                raise StackError(
+                    f"{variable}={wanted}: the port is in use or no port; stop what listens there "
+                    "(`make down` stops our own), or choose another"
+                )
+            ports[name] = int(wanted)
+            return ports[name]
+        for candidate in (ports.get(name), PREFERRED_PORTS.get(name)):
+            if candidate and _free(candidate) and candidate not in self._taken(name):
+                ports[name] = candidate
+                return candidate
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            ports[name] = probe.getsockname()[1]
+        return ports[name]
+
+    def _taken(self, name: str) -> set[int]:
+        return {port for other, port in self.record["ports"].items() if other != name}
+
+    def _start(self, name: str, command: list[str], env: dict[str, str]) -> None:
+        if self._alive(name) is not None:
+            return
+        log = self.home / "logs" / f"{name}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        started = psutil.Process(process.pid).create_time()
+        self.record["processes"][name] = {"pid": process.pid, "started": started}
+        self._save()
+
+    def _wait(self, name: str, ready: Any) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        log = self.home / "logs" / f"{name}.log"
+        while not ready():
+            dead = self._alive(name) is None
+            if dead or time.monotonic() > deadline:
+                tail = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-8:])
+                what = "ended" if dead else f"did not answer within {READY_WITHIN_S:.0f} s"
+                raise StackError(f"{name} {what}; the end of {log}:\n{tail}")
+            time.sleep(0.1)
+
+    # -- down -------------------------------------------------------------------------------
+
+    def down(self) -> None:
+        """Stops workers, then the API, then Temporal; reaps every server of every run."""
+        names = [f"worker-{role}" for role in ROLES]
+        self._stop(names)
+        sweep(self.home, everything=True)
+        self._stop(["api"])
+        self._stop(["temporal"])
+        self.record["processes"] = {}
+        if self.home.exists():
+            self._save()
+
+    def _stop(self, names: list[str]) -> None:
+        processes = [p for p in (self._alive(name) for name in names) if p is not None]
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        _, stubborn = psutil.wait_procs(processes, timeout=GRACE_S)
+        for process in stubborn:
+            process.kill()
+        psutil.wait_procs(stubborn, timeout=GRACE_S)
+
+    # -- records ----------------------------------------------------------------------------
+
+    def running(self) -> list[str]:
+        """Names of the recorded processes that are alive."""
+        return [name for name in self.record["processes"] if self._alive(name) is not None]
+
+    def _alive(self, name: str) -> psutil.Process | None:
+        recorded = self.record["processes"].get(name)
+        if recorded is None or not psutil.pid_exists(recorded["pid"]):
+            return None
+        try:
+            process = psutil.Process(recorded["pid"])
+            ours = abs(process.create_time() - recorded["started"]) < 1.0
+            return process if ours and process.status() != psutil.STATUS_ZOMBIE else None
+        except psutil.NoSuchProcess:
+            return None
+
+    def _save(self) -> None:
+        part = self.file.with_suffix(".part")
+        part.write_text(json.dumps(self.record, indent=1))
+        part.replace(self.file)
+
+
+def _free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return probe.connect_ex(("127.0.0.1", port)) != 0 and _bindable(port)
+
+
+def _bindable(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _healthy(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=2.0).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; returns the exit status."""
+    stack = Stack(home_folder())
+    if arguments == ["up"]:
+        try:
+            where = stack.up()
+        except StackError as error:
+            print(f"up: {error}", file=sys.stderr)
+            return 1
+        print(f"API          {where.api}  (docs: {where.api}/docs)")
+        print(f"Temporal     {where.temporal}  UI: {where.temporal_ui or 'yours'}")
+        print(f"state, logs  {stack.home}")
+        return 0
+    if arguments == ["down"]:
+        stack.down()
+        return 0
+    if arguments == ["status"]:
+        print("\n".join(stack.running()) or "nothing runs")
+        return 0
+    print("usage: python -m worker.stack up|down|status", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
