@@ -98,6 +98,7 @@ def summary(
 def curves(steps: list[dict[str, Any]], evals: list[dict[str, Any]], console: Console) -> None:
     """Draws train and eval reward over steps."""
     plotext.clear_figure()
+    plotext.theme("clear")
     plotext.plot_size(72, 16)
     plotext.title("reward")
     plotext.xlabel("step")
@@ -109,7 +110,7 @@ def curves(steps: list[dict[str, Any]], evals: list[dict[str, Any]], console: Co
         scores = [record["reward"] for record in evals]
         plotext.scatter([record["step"] for record in evals], scores, label="eval", marker="x")
     figure = plotext.build()
-    print(figure if console.is_terminal else plotext.uncolorize(figure), file=sys.stderr)
+    print(figure, file=sys.stderr)
 
 
 def demo(config_path: str, overrides: list[str], console: Console) -> int:

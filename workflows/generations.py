@@ -114,6 +114,7 @@ class Generations:
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             static_summary=f"dispatch generation {number} of {self._arg.run_id}",
         )
+        state.generations[-1].started = True
 
     async def keep_informed(self) -> None:
         """Sends the control state whenever it changed."""
@@ -127,9 +128,9 @@ class Generations:
             self.busy -= 1
 
     async def send(self) -> None:
-        """Sends the control state to every live generation."""
+        """Sends the control state to every live generation that has started."""
         self._state.control_seq += 1
-        for generation in self.live:
+        for generation in [g for g in self.live if g.started]:
             await self._servers.signal(
                 self._id(generation.number), "control", self._control(generation.number)
             )

@@ -70,6 +70,7 @@ class GenerationState:
 
     number: int
     lease: Lease
+    started: bool = False
     seq: int = -1
     state: Literal["open", "tail", "closed"] = "open"
     inflight_train: int = 0

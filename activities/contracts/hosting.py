@@ -33,7 +33,8 @@ class HostInput:
 
 @dataclass(frozen=True)
 class HostReport:
-    """A host's signal to its run: the server of `epoch` is up at `address`, or is down.
+    """A host's signal to its run: the server of `epoch` is up at `address`, or is down; or its
+    host gave up (failed).
 
     `queue` reaches the very process that owns the server (trainer steps, weight pushes).
     `model` is the served model name, unique per epoch, so that a stale address cannot be
@@ -43,7 +44,7 @@ class HostReport:
     role: HostRole
     index: int
     epoch: int
-    state: Literal["up", "down"]
+    state: Literal["up", "down", "failed"]
     address: str = ""
     queue: str = ""
     model: str = ""

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from activities.context import WorkerContext
 from activities.contracts.hosting import HostInput
 
 
@@ -25,5 +26,5 @@ class ServerSpec:
     start_timeout_s: float = 240.0
 
 
-SpecBuilder = Callable[[HostInput, int], Awaitable[ServerSpec]]
-"""Builds the spec of a server for an epoch. Each epoch gets fresh ports or sockets."""
+SpecBuilder = Callable[[WorkerContext, HostInput, int], Awaitable[ServerSpec]]
+"""Builds the spec of a host's server for an epoch. Each epoch gets fresh ports or sockets."""

@@ -1,0 +1,1 @@
+"""Turns rewards into credit and into summaries. Plain Python, no I/O."""

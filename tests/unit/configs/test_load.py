@@ -62,9 +62,9 @@ def test_each_mistake_is_named(changes: dict[str, Any], pointer: str, message: s
 
 
 def test_broken_toml_and_json_say_where() -> None:
-    with pytest.raises(ConfigError, match="not valid toml.*line 1"):
-        parse("a = ")
-    with pytest.raises(ConfigError, match="not valid json.*line 1 column 2"):
+    with pytest.raises(ConfigError, match=r"not valid toml.*line 2"):
+        parse("a = 1\nb = ?")
+    with pytest.raises(ConfigError, match=r"not valid json.*line 1 column 2"):
         parse("{a", media="json")
 
 

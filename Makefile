@@ -1,0 +1,65 @@
+# Two commands do all the set-up: `make demo` and `make test`.
+#
+#   SEED=1 CONFIG=configs/reverse_text.toml SET="max_steps=5 train.batch_size=64"   for make demo
+#   TORCH_INDEX=https://download.pytorch.org/whl/cpu    where pip would find a CUDA build of torch
+#   RATCHET_HOME=.ratchet                               state, logs and artifacts of the stack
+
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH_VERSION := 2.13.0
+TORCH_INDEX ?=
+UV_VERSION := 0.13.8
+CONFIG ?= configs/reverse_text.toml
+SEED ?= 0
+SET ?=
+HARDWARE := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
+LOCK := requirements/$(HARDWARE).lock
+
+.PHONY: setup demo test up down status lint lock clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: $(LOCK) Makefile
+	@command -v $(PYTHON) >/dev/null || { echo "setup: $(PYTHON) is not on PATH; install Python 3.11 or say PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@free=$$(df -Pk . | awk 'NR==2 {print $$4}'); [ "$$free" -gt 8000000 ] || { echo "setup: 8 GB of free disk are needed in $$(pwd)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --disable-pip-version-check uv==$(UV_VERSION)
+ifeq ($(HARDWARE),cpu)
+	$(BIN)/pip install -q --disable-pip-version-check --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
+endif
+	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --require-hashes --compile-bytecode -r $(LOCK)
+	@$(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None and "$(HARDWARE)" == "cpu")' 2>/dev/null || { echo "setup: pip found no CPU build of torch $(TORCH_VERSION); run again with TORCH_INDEX=https://download.pytorch.org/whl/cpu" >&2; exit 1; }
+	@touch $@
+
+demo: setup
+	@$(BIN)/python -m worker.demo $(CONFIG) seed=$(SEED) $(SET)
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+up: setup
+	@$(BIN)/python -m worker.stack up
+
+down:
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m worker.stack down; fi
+
+status: setup
+	@$(BIN)/python -m worker.stack status
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Resolves requirements/*.in anew. On CPU machines torch itself is installed apart, since its CPU
+# build is on another index, and torchvision and its kin are left out: PyPI has CUDA builds only.
+COMPILE = $(BIN)/uv pip compile -q --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header
+lock: setup
+	$(COMPILE) --override requirements/override.txt requirements/cpu.in -o requirements/cpu.lock
+	$(COMPILE) requirements/cuda.in -o requirements/cuda.lock
+	$(COMPILE) -c requirements/cpu.lock requirements/control.in -o requirements/control.lock
+	$(COMPILE) -c requirements/cpu.lock --override requirements/override.txt requirements/rollout.in -o requirements/rollout.lock
+
+clean: down
+	rm -rf $(VENV) .ratchet

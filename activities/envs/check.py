@@ -1,0 +1,255 @@
+"""The preflight of environments: do they load, and have they the examples that were asked for?
+
+`EnvActivities.check_envs` is the worker's side. The environments are imported in a process of
+their own, one for each import path: `python -m activities.envs.check` reads a list of requests
+from stdin and writes a list of findings to stdout.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+import time
+from collections import defaultdict
+from typing import Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities.context import WorkerContext
+from activities.contracts import names
+from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+from activities.envs import loading
+from activities.envs.probe import probe
+from configs.run import RunConfig
+
+CHECK_TIMEOUT_S = 120.0
+COUNT_S = 20.0
+"""Counting the examples of one env stops here; those found so far are what is used."""
+ADDRESS_S = 5.0
+
+
+class EnvActivities:
+    """Activities about environments themselves."""
+
+    def __init__(self, ctx: WorkerContext) -> None:
+        self.ctx = ctx
+
+    @activity.defn(name=names.CHECK_ENVS)
+    async def check_envs(self, given: CheckInput) -> CheckResult:
+        """Loads every env of the config and counts its examples."""
+        config = RunConfig.model_validate(given.config)
+        by_path: defaultdict[str | None, list[dict[str, Any]]] = defaultdict(list)
+        problems = _conflicts(config)
+        for request in _requests(config):
+            by_path[request["path"]].append(request)
+        calls = [self._check_path(path, requests) for path, requests in by_path.items()]
+        addresses = [_check_address(*found) for found in _addresses(config)]
+        outcomes, answers = await asyncio.gather(asyncio.gather(*calls), asyncio.gather(*addresses))
+        examples: dict[str, int] = {}
+        for finding in itertools.chain.from_iterable(outcomes):
+            problems += [CheckProblem(**problem) for problem in finding["problems"]]
+            if finding["examples"] is not None:
+                examples[finding["name"]] = finding["examples"]
+        problems += [problem for problem in answers if problem is not None]
+        return CheckResult(sorted(problems, key=lambda p: p.pointer), examples)
+
+    async def _check_path(
+        self, path: str | None, requests: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        process = await asyncio.create_subprocess_exec(
+            *loading.module_command("check"),
+            cwd=loading.PROJECT_ROOT,
+            env={**os.environ, **loading.process_env(path, self.ctx.scratch("env-check"))},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                out, err = await process.communicate(json.dumps(requests).encode())
+        except TimeoutError:
+            ids = ", ".join(request["id"] for request in requests)
+            message = f"loading {ids} took longer than {CHECK_TIMEOUT_S:.0f} s; make it lazy"
+            raise ApplicationError(message, type=names.BAD_INPUT, non_retryable=True) from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            raise RuntimeError(f"the env check ended with {process.returncode}: {err.decode()}")
+        findings: list[dict[str, Any]] = json.loads(out.splitlines()[-1])
+        return findings
+
+
+def _requests(config: RunConfig) -> list[dict[str, Any]]:
+    """One plain request for each env section."""
+    requests = []
+    for kind, envs in (("train", config.train.env), ("eval", config.eval.env)):
+        for index, env in enumerate(envs):
+            needed = config.eval_num_examples(env.name) if kind == "eval" else 1
+            own = kind == "eval" and config.eval.env[index].num_examples is not None
+            requests.append(
+                {
+                    "id": env.id,
+                    "name": f"{kind}/{env.name}",
+                    "kind": kind,
+                    "args": env.args,
+                    "path": env.path,
+                    "pointer": f"/{kind}/env/{index}",
+                    "needed": needed,
+                    "count_pointer": f"/{kind}/env/{index}/num_examples"
+                    if own or kind == "train"
+                    else "/eval/num_examples",
+                }
+            )
+    return requests
+
+
+def _conflicts(config: RunConfig) -> list[CheckProblem]:
+    """One server serves an env's name, so its two sections may not ask for different servers."""
+    problems = []
+    for index, env in enumerate(config.eval.env):
+        twin = next((other for other in config.train.env if other.name == env.name), None)
+        if twin is None:
+            continue
+        key = f"eval.env[{index}]"
+        if twin.path != env.path:
+            message = (
+                f"env {env.name!r} is loaded from {twin.path!r} in train and {env.path!r} in "
+                "eval; set the same `path`, or another `name` on one of them"
+            )
+            problems.append(CheckProblem(f"/eval/env/{index}/path", f"{key}.path", message))
+        if twin.args.get("task") != env.args.get("task"):
+            message = (
+                f"args.task of env {env.name!r} differs between train and eval, which share one "
+                "server; set another `name` on one of them"
+            )
+            problems.append(CheckProblem(f"/eval/env/{index}/args", f"{key}.args", message))
+    return problems
+
+
+def _addresses(config: RunConfig) -> list[tuple[str, str, str]]:
+    """Pointer, key and address of every server that someone else runs."""
+    return [
+        (f"/{kind}/env/{index}/address", f"{kind}.env[{index}].address", env.address)
+        for kind, envs in (("train", config.train.env), ("eval", config.eval.env))
+        for index, env in enumerate(envs)
+        if env.address
+    ]
+
+
+async def _check_address(pointer: str, key: str, address: str) -> CheckProblem | None:
+    health = await probe(address, ADDRESS_S)
+    if health == "up":
+        return None
+    why = "nothing listens there" if health == "refused" else "it does not answer health requests"
+    message = (
+        f"no env server at {address}: {why}; start it, or leave `address` out and one is started"
+    )
+    return CheckProblem(pointer, key, message)
+
+
+# -- inside the subprocess ------------------------------------------------------------------
+
+
+def _key(pointer: str) -> str:
+    """'/train/env/0/id' as a person writes it: 'train.env[0].id'."""
+    key = ""
+    for part in pointer.strip("/").split("/"):
+        key += f"[{part}]" if part.isdigit() else f".{part}" if key else part
+    return key
+
+
+def _problem(pointer: str, message: str) -> dict[str, str]:
+    return {"pointer": pointer, "key": _key(pointer), "message": message}
+
+
+def _summary(error: Exception) -> str:
+    """A pydantic error as 'field: what is wrong; …', any other as its type and text."""
+    from pydantic import ValidationError
+
+    if not isinstance(error, ValidationError):
+        return f"{type(error).__name__}: {error}"
+    lines = []
+    for item in error.errors(include_url=False):
+        where = ".".join(str(part) for part in item["loc"])
+        lines.append(f"{where}: {item['msg']}" if where else item["msg"])
+    return "; ".join(lines)
+
+
+def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
+    """Loads one taskset; its problems, and its number of examples (None if it does not load)."""
+    from pydantic import ValidationError
+    from verifiers.v1.utils.loaders import taskset_config_type
+
+    pointer, env_id = request["pointer"], request["id"]
+    finding: dict[str, Any] = {"name": request["name"], "problems": [], "examples": None}
+    module = env_id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+    try:
+        fields = sorted(set(taskset_config_type(env_id).model_fields) - {"id"})
+    except ModuleNotFoundError as error:
+        # verifiers wraps the import error; the one below it names what was not found.
+        inner = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
+        if inner.name in (None, module):
+            where = f" in {request['path']!r}" if request["path"] else ""
+            message = (
+                f"no environment {env_id!r}{where}: module {module!r} cannot be imported; "
+                f"{loading.suggestion(env_id, request['path'])}"
+            )
+        else:
+            message = f"environment {env_id!r} needs a package that is missing: {inner}"
+        finding["problems"].append(_problem(f"{pointer}/id", message))
+        return finding
+    except Exception as error:
+        # The environment is the user's code: whatever it raises is theirs to read.
+        message = f"environment {env_id!r} cannot be imported: {_summary(error)}"
+        finding["problems"].append(_problem(f"{pointer}/id", message))
+        return finding
+    try:
+        taskset = loading.load_taskset(env_id, request["args"], request["kind"])
+        loading.server_config(env_id, request["args"], 1.0)
+        count = _count(taskset)
+    except ValidationError as error:
+        known = ", ".join(fields)
+        message = f"args of {env_id!r}: {_summary(error)} (it takes: {known})"
+        finding["problems"].append(_problem(f"{pointer}/args", message))
+        return finding
+    except Exception as error:
+        message = f"environment {env_id!r} does not load with these args: {_summary(error)}"
+        finding["problems"].append(_problem(f"{pointer}/args", message))
+        return finding
+    finding["examples"] = count
+    if count == 0:
+        message = f"environment {env_id!r} has no examples with these args"
+        finding["problems"].append(_problem(f"{pointer}/args", message))
+    elif count < request["needed"]:
+        message = (
+            f"env {request['name']!r} has {count} examples and {request['needed']} are asked "
+            f"for; lower num_examples to {count} or give the env more"
+        )
+        finding["problems"].append(_problem(request["count_pointer"], message))
+    return finding
+
+
+def _count(taskset: Any) -> int:
+    limit = loading.MAX_EXAMPLES if taskset.bounded else loading.INFINITE_EXAMPLES
+    deadline = time.monotonic() + COUNT_S
+    count = 0
+    for _ in itertools.islice(iter(taskset), limit):
+        count += 1
+        if time.monotonic() > deadline:
+            break
+    return count
+
+
+def main() -> None:
+    """Findings go to the last line of stdout; what environments print comes before it."""
+    requests = json.load(sys.stdin)
+    findings = [inspect_env(request) for request in requests]
+    print("\n" + json.dumps(findings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Says how the env server of a run is started and known to be healthy.
+
+One server a run and env name serves both training and evaluation.
+"""
+
+import json
+import socket
+from typing import Any
+
+from activities.context import WorkerContext
+from activities.contracts.hosting import HostInput
+from activities.envs import loading
+from activities.envs.probe import probe
+from activities.hosting.spec import ServerSpec
+from configs.env import EnvConfig
+from configs.run import RunConfig
+
+PROBE_S = 3.0
+BACKSTOP_S = 30.0
+"""A server gives a rollout up this long after its client should have done so."""
+
+
+def find_env(config: RunConfig, name: str) -> EnvConfig:
+    """The env section called `name`, the training one if there are two."""
+    for env in (*config.train.env, *config.eval.env):
+        if env.name == name:
+            return env
+    raise ValueError(f"the run has no env {name!r}")
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def longest_timeout(config: RunConfig, name: str) -> float:
+    """The longest rollout of env `name` over training and evaluation, in seconds."""
+    envs = (*config.train.env, *config.eval.env)
+    return max(env.timeout_s for env in envs if env.name == name)
+
+
+async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpec:
+    """The server of env `host.name` for one epoch, on a fresh port of this machine."""
+    config = ctx.config(host.run_id)
+    env = find_env(config, host.name)
+    address = f"tcp://127.0.0.1:{_free_port()}"
+    given: dict[str, Any] = {
+        "id": env.id,
+        "args": env.args,
+        "timeout_s": longest_timeout(config, host.name) + BACKSTOP_S,
+    }
+
+    async def healthy() -> bool:
+        return await probe(address, PROBE_S) == "up"
+
+    scratch = ctx.scratch(f"env-{host.run_id}-{host.name}-{epoch}")
+    return ServerSpec(
+        name=f"env-{host.name}-{epoch}",
+        argv=loading.module_command("server", "--address", address, "--config", json.dumps(given)),
+        address=address,
+        cwd=loading.PROJECT_ROOT,
+        probe=healthy,
+        env=loading.process_env(env.path, scratch),
+        start_timeout_s=120.0,
+    )

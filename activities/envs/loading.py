@@ -1,0 +1,114 @@
+"""Where environments are found and how a run's env section becomes a verifiers config.
+
+Code of environments only ever runs in processes of its own (env servers, `check`, `dump`), whose
+import path is arranged here and nowhere else. A worker never imports an environment.
+"""
+
+import difflib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from activities.envs.datasets import SHIPPED
+
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
+SHIPPED_DIR = Path(__file__).resolve().parent / "shipped"
+
+HARNESS = "ratchet-chat"
+MAX_EXAMPLES = 100_000
+"""A finite taskset is used up to here."""
+INFINITE_EXAMPLES = 10_000
+"""What counts as one epoch of a taskset without an end."""
+
+
+def process_env(env_path: str | None, scratch: Path) -> dict[str, str]:
+    """Environment variables of a process that runs an environment's code.
+
+    Its home is `scratch`, since verifiers leaves a folder per rollout below the home of a server
+    that is killed. The Hugging Face cache stays where it was.
+    """
+    paths = [str(PROJECT_ROOT), *([env_path] if env_path else []), str(SHIPPED_DIR)]
+    inherited = os.environ.get("PYTHONPATH")
+    hub = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    return {
+        "PYTHONPATH": os.pathsep.join([*paths, *([inherited] if inherited else [])]),
+        "HOME": str(scratch),
+        "XDG_CACHE_HOME": str(scratch / ".cache"),
+        "HF_HOME": hub,
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def module_command(module: str, *args: str) -> list[str]:
+    """Runs one of this package's modules with the interpreter of this process."""
+    return [sys.executable, "-m", f"activities.envs.{module}", *args]
+
+
+def known_ids(env_path: str | None) -> list[str]:
+    """Ids that could have been meant: what ships, and the modules of the env's own folder."""
+    ids = list(SHIPPED)
+    if env_path and Path(env_path).is_dir():
+        for entry in sorted(Path(env_path).iterdir()):
+            package = entry.is_dir() and (entry / "__init__.py").exists()
+            if (package or entry.suffix == ".py") and not entry.stem.startswith("_"):
+                ids.append(entry.stem.replace("_", "-"))
+    return ids
+
+
+def suggestion(env_id: str, env_path: str | None) -> str:
+    """'did you mean …' for the nearest known id, else the list of known ids."""
+    known = known_ids(env_path)
+    near = difflib.get_close_matches(env_id.replace("_", "-"), known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return "known ids: " + ", ".join(repr(name) for name in known)
+
+
+# The rest runs inside such a process: it imports verifiers and the environment.
+
+
+def taskset_config(env_id: str, args: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Arguments of the taskset with its id; `split` is `kind` where it exists and is not set.
+
+    `kind` is 'train' or 'eval'. Raises what importing the environment raises.
+    """
+    from verifiers.v1.utils.loaders import taskset_config_type
+
+    fields = taskset_config_type(env_id).model_fields
+    split = {"split": kind} if "split" in fields else {}
+    return {**split, **args, "id": env_id}
+
+
+def load_taskset(env_id: str, args: dict[str, Any], kind: str) -> Any:
+    """The taskset, ready to be iterated."""
+    from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
+
+    config = taskset_config_type(env_id).model_validate(taskset_config(env_id, args, kind))
+    return load_taskset(config)
+
+
+def server_config(env_id: str, args: dict[str, Any], timeout_s: float) -> Any:
+    """The env server's config: every seat chats in process, on the local machine.
+
+    A taskset that brings its own harness keeps it. `timeout_s` bounds a seat's rollout, as a
+    backstop for a client that is gone.
+    """
+    import verifiers.v1 as vf
+    from verifiers.v1.utils.loaders import default_harness_id, env_config_type
+
+    seat: dict[str, Any] = {
+        "runtime": {"type": "subprocess"},
+        "timeout": {"rollout": timeout_s},
+    }
+    if default_harness_id(env_id) == "bash":
+        seat["harness"] = {"id": HARNESS}
+    seats = [
+        name
+        for name, field in env_config_type(env_id).model_fields.items()
+        if isinstance(field.default, vf.AgentConfig)
+    ]
+    data: dict[str, Any] = dict.fromkeys(seats, seat)
+    data["taskset"] = taskset_config(env_id, args, "train")
+    return vf.resolve_env_config(data)

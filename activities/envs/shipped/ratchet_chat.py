@@ -1,0 +1,85 @@
+"""ratchet-chat: a chat harness inside the env server's own process.
+
+One chat completion per segment, over the rollout's interception endpoint. No program is
+launched, so a rollout costs milliseconds of CPU and needs no sandbox.
+"""
+
+import asyncio
+import functools
+from typing import Any
+
+import httpx
+import verifiers.v1 as vf
+from verifiers.v1.dialects.chat import message_to_wire
+
+from activities.envs.shipped import ratchet_compat
+
+ratchet_compat.apply()
+
+RETRIED = (502, 503)
+"""An engine's idle connection may close under a request; such a call never reached it."""
+BACKOFFS_S = (0.05, 0.5)
+"""Waits before the second and third try; together far below any rollout's timeout."""
+
+
+class RatchetChatConfig(vf.HarnessConfig):
+    """Nothing beyond the common knobs."""
+
+
+@functools.cache
+def _client() -> httpx.AsyncClient:
+    # One pool for the server's one event loop: building a client costs more than a rollout.
+    # A rollout's deadline bounds its calls, so the pool sets no timeout of its own.
+    limits = httpx.Limits(max_connections=2000, max_keepalive_connections=200)
+    return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
+
+
+class RatchetChatHarness(vf.Harness[RatchetChatConfig]):
+    """Speaks for the policy: sends the conversation so far, takes one reply."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_MCP = False
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: vf.TaskData,
+        **_: Any,
+    ) -> vf.ProgramResult:
+        """One model call; exit code 1 hands the recorded provider error to the rollout."""
+        system, prompt = self.resolve_prompt(data)
+        messages: list[dict[str, Any]] = []
+        if system:
+            messages.append({"role": "system", "content": system})
+        if isinstance(prompt, str):
+            messages.append({"role": "user", "content": prompt})
+        else:
+            messages += [message_to_wire(message) for message in prompt or []]
+        url = f"{endpoint.rstrip('/')}/chat/completions"
+        body = {"model": ctx.model, "messages": messages}
+        response = None
+        for attempt, wait in enumerate((0.0, *BACKOFFS_S)):
+            await asyncio.sleep(wait)
+            headers = {"Authorization": f"Bearer {secret}"}
+            if attempt:
+                # Marks a repeat of the same call, so that it commits one turn at most.
+                headers["x-stainless-retry-count"] = str(attempt)
+            response = await _client().post(url, headers=headers, json=body)
+            if response.status_code not in RETRIED:
+                break
+        assert response is not None
+        if response.status_code >= 400:
+            detail = f"HTTP {response.status_code}: {response.text[:500]}"
+            return vf.ProgramResult(exit_code=1, stdout="", stderr=detail)
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+__all__ = ["RatchetChatHarness"]

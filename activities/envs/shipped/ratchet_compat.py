@@ -1,0 +1,65 @@
+"""Bridges gaps between verifiers 0.4.0 with renderers 0.1.12 and vLLM 0.32.
+
+The only module that changes other packages at run time. Two gaps, each closed only where found:
+
+1. vLLM 0.32 names a sampled token by an integer `token_id` in `/inference/v1/generate`, where
+   renderers up to 0.1.12 insists on the text 'token_id:<n>' and refuses every response. Can go
+   once the oldest supported renderers has `renderers.client._logprob_token_id`.
+2. vLLM 0.32 says which weights sampled which tokens (`weight_versions`), and verifiers 0.4.0
+   drops it. It is kept in `trace.info['weight_versions']`: per model call, in order, the list of
+   {'version', 'start', 'end'} spans over that call's sampled tokens. Can go once the oldest
+   supported verifiers has `MessageNode.weight_versions`.
+"""
+
+import contextvars
+from collections.abc import Mapping
+from typing import Any
+
+WEIGHT_VERSIONS = "weight_versions"
+
+_spans: contextvars.ContextVar[list[dict[str, Any]] | None] = contextvars.ContextVar(
+    "ratchet_weight_versions", default=None
+)
+
+
+def needed() -> bool:
+    """Whether the installed packages have the gaps."""
+    import renderers.client
+    from verifiers.v1.graph import MessageNode
+
+    return (
+        not hasattr(renderers.client, "_logprob_token_id")
+        or WEIGHT_VERSIONS not in MessageNode.model_fields
+    )
+
+
+def apply() -> None:
+    """Closes the gaps in this process; does nothing where there are none, or a second time."""
+    import renderers.client as client
+    from verifiers.v1.clients.train import TrainClient
+
+    if not needed() or getattr(TrainClient, "ratchet_compat", False):
+        return
+    parse = client._parse_completion_logprobs
+    get_response = TrainClient.get_response
+
+    def parse_any(choice: Mapping[str, Any], completion_ids: list[int]) -> list[float]:
+        _spans.set(choice.get(WEIGHT_VERSIONS))
+        content = (choice.get("logprobs") or {}).get("content") or []
+        for entry in content:
+            if "token" not in entry and "token_id" in entry:
+                entry["token"] = f"token_id:{entry['token_id']}"
+        logprobs: list[float] = parse(choice, completion_ids)
+        return logprobs
+
+    async def get_response_with_spans(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _spans.set(None)
+        response = await get_response(self, *args, **kwargs)
+        turn = kwargs.get("turn")
+        if turn is not None:
+            turn.trace.info.setdefault(WEIGHT_VERSIONS, []).append(_spans.get())
+        return response
+
+    client._parse_completion_logprobs = parse_any
+    TrainClient.get_response = get_response_with_spans
+    TrainClient.ratchet_compat = True

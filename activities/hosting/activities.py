@@ -1,0 +1,261 @@
+"""The activity that keeps one server alive for a run, and tells the run where it is.
+
+Invariants:
+
+- The server lives no longer than the activity: whatever ends it, the server is stopped first.
+- An epoch is reported up at most once, and down only after it can serve no longer.
+- A run that is closed or gone ends its hosts, even if nobody cancels them. A Temporal service
+  that cannot be reached does not.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from temporalio import activity
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionRequest
+from temporalio.client import Client
+from temporalio.exceptions import ApplicationError
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.context import WorkerContext
+from activities.contracts import names
+from activities.contracts.hosting import HostInput, HostReport, HostRole
+from activities.hosting import reaper
+from activities.hosting.heartbeat import heartbeats
+from activities.hosting.process import ServerProcess, describe_exit
+from activities.hosting.spec import ServerSpec, SpecBuilder
+
+log = logging.getLogger(__name__)
+
+SERVER_LOST = "ServerLost"
+REPORT_SIGNAL = "host_report"
+PROBE_EVERY_S = 1.0
+PROBE_LIMIT_S = 5.0
+LOST_AFTER_S = 12.0
+LOST_AFTER_PROBES = 3
+RUN_CHECK_EVERY_S = 10.0
+RPC_TIMEOUT = timedelta(seconds=5)
+DETAIL_LIMIT = 1500
+
+_CLOSED = (
+    WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_COMPLETED,
+    WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_FAILED,
+    WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_CANCELED,
+    WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TERMINATED,
+    WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TIMED_OUT,
+)
+# What can pass by itself; every other refusal is a mistake and is raised.
+_TRANSIENT = (
+    RPCStatusCode.UNAVAILABLE,
+    RPCStatusCode.DEADLINE_EXCEEDED,
+    RPCStatusCode.RESOURCE_EXHAUSTED,
+    RPCStatusCode.ABORTED,
+    RPCStatusCode.CANCELLED,
+    RPCStatusCode.INTERNAL,
+    RPCStatusCode.UNKNOWN,
+)
+
+
+class _RunClosed(Exception):
+    """The run this host works for is over or gone."""
+
+
+class _ServerLost(Exception):
+    """The server exited, never became healthy, or stopped answering."""
+
+
+class HostActivities:
+    """Keeps servers alive. `builders` says, by role, what to start."""
+
+    def __init__(
+        self,
+        ctx: WorkerContext,
+        client: Client,
+        builders: Mapping[HostRole, SpecBuilder],
+    ) -> None:
+        self.ctx = ctx
+        self.client = client
+        self.builders = builders
+
+    @activity.defn(name=names.HOST_SERVER)
+    async def host_server(self, host: HostInput) -> None:
+        """Starts the server, reports it up, watches it; returns when the run is over.
+
+        Raises a retryable ApplicationError of type 'ServerLost' once the server is down and
+        reported so: the next attempt starts the next epoch. What a builder raises passes through.
+        """
+        epoch = host.epoch_base + activity.info().attempt
+        async with heartbeats():
+            # An attempt that was given up without its worker's knowledge may still run a server.
+            await asyncio.to_thread(
+                reaper.sweep, self.ctx.home, run=host.run_id, host=host.host_id, everything=True
+            )
+            spec = await self.builders[host.role](self.ctx, host, epoch)
+            process = ServerProcess(
+                spec, home=self.ctx.home, run=host.run_id, host=host.host_id, epoch=epoch
+            )
+            try:
+                await self._keep(host, epoch, spec, process)
+            except _RunClosed:
+                log.info("%s %s: the run is closed", host.run_id, host.host_id)
+            except _ServerLost as lost:
+                await process.stop(grace_s=0)
+                await self._report_down(host, epoch, str(lost), process)
+            finally:
+                # Shielded: a second cancellation must not leave the server half stopped.
+                await asyncio.shield(asyncio.create_task(process.stop()))
+
+    async def _keep(
+        self, host: HostInput, epoch: int, spec: ServerSpec, process: ServerProcess
+    ) -> None:
+        started = time.monotonic()
+        await process.start()
+        run_check = asyncio.create_task(self._until_run_closed(host.run_id))
+        up: asyncio.Task[None] | None = None
+        try:
+            await self._until_healthy(spec, process, run_check)
+            log.info("%s is up after %.1f s", spec.name, time.monotonic() - started)
+            report = HostReport(
+                role=host.role,
+                index=host.index,
+                epoch=epoch,
+                state="up",
+                address=spec.address,
+                queue=self.ctx.own_queue,
+                model=spec.model,
+                name=host.name,
+            )
+            up = asyncio.create_task(self._signal(host.run_id, report))
+            await self._until_lost(spec, process, run_check, up)
+        finally:
+            tasks = [task for task in (run_check, up) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _report_down(
+        self, host: HostInput, epoch: int, reason: str, process: ServerProcess
+    ) -> None:
+        tail = process.log_tail()
+        detail = f"{reason}; last log lines:\n{tail}"[:DETAIL_LIMIT] if tail else reason
+        report = HostReport(
+            role=host.role,
+            index=host.index,
+            epoch=epoch,
+            state="down",
+            model=process.spec.model,
+            name=host.name,
+            detail=detail,
+        )
+        try:
+            await self._signal(host.run_id, report)
+        except _RunClosed:
+            return
+        raise ApplicationError(f"{process.spec.name}: {detail}", type=SERVER_LOST)
+
+    # -- watching ---------------------------------------------------------------------------
+
+    async def _until_healthy(
+        self, spec: ServerSpec, process: ServerProcess, run_check: asyncio.Task[None]
+    ) -> None:
+        deadline = time.monotonic() + spec.start_timeout_s
+        while not await self._probe(spec, process, run_check):
+            if time.monotonic() > deadline:
+                raise _ServerLost(f"not healthy within {spec.start_timeout_s:.0f} s of its start")
+            await self._pause(process, run_check)
+
+    async def _until_lost(
+        self,
+        spec: ServerSpec,
+        process: ServerProcess,
+        run_check: asyncio.Task[None],
+        up: asyncio.Task[None],
+    ) -> None:
+        healthy_at, failed = time.monotonic(), 0
+        while True:
+            await self._pause(process, run_check)
+            if up.done():
+                up.result()
+            if await self._probe(spec, process, run_check):
+                healthy_at, failed = time.monotonic(), 0
+                continue
+            failed += 1
+            silent = time.monotonic() - healthy_at
+            # Counted as well as timed: a worker that was itself frozen has missed probes, not
+            # seen them fail.
+            if silent >= LOST_AFTER_S and failed >= LOST_AFTER_PROBES:
+                raise _ServerLost(f"did not answer its health check for {silent:.0f} s")
+
+    async def _probe(
+        self, spec: ServerSpec, process: ServerProcess, run_check: asyncio.Task[None]
+    ) -> bool:
+        probe = asyncio.ensure_future(spec.probe())
+        try:
+            await self._first(process, run_check, PROBE_LIMIT_S, probe)
+            return probe.done() and probe.result()
+        finally:
+            probe.cancel()
+
+    async def _pause(self, process: ServerProcess, run_check: asyncio.Task[None]) -> None:
+        await self._first(process, run_check, PROBE_EVERY_S)
+
+    async def _first(
+        self,
+        process: ServerProcess,
+        run_check: asyncio.Task[None],
+        timeout_s: float,
+        *others: asyncio.Future[bool],
+    ) -> None:
+        """Waits for `others` up to `timeout_s`; an exit or a closed run is raised at once."""
+        exited = asyncio.create_task(process.exited.wait())
+        either: list[asyncio.Future[Any]] = [exited, run_check, *others]
+        try:
+            await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            exited.cancel()
+        if process.exited.is_set():
+            raise _ServerLost(describe_exit(process.code))
+        if run_check.done():
+            run_check.result()
+
+    # -- the run ----------------------------------------------------------------------------
+
+    async def _until_run_closed(self, run_id: str) -> None:
+        """Raises _RunClosed once the run is; waits through everything that can pass."""
+        request = DescribeWorkflowExecutionRequest(
+            namespace=self.client.namespace, execution=WorkflowExecution(workflow_id=run_id)
+        )
+        while True:
+            await asyncio.sleep(RUN_CHECK_EVERY_S)
+            try:
+                # Raw: the client's own description fails on statuses it does not know (paused).
+                answer = await self.client.workflow_service.describe_workflow_execution(
+                    request, timeout=RPC_TIMEOUT
+                )
+            except RPCError as error:
+                if error.status == RPCStatusCode.NOT_FOUND:
+                    raise _RunClosed from None
+                if error.status not in _TRANSIENT:
+                    raise
+                continue
+            if answer.workflow_execution_info.status in _CLOSED:
+                raise _RunClosed
+
+    async def _signal(self, run_id: str, report: HostReport) -> None:
+        handle = self.client.get_workflow_handle(run_id)
+        while True:
+            try:
+                await handle.signal(REPORT_SIGNAL, report, rpc_timeout=RPC_TIMEOUT)
+                return
+            except RPCError as error:
+                if error.status == RPCStatusCode.NOT_FOUND:
+                    raise _RunClosed from None
+                if error.status not in _TRANSIENT:
+                    raise
+            await asyncio.sleep(1.0)

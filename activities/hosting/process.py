@@ -1,0 +1,146 @@
+"""A server process as its owner sees it: started, watched and ended through its keeper.
+
+Invariants:
+
+- The server ends when this process does, however it ends (see `activities.hosting.keeper`).
+- `exited` is set only when nothing of the server is left, or when its keeper was lost and what
+  was left has been swept.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import uuid
+from pathlib import Path
+
+from activities.hosting import keeper, reaper
+from activities.hosting.spec import ServerSpec
+
+GRACE_S = 5.0
+KEEPER_LOST = "its keeper was killed"
+
+
+def describe_exit(code: int | None) -> str:
+    """An exit code in words; None stands for a lost keeper."""
+    if code is None:
+        return KEEPER_LOST
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+class ServerProcess:
+    """One server of one epoch. `start`, then `exited` and `stop`; not restartable."""
+
+    def __init__(
+        self,
+        spec: ServerSpec,
+        *,
+        home: Path,
+        run: str,
+        host: str,
+        epoch: int,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self.spec = spec
+        self.home = home
+        self.run = run
+        self.host = host
+        self.epoch = epoch
+        self.grace_s = grace_s
+        self.pid = 0
+        self.code: int | None = None
+        self.exited = asyncio.Event()
+        slug = re.sub(r"[^A-Za-z0-9._-]", "-", f"{run}-{host}")
+        self._slug = slug
+        self.log = home / "logs" / f"{slug}.log"
+        self._log_start = 0
+        self._keeper: asyncio.subprocess.Process | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Starts the server; returns once its process exists, healthy or not."""
+        hosts = self.home / "hosts"
+        hosts.mkdir(parents=True, exist_ok=True)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        mark = uuid.uuid4().hex
+        # Servers that rename themselves would otherwise overwrite their environment, and so
+        # the mark, where a sweep reads it.
+        extra = {**self.spec.env, keeper.MARK: mark, "SPT_NOENV": "1"}
+        order = {
+            "argv": self.spec.argv,
+            "cwd": str(self.spec.cwd),
+            "env": {**os.environ, **extra},
+            "grace_s": self.grace_s,
+            "identity": {"run": self.run, "host": self.host, "epoch": self.epoch},
+        }
+        record = hosts / f"{self._slug}-e{self.epoch}-{mark[:8]}.json"
+        with self.log.open("ab") as log:
+            log.write(f"--- {self.spec.name}, epoch {self.epoch}\n".encode())
+            log.flush()
+            self._log_start = log.tell()
+            # Run as a file and isolated: no package, path or site setting can break it.
+            self._keeper = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", str(Path(keeper.__file__).resolve()), str(record)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        assert self._keeper.stdin is not None and self._keeper.stdout is not None
+        self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
+        first = await self._keeper.stdout.readline()
+        self._watcher = asyncio.create_task(self._watch(self._keeper.stdout))
+        if first:
+            self.pid = json.loads(first)["pid"]
+
+    async def _watch(self, output: asyncio.StreamReader) -> None:
+        assert self._keeper is not None
+        last = await output.readline()
+        await self._keeper.wait()
+        try:
+            if last:
+                self.code = json.loads(last)["exit"]
+            else:
+                await asyncio.to_thread(reaper.sweep, self.home, run=self.run, host=self.host)
+        finally:
+            self.exited.set()
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Ends the server and all it started; returns when they are gone. Safe to repeat.
+
+        `grace_s` replaces the time between SIGTERM and SIGKILL; 0 kills at once.
+        """
+        if self._keeper is None:
+            return
+        grace = self.grace_s if grace_s is None else grace_s
+        stdin = self._keeper.stdin
+        assert stdin is not None
+        with contextlib.suppress(ConnectionError):
+            if not stdin.is_closing():
+                stdin.write(f"{grace}\n".encode())
+                await stdin.drain()
+            stdin.close()
+        if self._watcher is None:
+            await self._keeper.wait()
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace + reaper.KEEPER_SLACK_S):
+                await self.exited.wait()
+        if not self.exited.is_set():
+            # The watcher sweeps up after a lost keeper.
+            with contextlib.suppress(ProcessLookupError):
+                self._keeper.kill()
+            await self.exited.wait()
+
+    def log_tail(self, limit: int = 1200) -> str:
+        """The last `limit` characters that this epoch wrote to its log."""
+        with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, end - 4 * limit))
+            return log.read().decode(errors="replace").strip()[-limit:]
+        return ""

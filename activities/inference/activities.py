@@ -1,0 +1,144 @@
+"""The activity that gives an engine new weights and verifies that it serves them.
+
+Invariants:
+
+- Every push carries a label of its own, tries and attempts included, so each sampled token says
+  which push it came from. Only the label in the result is verified.
+- Sampling in flight is frozen, not aborted, over a push, and its cached keys and values are
+  computed again with the new weights.
+- A push that fails leaves the engine running, under a label that is never accepted.
+"""
+
+import asyncio
+import contextlib
+import string
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities.context import WorkerContext
+from activities.contracts import names
+from activities.contracts.training import SyncInput, SyncResult
+from activities.hosting.heartbeat import heartbeats
+from activities.inference.gate import Canary, Verdict, compare, engine_logprobs, read_canary
+
+TRIES = 2
+REQUEST_LIMIT_S = 60.0
+RESUME_LIMIT_S = 10.0
+PUSH_FAILED = "PushFailed"
+
+
+def push_label(version: int, push: int, number: int) -> str:
+    """The label of try `number` (from 0) of a push: '7.12a', '7.12b', ... '7.12aa'."""
+    letters = ""
+    number += 1
+    while number:
+        number, letter = divmod(number - 1, 26)
+        letters = string.ascii_lowercase[letter] + letters
+    return f"{version}.{push}{letters}"
+
+
+class InferenceActivities:
+    """Pushes weights to engines."""
+
+    def __init__(self, ctx: WorkerContext) -> None:
+        self.ctx = ctx
+
+    @activity.defn(name=names.SYNC_WEIGHTS)
+    async def sync_weights(self, sync: SyncInput) -> SyncResult:
+        """Puts `sync.weights` on one engine and passes its gate; may be repeated at any time.
+
+        Raises ApplicationError: ENGINE_LOST if the address no longer reaches the named engine;
+        GATE_FAILED, with the refused labels as details, if the canary differs after every try
+        (both never retried); otherwise retryable errors. Labels of earlier attempts count as
+        refused, since nobody knows whether their canary was seen to pass.
+        """
+        async with heartbeats(), _lost_if_unreachable(sync):
+            folder = await asyncio.to_thread(self.ctx.store.fetch_folder, sync.weights)
+            canary = await asyncio.to_thread(read_canary, folder)
+            first = (activity.info().attempt - 1) * TRIES
+            rejected = [push_label(sync.version, sync.push, n) for n in range(first)]
+            limits = httpx.Timeout(REQUEST_LIMIT_S, connect=5.0)
+            async with httpx.AsyncClient(base_url=sync.url, timeout=limits) as client:
+                await _check_identity(client, sync)
+                for number in range(first, first + TRIES):
+                    label = push_label(sync.version, sync.push, number)
+                    await _push(client, folder, label)
+                    verdict = await _verdict(client, sync, canary)
+                    if verdict.passed:
+                        return SyncResult(sync.version, label, verdict.diff, rejected)
+                    activity.logger.warning("push %s refused: %s", label, verdict)
+                    rejected.append(label)
+        raise ApplicationError(
+            f"engine {sync.engine_index} (epoch {sync.engine_epoch}) does not serve version "
+            f"{sync.version} after {TRIES} pushes; {verdict}",
+            *rejected,
+            type=names.GATE_FAILED,
+            non_retryable=True,
+        )
+
+
+def _lost(sync: SyncInput, why: str, *, final: bool = True) -> ApplicationError:
+    return ApplicationError(
+        f"engine {sync.engine_index} (epoch {sync.engine_epoch}) at {sync.url}: {why}",
+        type=names.ENGINE_LOST,
+        non_retryable=final,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _lost_if_unreachable(sync: SyncInput) -> AsyncIterator[None]:
+    """Turns transport errors into ENGINE_LOST: final if nobody listens, else worth another try."""
+    try:
+        yield
+    except httpx.ConnectError:
+        raise _lost(sync, "nobody listens there") from None
+    except httpx.TransportError as error:
+        raise _lost(sync, f"did not answer ({type(error).__name__})", final=False) from None
+
+
+async def _check_identity(client: httpx.AsyncClient, sync: SyncInput) -> None:
+    answer = await client.get("/v1/models")
+    if answer.is_client_error:
+        raise _lost(sync, "something else answers at its address")
+    served = [model["id"] for model in _checked(answer)["data"]]
+    if sync.model not in served:
+        raise _lost(sync, f"serves {', '.join(served)} instead of {sync.model}")
+
+
+def _checked(answer: httpx.Response) -> Any:
+    """The answer's JSON; raises a retryable ApplicationError with the engine's own words."""
+    if answer.is_success:
+        return answer.json() if answer.content else None
+    raise ApplicationError(
+        f"{answer.request.url.path}: HTTP {answer.status_code}: {answer.text[:500]}",
+        type=PUSH_FAILED,
+    )
+
+
+async def _push(client: httpx.AsyncClient, folder: Path, label: str) -> None:
+    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+    try:
+        pause = {"mode": "keep", "clear_cache": "true"}
+        _checked(await client.post("/pause", params=pause))
+        # The label first: should the reload fail half-way, what is sampled then is not mistaken
+        # for the old version's.
+        _checked(await client.post("/update_weight_version", json={"new_version": label}))
+        _checked(await client.post("/collective_rpc", json=reload))
+    finally:
+        # Shielded: an engine left paused by a cancellation would never sample again.
+        await asyncio.shield(asyncio.create_task(_resume(str(client.base_url))))
+
+
+async def _resume(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=RESUME_LIMIT_S) as client:
+        _checked(await client.post("/resume"))
+
+
+async def _verdict(client: httpx.AsyncClient, sync: SyncInput, canary: Canary) -> Verdict:
+    answer = _checked(await client.post("/inference/v1/generate", json=canary.request(sync.model)))
+    return compare(canary, engine_logprobs(canary, answer), sync.tolerance)

@@ -1,0 +1,152 @@
+"""How a vLLM engine is started for a run.
+
+Facts about vLLM 0.32 this rests on:
+
+- Weight pushes (/pause, /collective_rpc, /update_weight_version, /resume) are served only with
+  VLLM_SERVER_DEV_MODE=1, token-in-token-out generation only with --enable-scale-out.
+- With VLLM_ENABLE_V1_MULTIPROCESSING=0 a CPU engine runs its one worker inside the engine core:
+  one process, its imports and its memory less, and the same numbers.
+- VLLM_CPU_KVCACHE_SPACE takes whole GiB and wins over --kv-cache-memory-bytes, which takes bytes;
+  with the latter and eager execution nothing is warmed up.
+- Even with eager execution the first request for log-probabilities compiles a small kernel
+  (seconds, and a C++ compiler), unless TORCHDYNAMO_DISABLE is set; nothing gets slower by it.
+- Thread binding 'auto' pins every engine of a machine to the same cores, so it is off, and the
+  thread count is set instead.
+
+The engine's control endpoints have no authentication: it listens on the loopback interface unless
+RATCHET_ADVERTISE_HOST names an address for other machines, which then must be a private network's.
+"""
+
+import asyncio
+import importlib.metadata
+import os
+import socket
+import sys
+from pathlib import Path
+
+import httpx
+
+from activities.context import WorkerContext
+from activities.contracts.hosting import HostInput
+from activities.hosting.spec import ServerSpec
+from configs.run import RunConfig
+
+ADVERTISE = "RATCHET_ADVERTISE_HOST"
+PROBE_LIMIT_S = 3.0
+KEEP_ALIVE_S = 120
+"""Longer than clients keep idle connections, so that they never race a close."""
+
+
+def on_cpu() -> bool:
+    """Whether the installed vLLM is a build for CPUs. Raises RuntimeError without any vLLM."""
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return name == "vllm-cpu" or "+cpu" in version
+    raise RuntimeError("vLLM is not installed in this environment")
+
+
+def engine_threads(cores: int, engines: int) -> int:
+    """OpenMP threads of one engine: `engines` engines and a trainer share `cores` alike.
+
+    Never more than that: threads that outnumber free cores wait for each other by spinning.
+    """
+    return max(1, cores // (engines + 1))
+
+
+def free_port(host: str) -> int:
+    """A TCP port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def served_name(run_id: str, index: int, epoch: int) -> str:
+    """The served model name: no two engines or epochs of a run share one."""
+    return f"policy-{run_id}-{index}-e{epoch}"
+
+
+def engine_argv(
+    config: RunConfig, *, weights: Path, bind: str, port: int, model: str, cpu: bool
+) -> list[str]:
+    """The engine's command line."""
+    inference = config.inference
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    argv += ["--host", bind, "--port", str(port)]
+    argv += ["--model", str(weights), "--served-model-name", model]
+    argv += ["--seed", str(config.seed), "--dtype", config.model.dtype]
+    argv += ["--max-model-len", str(config.trainer.seq_len)]
+    argv += ["--max-num-seqs", str(inference.max_num_seqs)]
+    argv += ["--enable-scale-out", "--enable-prefix-caching"]
+    # The trainer's ratio is against the distribution that was sampled from, temperature included.
+    argv += ["--logprobs-mode", "processed_logprobs"]
+    # A generation_config.json in the weights must not change how rollouts are sampled.
+    argv += ["--generation-config", "vllm"]
+    argv += ["--disable-uvicorn-access-log"]
+    if cpu:
+        argv += ["--enforce-eager"]
+        argv += ["--kv-cache-memory-bytes", str(int(inference.kv_cache_gib * 2**30))]
+    else:
+        argv += ["--gpu-memory-utilization", str(inference.gpu_memory_utilization)]
+    return argv + inference.extra_args
+
+
+def engine_env(config: RunConfig, *, cpu: bool) -> dict[str, str]:
+    """What is added to the engine's environment."""
+    env = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # Weights are always a local folder.
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if cpu:
+        threads = engine_threads(len(os.sched_getaffinity(0)), config.inference.engines)
+        env |= {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(threads),
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+    return env
+
+
+async def engine_healthy(url: str) -> bool:
+    """Whether the engine at `url` answers its health check within PROBE_LIMIT_S."""
+    async with httpx.AsyncClient(timeout=PROBE_LIMIT_S) as client:
+        try:
+            return (await client.get(f"{url}/health")).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+
+async def engine_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpec:
+    """The engine of `host` for `epoch`, on a fresh port, serving the folder of `host.weights`.
+
+    Raises CorruptArtifact if the weights are damaged, RuntimeError without vLLM.
+    """
+    assert host.weights is not None, "an engine starts from weights"
+    config = ctx.config(host.run_id)
+    weights = await asyncio.to_thread(ctx.store.fetch_folder, host.weights)
+    advertised = os.environ.get(ADVERTISE, "")
+    bind = "0.0.0.0" if advertised else "127.0.0.1"
+    port = free_port(bind)
+    address = f"http://{advertised or bind}:{port}"
+    model = served_name(host.run_id, host.index, epoch)
+    cpu = on_cpu()
+    return ServerSpec(
+        name=f"engine {host.index}",
+        argv=engine_argv(config, weights=weights, bind=bind, port=port, model=model, cpu=cpu),
+        address=address,
+        cwd=ctx.scratch(f"engine-{host.index}"),
+        probe=lambda: engine_healthy(address),
+        env=engine_env(config, cpu=cpu),
+        model=model,
+    )

@@ -1,0 +1,361 @@
+"""Activities of the rollout room: carry rollouts out, score groups, sum evals up, ship batches.
+
+Invariants: a finished rollout is committed before anything else happens to it, and adopted by
+every later attempt; a rollout that the engine ended is never committed. Waiting on an env server
+is always bounded, by the rollout's timeout and by the watch on the server.
+"""
+
+import asyncio
+import hashlib
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from activities.context import WorkerContext, attempt_token
+from activities.contracts import names
+from activities.contracts.rollouts import (
+    BatchResult,
+    EvalResult,
+    FinalizeEvalInput,
+    FinalizeGroupInput,
+    GroupResult,
+    RunRolloutsInput,
+    RunRolloutsResult,
+    ShipBatchInput,
+)
+from activities.rollouts import groups, samples
+from activities.rollouts.connections import EnvConnection, EnvConnections
+from activities.rollouts.gauges import RunGauges
+from activities.rollouts.tasks import TaskLibrary, env_of
+from activities.scoring import batches, evals
+from activities.storage import keys
+from activities.storage.batch import encode_batch
+from activities.storage.refs import ArtifactRef
+
+HEARTBEAT_S = 2.0
+CORRUPT = "CorruptArtifact"
+
+
+class _EngineTrouble(Exception):
+    """A rollout that the engine ended; it must not be stored."""
+
+
+class RolloutActivities:
+    """One per rollout worker process."""
+
+    def __init__(self, ctx: WorkerContext) -> None:
+        self.ctx = ctx
+        self.tasks = TaskLibrary(ctx)
+        self.connections = EnvConnections()
+        self._gauges: dict[str, RunGauges] = {}
+        self._tokenizers: dict[str, str] = {}
+
+    # -- rollouts ---------------------------------------------------------------------------
+
+    @activity.defn(name=names.RUN_ROLLOUTS)
+    async def run_rollouts(self, given: RunRolloutsInput) -> RunRolloutsResult:
+        """Runs the group's rollouts at once, committing each as it ends.
+
+        Raises ApplicationError ENV_LOST as soon as the env server is gone, ENGINE_LOST when the
+        others have ended if the engine ended one, BAD_INPUT if the task cannot be had. Errors of
+        the environment and timeouts are results like any other.
+        """
+        work = given.work
+        found = await asyncio.to_thread(self._adopt, given)
+        missing = [index for index in range(work.size) if index not in found]
+        gauges = self._run_gauges(given)
+        if missing:
+            async with self._beating(given, found, gauges):
+                await self._run_missing(given, missing, found, gauges)
+        errored = sum(document["error"] is not None for document in found.values())
+        return RunRolloutsResult(
+            group=work.group,
+            ok=work.size - errored,
+            errored=errored,
+            sampled_tokens=sum(document["sampled_tokens"] for document in found.values()),
+        )
+
+    def _adopt(self, given: RunRolloutsInput) -> dict[int, dict[str, Any]]:
+        """Rollouts of the group that an earlier attempt committed."""
+        return {
+            index: self.ctx.store.get_json(ref)
+            for index in range(given.work.size)
+            if (ref := self._committed_rollout(given.run_id, given.work.group, index))
+        }
+
+    def _committed_rollout(self, run_id: str, group: str, index: int) -> ArtifactRef | None:
+        return self.ctx.store.committed(keys.rollout(run_id, group, index))
+
+    async def _run_missing(
+        self,
+        given: RunRolloutsInput,
+        missing: Sequence[int],
+        found: dict[int, dict[str, Any]],
+        gauges: RunGauges,
+    ) -> None:
+        work = given.work
+        task = await self.tasks.task(given.run_id, work.kind, work.env, work.example)
+        request = await self._request(given, task)
+        async with self.connections.use(given.env_address) as connection:
+
+            async def one(index: int) -> None:
+                gauges.inflight += 1
+                try:
+                    found[index] = await self._one(given, connection, request, index)
+                finally:
+                    gauges.inflight -= 1
+                gauges.finished(found[index]["sampled_tokens"])
+
+            running = [asyncio.create_task(one(index)) for index in missing]
+            ended = asyncio.create_task(asyncio.wait(running))
+            lost = asyncio.create_task(connection.lost.wait())
+            try:
+                await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
+                if not ended.done():
+                    message = connection.reason
+                    raise ApplicationError(message, type=names.ENV_LOST, non_retryable=True)
+                outcomes = [done.exception() for done in running]
+            finally:
+                for pending in (ended, lost, *running):
+                    pending.cancel()
+                await asyncio.gather(ended, lost, *running, return_exceptions=True)
+        self._raise_first(outcomes)
+
+    @staticmethod
+    def _raise_first(outcomes: Sequence[BaseException | None]) -> None:
+        """Raises what went wrong with a group's rollouts: bugs first, then the engine."""
+        failures = [outcome for outcome in outcomes if outcome is not None]
+        for failure in failures:
+            if not isinstance(failure, _EngineTrouble):
+                raise failure
+        if failures:
+            message = f"{len(failures)} rollouts were ended by the engine: {failures[0]}"
+            raise ApplicationError(message, type=names.ENGINE_LOST, non_retryable=True)
+
+    async def _request(self, given: RunRolloutsInput, task: dict[str, Any]) -> dict[str, Any]:
+        """Keyword arguments of the env client's `run`, the same for each rollout of a group."""
+        import verifiers.v1 as vf
+
+        config = self.ctx.config(given.run_id)
+        work, engine = given.work, given.engine
+        sampling = config.sampling(work.env, work.kind)
+        client = vf.TrainClientConfig.model_validate(
+            {
+                "base_url": f"{engine.url.rstrip('/')}/v1",
+                "api_key_var": "RATCHET_ENGINE_KEY",
+                "renderer": renderer_config(config.model.renderer),
+                "renderer_model_name": await self._tokenizer(given.run_id),
+            }
+        )
+        # The salt keeps cached keys and values of one version from serving another.
+        wanted = vf.SamplingConfig.model_validate(
+            {
+                "temperature": sampling.temperature,
+                "top_p": 1.0,
+                "max_tokens": sampling.max_tokens,
+                "cache_salt": str(engine.version),
+            }
+        )
+        return {
+            "client": client,
+            "model": engine.model,
+            "sampling": wanted,
+            "task_data": task,
+        }
+
+    async def _tokenizer(self, run_id: str) -> str:
+        """A local folder with the run's tokenizer: that of version 0."""
+        if run_id not in self._tokenizers:
+            ref = self.ctx.store.require(keys.weights(run_id, 0))
+            folder = await asyncio.to_thread(
+                self.ctx.store.fetch_folder, ref, self.ctx.scratch("weights")
+            )
+            self._tokenizers[run_id] = str(folder)
+        return self._tokenizers[run_id]
+
+    async def _one(
+        self,
+        given: RunRolloutsInput,
+        connection: EnvConnection,
+        request: dict[str, Any],
+        index: int,
+    ) -> dict[str, Any]:
+        """Runs and commits one rollout; returns the document that the store holds."""
+        work = given.work
+        config = self.ctx.config(given.run_id)
+        limit = env_of(config, work.kind, work.env).timeout_s
+        try:
+            async with asyncio.timeout(limit):
+                episode = await connection.client.run(**request)
+        except TimeoutError:
+            rollout = samples.failed("Timeout", f"not finished after {limit:g} s")
+        except RuntimeError as error:
+            # The env server's own refusal: task data it cannot read, or an abort.
+            rollout = samples.failed("EnvServer", str(error))
+        else:
+            rollout = samples.from_episode(episode, given.engine.version)
+        if rollout.provider:
+            assert rollout.error is not None
+            raise _EngineTrouble(f"{rollout.error['type']}: {rollout.error['message']}")
+        document = {
+            "group": work.group,
+            "index": index,
+            "kind": work.kind,
+            "env": work.env,
+            "example": work.example,
+            "temperature": request["sampling"].temperature,
+            "version": given.engine.version,
+            "engine": {"index": given.engine.index, "epoch": given.engine.epoch},
+            **samples.to_document(rollout),
+        }
+        return await asyncio.to_thread(self._commit, given.run_id, document)
+
+    def _commit(self, run_id: str, document: dict[str, Any]) -> dict[str, Any]:
+        """Commits a rollout; if another attempt was first, its document is the one that counts."""
+        key = keys.rollout(run_id, document["group"], document["index"])
+        attempt = attempt_token()
+        ref = self.ctx.store.put_json(key, document, attempt=attempt)
+        if ref.attempt == attempt:
+            return document
+        committed: dict[str, Any] = self.ctx.store.get_json(ref)
+        return committed
+
+    # -- heartbeats and gauges --------------------------------------------------------------
+
+    def _run_gauges(self, given: RunRolloutsInput) -> RunGauges:
+        if given.run_id not in self._gauges:
+            worker = f"{socket.gethostname()}-{os.getpid()}"
+            self._gauges[given.run_id] = RunGauges(self.ctx.store, given.run_id, worker)
+        gauges = self._gauges[given.run_id]
+        gauges.dispatch = given.gauges
+        return gauges
+
+    @asynccontextmanager
+    async def _beating(
+        self, given: RunRolloutsInput, found: dict[int, dict[str, Any]], gauges: RunGauges
+    ) -> AsyncIterator[None]:
+        """Heartbeats the number of rollouts done, and writes gauges, during the block."""
+
+        async def beat() -> None:
+            while True:
+                activity.heartbeat({"done": len(found), "size": given.work.size})
+                await gauges.write()
+                await asyncio.sleep(HEARTBEAT_S)
+
+        beating = asyncio.create_task(beat())
+        try:
+            yield
+        finally:
+            beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)
+            await gauges.write(force=gauges.inflight == 0)
+
+    # -- groups, evals, batches -------------------------------------------------------------
+
+    @activity.defn(name=names.FINALIZE_GROUP)
+    async def finalize_group(self, given: FinalizeGroupInput) -> GroupResult:
+        """Scores a group and commits it; the first commit is what every later call returns."""
+        return await asyncio.to_thread(self._finalize_group, given)
+
+    def _finalize_group(self, given: FinalizeGroupInput) -> GroupResult:
+        store, work = self.ctx.store, given.work
+        key = keys.group(given.run_id, work.group)
+        ref = store.committed(key)
+        if ref is None:
+            refs = [
+                self._committed_rollout(given.run_id, work.group, index)
+                for index in range(work.size)
+            ]
+            rollouts = [None if found is None else store.get_json(found) for found in refs]
+            document = groups.score(work, rollouts, given.version, given.lost)
+            ref = store.put_json(key, document, attempt=attempt_token())
+        return groups.result(store.get_json(ref), ref)
+
+    @activity.defn(name=names.FINALIZE_EVAL)
+    async def finalize_eval(self, given: FinalizeEvalInput) -> EvalResult:
+        """Sums up an eval epoch from its finalized groups and commits the record."""
+        return await asyncio.to_thread(self._finalize_eval, given)
+
+    def _finalize_eval(self, given: FinalizeEvalInput) -> EvalResult:
+        store = self.ctx.store
+        key = keys.eval_record(given.run_id, given.epoch)
+        ref = store.committed(key)
+        if ref is None:
+            documents = [
+                store.get_json(store.require(keys.group(given.run_id, group)))
+                for group in given.groups
+            ]
+            valid = [rollout for doc in documents for rollout in groups.eval_rollouts(doc)]
+            total = sum(document["size"] for document in documents)
+            served = set().union(*(groups.served_versions(doc) for doc in documents))
+            rewards = [rollout.reward for rollout in valid]
+            record = {
+                "epoch": given.epoch,
+                "env": given.env,
+                "step": given.step,
+                "examples": len(documents),
+                "group_size": given.group_size,
+                "rollouts": total,
+                "errored": total - len(valid),
+                "reward_mean": sum(rewards) / len(rewards) if rewards else 0.0,
+                "versions": [min(served, default=given.step), max(served, default=given.step)],
+                "groups": given.groups,
+                "metrics": evals.summarize(valid, total - len(valid), given.group_size),
+            }
+            ref = store.put_json(key, record, attempt=attempt_token())
+        record = store.get_json(ref)
+        low, high = record["versions"]
+        return EvalResult(
+            epoch=record["epoch"],
+            env=record["env"],
+            step=record["step"],
+            reward_mean=record["reward_mean"],
+            rollouts=record["rollouts"],
+            errored=record["errored"],
+            versions=(low, high),
+        )
+
+    @activity.defn(name=names.SHIP_BATCH)
+    async def ship_batch(self, given: ShipBatchInput) -> BatchResult:
+        """Writes the batch file of a step.
+
+        Raises ApplicationError (not retryable) if the store's groups are not those of `digest`.
+        """
+        return await asyncio.to_thread(self._ship_batch, given)
+
+    def _ship_batch(self, given: ShipBatchInput) -> BatchResult:
+        store = self.ctx.store
+        refs = [store.require(keys.group(given.run_id, group)) for group in given.groups]
+        digest = hashlib.sha256("".join(ref.sha256 for ref in refs).encode()).hexdigest()
+        if digest != given.digest:
+            raise ApplicationError(
+                f"the groups of step {given.step} in {store.url} are not the ones that were "
+                f"delivered (digest {digest[:16]}, expected {given.digest[:16]})",
+                type=CORRUPT,
+                non_retryable=True,
+            )
+        documents = [store.get_json(ref) for ref in refs]
+        rows = [sample for document in documents for sample in groups.batch_samples(document)]
+        tokens = sum(len(row.token_ids) for row in rows)
+        rollouts = sum(len(groups.survivors_of(document)) for document in documents)
+        metrics = batches.summarize([groups.batch_group(doc) for doc in documents], given.step)
+        metrics["progress/samples"] = float(len(rows))
+        metrics["progress/tokens"] = float(tokens)
+        metrics["progress/decode_tokens"] = float(sum(sum(row.loss_mask) for row in rows))
+        metrics["progress/problems"] = float(len(documents))
+        key = keys.batch(given.run_id, given.step)
+        ref = store.put(key, encode_batch(rows), attempt=attempt_token())
+        return BatchResult(ref, len(rows), tokens, rollouts, metrics)
+
+
+def renderer_config(name: str) -> dict[str, Any]:
+    """The renderers config of `model.renderer`."""
+    if name == "ratchet-chatml":
+        path = "activities.envs.shipped.ratchet_chatml.ChatMLRenderer"
+        return {"name": "custom", "import_path": path}
+    return {"name": name}

@@ -1,0 +1,270 @@
+"""From a verifiers episode to training samples and a rollout record.
+
+Invariants: token ids, masks and log-probabilities are the engine's own, never rounded and never
+tokenized again. Each sampled message trains exactly once, in the first branch that holds it. Each
+sampled token carries the policy version whose weights sampled it.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from verifiers.v1.graph import MessageNode
+    from verifiers.v1.trace import Trace
+
+WEIGHT_VERSIONS = "weight_versions"
+
+
+class UnusableTrace(Exception):
+    """A trace whose tokens do not add up; its rollout counts as errored."""
+
+
+@dataclass(frozen=True)
+class RolloutSample:
+    """One sequence of T tokens before scoring; every list has length T.
+
+    `versions` is -1 and `logprobs` 0.0 where `loss_mask` is False.
+    """
+
+    token_ids: list[int]
+    loss_mask: list[bool]
+    logprobs: list[float]
+    versions: list[int]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One finished rollout, as stored. `record` is for people: what was said, and how it went.
+
+    `error` is {'type', 'message'} or None. `provider` tells that the engine, not the
+    environment, ended it; such a rollout is not stored.
+    """
+
+    reward: float
+    samples: list[RolloutSample]
+    record: dict[str, Any]
+    labels: list[str] = field(default_factory=list)
+    error: dict[str, str] | None = None
+    provider: bool = False
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens the policy sampled."""
+        return sum(sum(sample.loss_mask) for sample in self.samples)
+
+
+def version_of(label: str, fallback: int) -> int:
+    """The policy version of a weight label '<version>.<push>'; `fallback` for any other label."""
+    head = label.split(".", 1)[0]
+    return int(head) if head.isdigit() else fallback
+
+
+def _spans(trace: "Trace[Any, Any, Any]") -> list[list[dict[str, Any]] | None]:
+    """Version spans of each sampled node, in node order; None where the engine told nothing."""
+    sampled = [node for node in trace.nodes if node.sampled]
+    if sampled and hasattr(sampled[0], WEIGHT_VERSIONS):
+        return [_plain(getattr(node, WEIGHT_VERSIONS)) for node in sampled]
+    calls = trace.info.get(WEIGHT_VERSIONS)
+    if calls is None:
+        return [None] * len(sampled)
+    if len(calls) != len(sampled):
+        raise UnusableTrace(f"{len(calls)} calls told versions and {len(sampled)} were sampled")
+    return [_plain(spans) for spans in calls]
+
+
+def _plain(spans: Any) -> list[dict[str, Any]] | None:
+    if spans is None:
+        return None
+    return [
+        span
+        if isinstance(span, dict)
+        else {"version": span.version, "start": span.start, "end": span.end}
+        for span in spans
+    ]
+
+
+def _node_versions(
+    sampled: int, spans: list[dict[str, Any]] | None, fallback: int
+) -> tuple[list[int], set[str]]:
+    """Version of each sampled token [sampled] of one node, and the labels it had."""
+    if spans is None:
+        return [fallback] * sampled, set()
+    versions = [-1] * sampled
+    for span in spans:
+        for place in range(span["start"], span["end"]):
+            if place >= sampled:
+                raise UnusableTrace("a weight version spans more tokens than were sampled")
+            versions[place] = version_of(str(span["version"]), fallback)
+    if -1 in versions:
+        raise UnusableTrace("a sampled token has no weight version")
+    return versions, {str(span["version"]) for span in spans if span["end"] > span["start"]}
+
+
+def trace_samples(
+    trace: "Trace[Any, Any, Any]", version: int
+) -> tuple[list[RolloutSample], set[str]]:
+    """Samples of one trace, one a branch, and the weight labels of its sampled tokens.
+
+    `version` stands in where the engine told no label that names one. Branches in which nothing
+    is left to train are dropped. Raises UnusableTrace.
+    """
+    spans = iter(_spans(trace))
+    by_node = {id(node): next(spans) for node in trace.nodes if node.sampled}
+    trained: set[int] = set()
+    samples: list[RolloutSample] = []
+    labels: set[str] = set()
+    for branch in trace.branches:
+        if not branch.trainable:
+            continue
+        ids: list[int] = []
+        mask: list[bool] = []
+        logprobs: list[float] = []
+        versions: list[int] = []
+        for node in branch.nodes:
+            fresh = node.sampled and id(node) not in trained
+            node_mask = _node_mask(node, fresh)
+            count = sum(node_mask)
+            found: list[int] = []
+            if fresh:
+                trained.add(id(node))
+                found, names = _node_versions(count, by_node[id(node)], version)
+                labels |= names
+            values, own = iter(node.logprobs), iter(found)
+            ids += [int(token) for token in node.token_ids]
+            mask += node_mask
+            logprobs += [float(next(values)) if on else 0.0 for on in node_mask]
+            versions += [next(own) if on else -1 for on in node_mask]
+        if any(mask):
+            samples.append(RolloutSample(ids, mask, logprobs, versions))
+    return samples, labels
+
+
+def _node_mask(node: "MessageNode", fresh: bool) -> list[bool]:
+    if len(node.mask) != len(node.token_ids):
+        raise UnusableTrace("a message's mask is not aligned with its tokens")
+    if not fresh:
+        return [False] * len(node.token_ids)
+    if len(node.logprobs) != sum(node.mask):
+        raise UnusableTrace("a sampled token has no log-probability")
+    return [bool(on) for on in node.mask]
+
+
+# -- the whole rollout ----------------------------------------------------------------------
+
+
+def _messages(trace: "Trace[Any, Any, Any]") -> list[dict[str, Any]]:
+    """What was said on the last branch; `sampled` marks the policy's own words."""
+    branches = trace.branches
+    nodes = branches[-1].nodes if branches else []
+    return [
+        {
+            **node.message.model_dump(mode="json", exclude_none=True),
+            "sampled": node.sampled,
+            "tokens": len(node.token_ids),
+        }
+        for node in nodes
+    ]
+
+
+def _timing(trace: "Trace[Any, Any, Any]") -> dict[str, float]:
+    """Seconds spent in each phase, and when the rollout started (Unix time)."""
+    timing = trace.timing
+    return {
+        "start": timing.start,
+        "setup": timing.setup.duration,
+        "generation": timing.agent.duration,
+        "model": timing.agent.model.duration,
+        "scoring": timing.scoring.duration,
+    }
+
+
+def _is_provider(error: Any) -> bool:
+    """Whether the engine is to blame. A 400-like answer is about the request: the task's."""
+    return error.type == "ProviderError" and error.status_code not in (400, 413, 422)
+
+
+def _error_of(episode: Any) -> tuple[dict[str, str] | None, bool]:
+    """What ended the rollout badly, if anything, and whether it was the engine."""
+    for trace in episode.traces:
+        if not trace.ok:
+            last = trace.last_error
+            if last is None:
+                return {"type": "Unfinished", "message": trace.stop_condition or ""}, False
+            return {"type": last.type, "message": last.message}, _is_provider(last)
+        if any(call.node is not None and call.finish_reason is None for call in trace.calls):
+            # Only an engine that aborts a request ends a reply without a reason.
+            return {"type": "Aborted", "message": "the engine cut a reply off"}, True
+        if trace.is_timeout:
+            return {"type": "Timeout", "message": trace.stop_condition or ""}, False
+    if not episode.ok:
+        last = episode.last_error
+        kind, message = (last.type, last.message) if last else ("EnvError", "episode not ok")
+        return {"type": kind, "message": message}, False
+    if not any(node.sampled for trace in episode.traces for node in trace.nodes):
+        return {"type": "EmptyTrajectory", "message": "the policy was never asked"}, False
+    return None, False
+
+
+def from_episode(episode: Any, version: int) -> Rollout:
+    """The rollout of a served episode, from the traces whose tokens train the policy.
+
+    Its reward is the mean over those traces. `version` is the one the engine was verified at.
+    """
+    traces = [trace for trace in episode.traces if trace.agent.trainable]
+    error, provider = _error_of(episode)
+    samples: list[RolloutSample] = []
+    labels: set[str] = set()
+    if error is None:
+        try:
+            for trace in traces:
+                own, names = trace_samples(trace, version)
+                samples += own
+                labels |= names
+        except UnusableTrace as unusable:
+            samples, error = [], {"type": "UnusableTrace", "message": str(unusable)}
+        else:
+            if not samples:
+                error = {"type": "EmptyTrajectory", "message": "no sampled token came back"}
+    rewards = [trace.reward for trace in traces]
+    replies = [message for trace in traces for message in trace.assistant_messages]
+    record: dict[str, Any] = {
+        "messages": [message for trace in traces for message in _messages(trace)],
+        "rewards": {
+            name: None if reward is None else reward.value
+            for trace in traces
+            for name, reward in trace.rewards.items()
+        },
+        "metrics": {name: v for trace in traces for name, v in trace.metrics.items()},
+        "truncated": any(trace.is_truncated for trace in traces),
+        "stop": traces[-1].stop_condition if traces else None,
+        "turns": sum(trace.num_turns for trace in traces),
+        "branches": sum(trace.num_branches for trace in traces),
+        "responded": any((message.content or "").strip() for message in replies),
+        "timing": _timing(traces[0]) if traces else {},
+    }
+    return Rollout(
+        reward=sum(rewards) / len(rewards) if rewards else 0.0,
+        samples=samples,
+        record=record,
+        labels=sorted(labels),
+        error=error,
+        provider=provider,
+    )
+
+
+def failed(kind: str, message: str) -> Rollout:
+    """A rollout that ended without an episode."""
+    return Rollout(0.0, [], {}, error={"type": kind, "message": message})
+
+
+def to_document(rollout: Rollout) -> dict[str, Any]:
+    """The rollout as JSON, in full precision."""
+    return {
+        "reward": rollout.reward,
+        "error": rollout.error,
+        "labels": rollout.labels,
+        "tokens": sum(len(sample.token_ids) for sample in rollout.samples),
+        "sampled_tokens": rollout.sampled_tokens,
+        "samples": [asdict(sample) for sample in rollout.samples],
+        **rollout.record,
+    }

@@ -1,0 +1,116 @@
+"""Task data of a run's environments, by index.
+
+The environment's code runs in a process of its own (`activities.envs.dump`), which writes the
+tasks to a scratch file; a worker only ever reads plain JSON. Loaded once a worker and
+(run, kind, env).
+"""
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from temporalio.exceptions import ApplicationError
+
+from activities.context import WorkerContext
+from activities.contracts import names
+from activities.contracts.rollouts import Kind
+from activities.envs import loading
+from configs.env import EnvConfig
+from configs.run import RunConfig
+
+LOAD_TIMEOUT_S = 300.0
+HEADROOM = 256
+"""An endless or huge taskset is read this far at first, and then twice as far as was asked."""
+WHOLE = 20_000
+"""A taskset is read whole up to here."""
+
+
+@dataclass
+class _Loaded:
+    """JSON lines of the first tasks; `complete` if the taskset has no more."""
+
+    lines: list[bytes]
+    complete: bool
+
+
+def env_of(config: RunConfig, kind: Kind, name: str) -> EnvConfig:
+    """The section of env `name` for `kind`; raises ValueError if there is none."""
+    envs = config.train.env if kind == "train" else config.eval.env
+    for env in envs:
+        if env.name == name:
+            return env
+    raise ValueError(f"the run has no {kind} env {name!r}")
+
+
+class TaskLibrary:
+    """Hands out task data; one a worker process."""
+
+    def __init__(self, ctx: WorkerContext) -> None:
+        self.ctx = ctx
+        self._loaded: dict[tuple[str, Kind, str], _Loaded] = {}
+        self._locks: dict[tuple[str, Kind, str], asyncio.Lock] = {}
+
+    async def task(self, run_id: str, kind: Kind, name: str, index: int) -> dict[str, Any]:
+        """Data of task `index`, as an env server takes it.
+
+        Raises ApplicationError (BAD_INPUT) if the taskset does not load or has no such task.
+        """
+        key = (run_id, kind, name)
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            found = self._loaded.get(key)
+            if found is None or (index >= len(found.lines) and not found.complete):
+                env = env_of(self.ctx.config(run_id), kind, name)
+                count = WHOLE if index < WHOLE else 2 * index + HEADROOM
+                found = self._loaded[key] = await self._load(run_id, kind, env, count)
+        if index >= len(found.lines):
+            raise _bad_input(
+                f"{kind} env {name!r} has {len(found.lines)} examples, and example {index} was "
+                "asked for; its data must not change while a run uses it"
+            )
+        data: dict[str, Any] = json.loads(found.lines[index])
+        return data
+
+    async def _load(self, run_id: str, kind: Kind, env: EnvConfig, count: int) -> _Loaded:
+        scratch = self.ctx.scratch(f"tasks-{run_id}")
+        out = scratch / f"{kind}-{env.name}-{count}-{os.getpid()}.jsonl"
+        request = {
+            "id": env.id,
+            "args": env.args,
+            "kind": kind,
+            "count": count,
+            "out": str(out),
+        }
+        process = await asyncio.create_subprocess_exec(
+            *loading.module_command("dump"),
+            cwd=loading.PROJECT_ROOT,
+            env={**os.environ, **loading.process_env(env.path, scratch)},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(LOAD_TIMEOUT_S):
+                _, err = await process.communicate(json.dumps(request).encode())
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode == 2:
+            raise _bad_input(err.decode().strip().splitlines()[-1])
+        if process.returncode:
+            raise RuntimeError(f"reading {env.id!r} ended with {process.returncode}: {err!r}")
+        lines = await asyncio.to_thread(_read_lines, out)
+        return _Loaded(lines, complete=len(lines) < count)
+
+
+def _read_lines(path: Path) -> list[bytes]:
+    lines = path.read_bytes().splitlines()
+    path.unlink()
+    return lines
+
+
+def _bad_input(message: str) -> ApplicationError:
+    return ApplicationError(message, type=names.BAD_INPUT, non_retryable=True)

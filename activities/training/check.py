@@ -1,0 +1,131 @@
+"""Preflight of the model section: does the named model exist, and can a run use it?
+
+Reads files only; neither torch nor transformers is imported.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from activities.contracts.checks import CheckProblem
+from activities.envs import datasets
+from activities.training.policy import Recipe
+from activities.training.tokenizer import IM_END, IM_START
+from configs.model import DEFAULT_POLICY
+from configs.run import RunConfig
+
+HUB_TIMEOUT_S = 8.0
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+CHATML_RENDERER = "ratchet-chatml"
+
+
+def check_model(config: RunConfig) -> list[CheckProblem]:
+    """Everything wrong with the model of a run; blocks for at most about HUB_TIMEOUT_S."""
+    name = config.model.name
+    if name == DEFAULT_POLICY:
+        return _check_default(config)
+    if _is_path(name):
+        return _check_folder(config, Path(name).expanduser())
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return [_problem(f"{name!r} is neither a folder nor a hub name ('owner/model')")]
+    return _check_hub(config)
+
+
+def _problem(message: str, pointer: str = "/model/name") -> CheckProblem:
+    return CheckProblem(pointer=pointer, key=pointer[1:].replace("/", "."), message=message)
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("/", ".", "~")) or Path(name).exists()
+
+
+def _check_default(config: RunConfig) -> list[CheckProblem]:
+    problems = _check_length(config, Recipe().max_positions)
+    env = config.model.warm_start_env
+    if env not in datasets.SHIPPED:
+        known = ", ".join(repr(shipped) for shipped in datasets.SHIPPED)
+        message = f"{DEFAULT_POLICY!r} cannot be warm-started on {env!r}; it knows {known}"
+        problems.append(_problem(message, "/model/warm_start_env"))
+    return problems
+
+
+def _check_folder(config: RunConfig, folder: Path) -> list[CheckProblem]:
+    if not folder.is_dir():
+        return [_problem(f"there is no folder {str(folder)!r} on the trainer's machine")]
+    about = folder / "config.json"
+    if not about.is_file():
+        return [_problem(f"{str(folder)!r} holds no model: config.json is missing")]
+    problems = _check_config(config, about)
+    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        problems.append(_problem(f"{str(folder)!r} holds no weights (*.safetensors)"))
+    problems += _check_tokenizer(config, folder)
+    return problems
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    data = json.loads(path.read_text())
+    if not isinstance(data, dict):
+        raise ValueError("not a JSON object")
+    return data
+
+
+def _check_config(config: RunConfig, path: Path) -> list[CheckProblem]:
+    try:
+        about = _read_json(path)
+    except ValueError as error:
+        return [_problem(f"{str(path)!r} cannot be read: {error}")]
+    architectures = about.get("architectures") or []
+    if "model_type" not in about:
+        return [_problem(f"{str(path)!r} names no model_type")]
+    if not any("CausalLM" in name or "ConditionalGeneration" in name for name in architectures):
+        named = ", ".join(architectures) or "none"
+        return [_problem(f"not a causal language model: {str(path)!r} has architectures {named}")]
+    longest = about.get("max_position_embeddings")
+    return _check_length(config, longest) if isinstance(longest, int) else []
+
+
+def _check_length(config: RunConfig, longest: int) -> list[CheckProblem]:
+    if config.trainer.seq_len <= longest:
+        return []
+    message = f"{config.trainer.seq_len} is more than the {longest} positions the model has"
+    return [_problem(message, "/trainer/seq_len")]
+
+
+def _check_tokenizer(config: RunConfig, folder: Path) -> list[CheckProblem]:
+    files = [folder / "tokenizer.json", folder / "tokenizer_config.json"]
+    present = [file for file in files if file.is_file()]
+    if not present:
+        return [_problem(f"{str(folder)!r} holds no tokenizer (tokenizer.json)")]
+    text = "".join(file.read_text() for file in present)
+    if config.model.renderer == CHATML_RENDERER:
+        missing = [token for token in (IM_START, IM_END) if token not in text]
+        if missing:
+            message = (
+                f"the tokenizer of {str(folder)!r} lacks {' and '.join(missing)}, which the "
+                f"renderer {CHATML_RENDERER!r} needs; set model.renderer to one made for it"
+            )
+            return [_problem(message)]
+        return []
+    if '"chat_template"' not in text and not (folder / "chat_template.jinja").is_file():
+        return [_problem(f"the tokenizer of {str(folder)!r} has no chat template")]
+    return []
+
+
+def _check_hub(config: RunConfig) -> list[CheckProblem]:
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    name = config.model.name
+    try:
+        path = hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S)
+    except LocalEntryNotFoundError:
+        return [
+            _problem(
+                f"{name!r} is no folder here, and the model hub ({constants.ENDPOINT}) cannot be "
+                f"reached; give a folder, or {DEFAULT_POLICY!r}, which needs no download"
+            )
+        ]
+    except HfHubHTTPError as error:
+        return [_problem(f"the model hub has no usable {name!r}: {str(error).splitlines()[0]}")]
+    return _check_config(config, Path(path))

@@ -1,0 +1,104 @@
+"""Speaks with a trainer process over its Unix socket, from an event loop, with bounded waits.
+
+One JSON line `{id, op, args}` there, one `{id, ok, result | error {type, message}}` back, one
+connection a request. Light: imports nothing of torch.
+"""
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+LINE_LIMIT = 4 * 2**20
+"""Longest line of the protocol, in bytes."""
+PING_TIMEOUT_S = 5.0
+
+
+class TrainerGone(Exception):
+    """The process does not answer any more: its socket refuses, or closed in mid-request."""
+
+
+class TrainerFailed(Exception):
+    """The process refused or failed a request; `kind` is the type of error it named."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        self.kind = kind
+        super().__init__(message)
+
+
+class StateMismatch(Exception):
+    """The trainer holds another state than the request builds on."""
+
+
+class NonFinite(Exception):
+    """Loss or gradient is not finite; the state is as before the step."""
+
+
+_KINDS: dict[str, type[Exception]] = {"StateMismatch": StateMismatch, "NonFinite": NonFinite}
+
+
+class TrainerClient:
+    """A trainer process at `address` ('unix:///path/to/socket')."""
+
+    def __init__(self, address: str) -> None:
+        self.path = Path(address.removeprefix("unix://"))
+        self._ids = itertools.count(1)
+
+    async def ping(self, timeout_s: float = PING_TIMEOUT_S) -> int | None:
+        """The step the trainer stands at, None if nothing is loaded; answers during a step."""
+        step: int | None = (await self.call("ping", {}, timeout_s))["step"]
+        return step
+
+    async def load(
+        self, folder: Path, config: dict[str, Any], *, checkpoint: bool, timeout_s: float = 600.0
+    ) -> int:
+        """Loads a checkpoint folder, or weights at step 0; returns the step."""
+        args = {"folder": str(folder), "config": config, "checkpoint": checkpoint}
+        return int((await self.call("load", args, timeout_s))["step"])
+
+    async def step(
+        self, step: int, batch: Path, out: Path, *, timeout_s: float = 3600.0
+    ) -> dict[str, float]:
+        """Trains the batch file and exports to `out`; returns the metrics of the step."""
+        args = {"step": step, "batch": str(batch), "out": str(out)}
+        metrics: dict[str, float] = await self.call("step", args, timeout_s)
+        return metrics
+
+    async def save(self, step: int, out: Path, *, timeout_s: float = 1800.0) -> None:
+        """Writes the checkpoint of `step` to `out`."""
+        await self.call("save", {"step": step, "out": str(out)}, timeout_s)
+
+    async def shutdown(self, timeout_s: float = PING_TIMEOUT_S) -> None:
+        """Asks the process to end."""
+        await self.call("shutdown", {}, timeout_s)
+
+    async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
+        """One request. Raises TrainerGone, TimeoutError, StateMismatch, NonFinite, TrainerFailed.
+
+        A request that times out goes on in the process; repeating it waits for the first one.
+        """
+        async with asyncio.timeout(timeout_s):
+            try:
+                reply = await self._exchange(op, args)
+            except (ConnectionError, FileNotFoundError) as error:
+                raise TrainerGone(f"trainer at {self.path}: {error}") from None
+        if reply["ok"]:
+            return reply["result"]
+        kind, message = reply["error"]["type"], reply["error"]["message"]
+        raise _KINDS[kind](message) if kind in _KINDS else TrainerFailed(kind, message)
+
+    async def _exchange(self, op: str, args: dict[str, Any]) -> Any:
+        reader, writer = await asyncio.open_unix_connection(str(self.path), limit=LINE_LIMIT)
+        try:
+            request = {"id": next(self._ids), "op": op, "args": args}
+            writer.write(json.dumps(request).encode() + b"\n")
+            await writer.drain()
+            line = await reader.readline()
+        finally:
+            writer.close()
+        if not line.endswith(b"\n"):
+            raise ConnectionResetError(f"closed its socket during {op!r}")
+        reply = json.loads(line)
+        assert reply["id"] == request["id"], "one connection carries one request"
+        return reply

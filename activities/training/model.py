@@ -1,0 +1,138 @@
+"""Causal language models in Hugging Face layout: load, untie, score, export.
+
+Invariants:
+
+- Embeddings are untied. Engines on CPU reload tied embeddings silently wrong, so a tied model is
+  untied at load, trained untied, and exported with its own `lm_head.weight`.
+- Sequences are padded on the right and attention is causal, so real tokens never see padding and
+  no attention mask is needed.
+- Log-probabilities are those of the sampling distribution: softmax(logits / temperature).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from activities.storage.batch import Sample
+    from activities.training.batching import MicroBatch
+
+CANARY_FILE = "canary.json"
+
+
+def untie(model: Any) -> bool:
+    """Gives the output layer a weight of its own; returns whether it shared one before.
+
+    Raises ValueError for a model without an output embedding.
+    """
+    import torch
+
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None:
+        raise ValueError(f"{type(model).__name__} has no output embedding to untie")
+    shared = head.weight is embedding.weight
+    if shared:
+        head.weight = torch.nn.Parameter(embedding.weight.detach().clone())
+    for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
+        config.tie_word_embeddings = False
+    return shared
+
+
+def load_model(source: str | Path, dtype: str) -> Any:
+    """An untied causal language model in `dtype` ('float32' or 'bfloat16').
+
+    It is in evaluation mode and stays there: the loss compares with the probabilities of the
+    engine, which knows no dropout.
+
+    `source` is a folder in Hugging Face layout or a hub name. Raises what transformers raises
+    (OSError, ValueError) where it holds no such model.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+    untie(model)
+    return model.eval()
+
+
+def token_scores(model: Any, token_ids: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of each token given those before it, and the entropy there, in nats.
+
+    token_ids [B, T] int64; temperature [B, 1], above 0. Returns logprobs [B, T], with gradient,
+    and entropy [B, T], without. Position 0, which nothing predicts, holds ln(1/V) and ln V, the
+    values of a uniform guess.
+    """
+    import torch
+
+    logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1].float()
+    log_probs = torch.log_softmax(logits / temperature.unsqueeze(-1), dim=-1)
+    chosen = log_probs.gather(-1, token_ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+    with torch.no_grad():
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+    first = math.log(log_probs.shape[-1])
+    return (
+        torch.nn.functional.pad(chosen, (1, 0), value=-first),
+        torch.nn.functional.pad(entropy, (1, 0), value=first),
+    )
+
+
+def score_batch(model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """`token_scores` of a micro-batch."""
+    return token_scores(model, batch.token_ids, batch.temperature)
+
+
+def rescore(
+    model: Any, samples: Sequence[Sample], *, seq_len: int, micro_batch_tokens: int
+) -> list[list[float]]:
+    """Trainer log-probabilities of every token of every sample, aligned with `token_ids`.
+
+    The same path as a training step's forward pass; samples are cut at `seq_len` as there.
+    Position 0 holds ln(1/V).
+    """
+    import torch
+
+    from activities.training.batching import micro_batches
+
+    result: list[list[float]] = [[] for _ in samples]
+    with torch.no_grad():
+        for batch in micro_batches(samples, seq_len, micro_batch_tokens):
+            logprobs, _ = score_batch(model, batch.to(model.device))
+            for row, index in enumerate(batch.indices):
+                result[index] = logprobs[row, : batch.lengths[row]].tolist()
+    return result
+
+
+def canary_tokens(vocab_size: int, length: int = 24) -> list[int]:
+    """A fixed token sequence that walks over the whole vocabulary."""
+    return [(7 + 31 * n + 5 * n * n) % vocab_size for n in range(length)]
+
+
+def canary(model: Any, token_ids: list[int]) -> dict[str, list[Any]]:
+    """The canary record: `logprobs[k]` is of `token_ids[k + 1]` at temperature 1, in nats."""
+    import torch
+
+    with torch.no_grad():
+        ids = torch.tensor([token_ids], device=model.device)
+        logprobs, _ = token_scores(model, ids, torch.ones(1, 1, device=model.device))
+    return {"token_ids": token_ids, "logprobs": logprobs[0, 1:].tolist()}
+
+
+def export(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Writes weights, config, tokenizer and, last of all, the canary of the model to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    vocab = min(model.config.get_text_config().vocab_size, len(tokenizer))
+    record = canary(model, canary_tokens(vocab))
+    (folder / CANARY_FILE).write_text(json.dumps(record))
+
+
+def parameter_count(model: Any) -> int:
+    """Parameters of the (untied) model."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,88 @@
+"""Makes the weights of version 0: `python -m activities.training.prepare --order FILE --out DIR`.
+
+The order is JSON: {name, env, seed, dtype}. Progress goes to standard output, one JSON line a
+report: {"progress": text}. Whatever the source, the result is an untied model in Hugging Face
+layout with tokenizer, canary and `policy.json` ({parameters, origin}). A model that cannot be
+loaded ends the process with code 2 and {"problem": text}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from activities.training.policy import Recipe, build_model, digest, warm_start
+from activities.training.tokenizer import build_tokenizer
+from configs.model import DEFAULT_POLICY
+
+POLICY_FILE = "policy.json"
+PROBLEM = 2
+
+
+def _say(**message: str) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def make_default(recipe: Recipe, env: str, seed: int) -> tuple[Any, Any]:
+    """Model and tokenizer of the default policy, warm-started."""
+    import torch
+
+    from activities.envs import datasets
+
+    torch.set_num_threads(recipe.threads)
+    model = build_model(recipe, seed)
+    tokenizer = build_tokenizer(recipe.max_positions)
+    steps = recipe.clean_limit + recipe.cooldown + recipe.noisy_steps
+    examples = datasets.demonstrations(env, steps * recipe.batch, seed)
+
+    def progress(step: int, most: int, loss: float) -> None:
+        if step % 10 == 0 or step == most:
+            _say(progress=f"warm start on {env}: step {step} of at most {most}, loss {loss:.2f}")
+
+    warm_start(model, tokenizer, examples, recipe, seed, progress)
+    return model, tokenizer
+
+
+def load_given(name: str, dtype: str) -> tuple[Any, Any]:
+    """Model and tokenizer of a folder or hub name; ends the process where there is none."""
+    from transformers import AutoTokenizer
+
+    from activities.training.model import load_model
+
+    try:
+        return load_model(name, dtype), AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        _say(problem=f"model {name!r} cannot be loaded: {error}")
+        sys.exit(PROBLEM)
+
+
+def main() -> None:
+    """Prepares one policy."""
+    parser = argparse.ArgumentParser(description="Make the weights a run starts from.")
+    parser.add_argument("--order", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    order = json.loads(options.order.read_text())
+    import torch
+
+    from activities.training.model import export, parameter_count
+
+    if order["name"] == DEFAULT_POLICY:
+        recipe = Recipe()
+        model, tokenizer = make_default(recipe, order["env"], order["seed"])
+        model = model.to(getattr(torch, order["dtype"]))
+        key = digest(recipe, order["env"], order["seed"], order["dtype"])
+        origin = f"{DEFAULT_POLICY}, warm-started on {order['env']} (recipe {key[:12]})"
+    else:
+        model, tokenizer = load_given(order["name"], order["dtype"])
+        origin = order["name"]
+    export(model, tokenizer, options.out)
+    about = {"parameters": parameter_count(model), "origin": origin}
+    (options.out / POLICY_FILE).write_text(json.dumps(about))
+
+
+if __name__ == "__main__":
+    main()

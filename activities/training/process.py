@@ -1,0 +1,97 @@
+"""The trainer process: `python -m activities.training.process --socket PATH`.
+
+Holds policy and optimizer between steps and serves the operations of `client.TrainerClient` on a
+Unix socket: ping, load, step, save, shutdown. Operations run one after another in one thread of
+their own (thread counts of numerical libraries belong to a thread), so ping answers meanwhile.
+A client that goes away does not stop an operation.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from activities.training.client import LINE_LIMIT
+from activities.training.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+class TrainerServer:
+    """Serves one Trainer until `shutdown` is asked for."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        self._stop = asyncio.Event()
+
+    async def serve(self, socket: Path) -> None:
+        """Listens on `socket`, which must not exist yet, until shutdown."""
+        server = await asyncio.start_unix_server(self._connected, str(socket), limit=LINE_LIMIT)
+        # Imports take seconds; who loads first should not wait for them.
+        warm = asyncio.get_running_loop().run_in_executor(self._thread, _import_libraries)
+        try:
+            async with server:
+                await self._stop.wait()
+                await warm
+        finally:
+            socket.unlink(missing_ok=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                reply = await self._answer(json.loads(line))
+                writer.write(json.dumps(reply).encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            result = await self._run(request["op"], request["args"])
+        except Exception as error:
+            # Whatever went wrong is the client's to judge; the process goes on.
+            log.exception("%s failed", request["op"])
+            problem = {"type": type(error).__name__, "message": str(error)}
+            return {"id": request["id"], "ok": False, "error": problem}
+        return {"id": request["id"], "ok": True, "result": result}
+
+    async def _run(self, op: str, args: dict[str, Any]) -> Any:
+        if op == "ping":
+            return {"step": self.trainer.step}
+        if op == "shutdown":
+            self._stop.set()
+            return {}
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._work, op, args)
+
+    def _work(self, op: str, args: dict[str, Any]) -> Any:
+        if op == "load":
+            folder = Path(args["folder"])
+            return self.trainer.load(folder, args["config"], checkpoint=args["checkpoint"])
+        if op == "step":
+            batch = Path(args["batch"]).read_bytes()
+            return self.trainer.train(args["step"], batch, Path(args["out"]))
+        if op == "save":
+            return self.trainer.save(args["step"], Path(args["out"]))
+        raise ValueError(f"unknown operation {op!r}")
+
+
+def _import_libraries() -> None:
+    import torch  # noqa: F401
+    import transformers  # noqa: F401
+
+
+def main() -> None:
+    """Serves until shutdown or a signal."""
+    parser = argparse.ArgumentParser(description="Hold and train one policy.")
+    parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    asyncio.run(TrainerServer(Trainer()).serve(options.socket))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Tells the host activity how to run a trainer process."""
+
+import hashlib
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+
+from activities.context import WorkerContext
+from activities.contracts.hosting import HostInput
+from activities.hosting.spec import ServerSpec
+from activities.training.client import TrainerClient, TrainerFailed, TrainerGone
+
+SOCKET_PATH_LIMIT = 107
+"""Most bytes of a Unix socket's path on Linux (sun_path, without the final NUL)."""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def socket_path(home: Path, host: HostInput, epoch: int) -> Path:
+    """A fresh socket path below `home`, or in the temporary folder where that is too long."""
+    run = hashlib.sha256(host.run_id.encode()).hexdigest()[:8]
+    name = f"t{run}-{host.index}-{epoch}-{secrets.token_hex(3)}"
+    path = home.resolve() / "sockets" / name
+    if len(str(path).encode()) > SOCKET_PATH_LIMIT:
+        path = Path(tempfile.mkdtemp(prefix="ratchet-")) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+async def trainer_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpec:
+    """The trainer of `epoch`: healthy once it answers a ping, whether or not anything is loaded."""
+    path = socket_path(ctx.home, host, epoch)
+    client = TrainerClient(f"unix://{path}")
+
+    async def probe() -> bool:
+        try:
+            await client.ping(timeout_s=2.0)
+        except (TrainerGone, TrainerFailed, TimeoutError):
+            return False
+        return True
+
+    return ServerSpec(
+        name=f"trainer {host.index}",
+        argv=[sys.executable, "-m", "activities.training.process", "--socket", str(path)],
+        address=f"unix://{path}",
+        cwd=ROOT,
+        probe=probe,
+        # It only ever loads folders of the store.
+        env={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+        start_timeout_s=60.0,
+    )

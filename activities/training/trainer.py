@@ -1,0 +1,219 @@
+"""The trainer's state: policy, optimizer and step, and the three things done with them.
+
+Invariants:
+
+- State is a function of (checkpoint or version 0, batches since, thread count): a step after
+  save and load has the same bits as without.
+- `step` moves only when the optimizer has moved. A step that fails before leaves the state
+  untouched; repeating the step the trainer stands at, with the same batch, trains nothing and
+  returns the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from activities.storage.batch import Sample, decode_batch
+from activities.training.batching import member_count, micro_batches
+from activities.training.client import NonFinite, StateMismatch
+from activities.training.loss import rl_terms, step_loss
+from activities.training.model import CANARY_FILE, export, load_model, score_batch
+from configs.run import RunConfig
+
+SCHEMA_VERSION = 1
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "trainer.json"
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+log = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Trains one policy. Not thread-safe: one call at a time, always from the same thread."""
+
+    def __init__(self) -> None:
+        self.step: int | None = None
+        self._model: Any = None
+        self._tokenizer: Any = None
+        self._optimizer: Any = None
+        self._config: RunConfig | None = None
+        self._device = "cpu"
+        self._batch_sha = ""
+        self._metrics: dict[str, float] = {}
+
+    def load(self, folder: Path, config: dict[str, Any], *, checkpoint: bool) -> dict[str, Any]:
+        """Takes the state of a checkpoint folder, or of weights that nothing has trained yet.
+
+        `config` is the run's config as plain data. Returns {step, warnings}.
+        """
+        import torch
+        from transformers import AutoTokenizer
+
+        self.step = None
+        run = RunConfig.model_validate(config)
+        if run.trainer.threads is not None:
+            torch.set_num_threads(run.trainer.threads)
+        torch.manual_seed(run.seed)
+        self._config = run
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._model = load_model(folder, run.model.dtype).to(self._device)
+        for parameter in self._model.parameters():
+            # Memory of its own: what was loaded may map a file that retention will delete.
+            parameter.data = parameter.data.clone()
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        optim = run.trainer.optim
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(),
+            lr=optim.lr,
+            betas=optim.betas,
+            weight_decay=optim.weight_decay,
+        )
+        self._batch_sha, self._metrics = "", {}
+        warnings: list[str] = []
+        step = 0
+        if checkpoint:
+            step, warnings = self._load_state(folder)
+        self.step = step
+        return {"step": step, "warnings": warnings}
+
+    def train(self, step: int, batch: bytes, out: Path) -> dict[str, float]:
+        """Trains batch `step` and exports the weights to `out`; returns the step's metrics.
+
+        Raises StateMismatch for any step but the next one, or the current one with its own
+        batch; NonFinite if the gradient is; ValueError for a batch that cannot be trained.
+        """
+        digest = hashlib.sha256(batch).hexdigest()
+        repeat = step == self.step and digest == self._batch_sha
+        if not repeat:
+            if self.step is None or step != self.step + 1:
+                raise StateMismatch(f"step {step} was asked for, the trainer stands at {self.step}")
+            self._optimize(step, batch)
+            self._batch_sha = digest
+        started = time.monotonic()
+        if not (out / CANARY_FILE).exists():
+            export(self._model, self._tokenizer, out)
+        if not repeat:
+            self._metrics["seconds_export"] = time.monotonic() - started
+        return self._metrics
+
+    def save(self, step: int, out: Path) -> dict[str, Any]:
+        """Writes a checkpoint of `step` to `out`; raises StateMismatch at any other step."""
+        import torch
+        from safetensors.torch import save_file
+
+        if self.step is None or step != self.step:
+            raise StateMismatch(f"checkpoint of {step} asked for, trainer stands at {self.step}")
+        export(self._model, self._tokenizer, out)
+        tensors = {"rng/cpu": torch.get_rng_state()}
+        if self._device == "cuda":
+            tensors["rng/cuda"] = torch.cuda.get_rng_state()
+        for name, parameter in self._model.named_parameters():
+            for moment, value in self._optimizer.state.get(parameter, {}).items():
+                tensors[f"{moment}/{name}"] = value.detach().cpu().contiguous()
+        save_file(tensors, out / OPTIMIZER_FILE)
+        state = {
+            "schema": SCHEMA_VERSION,
+            "step": step,
+            "torch_threads": torch.get_num_threads(),
+            "torch_version": torch.__version__,
+            "batch_sha256": self._batch_sha,
+            "metrics": self._metrics,
+        }
+        (out / STATE_FILE).write_text(json.dumps(state))
+        return {"step": step}
+
+    # -- private ----------------------------------------------------------------------------
+
+    def _load_state(self, folder: Path) -> tuple[int, list[str]]:
+        import torch
+        from safetensors.torch import load_file
+
+        state = json.loads((folder / STATE_FILE).read_text())
+        if state["schema"] != SCHEMA_VERSION:
+            raise ValueError(
+                f"{folder / STATE_FILE}: schema {state['schema']} is not the one read here "
+                f"({SCHEMA_VERSION})"
+            )
+        tensors = load_file(folder / OPTIMIZER_FILE)
+        torch.set_rng_state(tensors["rng/cpu"])
+        if self._device == "cuda" and "rng/cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["rng/cuda"])
+        for name, parameter in self._model.named_parameters():
+            if f"step/{name}" not in tensors:
+                continue
+            exp_avg, exp_avg_sq, count = (tensors[f"{m}/{name}"].clone() for m in MOMENTS)
+            self._optimizer.state[parameter] = {
+                "step": count,
+                "exp_avg": exp_avg.to(self._device),
+                "exp_avg_sq": exp_avg_sq.to(self._device),
+            }
+        self._batch_sha, self._metrics = state["batch_sha256"], state["metrics"]
+        here = {"torch_threads": torch.get_num_threads(), "torch_version": torch.__version__}
+        warnings = [
+            f"{key} was {state[key]} and is {value}: the next steps may differ in their last bits"
+            for key, value in here.items()
+            if state[key] != value
+        ]
+        for warning in warnings:
+            log.warning("checkpoint of step %s: %s", state["step"], warning)
+        return int(state["step"]), warnings
+
+    def _optimize(self, step: int, data: bytes) -> None:
+        import torch
+
+        assert self._config is not None
+        trainer = self._config.trainer
+        started = time.monotonic()
+        samples = decode_batch(data)
+        tokens = member_count(samples, trainer.seq_len)
+        self._optimizer.zero_grad(set_to_none=True)
+        metrics = self._backward(samples, tokens)
+        max_norm = trainer.optim.max_norm
+        norm = torch.nn.utils.clip_grad_norm_(
+            self._model.parameters(), float("inf") if max_norm is None else max_norm
+        ).item()
+        if not torch.isfinite(torch.tensor([norm, metrics["loss"]])).all():
+            raise NonFinite(
+                f"step {step}: loss {metrics['loss']}, gradient norm {norm}; nothing was changed. "
+                "A smaller trainer.optim.lr is the usual remedy"
+            )
+        self._optimizer.step()
+        self.step = step
+        self._metrics = metrics | {
+            "grad_norm": norm,
+            "lr": trainer.optim.lr,
+            "tokens": float(tokens),
+            "samples": float(len(samples)),
+            "seconds_train": time.monotonic() - started,
+        }
+
+    def _backward(self, samples: list[Sample], tokens: int) -> dict[str, float]:
+        """Accumulates the step's gradient. Returns loss and means over member tokens."""
+        assert self._config is not None
+        trainer = self._config.trainer
+        names = ("entropy", "mismatch_kl", "is_masked", "is_masked_low", "is_masked_high")
+        sums = dict.fromkeys(names, 0.0)
+        loss, count = 0.0, 0
+        for padded in micro_batches(samples, trainer.seq_len, trainer.micro_batch_tokens):
+            batch = padded.to(self._device)
+            logprobs, entropy = score_batch(self._model, batch)
+            terms = rl_terms(
+                logprobs, batch.logprobs, batch.advantages, batch.loss_mask, trainer.loss
+            )
+            part = step_loss(terms, tokens)
+            part.backward()  # type: ignore[no-untyped-call]
+            loss += part.item()
+            count += 1
+            low, high = terms.masked_low.sum().item(), terms.masked_high.sum().item()
+            sums["is_masked_low"] += low
+            sums["is_masked_high"] += high
+            sums["is_masked"] += low + high
+            sums["mismatch_kl"] += terms.mismatch_kl.sum().item()
+            sums["entropy"] += (entropy * terms.members).sum().item()
+        means = {name: value / max(tokens, 1) for name, value in sums.items()}
+        return {"loss": loss, "micro_batches": float(count)} | means

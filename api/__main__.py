@@ -1,0 +1,88 @@
+"""`python -m api`: serves the API until SIGINT or SIGTERM.
+
+The socket is bound before anything else, so that a port in use is one clear line and not a
+traceback. Temporal is named by the standard TEMPORAL_* settings, the rest by RATCHET_*.
+"""
+
+import argparse
+import contextlib
+import errno
+import os
+import signal
+import socket
+import sys
+
+import uvicorn
+
+from api.app import create_app
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The command line; exits with status 2 and a usage line for one that is not valid."""
+    parser = argparse.ArgumentParser(prog="python -m api", description="Serves Ratchet's REST API.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind (%(default)s)")
+    parser.add_argument("--port", type=int, default=8080, help="port; 0: a free one (%(default)s)")
+    parser.add_argument(
+        "--log-level",
+        default="warning",
+        choices=["critical", "error", "warning", "info", "debug"],
+        help="what uvicorn logs (%(default)s)",
+    )
+    return parser.parse_args(argv)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; raises ValueError that says what is wrong and how to mend it."""
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port {port} does not exist; choose one from 0 to 65535")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror:
+        raise ValueError(f"host {host!r} is unknown; bind with --host 127.0.0.1") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        mend = {
+            errno.EADDRINUSE: "the port is in use; stop what uses it, or choose another with "
+            "--port (0: a free one)",
+            errno.EACCES: "this user may not bind it; choose a port above 1023 with --port",
+            errno.EADDRNOTAVAIL: "this machine has no such address; bind with --host 127.0.0.1",
+        }.get(error.errno or 0, str(error.strerror))
+        raise ValueError(f"cannot listen on {host}:{port}: {mend}") from None
+    return listener
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns the exit status: 0 after a graceful end, 1 if the API could not start."""
+    arguments = parse_arguments(argv)
+    try:
+        listener = bind(arguments.host, arguments.port)
+        app = create_app()
+    except (ValueError, RuntimeError, ImportError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        print(f"ratchet api: {first}", file=sys.stderr)
+        return 1
+    port = listener.getsockname()[1]
+    print(f"ratchet api: listening on http://{arguments.host}:{port}", flush=True)
+    config = uvicorn.Config(
+        app, log_level=arguments.log_level, timeout_graceful_shutdown=5, server_header=False
+    )
+    # uvicorn shuts down gracefully and then raises the signal it was ended with once more.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Temporal's runtime threads can crash the interpreter's finalization (sdk-python issue 300).
+    os._exit(status)

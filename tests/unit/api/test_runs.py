@@ -1,0 +1,223 @@
+"""Listing, showing, stopping, evaluating: the run object in every state a run can be in."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from temporalio.api.workflowservice.v1 import PauseWorkflowExecutionRequest
+
+from activities.storage import keys
+from tests.unit.api.conftest import Served
+from tests.unit.api.test_create import problem
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def signals(served: Served, run_id: str, count: int) -> list[Any]:
+    for _ in range(100):
+        memo = await (await served.env.client.get_workflow_handle(run_id).describe()).memo()
+        heard: list[Any] = memo["ratchet"].get("signals", [])
+        if len(heard) >= count:
+            return heard
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"heard only {heard}")
+
+
+async def test_a_running_run_shows_what_it_does(served: Served) -> None:
+    run = await served.start("shows")
+    served.store.write_live(
+        keys.live(run["id"], "old"),
+        {"time": time.time() - 60, "inflight_train": 99, "tokens_per_s": 1e6},
+    )
+    for source, age, inflight in (("a", 2.0, 7), ("b", 1.0, 8)):
+        gauges = {"inflight_train": inflight, "inflight_eval": 2, "permits": 16, "version": 3}
+        served.store.write_live(
+            keys.live(run["id"], source),
+            {"time": time.time() - age, **gauges, "tokens_per_s": 100.25},
+        )
+    shown = await served.until(run["id"], status="running")
+    assert shown["progress"] == {
+        "rollouts_inflight_train": 8,
+        "rollouts_inflight_eval": 2,
+        "tokens_per_s": 200.5,
+        "permits": 16,
+    }
+    assert shown["waiting_for"]["name"] == "rollouts of batch 4"
+    assert shown["checkpoint"] == {"step": 2}
+    assert shown["eval"] == {"reverse-text": {"step": 0, "reward": 0.2}}
+    assert shown["restarts"] == {"engine": 1}
+    assert shown["error"] is None and shown["finished_at"] is None
+
+
+async def test_stop_is_told_and_shown_and_idempotent(served: Served) -> None:
+    run = await served.start("stops")
+    answer = await served.http.post(f"/v1/runs/{run['id']}/stop", json={"reason": "enough"})
+    assert answer.status_code == 202
+    assert answer.json()["status"] == "stopping"
+    ended = await served.until(run["id"], status="succeeded")
+    assert ended["finished_at"] and ended["end_reason"] == "stopped"
+    assert ended["waiting_for"] is None and ended["progress"] is None
+    assert (await signals(served, run["id"], 1))[0] == ["stop", {"reason": "enough"}]
+    body = problem(await served.http.post(f"/v1/runs/{run['id']}/stop"), 409, "run-conflict")
+    assert body["run_status"] == "succeeded"
+
+
+async def test_eval_names_known_envs_only(served: Served) -> None:
+    run = await served.start("evaluates")
+    path = f"/v1/runs/{run['id']}/eval"
+    assert (await served.http.post(path)).status_code == 202
+    assert (await served.http.post(path, json={"envs": ["guess-hard"]})).status_code == 202
+    assert await signals(served, run["id"], 2) == [
+        ["trigger_eval", {"envs": ["reverse-text", "guess-hard"]}],
+        ["trigger_eval", {"envs": ["guess-hard"]}],
+    ]
+    answer = await served.http.post(path, json={"envs": ["reverse-text", "chess"]})
+    body = problem(answer, 422, "invalid-request")
+    assert body["errors"][0]["pointer"] == "/envs/1"
+    assert "reverse-text, guess-hard" in body["errors"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "media", "status"),
+    [
+        (b'{"envs": "reverse-text"}', "application/json", 422),
+        (b'{"env": ["reverse-text"]}', "application/json", 422),
+        (b"[]", "application/json", 400),
+        (b"{", "application/json", 400),
+        (b"a=1", "application/x-www-form-urlencoded", 415),
+        (b"x" * 70_000, "application/json", 413),
+    ],
+)
+async def test_bad_eval_bodies(served: Served, content: bytes, media: str, status: int) -> None:
+    run = await served.start("eval-bodies")
+    answer = await served.http.post(
+        f"/v1/runs/{run['id']}/eval", content=content, headers={"content-type": media}
+    )
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_failed_run_carries_its_error(served: Served) -> None:
+    run = await served.start("fails")
+    failed = await served.until(run["id"], status="failed")
+    assert failed["error"]["code"] == "GateFailed" and failed["error"]["role"] == "inference"
+    answer = await served.http.post(f"/v1/runs/{run['id']}/eval")
+    assert problem(answer, 409, "run-conflict")["run_status"] == "failed"
+
+
+async def test_a_crashed_run_is_failed_though_its_memo_says_running(served: Served) -> None:
+    run = await served.start("crashes")
+    failed = await served.until(run["id"], status="failed")
+    assert failed["error"] == {
+        "code": "workflow_failed",
+        "role": None,
+        "message": "The workflow failed: a bug",
+        "param": None,
+        "is_user_error": False,
+    }
+
+
+async def test_ends_made_in_temporal_are_seen(served: Served) -> None:
+    handles = {}
+    for name in ("killed", "called-off"):
+        run = await served.start(name)
+        await served.until(run["id"], status="running")
+        handles[name] = served.env.client.get_workflow_handle(run["id"])
+    await handles["killed"].terminate(reason="wrong data")
+    await handles["called-off"].cancel()
+    killed = await served.until(handles["killed"].id, status="failed")
+    assert killed["error"]["message"] == "The workflow was terminated in Temporal: wrong data"
+    assert killed["finished_at"]
+    called_off = await served.until(handles["called-off"].id, status="cancelled")
+    assert called_off["error"] is None
+
+
+async def test_a_workflow_paused_in_temporal_breaks_neither_get_nor_list(served: Served) -> None:
+    run = await served.start("held")
+    await served.until(run["id"], status="running")
+    await served.env.client.workflow_service.pause_workflow_execution(
+        PauseWorkflowExecutionRequest(namespace="default", workflow_id=run["id"], request_id="1")
+    )
+    held = await served.until(run["id"], status="paused")
+    assert "unpaused" in held["waiting_for"]["name"]
+    for _ in range(100):
+        listed = (await served.http.get("/v1/runs?status=paused")).json()["data"]
+        if listed:
+            break
+        await asyncio.sleep(0.05)
+    assert [item["id"] for item in listed] == [run["id"]]
+    await served.env.client.get_workflow_handle(run["id"]).terminate()
+
+
+async def test_pages_cover_all_runs_once_newest_first(served: Served) -> None:
+    ids = [(await served.start("paged"))["id"] for _ in range(5)]
+    for _ in range(100):
+        everything = (await served.http.get("/v1/runs?limit=100")).json()
+        if set(ids) <= {run["id"] for run in everything["data"]}:
+            break
+        await asyncio.sleep(0.05)
+    order = [run["id"] for run in everything["data"]]
+    assert order[:5] == ids[::-1]
+    assert everything["has_more"] is False and everything["object"] == "list"
+    seen: list[str] = []
+    cursor = ""
+    while True:
+        page = (await served.http.get(f"/v1/runs?limit=2{cursor}")).json()
+        seen += [run["id"] for run in page["data"]]
+        if not page["has_more"]:
+            break
+        cursor = f"&after={seen[-1]}"
+    assert seen == order
+
+
+async def test_unknown_runs_and_parameters(served: Served) -> None:
+    for path in ("/v1/runs/nope-000000", "/v1/runs/A%20B", "/v1/runs?after=nope"):
+        problem(await served.http.get(path), 404, "unknown-run")
+    for verb in ("stop", "eval"):
+        problem(await served.http.post(f"/v1/runs/nope-000000/{verb}"), 404, "unknown-run")
+    for path in ("/v1/runs?limit=0", "/v1/runs?limit=x", "/v1/runs?status=happy"):
+        body = problem(await served.http.get(path), 422, "invalid-request")
+        assert body["errors"][0]["key"].startswith("query.")
+    problem(await served.http.get("/v2/runs"), 404, "not-found")
+    problem(await served.http.delete("/v1/runs"), 405, "method-not-allowed")
+
+
+async def test_a_workflow_that_is_no_run_is_not_found(served: Served) -> None:
+    run = await served.start("has-preflight")
+    # The preflight's id holds a '/', and no other workflow type is shown as a run either.
+    assert (await served.http.get(f"/v1/runs/{run['id']}%2Fpreflight")).status_code == 404
+
+
+async def test_metrics_are_read_from_the_store(served: Served) -> None:
+    run_id = (await served.start("measured"))["id"]
+    for step in (1, 2, 3):
+        served.store.put_json(
+            keys.step_record(run_id, step),
+            {"step": step, "time": 1.5, "metrics": {"reward": step / 10}},
+        )
+    path = f"/v1/runs/{run_id}/metrics"
+    page = (await served.http.get(path)).json()
+    assert [item["step"] for item in page["data"]] == [1, 2, 3]
+    assert page["data"][2]["metrics"] == {"reward": 0.3}
+    page = (await served.http.get(f"{path}?after_step=1&limit=1")).json()
+    assert [item["step"] for item in page["data"]] == [2] and page["has_more"] is True
+    assert (await served.http.get(f"{path}?after_step=3")).json()["data"] == []
+    problem(await served.http.get("/v1/runs/nope/metrics"), 404, "unknown-run")
+    problem(await served.http.get("/v1/runs/nope/evals"), 404, "unknown-run")
+
+
+async def test_evals_are_read_from_the_store(served: Served) -> None:
+    run_id = (await served.start("examined"))["id"]
+    for epoch, step in (("10-1/reverse-text", 10), ("0-0/reverse-text", 0), ("0-0/guess", 0)):
+        served.store.put_json(
+            keys.eval_record(run_id, epoch),
+            {"env": epoch.split("/")[1], "step": step, "reward_mean": 0.5},
+        )
+    data = (await served.http.get(f"/v1/runs/{run_id}/evals")).json()["data"]
+    assert [item["epoch"] for item in data] == [
+        "0-0/guess",
+        "0-0/reverse-text",
+        "10-1/reverse-text",
+    ]
+    assert data[0]["reward_mean"] == 0.5

@@ -1,0 +1,125 @@
+"""The trainer room's activities on a real store and a real trainer process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.context import WorkerContext
+from activities.contracts import names
+from activities.contracts.checks import CheckInput
+from activities.contracts.hosting import HostInput
+from activities.contracts.training import (
+    LoadTrainerInput,
+    PreparePolicyInput,
+    SaveCheckpointInput,
+    TrainerTarget,
+    TrainStepInput,
+)
+from activities.storage import keys
+from activities.storage.batch import encode_batch
+from activities.training.activities import TrainerActivities
+from activities.training.retention import expendable
+from activities.training.server import SOCKET_PATH_LIMIT, socket_path, trainer_spec
+from tests.unit.training.conftest import make_batch
+from tests.unit.training.test_process import CONFIG, trainer
+
+RUN = "run-1"
+
+
+def context(tmp_path: Path, policy: Path, **sections: Any) -> WorkerContext:
+    home = tmp_path / "home"
+    home.mkdir()
+    ctx = WorkerContext(home=home, store_url=str(tmp_path / "store"), own_queue="q")
+    config = {**CONFIG, "model": {"name": str(policy)}, **sections}
+    ctx.store.put_json(keys.config(RUN), config)
+    return ctx
+
+
+async def run(activity: Any, given: Any) -> Any:
+    return await ActivityEnvironment().run(activity, given)
+
+
+@pytest.mark.timeout(180)
+async def test_from_version_0_to_a_restored_checkpoint(tmp_path: Path, policy: Path) -> None:
+    ctx = context(
+        tmp_path, policy, retention={"weights": 2}, checkpoint={"interval": 1, "keep_last": 1}
+    )
+    acts = TrainerActivities(ctx)
+    prepared = await run(acts.prepare_policy, PreparePolicyInput(RUN))
+    assert prepared.weights.key == keys.weights(RUN, 0) and prepared.origin == str(policy)
+    assert await run(acts.prepare_policy, PreparePolicyInput(RUN)) == prepared
+    v0 = ctx.store.fetch_folder(prepared.weights)
+    assert (v0 / "canary.json").exists()
+
+    (tmp_path / "s").mkdir()
+    async with trainer(tmp_path / "s") as client:
+        target = TrainerTarget(1, f"unix://{client.path}")
+        loaded = await run(acts.load_trainer, LoadTrainerInput(RUN, target))
+        assert loaded.step == 0
+        inputs, results = {}, {}
+        for step in (1, 2, 3):
+            batch = ctx.store.put(keys.batch(RUN, step), encode_batch(make_batch(step)))
+            inputs[step] = TrainStepInput(RUN, step, batch, target)
+            results[step] = await run(acts.train_step, inputs[step])
+            save = SaveCheckpointInput(RUN, step, target, '{"cursor": 1}')
+            saved = await run(acts.save_checkpoint, save)
+        assert ctx.store.committed_keys(f"runs/{RUN}/weights") == [
+            keys.weights(RUN, version) for version in (0, 2, 3)
+        ]
+        assert ctx.store.committed_keys(keys.checkpoints(RUN)) == [keys.checkpoint(RUN, 3)]
+        folder = ctx.store.fetch_folder(saved.ref)
+        assert json.loads((folder / "run_state.json").read_text()) == {"cursor": 1}
+        assert await run(acts.train_step, inputs[3]) == results[3]
+
+        with pytest.raises(ApplicationError) as caught:
+            await run(acts.train_step, inputs[2])
+        assert caught.value.type == names.TRAINER_LOST and caught.value.non_retryable
+
+        # Back to version 0 and once more: the same bits, so the same reference.
+        await run(acts.load_trainer, LoadTrainerInput(RUN, target))
+        assert (await run(acts.train_step, inputs[1])).metrics["loss"] == results[1].metrics["loss"]
+        assert ctx.store.committed(keys.weights(RUN, 3)) is not None
+        restore = LoadTrainerInput(RUN, target, checkpoint=saved.ref)
+        assert (await run(acts.load_trainer, restore)).step == 3
+
+    with pytest.raises(ApplicationError) as caught:
+        await run(acts.train_step, inputs[3])
+    assert caught.value.type == names.TRAINER_LOST
+    assert list((ctx.home / "scratch" / "training").iterdir()) == []
+
+
+async def test_model_that_does_not_load_is_the_users_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    ctx = context(tmp_path, tmp_path / "empty")
+    with pytest.raises(ApplicationError, match="cannot be loaded") as caught:
+        await run(TrainerActivities(ctx).prepare_policy, PreparePolicyInput(RUN))
+    assert caught.value.type == names.BAD_INPUT and caught.value.non_retryable
+
+
+async def test_check_model_reports(tmp_path: Path, policy: Path) -> None:
+    acts = TrainerActivities(context(tmp_path, policy))
+    config = {**CONFIG, "model": {"name": "/no/such"}}
+    (problem,) = (await run(acts.check_model, CheckInput(config))).problems
+    assert problem.pointer == "/model/name"
+
+
+def test_what_may_go() -> None:
+    assert expendable([1, 2, 3, 4], newest=4, keep=2) == [1, 2]
+    assert expendable([1, 9, 10, 11], newest=1, keep=2) == []
+    assert expendable([], newest=3, keep=2) == []
+
+
+async def test_socket_paths_are_short_and_fresh(tmp_path: Path) -> None:
+    host = HostInput(run_id="r" * 60, role="trainer", index=0, queue="q")
+    deep = tmp_path / ("d" * 90)
+    for home in (tmp_path, deep):
+        one, other = socket_path(home, host, 1), socket_path(home, host, 1)
+        assert one != other and one.parent.is_dir()
+        assert len(str(one)) <= SOCKET_PATH_LIMIT
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    spec = await trainer_spec(ctx, host, 2)
+    assert spec.address.startswith("unix:///") and await spec.probe() is False

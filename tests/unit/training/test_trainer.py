@@ -1,0 +1,66 @@
+"""The trainer's refusals, and a policy gradient that points the right way."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from activities.storage.batch import encode_batch
+from activities.training.client import NonFinite
+from activities.training.model import load_model, rescore
+from activities.training.trainer import Trainer
+from tests.unit.training.conftest import make_batch
+from tests.unit.training.test_process import CONFIG
+
+
+def loaded(policy: Path) -> Trainer:
+    trainer = Trainer()
+    assert trainer.load(policy, CONFIG, checkpoint=False) == {"step": 0, "warnings": []}
+    return trainer
+
+
+def test_a_batch_that_is_not_finite_changes_nothing(tmp_path: Path, policy: Path) -> None:
+    trainer = loaded(policy)
+    good = make_batch(0)
+    bad = [replace(s, advantages=[float("nan")] * len(s.advantages)) for s in good]
+    with pytest.raises(NonFinite, match=r"trainer\.optim\.lr"):
+        trainer.train(1, encode_batch(bad), tmp_path / "bad")
+    assert trainer.step == 0
+    assert trainer.train(1, encode_batch(good), tmp_path / "good")["tokens"] > 0
+    other = loaded(policy)
+    other.train(1, encode_batch(good), tmp_path / "other")
+    weights = [(tmp_path / n / "model.safetensors").read_bytes() for n in ("good", "other")]
+    assert weights[0] == weights[1]
+
+
+def test_micro_batches_give_the_gradient_of_the_whole(tmp_path: Path, policy: Path) -> None:
+    norms = []
+    for tokens in (32, 4096):
+        trainer = Trainer()
+        section = {**CONFIG["trainer"], "micro_batch_tokens": tokens}
+        trainer.load(policy, {**CONFIG, "trainer": section}, checkpoint=False)
+        metrics = trainer.train(1, encode_batch(make_batch(0)), tmp_path / str(tokens))
+        norms.append((metrics["grad_norm"], metrics["loss"], metrics["entropy"]))
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+def test_rewarded_tokens_become_likelier(tmp_path: Path, policy: Path) -> None:
+    model = load_model(policy, "float32")
+    samples = make_batch(3)
+    before = rescore(model, samples, seq_len=32, micro_batch_tokens=256)
+    on_policy = [
+        replace(s, logprobs=[lp if m else 0.0 for lp, m in zip(row, s.loss_mask, strict=True)])
+        for s, row in zip(samples, before, strict=True)
+    ]
+    trainer = loaded(policy)
+    metrics = trainer.train(1, encode_batch(on_policy), tmp_path / "v1")
+    assert metrics["mismatch_kl"] < 1e-8 and metrics["is_masked"] == 0
+    after = rescore(
+        load_model(tmp_path / "v1", "float32"), samples, seq_len=32, micro_batch_tokens=256
+    )
+    gain = sum(
+        a * (new - old)
+        for s, rows in zip(samples, zip(before, after, strict=True), strict=True)
+        for a, old, new in zip(s.advantages, *rows, strict=True)
+    )
+    assert gain > 0
