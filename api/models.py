@@ -77,6 +77,8 @@ RUN_EXAMPLE: dict[str, Any] = {
     "max_steps": 40,
     "policy_version": 12,
     "checkpoint": {"step": 10},
+    "reward": 0.58,
+    "rollouts": {"train": 1536, "eval": 96},
     "eval": {"reverse-text": {"step": 10, "reward": 0.61}},
     "restarts": {"engine": 0},
     "error": None,
@@ -113,6 +115,10 @@ class Run(BaseModel):
     step: int = Field(default=0, description="Trainer steps done.")
     max_steps: int | None = None
     policy_version: int | None = Field(default=None, description="Version the engines serve.")
+    reward: float | None = Field(default=None, description="Mean train reward of the last step.")
+    rollouts: dict[str, int] = Field(
+        default_factory=dict, description="Rollouts delivered, by kind."
+    )
     checkpoint: CheckpointSummary | None = None
     eval: dict[str, EvalSummary] = Field(default_factory=dict, description="Latest eval by env.")
     restarts: dict[str, int] = Field(default_factory=dict, description="Restarts by role.")

@@ -86,6 +86,8 @@ def run_object(
             "step": memo.get("step") or 0,
             "max_steps": memo.get("max_steps"),
             "policy_version": version if version is not None and version >= 0 else None,
+            "reward": memo.get("reward"),
+            "rollouts": memo.get("rollouts") or {},
             "checkpoint": memo.get("checkpoint"),
             "eval": memo.get("eval") or {},
             "restarts": memo.get("restarts") or {},

@@ -80,7 +80,7 @@ def summary(
     """The numbers of a run; rewards that were never measured are null."""
     rewards = [step["metrics"]["reward/all/mean"] for step in steps]
     tail = rewards[-LAST_STEPS:]
-    scores = [record["reward"] for record in evals]
+    scores = [record["reward_mean"] for record in evals]
     return {
         "run_id": run["id"],
         "status": run["status"],
@@ -107,7 +107,7 @@ def curves(steps: list[dict[str, Any]], evals: list[dict[str, Any]], console: Co
         rewards = [step["metrics"]["reward/all/mean"] for step in steps]
         plotext.plot([step["step"] for step in steps], rewards, label="train")
     if evals:
-        scores = [record["reward"] for record in evals]
+        scores = [record["reward_mean"] for record in evals]
         plotext.scatter([record["step"] for record in evals], scores, label="eval", marker="x")
     figure = plotext.build()
     print(figure, file=sys.stderr)

@@ -5,6 +5,7 @@ its loops failed. The memo and search attributes change once a step or a status,
 is an event; the details are free and follow every wait.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -26,6 +27,9 @@ STEP = SearchAttributeKey.for_int("RatchetStep")
 VERSION = SearchAttributeKey.for_int("RatchetPolicyVersion")
 REWARD = SearchAttributeKey.for_float("RatchetReward")
 ENV = SearchAttributeKey.for_keyword("RatchetEnv")
+
+SHOWN_AFTER = timedelta(seconds=5)
+"""A wait that lasts this long is written to the memo, for readers without a worker."""
 
 T = TypeVar("T")
 
@@ -61,25 +65,47 @@ class RunLog:
                 return
             mark = progress() if progress else 0
             self._name_wait(name(), at_most)
-            try:
-                await workflow.wait_condition(
-                    lambda: predicate() or self._interrupted(stoppable),
-                    timeout=at_most,
-                    timeout_summary=name(),
-                )
-            except TimeoutError:
-                if progress is None or progress() == mark:
-                    text = f"waited {at_most} for {name()}"
-                    raise RunFailed("run", text, code="stalled") from None
+            if await self._within(SHOWN_AFTER, name, predicate, stoppable):
+                continue
+            self.publish()
+            if await self._within(at_most, name, predicate, stoppable):
+                continue
+            if progress is None or progress() == mark:
+                raise RunFailed("run", f"waited {at_most} for {name()}", code="stalled")
         self._waiting = None
         if self.failure is not None:
             raise self.failure
         raise Stopped
 
+    async def _within(
+        self,
+        at_most: timedelta,
+        name: Callable[[], str],
+        predicate: Callable[[], bool],
+        stoppable: bool,
+    ) -> bool:
+        try:
+            await workflow.wait_condition(
+                lambda: predicate() or self._interrupted(stoppable),
+                timeout=at_most,
+                timeout_summary=name(),
+            )
+        except TimeoutError:
+            return False
+        return True
+
     async def carry_out(self, name: str, work: Awaitable[T], at_most: timedelta) -> T:
         """Awaits an activity that is bounded by its own time-outs, under a name."""
         self._name_wait(name, at_most)
-        result = await work
+        task = asyncio.ensure_future(work)
+        try:
+            done, _ = await workflow.wait([task], timeout=SHOWN_AFTER.total_seconds())
+            if not done:
+                self.publish()
+            result = await task
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
         self._waiting = None
         return result
 

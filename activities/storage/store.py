@@ -88,7 +88,7 @@ class ArtifactStore:
         if found := self.committed(key):
             return found
         names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-        files = {n: [_digest(folder / n), (folder / n).stat().st_size] for n in names}
+        files = {n: (_digest(folder / n), (folder / n).stat().st_size) for n in names}
         path = f"{key}@{attempt.replace('/', '-')}"
         for name in names:
             self._write(self.path(f"{path}/{name}"), (folder / name).read_bytes())

@@ -13,9 +13,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -38,7 +37,13 @@ from activities.storage import keys
 from activities.storage.refs import ArtifactRef
 from activities.storage.store import free_bytes
 from activities.training import check, retention
-from activities.training.client import NonFinite, StateMismatch, TrainerClient, TrainerGone
+from activities.training.client import (
+    NonFinite,
+    StateMismatch,
+    TrainerClient,
+    TrainerFailed,
+    TrainerGone,
+)
 from activities.training.policy import Recipe, digest
 from configs.model import DEFAULT_POLICY
 from configs.run import RunConfig
@@ -52,13 +57,18 @@ NO_SPACE = "NoSpace"
 
 
 @contextlib.contextmanager
-def _trainer_errors() -> Any:
+def _trainer_errors() -> Iterator[None]:
     """Turns what the trainer process answers into errors that a workflow branches on."""
     try:
         yield
     except (TrainerGone, StateMismatch) as error:
         raise ApplicationError(str(error), type=names.TRAINER_LOST, non_retryable=True) from error
     except NonFinite as error:
+        raise ApplicationError(str(error), type=names.BAD_INPUT, non_retryable=True) from error
+    except TrainerFailed as error:
+        # A ValueError is about what was asked for, and is the same on every attempt.
+        if error.kind != "ValueError":
+            raise
         raise ApplicationError(str(error), type=names.BAD_INPUT, non_retryable=True) from error
 
 
@@ -126,6 +136,7 @@ class TrainerActivities:
             process = await asyncio.create_subprocess_exec(
                 *argv,
                 cwd=ROOT,
+                env={**os.environ, "TQDM_DISABLE": "1"},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,

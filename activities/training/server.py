@@ -46,6 +46,6 @@ async def trainer_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> Serve
         cwd=ROOT,
         probe=probe,
         # It only ever loads folders of the store.
-        env={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+        env={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"},
         start_timeout_s=60.0,
     )

@@ -4,9 +4,7 @@ import asyncio
 import hashlib
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
@@ -32,6 +30,7 @@ from activities.contracts.rollouts import (
     ShipBatchInput,
 )
 from activities.envs.host import env_spec
+from activities.inference.engine import engine_spec
 from activities.rollouts.activities import RolloutActivities
 from activities.storage import keys
 from activities.storage.batch import decode_batch
@@ -41,13 +40,6 @@ from configs.run import RunConfig
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 RUN = "e2e"
-MODEL = "policy-0"
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def _make_policy(folder: Path) -> None:
@@ -78,11 +70,11 @@ class Engine:
     """A running vLLM, its own process group."""
 
     url: str
+    model: str
     process: subprocess.Popen[bytes]
-    log: Path
 
     def target(self) -> EngineTarget:
-        return EngineTarget(index=0, epoch=0, url=self.url, model=MODEL, version=0)
+        return EngineTarget(index=0, epoch=0, url=self.url, model=self.model, version=0)
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -90,41 +82,28 @@ class Engine:
         self.process.wait()
 
 
-def _start_engine(weights: Path, home: Path) -> Engine:
-    port = _free_port()
-    log = home / f"engine-{port}.log"
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights)),
-        *("--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)),
-        *("--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "64"),
-        "--enable-scale-out",
-    ]
-    extra = {
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "120",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+def _start_engine(ctx: WorkerContext) -> Engine:
+    weights = ctx.store.require(keys.weights(RUN, 0))
+    host = HostInput(run_id=RUN, role="engine", index=0, queue="q", weights=weights)
+    spec = asyncio.run(engine_spec(ctx, host, 0))
+    log = ctx.home / "engine.log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            command,
-            env={**os.environ, **extra},
+            spec.argv,
+            cwd=spec.cwd,
+            env={**os.environ, **spec.env},
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    engine = Engine(f"http://127.0.0.1:{port}", process, log)
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()[-3000:]
-        try:
-            if httpx.get(f"{engine.url}/health", timeout=2).status_code == 200:
-                return engine
-        except httpx.TransportError:
-            pass
+    engine = Engine(spec.address, spec.model, process)
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline and process.poll() is None:
+        if asyncio.run(spec.probe()):
+            return engine
         time.sleep(0.5)
     engine.kill()
-    raise AssertionError(log.read_text()[-3000:])
+    raise AssertionError(log.read_text()[-5000:])
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +135,8 @@ def ctx(home: Path) -> WorkerContext:
 
 
 @pytest.fixture(scope="module")
-def engine(ctx: WorkerContext, home: Path) -> Iterator[Engine]:
-    engine = _start_engine(home / "policy", home)
+def engine(ctx: WorkerContext) -> Iterator[Engine]:
+    engine = _start_engine(ctx)
     post = httpx.post(f"{engine.url}/update_weight_version", json={"new_version": "0.7"})
     post.raise_for_status()
     yield engine

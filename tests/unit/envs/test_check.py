@@ -53,12 +53,12 @@ async def test_good_config(tmp_path: Path, own_path: str) -> None:
         tmp_path,
         train={
             "env": [
-                {"id": "reverse-retry", "args": {"num_examples": 12}},
+                {"id": "reverse-retry", "args": {"num_examples": 12}, "path": own_path},
                 {"id": "own-env", "path": own_path},
                 {"id": "endless-env", "path": own_path},
             ]
         },
-        eval={"env": [{"id": "reverse-text", "num_examples": 20}]},
+        eval={"env": [{"id": "reverse-text", "num_examples": 20, "path": own_path}]},
     )
     assert result.problems == []
     assert result.examples == {

@@ -1,9 +1,12 @@
 """The trainer room's activities on a real store and a real trainer process."""
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
@@ -98,6 +101,37 @@ async def test_model_that_does_not_load_is_the_users_to_mend(tmp_path: Path) -> 
     with pytest.raises(ApplicationError, match="cannot be loaded") as caught:
         await run(TrainerActivities(ctx).prepare_policy, PreparePolicyInput(RUN))
     assert caught.value.type == names.BAD_INPUT and caught.value.non_retryable
+
+
+async def test_cancelled_preparation_leaves_nothing_running(tmp_path: Path, policy: Path) -> None:
+    ctx = context(tmp_path, policy, model={"name": "ratchet/tiny"})
+    acts, children = TrainerActivities(ctx), psutil.Process().children
+    task = asyncio.create_task(run(acts.prepare_policy, PreparePolicyInput(RUN)))
+    async with asyncio.timeout(20):
+        while not children():
+            await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not children()
+    assert list((ctx.home / "scratch" / "training").iterdir()) == []
+    assert ctx.store.committed(keys.weights(RUN, 0)) is None
+
+
+async def test_batch_that_cannot_be_trained_is_not_retried(tmp_path: Path, policy: Path) -> None:
+    ctx = context(tmp_path, policy)
+    acts = TrainerActivities(ctx)
+    await run(acts.prepare_policy, PreparePolicyInput(RUN))
+    greedy = [replace(sample, temperature=0.0) for sample in make_batch(0)]
+    batch = ctx.store.put(keys.batch(RUN, 1), encode_batch(greedy))
+    (tmp_path / "s").mkdir()
+    async with trainer(tmp_path / "s") as client:
+        target = TrainerTarget(1, f"unix://{client.path}")
+        await run(acts.load_trainer, LoadTrainerInput(RUN, target))
+        with pytest.raises(ApplicationError, match="temperature") as caught:
+            await run(acts.train_step, TrainStepInput(RUN, 1, batch, target))
+        assert caught.value.type == names.BAD_INPUT and caught.value.non_retryable
+        assert await client.ping() == 0
 
 
 async def test_check_model_reports(tmp_path: Path, policy: Path) -> None:

@@ -1,0 +1,196 @@
+"""One short run on the whole real stack, with everything a user does to it on the way.
+
+Temporal, vLLM, env servers, trainer, workers and API are real processes. The API and the workflow
+worker are killed in mid-run and started again; signals come from Temporal's own CLI.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from temporalio.client import Client
+from temporalio.contrib.pydantic import pydantic_data_converter
+
+from activities.storage import keys
+from activities.storage.batch import Sample, decode_batch
+from activities.storage.store import ArtifactStore
+from configs.load import load
+from worker.stack import ROOT, Addresses, Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+STEPS = 8
+TEMPORAL = Path(sys.executable).parent / "temporal"
+ENDED = ("succeeded", "failed", "cancelled")
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack of its own on free ports; what it leaves behind is checked at the end."""
+    os.environ.pop("TEMPORAL_ADDRESS", None)
+    made = Stack(tmp_path_factory.mktemp("home"))
+    yield made
+    made.down()
+
+
+def processes_of(home: Path) -> list[str]:
+    """Command lines of processes that belong to the stack under `home`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("RATCHET_HOME") == str(home):
+                found.append(" ".join(process.cmdline()))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def kill(stack: Stack, name: str) -> None:
+    """SIGKILL to one process of the stack, with the witness that it is gone."""
+    pid = stack.record["processes"][name]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=5)
+    assert name not in stack.running()
+
+
+def get(where: Addresses, path: str, **params: Any) -> Any:
+    """A JSON answer of the API."""
+    return httpx.get(f"{where.api}{path}", params=params, timeout=30).raise_for_status().json()
+
+
+def wait_until(where: Addresses, run_id: str, ready: Callable[[Any], bool]) -> Any:
+    """The run's state once `ready` holds; a run that ended before that is an error."""
+    while not ready(run := get(where, f"/v1/runs/{run_id}")):
+        assert run["status"] not in ENDED, run
+        time.sleep(0.3)
+    return run
+
+
+def cli_signal(where: Addresses, run_id: str, name: str, *arguments: str) -> None:
+    """`temporal workflow signal`, as a user types it."""
+    command = [str(TEMPORAL), "workflow", "signal", "--address", where.temporal]
+    subprocess.run(
+        [*command, "--workflow-id", run_id, "--name", name, *arguments],
+        check=True,
+        capture_output=True,
+        timeout=30,
+    )
+
+
+def launch(where: Addresses, *overrides: str) -> str:
+    """Starts the demo's run with overrides; returns its id."""
+    config = load(ROOT / "configs" / "reverse_text.toml", overrides)
+    reply = httpx.post(f"{where.api}/v1/runs", json=config.model_dump(mode="json"), timeout=60)
+    assert reply.status_code == 201, reply.text
+    return str(reply.json()["id"])
+
+
+@pytest.fixture(scope="module")
+def finished(stack: Stack) -> tuple[Addresses, str, Any]:
+    """A run that went through the kills and signals, and how it ended."""
+    where = stack.up()
+    run_id = launch(where, f"max_steps={STEPS}", "eval.interval=4", "retention.weights=all")
+    wait_until(where, run_id, lambda run: run["step"] >= 1)
+    kill(stack, "worker-orchestrator")
+    kill(stack, "api")
+    assert stack.up() == where
+    wait_until(where, run_id, lambda run: run["step"] >= 2)
+    cli_signal(where, run_id, "no_such_signal")
+    cli_signal(where, run_id, "trigger_eval", "--input", '{"envs": ["reverse-text"]}')
+    return where, run_id, wait_until(where, run_id, lambda run: run["status"] in ENDED)
+
+
+def test_killed_worker_and_api_do_not_stop_a_run_that_learns(
+    finished: tuple[Addresses, str, Any],
+) -> None:
+    where, run_id, run = finished
+    assert run["status"] == "succeeded" and run["policy_version"] == run["step"] == STEPS
+    steps = get(where, f"/v1/runs/{run_id}/metrics")["data"]
+    assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
+    rewards = [step["metrics"]["reward/all/mean"] for step in steps]
+    assert rewards[0] < 0.35
+    assert rewards[-1] > rewards[0] + 0.15, rewards
+    evals = get(where, f"/v1/runs/{run_id}/evals")["data"]
+    asked = [record["step"] for record in evals]
+    assert asked[0] == 0 and asked[-1] == STEPS and len(asked) == 4, "three due and one by signal"
+    assert evals[-1]["versions"] == [STEPS, STEPS]
+    assert evals[-1]["reward_mean"] > evals[0]["reward_mean"]
+
+
+def test_every_sampled_token_rescored_agrees_with_the_engine(
+    stack: Stack, finished: tuple[Addresses, str, Any]
+) -> None:
+    from activities.training.model import load_model, rescore
+
+    _, run_id, _ = finished
+    store = ArtifactStore(f"file://{stack.home}/store")
+    samples: list[Sample] = []
+    for step in range(1, STEPS + 1):
+        samples += decode_batch(store.get(store.require(keys.batch(run_id, step))))
+    versions = {v for sample in samples for v in sample.versions if v >= 0}
+    assert len(versions) >= STEPS - 1
+    checked, worst = 0, 0.0
+    for version in sorted(versions):
+        folder = store.fetch_folder(store.require(keys.weights(run_id, version)))
+        served = [sample for sample in samples if version in sample.versions]
+        scores = rescore(load_model(folder, "float32"), served, seq_len=64, micro_batch_tokens=8192)
+        for sample, row in zip(served, scores, strict=True):
+            for mask, at, engine, ours in zip(
+                sample.loss_mask, sample.versions, sample.logprobs, row, strict=True
+            ):
+                if mask and at == version:
+                    checked += 1
+                    worst = max(worst, abs(engine - ours))
+    sampled = sum(sum(sample.loss_mask) for sample in samples)
+    assert checked == sampled > 5000
+    assert worst <= 1e-4, f"{worst} over {checked} tokens"
+
+
+def test_temporal_ui_shows_the_run_and_its_groups(finished: tuple[Addresses, str, Any]) -> None:
+    where, run_id, _ = finished
+
+    async def look() -> tuple[dict[str, Any], set[str]]:
+        client = await Client.connect(where.temporal, data_converter=pydantic_data_converter)
+        described = await client.get_workflow_handle(run_id).describe()
+        attributes = {key.name: value for key, value in described.typed_search_attributes}
+        summaries = set()
+        async for event in client.get_workflow_handle(
+            f"{run_id}/dispatch/0"
+        ).fetch_history_events():
+            if event.user_metadata.summary.data:
+                summaries.add(json.loads(event.user_metadata.summary.data))
+        return attributes, summaries
+
+    attributes, summaries = asyncio.run(look())
+    assert attributes["RatchetStatus"] == "succeeded" and attributes["RatchetStep"] == STEPS
+    assert attributes["RatchetPolicyVersion"] == STEPS and attributes["RatchetReward"] > 0.3
+    assert "train group 0 · reverse-text · v0" in summaries
+
+
+def test_stop_by_cli_ends_a_run_with_a_checkpoint(stack: Stack) -> None:
+    where = stack.up()
+    run_id = launch(where, "max_steps=500", "eval.env=[]", "train.batch_size=32")
+    wait_until(where, run_id, lambda run: run["step"] >= 1)
+    cli_signal(where, run_id, "stop", "--input", '"seen enough"')
+    run = wait_until(where, run_id, lambda run: run["status"] in ENDED)
+    assert run["status"] == "succeeded" and run["end_reason"].endswith("seen enough")
+    assert run["checkpoint"]["step"] == run["step"] < 500
+
+
+def test_down_leaves_no_process_and_no_port(stack: Stack) -> None:
+    where = stack.up()
+    assert processes_of(stack.home)
+    stack.down()
+    assert not processes_of(stack.home) and not stack.running()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{where.api}/healthz", timeout=2)
