@@ -88,7 +88,8 @@ class HostActivities:
         """Starts the server, reports it up, watches it; returns when the run is over.
 
         Raises a retryable ApplicationError of type 'ServerLost' once the server is down and
-        reported so: the next attempt starts the next epoch. What a builder raises passes through.
+        reported so: the next attempt starts the next epoch. A builder's non-retryable error
+        passes through.
         """
         epoch = host.epoch_base + activity.info().attempt
         async with heartbeats():
@@ -96,7 +97,14 @@ class HostActivities:
             await asyncio.to_thread(
                 reaper.sweep, self.ctx.home, run=host.run_id, host=host.host_id, everything=True
             )
-            spec = await self.builders[host.role](self.ctx, host, epoch)
+            try:
+                spec = await self.builders[host.role](self.ctx, host, epoch)
+            except Exception as error:
+                # Only a mistake of the user ends the host; all else may pass and is reported.
+                if isinstance(error, ApplicationError) and error.non_retryable:
+                    raise
+                await self._report_down(host, epoch, f"{type(error).__name__}: {error}")
+                return
             process = ServerProcess(
                 spec, home=self.ctx.home, run=host.run_id, host=host.host_id, epoch=epoch
             )
@@ -106,7 +114,7 @@ class HostActivities:
                 log.info("%s %s: the run is closed", host.run_id, host.host_id)
             except _ServerLost as lost:
                 await process.stop(grace_s=0)
-                await self._report_down(host, epoch, str(lost), process)
+                await self._report_down(host, epoch, str(lost), process.log_tail(), spec.model)
             finally:
                 # Shielded: a second cancellation must not leave the server half stopped.
                 await asyncio.shield(asyncio.create_task(process.stop()))
@@ -140,16 +148,16 @@ class HostActivities:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _report_down(
-        self, host: HostInput, epoch: int, reason: str, process: ServerProcess
+        self, host: HostInput, epoch: int, reason: str, tail: str = "", model: str = ""
     ) -> None:
-        tail = process.log_tail()
+        """Tells the run, then fails the attempt; returns only if the run is closed."""
         detail = f"{reason}; last log lines:\n{tail}"[:DETAIL_LIMIT] if tail else reason
         report = HostReport(
             role=host.role,
             index=host.index,
             epoch=epoch,
             state="down",
-            model=process.spec.model,
+            model=model,
             name=host.name,
             detail=detail,
         )
@@ -157,7 +165,7 @@ class HostActivities:
             await self._signal(host.run_id, report)
         except _RunClosed:
             return
-        raise ApplicationError(f"{process.spec.name}: {detail}", type=SERVER_LOST)
+        raise ApplicationError(f"{host.host_id}: {detail}", type=SERVER_LOST)
 
     # -- watching ---------------------------------------------------------------------------
 
