@@ -1,6 +1,6 @@
 """How the trainer turns batches into weights."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -55,8 +55,8 @@ class CheckpointConfig(Section):
 class RetentionConfig(Section):
     """What the store keeps besides checkpoints."""
 
-    weights: int | Literal["all"] = Field(
-        default=4, description="Versions of exported weights kept ('all': every one)."
+    weights: Annotated[int, Field(ge=2)] | Literal["all"] = Field(
+        default=4, description="Versions of exported weights kept, at least 2 ('all': every one)."
     )
 
 
