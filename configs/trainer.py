@@ -1,8 +1,8 @@
 """How the trainer turns batches into weights."""
 
-from typing import Annotated, Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from configs.base import Section
 
@@ -55,9 +55,16 @@ class CheckpointConfig(Section):
 class RetentionConfig(Section):
     """What the store keeps besides checkpoints."""
 
-    weights: Annotated[int, Field(ge=2)] | Literal["all"] = Field(
+    weights: int | Literal["all"] = Field(
         default=4, description="Versions of exported weights kept, at least 2 ('all': every one)."
     )
+
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _weights_are_enough(cls, value: Any) -> Any:
+        if value != "all" and not (isinstance(value, int) and value >= 2):
+            raise ValueError(f"must be 'all' or a whole number of at least 2, got {value!r}")
+        return value
 
 
 class InferenceConfig(Section):

@@ -51,7 +51,7 @@ def watch(api: httpx.Client, run_id: str, console: Console) -> dict[str, Any]:
             line = f"{run['status']} step {run['step']}/{run['max_steps']} {note}"
             due = time.monotonic() - printed > QUIET_PRINT_S
             if not console.is_terminal and line != last and (due or run["status"] in ENDED):
-                console.print(line, highlight=False)
+                console.print(line, highlight=False, soft_wrap=True)
                 printed, last = time.monotonic(), line
             if run["status"] in ENDED:
                 return run
@@ -110,7 +110,7 @@ def curves(steps: list[dict[str, Any]], evals: list[dict[str, Any]], console: Co
         scores = [record["reward_mean"] for record in evals]
         plotext.scatter([record["step"] for record in evals], scores, label="eval", marker="x")
     figure = plotext.build()
-    print(figure, file=sys.stderr)
+    print(figure if console.is_terminal else plotext.uncolorize(figure), file=sys.stderr)
 
 
 def demo(config_path: str, overrides: list[str], console: Console) -> int:

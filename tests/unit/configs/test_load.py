@@ -54,7 +54,7 @@ def test_far_off_key_lists_the_valid_ones() -> None:
         ({"trainer": {"seq_len": 16}}, "", "leave room for a prompt"),
         ({"trainer": {"optim": {"lr": -1.0}}}, "/trainer/optim/lr", "greater than 0, got -1.0"),
         ({"train": {"env": [{"id": "a"}], "sampling": {"temperature": 0}}}, "", "temperature 0"),
-        ({"retention": {"weights": 1}}, "/retention/weights/constrained-int", "equal to 2"),
+        ({"retention": {"weights": 1}}, "/retention/weights", "at least 2, got 1"),
         ({"metadata": {"k" * 65: "v"}}, "/metadata", "at most 64"),
     ],
 )
