@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ import pytest
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
+from activities.envs.loading import process_env
 from activities.storage import keys
 from activities.storage.batch import Sample, decode_batch
 from activities.storage.store import ArtifactStore
@@ -177,14 +179,55 @@ def test_temporal_ui_shows_the_run_and_its_groups(finished: tuple[Addresses, str
     assert "train group 0 · reverse-text · v0" in summaries
 
 
-def test_stop_by_cli_ends_a_run_with_a_checkpoint(stack: Stack) -> None:
+@pytest.fixture
+def env_server(stack: Stack) -> Iterator[str]:
+    """An env server that is not the run's own; yields its address."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    config = json.dumps({"id": "reverse-text", "args": {}, "timeout_s": 60})
+    command = [sys.executable, "-m", "activities.envs.server", "--address", address]
+    process = subprocess.Popen(
+        [*command, "--config", config], cwd=ROOT, env={**os.environ, **process_env(None, stack.home)}
+    )
+    yield address
+    process.kill()
+    process.wait()
+
+
+def test_stop_by_cli_ends_a_run_on_a_foreign_env_server_with_a_checkpoint(
+    stack: Stack, env_server: str
+) -> None:
     where = stack.up()
-    run_id = launch(where, "max_steps=500", "eval.env=[]", "train.batch_size=32")
+    run_id = launch(
+        where,
+        "max_steps=500",
+        "eval.env=[]",
+        "train.batch_size=32",
+        f"train.env.0.address={env_server}",
+    )
     wait_until(where, run_id, lambda run: run["step"] >= 1)
+    mine = [line for line in processes_of(stack.home) if "activities.envs.server" in line]
+    assert not mine, "an env server was started although one was given by address"
     cli_signal(where, run_id, "stop", "--input", '"seen enough"')
     run = wait_until(where, run_id, lambda run: run["status"] in ENDED)
     assert run["status"] == "succeeded" and run["end_reason"].endswith("seen enough")
     assert run["checkpoint"]["step"] == run["step"] < 500
+
+
+def test_what_only_workers_can_see_is_refused_before_anything_starts(stack: Stack) -> None:
+    where = stack.up()
+    before = len(get(where, "/v1/runs")["data"])
+    config = {
+        "max_steps": 1,
+        "model": {"name": "/no/such/model"},
+        "train": {"env": [{"id": "reverse-txt"}]},
+    }
+    reply = httpx.post(f"{where.api}/v1/runs", json=config, timeout=60)
+    assert reply.status_code == 422, reply.text
+    messages = {error["pointer"]: error["message"] for error in reply.json()["errors"]}
+    assert set(messages) == {"/model/name", "/train/env/0/id"}
+    assert "reverse-text" in messages["/train/env/0/id"]
+    assert len(get(where, "/v1/runs")["data"]) == before
 
 
 def test_down_leaves_no_process_and_no_port(stack: Stack) -> None:
@@ -194,3 +237,22 @@ def test_down_leaves_no_process_and_no_port(stack: Stack) -> None:
     assert not processes_of(stack.home) and not stack.running()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{where.api}/healthz", timeout=2)
+
+
+def test_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "worker.demo", "configs/reverse_text.toml"],
+        cwd=ROOT,
+        env={**os.environ, "RATCHET_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("hosts/*")):
+        assert demo.poll() is None and time.monotonic() < deadline, "no server ever started"
+        time.sleep(0.2)
+    demo.send_signal(signal.SIGINT)
+    printed, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 130 and printed == ""
+    assert not processes_of(tmp_path)

@@ -1,0 +1,48 @@
+"""The local stack against a Temporal server that is somebody else's."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from temporalio.client import Client
+
+from worker.settings import ROLES
+from worker.stack import ROOT
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def stack(home: Path, address: str, command: str) -> str:
+    """`python -m worker.stack COMMAND` with TEMPORAL_ADDRESS set; returns what it printed."""
+    env = {**os.environ, "RATCHET_HOME": str(home), "TEMPORAL_ADDRESS": address}
+    env["RATCHET_QUEUE_PREFIX"] = "other-stack"
+    done = subprocess.run(
+        [sys.executable, "-m", "worker.stack", command],
+        env=env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def test_up_uses_the_server_that_the_environment_names(
+    temporal: Client, tmp_path: Path
+) -> None:
+    address = temporal.service_client.config.target_host
+    try:
+        printed = stack(tmp_path, address, "up")
+        assert address in printed
+        api = printed.split()[1]
+        assert httpx.get(f"{api}/readyz", timeout=10).status_code == 200
+        expected = sorted(["api", *(f"worker-{role}" for role in ROLES)])
+        assert sorted(stack(tmp_path, address, "status").split()) == expected
+        assert stack(tmp_path, address, "up") == printed, "a second up changes nothing"
+    finally:
+        stack(tmp_path, address, "down")
+    assert stack(tmp_path, address, "status").strip() == "nothing runs"
