@@ -3,7 +3,7 @@
 Activities are methods of small classes that hold one `WorkerContext`; nothing is global.
 """
 
-import os
+import uuid
 from pathlib import Path
 
 from temporalio import activity
@@ -37,6 +37,6 @@ class WorkerContext:
 
 
 def attempt_token() -> str:
-    """Names this attempt of this activity; artifacts carry it."""
+    """Names this attempt of this activity, unlike any other of any run; artifacts carry it."""
     info = activity.info()
-    return f"{info.activity_id}-{info.attempt}-{os.getpid()}"
+    return f"{info.activity_id}-{info.attempt}-{uuid.uuid4().hex[:12]}"

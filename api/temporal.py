@@ -29,6 +29,7 @@ from temporalio.api.workflowservice.v1 import (
     ListWorkflowExecutionsRequest,
 )
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.common import WorkflowIDReusePolicy
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError, RPCStatusCode
@@ -318,6 +319,7 @@ class Temporal:
                 task_queue=arg.queues.orchestrator,
                 memo={MEMO_KEY: memo},
                 static_summary=f"{memo['name']}: {memo['max_steps']} steps",
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 rpc_timeout=self._timeout,
             )
 

@@ -81,10 +81,10 @@ class RunConfig(Section):
                 f"sampling.max_tokens ({longest}) must leave room for a prompt in "
                 f"trainer.seq_len ({self.trainer.seq_len})"
             )
-        for env in self.train.env:
-            if self.sampling(env.name, "train").temperature == 0:
+        for trained in self.train.env:
+            if self.sampling(trained.name, "train").temperature == 0:
                 raise ValueError(
-                    f"train sampling of {env.name!r} has temperature 0: greedy rollouts of one "
+                    f"train sampling of {trained.name!r} has temperature 0: greedy rollouts of one "
                     "example are all alike and teach nothing; set it above 0"
                 )
         if self.trainer.micro_batch_tokens < self.trainer.seq_len:

@@ -48,8 +48,8 @@ class TrainerConfig(Section):
 class CheckpointConfig(Section):
     """When a run can be picked up again from disk."""
 
-    interval: int = Field(default=10, ge=1, description="Steps between checkpoints.")
-    keep_last: int = Field(default=2, ge=1, description="Checkpoints kept.")
+    interval: int = Field(default=10, ge=1, le=1000, description="Steps between checkpoints.")
+    keep_last: int = Field(default=2, ge=2, description="Checkpoints kept, at least 2.")
 
 
 class RetentionConfig(Section):

@@ -76,7 +76,7 @@ def trainer(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
     training = TrainerActivities(ctx)
     host = HostActivities(ctx, client, {"trainer": trainer_spec})
     return [
-        _worker(client, queues.trainer, training, host, at_once=16),
+        _worker(client, queues.trainer, training, host, at_once=256),
         _worker(client, ctx.own_queue, training, at_once=4),
     ]
 
@@ -89,7 +89,7 @@ def inference(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker
 
     host = HostActivities(ctx, client, {"engine": engine_spec})
     return [
-        _worker(client, queues.inference, host, at_once=16),
+        _worker(client, queues.inference, host, at_once=256),
         _worker(client, ctx.own_queue, InferenceActivities(ctx), at_once=16),
     ]
 
@@ -101,7 +101,7 @@ def env(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
     from activities.hosting.activities import HostActivities
 
     host = HostActivities(ctx, client, {"env": env_spec})
-    return [_worker(client, queues.env, EnvActivities(ctx), host, at_once=32)]
+    return [_worker(client, queues.env, EnvActivities(ctx), host, at_once=256)]
 
 
 BUILDERS: dict[str, Callable[[Client, WorkerContext, Queues], list[Worker]]] = {

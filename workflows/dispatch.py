@@ -24,7 +24,13 @@ with workflow.unsafe.imports_passed_through():
     from configs.run import RunConfig
     from workflows import policies
     from workflows.failures import cause_of
-    from workflows.messages import DISPATCH, Control, DispatchInput, DispatchReport
+    from workflows.messages import (
+        DISPATCH,
+        Control,
+        DispatchInput,
+        DispatchReport,
+        LostServer,
+    )
     from workflows.scheduler import Scheduler
 
 SIGN_OF_LIFE = timedelta(seconds=60)
@@ -32,7 +38,9 @@ MAX_ADMISSIONS_PER_TASK = 64
 MAX_RELOCATIONS = 20
 """Times a group is sent out anew after its engine or env server was lost."""
 RELOCATION_PAUSE = timedelta(seconds=5)
-"""Rest before the same server is tried again; a dead one is out of the control by then."""
+"""Rest before the same server is tried again: a dropped connection is no dead server."""
+GROUPS_PER_REPORT = 100
+"""Keeps a report, at some 500 B a group, below 64 KiB."""
 
 
 @workflow.defn(name=DISPATCH)
@@ -49,6 +57,7 @@ class Dispatch:
         self._scheduler.on_control(arg.control)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._outbox: list[GroupResult] = []
+        self._lost: list[LostServer] = []
         self._seq = 0
         self._changed = False
         self._silent = False
@@ -73,7 +82,7 @@ class Dispatch:
                 for task in self._tasks.values():
                     task.cancel()
             await self._admit()
-            if self._outbox or self._silent:
+            if self._outbox or self._lost or self._silent:
                 await self._report("open" if self._scheduler.admitting else "tail")
             if not self._scheduler.admitting and not self._tasks and not self._outbox:
                 break
@@ -117,6 +126,9 @@ class Dispatch:
             result = await self._finalize(work, version, lost)
         except asyncio.CancelledError:
             result = self._failed(work, version, "Cancelled: the run is stopping")
+        except Exception as error:
+            # A group that vanished would keep its permits and its generation open for ever.
+            result = self._failed(work, version, cause_of(error))
         if work.group in self._scheduler.flights:
             self._scheduler.on_finished(work.group)
         del self._tasks[work.group]
@@ -125,10 +137,11 @@ class Dispatch:
 
     async def _roll_out(self, work: GroupWork, engine: EngineTarget) -> str:
         """Returns '' once every rollout of the group ended, or why they were given up."""
-        reason = ""
+        reason, tried = "", 0
         for _ in range(MAX_RELOCATIONS):
             address = self._scheduler.env_address(work.env)
-            assert address is not None
+            if address is None:
+                engine, address = await self._place(work)
             try:
                 await workflow.execute_activity(
                     names.RUN_ROLLOUTS,
@@ -148,33 +161,60 @@ class Dispatch:
                     raise asyncio.CancelledError from None
                 reason = cause_of(error)
                 kind = error.cause.type if isinstance(error.cause, ApplicationError) else ""
-                if kind not in (names.ENGINE_LOST, names.ENV_LOST):
-                    return reason
-            lost_engine = engine if kind == names.ENGINE_LOST else None
-            engine = await self._relocate(work, lost_engine, address)
+            if kind not in (names.ENGINE_LOST, names.ENV_LOST):
+                return reason
+            tried += 1
+            if kind == names.ENGINE_LOST:
+                moved = await self._leave_engine(work, engine, reason, again=tried < 2)
+            else:
+                moved = await self._leave_env(work, address, reason, again=tried < 2)
+            if moved:
+                tried = 0
+            engine, address = await self._place(work)
         return f"given up after {MAX_RELOCATIONS} relocations: {reason}"
 
-    async def _relocate(
-        self, work: GroupWork, lost_engine: EngineTarget | None, address: str
-    ) -> EngineTarget:
-        """Keeps new work away from the lost server for a while, then finds the group a place."""
+    async def _leave_engine(
+        self, work: GroupWork, engine: EngineTarget, reason: str, *, again: bool
+    ) -> bool:
+        """Rests; True once the engine is not to be used, after telling the run if need be."""
         scheduler = self._scheduler
-        if lost_engine is not None:
-            scheduler.avoid_engine(lost_engine)
-        else:
-            scheduler.avoid_env(address)
+        scheduler.avoid_engine(engine)
+        if not again:
+            self._report_lost(LostServer("engine", engine.index, engine.epoch, reason))
         await workflow.sleep(RELOCATION_PAUSE, summary=f"relocate {work.group}")
-        if lost_engine is not None:
-            scheduler.forgive_engine(lost_engine)
-        else:
+        if again:
+            scheduler.forgive_engine(engine)
+        return not again
+
+    async def _leave_env(self, work: GroupWork, address: str, reason: str, *, again: bool) -> bool:
+        """As `_leave_engine`, for the env server at `address`."""
+        scheduler = self._scheduler
+        scheduler.avoid_env(address)
+        target = scheduler.env(work.env)
+        kept = target is not None and target.address == address and target.epoch > 0
+        if not again and target is not None and kept:
+            self._report_lost(LostServer("env", target.index, target.epoch, reason))
+        await workflow.sleep(RELOCATION_PAUSE, summary=f"relocate {work.group}")
+        # A server that is not ours to restart can only be tried again.
+        if again or not kept:
             scheduler.forgive_env(address)
+        return not again
+
+    def _report_lost(self, lost: LostServer) -> None:
+        if lost not in self._lost:
+            self._lost.append(lost)
+            self._changed = True
+
+    async def _place(self, work: GroupWork) -> tuple[EngineTarget, str]:
+        """Waits for an engine and an env server that may be used, and pins the group to them."""
+        scheduler = self._scheduler
         await workflow.wait_condition(
             lambda: scheduler.engine() is not None and scheduler.env_address(work.env) is not None
         )
-        engine = scheduler.engine()
-        assert engine is not None
+        engine, address = scheduler.engine(), scheduler.env_address(work.env)
+        assert engine is not None and address is not None
         scheduler.flights[work.group].engine = engine
-        return engine
+        return engine, address
 
     async def _finalize(self, work: GroupWork, version: int, lost: str) -> GroupResult:
         try:
@@ -183,8 +223,7 @@ class Dispatch:
                 FinalizeGroupInput(self._arg.run_id, work, version, lost),
                 result_type=GroupResult,
                 task_queue=self._arg.queues.rollout,
-                start_to_close_timeout=policies.STORE_TIMEOUT,
-                retry_policy=policies.LIGHT,
+                **policies.STORE_WORK,
                 summary=f"finalize {self._summary(work, version)}",
             )
             return result
@@ -219,7 +258,11 @@ class Dispatch:
 
     async def _report(self, state: str) -> None:
         """Delivers the outbox. A run that is over has no use for it: the generation ends."""
-        groups, self._outbox = self._outbox, []
+        groups, self._outbox = (
+            self._outbox[:GROUPS_PER_REPORT],
+            self._outbox[GROUPS_PER_REPORT:],
+        )
+        lost, self._lost = self._lost, []
         self._silent = False
         scheduler = self._scheduler
         report = DispatchReport(
@@ -231,6 +274,7 @@ class Dispatch:
             inflight_eval=scheduler.inflight_eval,
             lease=scheduler.cursor(),
             waiting_for=scheduler.waiting_for(),
+            lost=lost,
         )
         self._seq += 1
         run = workflow.get_external_workflow_handle(self._arg.run_id)

@@ -7,6 +7,7 @@ this epoch; a report about an older epoch changes nothing.
 from activities.contracts.hosting import HostReport, HostRole
 from activities.contracts.rollouts import EngineTarget
 from configs.run import RunConfig
+from workflows.messages import EnvTarget
 from workflows.state import HostState
 
 MAX_DOWNS = 5
@@ -47,16 +48,20 @@ class Fleet:
         host = self.host(report.role, report.index)
         if report.state != "failed" and report.epoch < host.epoch:
             return False
+        if report.epoch > host.epoch:
+            # Whatever came before is gone, seen going down or not.
+            host.restarts += host.epoch > 0
+            host.epoch, host.up, host.verified = report.epoch, False, -1
+        if report.state == "starting":
+            return True
         if report.state == "up":
-            if report.epoch == host.epoch and host.up:
+            if host.up:
                 return False
-            if host.epoch > 0:
-                host.restarts += 1
-            host.epoch, host.up, host.downs = report.epoch, True, 0
+            host.up, host.downs = True, 0
             host.address, host.queue, host.model = report.address, report.queue, report.model
             host.verified, host.detail = -1, ""
         else:
-            host.epoch, host.up, host.verified = max(report.epoch, host.epoch), False, -1
+            host.up, host.verified = False, -1
             host.downs += 1 if report.state == "down" else MAX_DOWNS
             host.detail = report.detail
         return True
@@ -79,9 +84,9 @@ class Fleet:
             if h.up and h.verified >= 0
         ]
 
-    def envs(self) -> dict[str, str]:
-        """Addresses of the env servers that are up, by env name."""
-        return {h.name: h.address for h in self.of("env") if h.up}
+    def envs(self) -> dict[str, EnvTarget]:
+        """The env servers that are up, by env name."""
+        return {h.name: EnvTarget(h.index, h.epoch, h.address) for h in self.of("env") if h.up}
 
     def missing(self) -> list[str]:
         """Names of the servers that are not up."""

@@ -7,6 +7,9 @@ the permits they still use; the control state only rises in `seq`.
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
+    from dataclasses import replace
+    from datetime import timedelta
+
     from configs.run import RunConfig
     from workflows.failures import RunFailed
     from workflows.fleet import Fleet
@@ -17,11 +20,13 @@ with workflow.unsafe.imports_passed_through():
         DispatchReport,
         RunInput,
     )
+    from workflows.run_log import RunLog
     from workflows.servers import Servers
     from workflows.sinks import TrainSink
     from workflows.sources import next_attempt
     from workflows.state import GenerationState, Lease, RunState
 
+LAST_WORD_WITHIN = timedelta(seconds=60)
 ENDED = ("stopping", "succeeded", "failed", "cancelled")
 
 
@@ -36,6 +41,7 @@ class Generations:
         fleet: Fleet,
         sink: TrainSink,
         servers: Servers,
+        log: RunLog,
     ) -> None:
         self._arg = arg
         self._config = config
@@ -43,6 +49,8 @@ class Generations:
         self._fleet = fleet
         self._sink = sink
         self._servers = servers
+        self._log = log
+        self._sent: dict[int, Control] = {}
         self.busy = 0
         self.wanted = False
 
@@ -128,12 +136,29 @@ class Generations:
             self.busy -= 1
 
     async def send(self) -> None:
-        """Sends the control state to every live generation that has started."""
+        """Sends the control state to every live generation to which it would be news."""
         self._state.control_seq += 1
         for generation in [g for g in self.live if g.started]:
-            await self._servers.signal(
-                self._id(generation.number), "control", self._control(generation.number)
+            control = self._control(generation.number)
+            news = replace(control, seq=0)
+            if self._sent.get(generation.number) == news:
+                continue
+            self._sent[generation.number] = news
+            there = await self._servers.signal(self._id(generation.number), "control", control)
+            if not there:
+                self._log.in_background(self._confirm_closed(generation))
+
+    async def _confirm_closed(self, generation: GenerationState) -> None:
+        """A generation that is gone must have said so; its last report may still be under way."""
+        try:
+            await workflow.wait_condition(
+                lambda: generation.state == "closed",
+                timeout=LAST_WORD_WITHIN,
+                timeout_summary=f"the last report of generation {generation.number}",
             )
+        except TimeoutError:
+            text = f"generation {generation.number} ended without handing over"
+            raise RunFailed("dispatch", text) from None
 
     def put_back_refused(self) -> None:
         """Groups with tokens of refused weights are rolled out anew, under a new id."""

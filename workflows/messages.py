@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from activities.contracts.hosting import HostInput
+from activities.contracts.hosting import HostInput, HostRole
 from activities.contracts.names import Queues
 from activities.contracts.rollouts import EngineTarget, GroupResult
 from workflows.state import EvalEpoch, Lease, RunState
@@ -64,12 +64,21 @@ class RunInput:
 
 
 @dataclass(frozen=True)
+class EnvTarget:
+    """The server of an env; `epoch` is 0 for one that is not ours to restart."""
+
+    index: int
+    epoch: int
+    address: str
+
+
+@dataclass(frozen=True)
 class Control:
     """Everything a dispatch generation must know, as one idempotent state.
 
     A control with a lower `seq` than one already seen is ignored. `train_limit` is the train
-    group counter below which groups may be admitted. `envs` maps an env's name to the address of
-    its server; an engine or env missing here gets no new work. `put_backs` are groups whose
+    group counter below which groups may be admitted. `envs` maps an env's name to its
+    server; an engine or env missing here gets no new work. `put_backs` are groups whose
     examples are to be rolled out anew; the list only grows.
     """
 
@@ -79,7 +88,7 @@ class Control:
     permits: int = 0
     stop: bool = False
     engines: list[EngineTarget] = field(default_factory=list)
-    envs: dict[str, str] = field(default_factory=dict)
+    envs: dict[str, EnvTarget] = field(default_factory=dict)
     evals: list[EvalEpoch] = field(default_factory=list)
     put_backs: list[str] = field(default_factory=list)
 
@@ -95,6 +104,16 @@ class DispatchInput:
     queues: Queues
     lease: Lease
     control: Control
+
+
+@dataclass(frozen=True)
+class LostServer:
+    """A server that a generation's rollouts found gone, and keep finding gone."""
+
+    role: HostRole
+    index: int
+    epoch: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -114,6 +133,7 @@ class DispatchReport:
     inflight_eval: int = 0
     lease: Lease = field(default_factory=Lease)
     waiting_for: str = ""
+    lost: list[LostServer] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -137,6 +157,8 @@ class EvalRequest:
     envs: list[str] = field(default_factory=list)
 
 
+MAX_NAMED_ENVS = 1000
+
 _SIGNAL_NAMES = {
     "stop": "stop",
     "stoprun": "stop",
@@ -152,18 +174,24 @@ def plain(value: Any) -> Any:
     if isinstance(value, str):
         try:
             return json.loads(value)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
+            # Not JSON, or JSON that Python refuses: a huge number, a bottomless nest.
             return value
     return value
+
+
+def printable(value: Any, limit: int = 200) -> str:
+    """Text that any payload converter can carry: lone surrogates replaced, cut at `limit`."""
+    return str(value)[:limit].encode("utf-8", "replace").decode()
 
 
 def parse_stop(value: Any = None) -> StopRequest:
     """Reads a stop signal: nothing, a reason as text, or {"reason": ...}."""
     value = plain(value)
     if isinstance(value, dict) and value.get("reason"):
-        return StopRequest(str(value["reason"])[:200])
+        return StopRequest(printable(value["reason"]))
     if isinstance(value, str) and value:
-        return StopRequest(value[:200])
+        return StopRequest(printable(value))
     return StopRequest()
 
 
@@ -179,8 +207,9 @@ def parse_trigger_eval(value: Any, known: list[str]) -> tuple[EvalRequest, str]:
         return EvalRequest(list(known)), ""
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list):
-        return EvalRequest(list(known)), f"trigger_eval: {value!r} names no env; all are evaluated"
-    wanted = [str(name) for name in names]
+        text = printable(value)
+        return EvalRequest(list(known)), f"trigger_eval: {text!r} names no env; all are evaluated"
+    wanted = [printable(name) for name in names[:MAX_NAMED_ENVS]]
     unknown = [name for name in wanted if name not in known]
     warning = f"trigger_eval: no eval env {', '.join(unknown)}" if unknown else ""
     return EvalRequest([name for name in known if name in wanted]), warning

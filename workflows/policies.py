@@ -1,6 +1,7 @@
 """Time-outs and retry policies of every activity, in one place."""
 
 from datetime import timedelta
+from typing import Any
 
 from temporalio.common import RetryPolicy
 
@@ -35,9 +36,18 @@ FOREVER = RetryPolicy(
 
 PREFLIGHT_TIMEOUT = timedelta(seconds=90)
 STORE_TIMEOUT = timedelta(minutes=5)
+STORE_WORK: dict[str, Any] = {
+    "start_to_close_timeout": STORE_TIMEOUT,
+    "heartbeat_timeout": HEARTBEAT,
+    "retry_policy": LIGHT,
+}
+"""Options of short work on the store; a worker that died with it is noticed by its silence."""
 SYNC_TIMEOUT = timedelta(minutes=12)
 STEP_TIMEOUT = timedelta(hours=6)
 PREPARE_TIMEOUT = timedelta(hours=2)
 HOST_LIFETIME = timedelta(days=3650)
+RETURN_TIMEOUT = timedelta(seconds=25)
+"""How long a lost server may take to be started again by itself: a heartbeat and the retry."""
+
 QUEUE_TIMEOUT = timedelta(seconds=20)
 """How long a task for one particular process may wait before that process counts as lost."""

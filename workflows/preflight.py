@@ -26,6 +26,7 @@ async def run_preflight(arg: PreflightInput) -> CheckResult:
                 result_type=CheckResult,
                 task_queue=queue,
                 start_to_close_timeout=policies.PREFLIGHT_TIMEOUT,
+                heartbeat_timeout=policies.HEARTBEAT,
                 retry_policy=policies.LIGHT,
                 summary=summary,
             )

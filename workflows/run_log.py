@@ -42,7 +42,25 @@ class RunLog:
         self._state = state
         self._waiting: Waiting | None = None
         self._notes: list[str] = []
+        self._background: dict[int, asyncio.Task[None]] = {}
+        self._tasks_started = 0
         self.failure: RunFailed | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether side work is under way."""
+        return bool(self._background)
+
+    def in_background(self, work: Awaitable[None]) -> None:
+        """Carries out side work whose failure is the run's."""
+        number = self._tasks_started
+        self._tasks_started += 1
+
+        async def tracked() -> None:
+            await self.guard(work)
+            del self._background[number]
+
+        self._background[number] = asyncio.create_task(tracked())
 
     # -- waiting ----------------------------------------------------------------------------
 
@@ -94,20 +112,17 @@ class RunLog:
             return False
         return True
 
-    async def carry_out(self, name: str, work: Awaitable[T], at_most: timedelta) -> T:
-        """Awaits an activity that is bounded by its own time-outs, under a name."""
-        self._name_wait(name, at_most)
+    async def carry_out(
+        self, name: str, work: Awaitable[T], at_most: timedelta, *, stoppable: bool = False
+    ) -> T:
+        """Awaits an activity under a name and a bound; raises as `wait` does."""
         task = asyncio.ensure_future(work)
         try:
-            done, _ = await workflow.wait([task], timeout=SHOWN_AFTER.total_seconds())
-            if not done:
-                self.publish()
-            result = await task
-        except asyncio.CancelledError:
+            await self.wait(lambda: name, task.done, at_most, stoppable=stoppable)
+        except BaseException:
             task.cancel()
             raise
-        self._waiting = None
-        return result
+        return await task
 
     async def guard(self, loop: Awaitable[None]) -> None:
         """Hands a loop's failure to the run, which sees it in every wait."""

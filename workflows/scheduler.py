@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from activities.contracts.rollouts import EngineTarget, Gauges, GroupWork
 from configs.run import RunConfig
-from workflows.messages import Control
+from workflows.messages import Control, EnvTarget
 from workflows.sources import TrainSource, interleave, train_group
 from workflows.state import Lease
 
@@ -46,6 +46,8 @@ class Scheduler:
         if control.seq <= self.control.seq:
             return False
         self.control = control
+        # A finished epoch never returns: without this the cursor would grow with every eval.
+        self.eval_cursors = {e.epoch: self.eval_cursors.get(e.epoch, 0) for e in control.evals}
         return True
 
     def on_finished(self, group: str) -> None:
@@ -107,8 +109,12 @@ class Scheduler:
 
     def env_address(self, env: str) -> str | None:
         """Address of the env's server, if it may take work."""
-        address = self.control.envs.get(env)
-        return None if address in self._bad_envs else address
+        target = self.control.envs.get(env)
+        return None if target is None or target.address in self._bad_envs else target.address
+
+    def env(self, env: str) -> EnvTarget | None:
+        """The env's server as the run last named it."""
+        return self.control.envs.get(env)
 
     def next_eval(self) -> GroupWork | None:
         """The next eval group whose env is up; None if there is no such work."""

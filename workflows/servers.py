@@ -13,8 +13,13 @@ with workflow.unsafe.imports_passed_through():
     from dataclasses import replace
 
     from activities.contracts import names
-    from activities.contracts.hosting import HostInput
-    from activities.contracts.training import SyncInput, SyncResult
+    from activities.contracts.hosting import HostInput, HostRole
+    from activities.contracts.training import (
+        PUSH_TRIES,
+        SyncInput,
+        SyncResult,
+        push_label,
+    )
     from workflows import policies
     from workflows.failures import RunFailed, cause_of
     from workflows.fleet import Fleet
@@ -51,13 +56,24 @@ class Servers:
             if host.managed:
                 await self.signal(self._host_id(host), "close")
 
-    async def signal(self, workflow_id: str, name: str, *args: Any) -> None:
-        """Signals another workflow of this run; one that has already ended needs no signal."""
+    async def signal(self, workflow_id: str, name: str, *args: Any) -> bool:
+        """Signals another workflow of this run; False if that has already ended."""
         handle = workflow.get_external_workflow_handle(workflow_id)
         try:
             await handle.signal(name, args=list(args))
         except ApplicationError as error:
             self._log.note(f"{workflow_id} was not there for {name!r}: {error}")
+            return False
+        return True
+
+    def lose(self, role: HostRole, index: int, epoch: int, reason: str) -> None:
+        """Takes a server out of use that a rollout found gone, and has it restarted."""
+        host = self._fleet.host(role, index)
+        if host.epoch == epoch and host.up and host.managed:
+            self._fleet.mark_down(role, index, epoch, reason)
+            self._log.note(f"{host.name} (epoch {epoch}) was lost: {reason}")
+            self.changed = True
+            self._log.in_background(self.restart(replace(host)))
 
     async def restart(self, host: HostState) -> None:
         """Asks for a new epoch, unless the host notices the loss by itself first."""
@@ -65,7 +81,7 @@ class Servers:
         try:
             await workflow.wait_condition(
                 lambda: current.epoch > host.epoch,
-                timeout=policies.QUEUE_TIMEOUT,
+                timeout=policies.RETURN_TIMEOUT,
                 timeout_summary=f"{host.name} to come back by itself",
             )
         except TimeoutError:
@@ -86,12 +102,12 @@ class Servers:
             try:
                 result = await self._push(seen, version)
             except ActivityError as error:
-                await self._on_push_failed(seen, error)
+                await self._on_push_failed(host, seen, version, error)
             else:
                 state.rejected_labels.extend(result.rejected)
                 if host.epoch == seen.epoch and host.up:
                     host.verified = version
-                    state.gate_failures = 0
+                    host.gate_failures = 0
                 self.changed = True
             finally:
                 self.pushes_in_flight -= 1
@@ -121,15 +137,19 @@ class Servers:
         )
         return result
 
-    async def _on_push_failed(self, engine: HostState, error: ActivityError) -> None:
-        cause, reason, state = error.cause, cause_of(error), self._state
+    async def _on_push_failed(
+        self, host: HostState, engine: HostState, version: int, error: ActivityError
+    ) -> None:
+        cause, reason = error.cause, cause_of(error)
         self._log.note(f"push to {engine.name} failed: {reason}")
+        # However the push failed, nobody has verified what the engine samples under its labels.
+        labels = [push_label(version, engine.pushes, number) for number in range(PUSH_TRIES)]
+        self._state.rejected_labels.extend(labels)
         self._fleet.mark_down("engine", engine.index, engine.epoch, reason)
         self.changed = True
         if isinstance(cause, ApplicationError) and cause.type == names.GATE_FAILED:
-            state.gate_failures += 1
-            state.rejected_labels.extend(str(label) for label in cause.details)
-            if state.gate_failures >= MAX_GATE_FAILURES:
+            host.gate_failures += 1
+            if host.gate_failures >= MAX_GATE_FAILURES:
                 raise RunFailed("inference", reason, code="gate_failed")
             await self.signal(self._host_id(engine), "restart", engine.epoch)
         else:

@@ -76,6 +76,9 @@ def ship_input(run_id: str, step: int, groups: list[GroupResult]) -> ShipBatchIn
 
 def eval_arrival(progress: EvalProgress, group: GroupResult) -> bool:
     """Counts a delivered eval group; True when its epoch is complete."""
-    if group.group not in progress.groups:
-        progress.groups.append(group.group)
-    return len(progress.groups) >= progress.epoch.num_examples
+    example = int(group.group.rpartition("/")[2])
+    if example not in progress.arrived:
+        progress.arrived.append(example)
+        if group.ref is None:
+            progress.missing.append(example)
+    return len(progress.arrived) >= progress.epoch.num_examples

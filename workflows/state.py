@@ -44,8 +44,8 @@ class Lease:
 class HostState:
     """One server of the run. An engine gets traffic only while `verified` is the run's version.
 
-    `downs` counts losses since it was last up. `pushes` numbers weight pushes, so that every
-    version label is unique.
+    `downs` counts losses since it was last up, `gate_failures` refusals since it last passed.
+    `pushes` numbers weight pushes, so that every version label is unique.
     """
 
     role: HostRole
@@ -59,6 +59,7 @@ class HostState:
     verified: int = -1
     pushes: int = 0
     downs: int = 0
+    gate_failures: int = 0
     restarts: int = 0
     detail: str = ""
     managed: bool = True
@@ -81,10 +82,11 @@ class GenerationState:
 
 @dataclass
 class EvalProgress:
-    """Groups of an eval epoch that have been delivered, by group id."""
+    """Examples of an eval epoch whose groups were delivered; `missing` ones have no artifact."""
 
     epoch: EvalEpoch
-    groups: list[str] = field(default_factory=list)
+    arrived: list[int] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -145,5 +147,4 @@ class RunState:
     rollouts: int = 0
     eval_rollouts: int = 0
     stop: str = ""
-    gate_failures: int = 0
     trainer_losses: int = 0

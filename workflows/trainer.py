@@ -7,7 +7,7 @@ is replaced by one that loads the checkpoint and trains the recorded batches aga
 from typing import Any, TypeVar
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
     from dataclasses import replace
@@ -34,7 +34,13 @@ with workflow.unsafe.imports_passed_through():
 MAX_LOSSES = 10
 COMES_UP_WITHIN = timedelta(minutes=30)
 
+SPACE_CHECKED_EVERY = timedelta(seconds=30)
+
 T = TypeVar("T")
+
+
+def _type_of(error: ActivityError) -> str:
+    return (error.cause.type or "") if isinstance(error.cause, ApplicationError) else ""
 
 
 class Trainer:
@@ -59,6 +65,7 @@ class Trainer:
                 await self._on_lost(host, error)
                 continue
             self._state.trainer_step = step
+            self._state.trainer_losses = 0
             return result
 
     async def checkpoint(self, run_state: str) -> None:
@@ -77,7 +84,10 @@ class Trainer:
                     names.SAVE_CHECKPOINT, arg, CheckpointResult, host, summary
                 )
             except ActivityError as error:
-                await self._on_lost(host, error)
+                if _type_of(error) == names.NO_SPACE:
+                    await self._wait_for_space(cause_of(error))
+                else:
+                    await self._on_lost(host, error)
                 continue
             state.batches = []
             return
@@ -139,8 +149,14 @@ class Trainer:
         result: T = await self._log.carry_out(summary, work, policies.STEP_TIMEOUT)
         return result
 
+    async def _wait_for_space(self, reason: str) -> None:
+        self._log.note(reason)
+        await workflow.sleep(SPACE_CHECKED_EVERY, summary="disk space for a checkpoint")
+
     async def _on_lost(self, host: HostState, error: ActivityError) -> None:
         state, reason = self._state, cause_of(error)
+        if _type_of(error) == names.BAD_INPUT:
+            raise RunFailed("trainer", reason, code="bad_input", user=True)
         state.trainer_losses += 1
         self._log.note(f"trainer lost (epoch {host.epoch}): {reason}")
         if state.trainer_losses > MAX_LOSSES:

@@ -59,6 +59,8 @@ QUEUED_AT_MOST = timedelta(days=7)
 START_AT_MOST = timedelta(minutes=30)
 STALLED_AFTER = timedelta(minutes=30)
 CLOSE_AT_MOST = timedelta(seconds=60)
+MAX_PENDING_EVALS = 4
+KEPT_LABEL_VERSIONS = 100
 
 
 @workflow.defn(name=TRAINING_RUN)
@@ -77,9 +79,9 @@ class TrainingRun:
         self._log = RunLog(config, state)
         self._servers = Servers(arg, state, self._fleet, self._log, config.gate_tolerance)
         self._trainer = Trainer(arg.run_id, state, self._fleet, self._servers, self._log)
-        self._generations = Generations(arg, config, state, self._fleet, self._sink, self._servers)
-        self._background: dict[int, asyncio.Task[None]] = {}
-        self._tasks_started = 0
+        self._generations = Generations(
+            arg, config, state, self._fleet, self._sink, self._servers, self._log
+        )
 
     # -- signals and queries ----------------------------------------------------------------
 
@@ -95,8 +97,14 @@ class TrainingRun:
         request, warning = parse_trigger_eval(value, known)
         if warning:
             self._log.note(warning)
-        if not self._state.stop:
-            self._open_evals(request.envs)
+        if self._state.version < 0 or self._state.stop:
+            self._log.note("trigger_eval: ignored, since the run does not step now")
+            return
+        pending = [progress.epoch.env for progress in self._state.evals]
+        full = [env for env in request.envs if pending.count(env) >= MAX_PENDING_EVALS]
+        if full:
+            self._log.note(f"trigger_eval: {', '.join(full)} already wait; ignored")
+        self._open_evals([env for env in request.envs if env not in full])
 
     @workflow.signal(dynamic=True)
     def other_signal(self, name: str, args: Sequence[RawValue]) -> None:
@@ -124,6 +132,8 @@ class TrainingRun:
         """Groups were finalized, or a generation hands over."""
         if not self._generations.on_report(report):
             return
+        for lost in report.lost:
+            self._servers.lose(lost.role, lost.index, lost.epoch, lost.reason)
         for group in report.groups:
             if group.kind == "eval":
                 self._on_eval_group(group)
@@ -166,6 +176,9 @@ class TrainingRun:
             await self._trainer.checkpoint(self._durable_summary())
         except RunFailed as failure:
             return await self._fail(failure)
+        except asyncio.CancelledError:
+            await self._close("cancelled", end_reason="cancelled before the final checkpoint")
+            raise
         await self._close("succeeded", end_reason=end_reason)
         return self._log.memo(end_reason=end_reason)
 
@@ -177,6 +190,7 @@ class TrainingRun:
                 f"workers on {queues.env} and {queues.trainer} to check the config",
                 run_preflight(PreflightInput(self._arg.config, queues)),
                 QUEUED_AT_MOST,
+                stoppable=True,
             )
             if found.problems:
                 text = "; ".join(f"{p.key}: {p.message}" for p in found.problems)
@@ -195,7 +209,7 @@ class TrainingRun:
             summary=f"prepare policy {self._config.model.name}",
         )
         policy = await self._log.carry_out(
-            "the policy to be prepared", prepare, policies.PREPARE_TIMEOUT
+            "the policy to be prepared", prepare, policies.PREPARE_TIMEOUT, stoppable=True
         )
         state.policy_origin = policy.origin
         state.weights, state.target_version = policy.weights, 0
@@ -239,7 +253,7 @@ class TrainingRun:
                 f"rollouts for batch {step}: "
                 f"{self._sink.collected} of {self._config.train.batch_size}"
             ),
-            lambda: self._sink.collected >= self._config.train.batch_size,
+            self._batch_is_ready,
             STALLED_AFTER,
             progress=lambda: state.train.delivered,
         )
@@ -257,6 +271,11 @@ class TrainingRun:
         )
         synced = workflow.now()
         state.step, state.version = step, step
+        state.rejected_labels = [
+            label
+            for label in state.rejected_labels
+            if int(label.partition(".")[0]) > step - KEPT_LABEL_VERSIONS
+        ]
         state.reward = batch.metrics["reward/all/mean"]
         self._fire_evals(step)
         self._generations.wanted = True
@@ -278,6 +297,10 @@ class TrainingRun:
             },
         )
 
+    def _batch_is_ready(self) -> bool:
+        self._generations.put_back_refused()
+        return self._sink.collected >= self._config.train.batch_size
+
     async def _ship(self, step: int) -> BatchResult:
         groups = self._sink.cut()
         ship: Awaitable[BatchResult] = workflow.execute_activity(
@@ -285,8 +308,7 @@ class TrainingRun:
             ship_input(self._arg.run_id, step, groups),
             result_type=BatchResult,
             task_queue=self._arg.queues.rollout,
-            start_to_close_timeout=policies.STORE_TIMEOUT,
-            retry_policy=policies.LIGHT,
+            **policies.STORE_WORK,
             summary=f"ship batch {step} · {len(groups)} groups",
         )
         batch = await self._log.carry_out(f"batch {step} to be written", ship, START_AT_MOST)
@@ -323,7 +345,9 @@ class TrainingRun:
         self._state.eval_rollouts += group.size
         if eval_arrival(progress, group):
             self._state.evals.remove(progress)
-            self._in_background(self._finalize_eval(progress))
+            if self._state.stop:
+                return
+            self._log.in_background(self._finalize_eval(progress))
 
     async def _finalize_eval(self, progress: EvalProgress) -> None:
         epoch = progress.epoch
@@ -334,13 +358,13 @@ class TrainingRun:
                 epoch.epoch,
                 epoch.env,
                 epoch.step,
-                progress.groups,
+                epoch.num_examples,
                 epoch.group_size,
+                sorted(progress.missing),
             ),
             result_type=EvalResult,
             task_queue=self._arg.queues.rollout,
-            start_to_close_timeout=policies.STORE_TIMEOUT,
-            retry_policy=policies.LIGHT,
+            **policies.STORE_WORK,
             summary=f"eval of {epoch.env} at step {epoch.step}",
         )
         self._state.last_eval[epoch.env] = {
@@ -378,7 +402,7 @@ class TrainingRun:
         await self._log.wait(
             lambda: "side work to settle",
             lambda: (
-                not self._background
+                not self._log.busy
                 and self._servers.pushes_in_flight == 0
                 and self._generations.busy == 0
                 and not self._generations.wanted
@@ -401,7 +425,7 @@ class TrainingRun:
         await self._servers.close()
         try:
             await workflow.wait_condition(
-                lambda: not self._generations.live and not self._background,
+                lambda: not self._generations.live and not self._log.busy,
                 timeout=CLOSE_AT_MOST,
                 timeout_summary="dispatch to close",
             )
@@ -434,19 +458,8 @@ class TrainingRun:
                 names.RECORD_STEP,
                 StepRecord(self._arg.run_id, step, metrics),
                 task_queue=self._arg.queues.orchestrator,
-                start_to_close_timeout=policies.STORE_TIMEOUT,
-                retry_policy=policies.LIGHT,
+                **policies.STORE_WORK,
                 summary=f"record step {step}",
             )
 
-        self._in_background(record())
-
-    def _in_background(self, work: Awaitable[None]) -> None:
-        number = self._tasks_started
-        self._tasks_started += 1
-
-        async def tracked() -> None:
-            await self._log.guard(work)
-            del self._background[number]
-
-        self._background[number] = asyncio.create_task(tracked())
+        self._log.in_background(record())

@@ -52,7 +52,9 @@ def details(config: RunConfig, state: RunState, waiting: Waiting | None, notes: 
         lines.append(f"- last eval of {env}: {result['reward']:.3f} at step {result['step']:.0f}")
     for progress in state.evals:
         epoch = progress.epoch
-        lines.append(f"- eval {epoch.epoch}: {len(progress.groups)} of {epoch.num_examples} groups")
+        lines.append(
+            f"- eval {epoch.epoch}: {len(progress.arrived)} of {epoch.num_examples} groups"
+        )
     for generation in state.generations:
         if generation.state != "closed":
             lines.append(

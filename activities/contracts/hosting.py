@@ -6,6 +6,7 @@ from typing import Literal
 from activities.storage.refs import ArtifactRef
 
 HostRole = Literal["engine", "env", "trainer"]
+ServerState = Literal["starting", "up", "down", "failed"]
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,8 @@ class HostInput:
 
 @dataclass(frozen=True)
 class HostReport:
-    """A host's signal to its run: the server of `epoch` is up at `address`, or is down; or its
-    host gave up (failed).
+    """A host's signal to its run: the server of `epoch` is being started, is up at `address`, or
+    is down; or its host gave up (failed).
 
     `queue` reaches the very process that owns the server (trainer steps, weight pushes).
     `model` is the served model name, unique per epoch, so that a stale address cannot be
@@ -44,7 +45,7 @@ class HostReport:
     role: HostRole
     index: int
     epoch: int
-    state: Literal["up", "down", "failed"]
+    state: ServerState
     address: str = ""
     queue: str = ""
     model: str = ""

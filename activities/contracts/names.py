@@ -26,6 +26,8 @@ ENV_LOST = "EnvLost"
 """The env server named in the input is gone."""
 TRAINER_LOST = "TrainerLost"
 """The trainer process is gone or holds another state than the input names."""
+NO_SPACE = "NoSpace"
+"""The store's disk is too full for what is to be written."""
 GATE_FAILED = "GateFailed"
 """An engine's canary log-probabilities differ from the trainer's."""
 

@@ -99,14 +99,19 @@ class GroupResult:
 
 @dataclass(frozen=True)
 class FinalizeEvalInput:
-    """Turn the finalized groups of one eval epoch into its record."""
+    """Turn the finalized groups of one eval epoch into its record.
+
+    Its groups are 'eval/<epoch>/<example>' for every example below `num_examples`; those of
+    `missing` have no artifact, and all their rollouts count as errored.
+    """
 
     run_id: str
     epoch: str
     env: str
     step: int
-    groups: list[str]
+    num_examples: int
     group_size: int
+    missing: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

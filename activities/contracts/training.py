@@ -83,6 +83,16 @@ class CheckpointResult:
     ref: ArtifactRef
 
 
+def push_label(version: int, push: int, number: int) -> str:
+    """The version label of try `number` (from 0) of a push: '7.12a', '7.12b', …"""
+    assert 0 <= number < 26
+    return f"{version}.{push}{chr(ord('a') + number)}"
+
+
+PUSH_TRIES = 2
+"""Times one push is tried before the engine counts as unable to serve the version."""
+
+
 @dataclass(frozen=True)
 class SyncInput:
     """Push `weights` to one engine and pass its gate. `push` makes the version label unique."""

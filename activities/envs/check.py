@@ -22,6 +22,7 @@ from activities.contracts import names
 from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
 from activities.envs import loading
 from activities.envs.probe import probe
+from activities.hosting.heartbeat import heartbeats
 from configs.run import RunConfig
 
 CHECK_TIMEOUT_S = 120.0
@@ -46,7 +47,10 @@ class EnvActivities:
             by_path[request["path"]].append(request)
         calls = [self._check_path(path, requests) for path, requests in by_path.items()]
         addresses = [_check_address(*found) for found in _addresses(config)]
-        outcomes, answers = await asyncio.gather(asyncio.gather(*calls), asyncio.gather(*addresses))
+        async with heartbeats():
+            outcomes, answers = await asyncio.gather(
+                asyncio.gather(*calls), asyncio.gather(*addresses)
+            )
         examples: dict[str, int] = {}
         for finding in itertools.chain.from_iterable(outcomes):
             problems += [CheckProblem(**problem) for problem in finding["problems"]]

@@ -25,7 +25,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.context import WorkerContext
 from activities.contracts import names
-from activities.contracts.hosting import HostInput, HostReport, HostRole
+from activities.contracts.hosting import HostInput, HostReport, HostRole, ServerState
 from activities.hosting import reaper
 from activities.hosting.heartbeat import heartbeats
 from activities.hosting.process import ServerProcess, describe_exit
@@ -93,31 +93,44 @@ class HostActivities:
         """
         epoch = host.epoch_base + activity.info().attempt
         async with heartbeats():
+            try:
+                await self._signal(host.run_id, self._report(host, epoch, "starting"))
+                await self._serve(host, epoch)
+            except _RunClosed:
+                log.info("%s %s: the run is closed", host.run_id, host.host_id)
+
+    async def _serve(self, host: HostInput, epoch: int) -> None:
+        process: ServerProcess | None = None
+        try:
             # An attempt that was given up without its worker's knowledge may still run a server.
             await asyncio.to_thread(
                 reaper.sweep, self.ctx.home, run=host.run_id, host=host.host_id, everything=True
             )
-            try:
-                spec = await self.builders[host.role](self.ctx, host, epoch)
-            except Exception as error:
-                # Only a mistake of the user ends the host; all else may pass and is reported.
-                if isinstance(error, ApplicationError) and error.non_retryable:
-                    raise
-                await self._report_down(host, epoch, f"{type(error).__name__}: {error}")
-                return
+            spec = await self.builders[host.role](self.ctx, host, epoch)
             process = ServerProcess(
                 spec, home=self.ctx.home, run=host.run_id, host=host.host_id, epoch=epoch
             )
-            try:
-                await self._keep(host, epoch, spec, process)
-            except _RunClosed:
-                log.info("%s %s: the run is closed", host.run_id, host.host_id)
-            except _ServerLost as lost:
-                await process.stop(grace_s=0)
-                await self._report_down(host, epoch, str(lost), process.log_tail(), spec.model)
-            finally:
+            await self._keep(host, epoch, spec, process)
+        except _RunClosed:
+            raise
+        except _ServerLost as lost:
+            assert process is not None
+            await process.stop(grace_s=0)
+            await self._report_down(host, epoch, str(lost), process.log_tail())
+        except Exception as error:
+            # Only a mistake of the user ends the host; all else may pass and is reported.
+            if isinstance(error, ApplicationError) and error.non_retryable:
+                raise
+            await self._report_down(host, epoch, f"{type(error).__name__}: {error}")
+        finally:
+            if process is not None:
                 # Shielded: a second cancellation must not leave the server half stopped.
                 await asyncio.shield(asyncio.create_task(process.stop()))
+
+    def _report(self, host: HostInput, epoch: int, state: ServerState, **known: str) -> HostReport:
+        return HostReport(
+            role=host.role, index=host.index, epoch=epoch, state=state, name=host.name, **known
+        )
 
     async def _keep(
         self, host: HostInput, epoch: int, spec: ServerSpec, process: ServerProcess
@@ -129,16 +142,8 @@ class HostActivities:
         try:
             await self._until_healthy(spec, process, run_check)
             log.info("%s is up after %.1f s", spec.name, time.monotonic() - started)
-            report = HostReport(
-                role=host.role,
-                index=host.index,
-                epoch=epoch,
-                state="up",
-                address=spec.address,
-                queue=self.ctx.own_queue,
-                model=spec.model,
-                name=host.name,
-            )
+            known = {"address": spec.address, "queue": self.ctx.own_queue, "model": spec.model}
+            report = self._report(host, epoch, "up", **known)
             up = asyncio.create_task(self._signal(host.run_id, report))
             await self._until_lost(spec, process, run_check, up)
         finally:
@@ -147,24 +152,10 @@ class HostActivities:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _report_down(
-        self, host: HostInput, epoch: int, reason: str, tail: str = "", model: str = ""
-    ) -> None:
-        """Tells the run, then fails the attempt; returns only if the run is closed."""
+    async def _report_down(self, host: HostInput, epoch: int, reason: str, tail: str = "") -> None:
+        """Tells the run, then fails the attempt; raises _RunClosed if the run is closed."""
         detail = f"{reason}; last log lines:\n{tail}"[:DETAIL_LIMIT] if tail else reason
-        report = HostReport(
-            role=host.role,
-            index=host.index,
-            epoch=epoch,
-            state="down",
-            model=model,
-            name=host.name,
-            detail=detail,
-        )
-        try:
-            await self._signal(host.run_id, report)
-        except _RunClosed:
-            return
+        await self._signal(host.run_id, self._report(host, epoch, "down", detail=detail))
         raise ApplicationError(f"{host.host_id}: {detail}", type=SERVER_LOST)
 
     # -- watching ---------------------------------------------------------------------------

@@ -71,10 +71,12 @@ class ServerProcess:
         # Servers that rename themselves would otherwise overwrite their environment, and so
         # the mark, where a sweep reads it.
         extra = {**self.spec.env, keeper.MARK: mark, "SPT_NOENV": "1"}
+        # Servers run other people's code and need no door to Temporal.
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("TEMPORAL_")}
         order = {
             "argv": self.spec.argv,
             "cwd": str(self.spec.cwd),
-            "env": {**os.environ, **extra},
+            "env": {**inherited, **extra},
             "grace_s": self.grace_s,
             "identity": {"run": self.run, "host": self.host, "epoch": self.epoch},
         }

@@ -11,7 +11,6 @@ Invariants:
 
 import asyncio
 import contextlib
-import string
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,24 +21,13 @@ from temporalio.exceptions import ApplicationError
 
 from activities.context import WorkerContext
 from activities.contracts import names
-from activities.contracts.training import SyncInput, SyncResult
+from activities.contracts.training import PUSH_TRIES, SyncInput, SyncResult, push_label
 from activities.hosting.heartbeat import heartbeats
 from activities.inference.gate import Canary, Verdict, compare, engine_logprobs, read_canary
 
-TRIES = 2
 REQUEST_LIMIT_S = 60.0
 RESUME_LIMIT_S = 10.0
 PUSH_FAILED = "PushFailed"
-
-
-def push_label(version: int, push: int, number: int) -> str:
-    """The label of try `number` (from 0) of a push: '7.12a', '7.12b', ... '7.12aa'."""
-    letters = ""
-    number += 1
-    while number:
-        number, letter = divmod(number - 1, 26)
-        letters = string.ascii_lowercase[letter] + letters
-    return f"{version}.{push}{letters}"
 
 
 class InferenceActivities:
@@ -60,12 +48,12 @@ class InferenceActivities:
         async with heartbeats(), _lost_if_unreachable(sync):
             folder = await asyncio.to_thread(self.ctx.store.fetch_folder, sync.weights)
             canary = await asyncio.to_thread(read_canary, folder)
-            first = (activity.info().attempt - 1) * TRIES
+            first = (activity.info().attempt - 1) * PUSH_TRIES
             rejected = [push_label(sync.version, sync.push, n) for n in range(first)]
             limits = httpx.Timeout(REQUEST_LIMIT_S, connect=5.0)
             async with httpx.AsyncClient(base_url=sync.url, timeout=limits) as client:
                 await _check_identity(client, sync)
-                for number in range(first, first + TRIES):
+                for number in range(first, first + PUSH_TRIES):
                     label = push_label(sync.version, sync.push, number)
                     await _push(client, folder, label)
                     verdict = await _verdict(client, sync, canary)
@@ -75,7 +63,7 @@ class InferenceActivities:
                     rejected.append(label)
         raise ApplicationError(
             f"engine {sync.engine_index} (epoch {sync.engine_epoch}) does not serve version "
-            f"{sync.version} after {TRIES} pushes; {verdict}",
+            f"{sync.version} after {PUSH_TRIES} pushes; {verdict}",
             *rejected,
             type=names.GATE_FAILED,
             non_retryable=True,

@@ -28,6 +28,7 @@ from activities.contracts.rollouts import (
     RunRolloutsResult,
     ShipBatchInput,
 )
+from activities.hosting.heartbeat import heartbeats
 from activities.rollouts import groups, samples
 from activities.rollouts.connections import EnvConnection, EnvConnections
 from activities.rollouts.gauges import RunGauges
@@ -244,15 +245,21 @@ class RolloutActivities:
         async def beat() -> None:
             while True:
                 activity.heartbeat({"done": len(found), "size": given.work.size})
+                await asyncio.sleep(HEARTBEAT_S)
+
+        async def tell() -> None:
+            while True:
                 await gauges.write()
                 await asyncio.sleep(HEARTBEAT_S)
 
-        beating = asyncio.create_task(beat())
+        # Apart, so that a slow store delays gauges and nothing else.
+        tasks = [asyncio.create_task(beat()), asyncio.create_task(tell())]
         try:
             yield
         finally:
-            beating.cancel()
-            await asyncio.gather(beating, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await gauges.write(force=gauges.inflight == 0)
 
     # -- groups, evals, batches -------------------------------------------------------------
@@ -260,7 +267,8 @@ class RolloutActivities:
     @activity.defn(name=names.FINALIZE_GROUP)
     async def finalize_group(self, given: FinalizeGroupInput) -> GroupResult:
         """Scores a group and commits it; the first commit is what every later call returns."""
-        return await asyncio.to_thread(self._finalize_group, given)
+        async with heartbeats():
+            return await asyncio.to_thread(self._finalize_group, given)
 
     def _finalize_group(self, given: FinalizeGroupInput) -> GroupResult:
         store, work = self.ctx.store, given.work
@@ -279,32 +287,38 @@ class RolloutActivities:
     @activity.defn(name=names.FINALIZE_EVAL)
     async def finalize_eval(self, given: FinalizeEvalInput) -> EvalResult:
         """Sums up an eval epoch from its finalized groups and commits the record."""
-        return await asyncio.to_thread(self._finalize_eval, given)
+        async with heartbeats():
+            return await asyncio.to_thread(self._finalize_eval, given)
 
     def _finalize_eval(self, given: FinalizeEvalInput) -> EvalResult:
         store = self.ctx.store
         key = keys.eval_record(given.run_id, given.epoch)
         ref = store.committed(key)
         if ref is None:
+            missing = set(given.missing)
+            names_of = [
+                f"eval/{given.epoch}/{example}"
+                for example in range(given.num_examples)
+                if example not in missing
+            ]
             documents = [
-                store.get_json(store.require(keys.group(given.run_id, group)))
-                for group in given.groups
+                store.get_json(store.require(keys.group(given.run_id, group))) for group in names_of
             ]
             valid = [rollout for doc in documents for rollout in groups.eval_rollouts(doc)]
-            total = sum(document["size"] for document in documents)
+            total = given.num_examples * given.group_size
             served = set().union(*(groups.served_versions(doc) for doc in documents))
             rewards = [rollout.reward for rollout in valid]
             record = {
                 "epoch": given.epoch,
                 "env": given.env,
                 "step": given.step,
-                "examples": len(documents),
+                "examples": given.num_examples,
                 "group_size": given.group_size,
                 "rollouts": total,
                 "errored": total - len(valid),
                 "reward_mean": sum(rewards) / len(rewards) if rewards else 0.0,
                 "versions": [min(served, default=given.step), max(served, default=given.step)],
-                "groups": given.groups,
+                "groups": names_of,
                 "metrics": evals.summarize(valid, total - len(valid), given.group_size),
             }
             ref = store.put_json(key, record, attempt=attempt_token())
@@ -326,7 +340,8 @@ class RolloutActivities:
 
         Raises ApplicationError (not retryable) if the store's groups are not those of `digest`.
         """
-        return await asyncio.to_thread(self._ship_batch, given)
+        async with heartbeats():
+            return await asyncio.to_thread(self._ship_batch, given)
 
     def _ship_batch(self, given: ShipBatchInput) -> BatchResult:
         store = self.ctx.store

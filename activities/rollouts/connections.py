@@ -41,10 +41,10 @@ class EnvConnection:
 
     async def stop_watch(self) -> None:
         """Ends the watch."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
-            self._watcher = None
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()

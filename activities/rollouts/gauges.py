@@ -8,6 +8,8 @@ import time
 from collections import deque
 from dataclasses import asdict
 
+from temporalio import activity
+
 from activities.contracts.rollouts import Gauges
 from activities.storage import keys
 from activities.storage.store import ArtifactStore
@@ -58,4 +60,8 @@ class RunGauges:
             "tokens_per_s": round(self.tokens_per_s(), 1),
             **asdict(self.dispatch),
         }
-        await asyncio.to_thread(self.store.write_live, self.key, value)
+        try:
+            await asyncio.to_thread(self.store.write_live, self.key, value)
+        except Exception:
+            # No rollout is worth losing over a gauge.
+            activity.logger.warning("gauges were not stored", exc_info=True)

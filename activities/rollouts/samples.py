@@ -5,6 +5,7 @@ tokenized again. Each sampled message trains exactly once, in the first branch t
 sampled token carries the policy version whose weights sampled it.
 """
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -226,6 +227,9 @@ def from_episode(episode: Any, version: int) -> Rollout:
             if not samples:
                 error = {"type": "EmptyTrajectory", "message": "no sampled token came back"}
     rewards = [trace.reward for trace in traces]
+    if error is None and not all(map(math.isfinite, rewards)):
+        error = {"type": "BadReward", "message": f"a reward is not a finite number: {rewards}"}
+    finite = [reward for reward in rewards if math.isfinite(reward)]
     replies = [message for trace in traces for message in trace.assistant_messages]
     record: dict[str, Any] = {
         "messages": [message for trace in traces for message in _messages(trace)],
@@ -243,7 +247,7 @@ def from_episode(episode: Any, version: int) -> Rollout:
         "timing": _timing(traces[0]) if traces else {},
     }
     return Rollout(
-        reward=sum(rewards) / len(rewards) if rewards else 0.0,
+        reward=sum(finite) / len(finite) if finite else 0.0,
         samples=samples,
         record=record,
         labels=sorted(labels),

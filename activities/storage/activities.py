@@ -9,6 +9,7 @@ from temporalio import activity
 from activities.context import WorkerContext, attempt_token
 from activities.contracts import names
 from activities.contracts.training import StepRecord
+from activities.hosting.heartbeat import heartbeats
 from activities.storage import keys
 
 
@@ -23,4 +24,5 @@ class StoreActivities:
         """Commits a step's metrics; a step that is recorded already stays as it is."""
         value = {"step": record.step, "time": time.time(), "metrics": record.metrics}
         key = keys.step_record(record.run_id, record.step)
-        await asyncio.to_thread(self.ctx.store.put_json, key, value, attempt=attempt_token())
+        async with heartbeats():
+            await asyncio.to_thread(self.ctx.store.put_json, key, value, attempt=attempt_token())

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import tempfile
+import uuid
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,9 @@ class ArtifactStore:
             file = target / name
             if not self.local and not (file.exists() and _digest(file) == sha):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                self.fs.get_file(self.path(f"{ref.path}/{name}"), str(file))
+                part = file.with_name(f".part-{uuid.uuid4().hex}")
+                self.fs.get_file(self.path(f"{ref.path}/{name}"), str(part))
+                part.replace(file)
             if not file.exists() or _digest(file) != sha:
                 raise CorruptArtifact(f"{ref.key}: {ref.path}/{name} does not match its sha256")
         return target

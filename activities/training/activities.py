@@ -53,7 +53,6 @@ RUN_STATE_FILE = "run_state.json"
 CHECKPOINT_PARTS = 3
 """A checkpoint is about this many times its weights: weights and two moments."""
 OUTPUT_TAIL = 2000
-NO_SPACE = "NoSpace"
 
 
 @contextlib.contextmanager
@@ -240,7 +239,7 @@ class TrainerActivities:
                     f"checkpoint of step {given.step} needs {need / 2**20:.1f} MiB and "
                     f"{where[place]} has {free / 2**20:.1f} MiB free: free some space there, or "
                     "lower checkpoint.keep_last and retention.weights",
-                    type=NO_SPACE,
+                    type=names.NO_SPACE,
                 )
 
     # -- preflight --------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """One short run on the whole real stack, with everything a user does to it on the way.
 
-Temporal, vLLM, env servers, trainer, workers and API are real processes. The API and the workflow
-worker are killed in mid-run and started again; signals come from Temporal's own CLI.
+Temporal, vLLM, env servers, trainer, workers and API are real processes. In mid-run the API, the
+workflow worker and the rollout worker are killed and started again, and so is every kind of server
+that the run keeps; signals come from Temporal's own CLI.
 """
 
 import asyncio
@@ -29,9 +30,14 @@ from activities.storage.store import ArtifactStore
 from configs.load import load
 from worker.stack import ROOT, Addresses, Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-STEPS = 8
+STEPS = 10
+SERVERS = {
+    "env": "activities.envs.server",
+    "trainer": "activities.training.process",
+    "engine": "EngineCore",
+}
 TEMPORAL = Path(sys.executable).parent / "temporal"
 ENDED = ("succeeded", "failed", "cancelled")
 
@@ -45,16 +51,18 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     made.down()
 
 
-def processes_of(home: Path) -> list[str]:
-    """Command lines of processes that belong to the stack under `home`."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("RATCHET_HOME") == str(home):
-                found.append(" ".join(process.cmdline()))
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
+def belongs(process: psutil.Process, home: Path, command: str = "") -> bool:
+    """Whether a process belongs to the stack under `home` and its command line has `command`."""
+    try:
+        ours = process.environ().get("RATCHET_HOME") == str(home)
+        return ours and command in " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
+def processes_of(home: Path, command: str = "") -> list[str]:
+    """Names of processes that belong to the stack under `home`."""
+    return [p.name() for p in psutil.process_iter() if belongs(p, home, command)]
 
 
 def kill(stack: Stack, name: str) -> None:
@@ -63,6 +71,16 @@ def kill(stack: Stack, name: str) -> None:
     os.kill(pid, signal.SIGKILL)
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=5)
     assert name not in stack.running()
+
+
+def kill_server(stack: Stack, command: str) -> None:
+    """SIGKILL to the processes of a run's server that `command` names."""
+    victims = [p for p in psutil.process_iter() if belongs(p, stack.home, command)]
+    assert victims, f"no process runs {command}"
+    for victim in victims:
+        victim.kill()
+    gone, _ = psutil.wait_procs(victims, timeout=5)
+    assert len(gone) == len(victims)
 
 
 def get(where: Addresses, path: str, **params: Any) -> Any:
@@ -101,18 +119,25 @@ def launch(where: Addresses, *overrides: str) -> str:
 def finished(stack: Stack) -> tuple[Addresses, str, Any]:
     """A run that went through the kills and signals, and how it ended."""
     where = stack.up()
-    run_id = launch(where, f"max_steps={STEPS}", "eval.interval=4", "retention.weights=all")
+    run_id = launch(where, f"max_steps={STEPS}", "eval.interval=5", "retention.weights=all")
     wait_until(where, run_id, lambda run: run["step"] >= 1)
     kill(stack, "worker-orchestrator")
     kill(stack, "api")
     assert stack.up() == where
     wait_until(where, run_id, lambda run: run["step"] >= 2)
+    kill(stack, "worker-rollout")
+    stack.up()
+    for role, server in SERVERS.items():
+        step = get(where, f"/v1/runs/{run_id}")["step"]
+        kill_server(stack, server)
+        wait_until(where, run_id, lambda run, role=role: run["restarts"][role] == 1)
+        wait_until(where, run_id, lambda run, step=step: run["step"] > step)
     cli_signal(where, run_id, "no_such_signal")
     cli_signal(where, run_id, "trigger_eval", "--input", '{"envs": ["reverse-text"]}')
     return where, run_id, wait_until(where, run_id, lambda run: run["status"] in ENDED)
 
 
-def test_killed_worker_and_api_do_not_stop_a_run_that_learns(
+def test_kills_of_every_kind_do_not_stop_a_run_that_learns(
     finished: tuple[Addresses, str, Any],
 ) -> None:
     where, run_id, run = finished
@@ -187,7 +212,9 @@ def env_server(stack: Stack) -> Iterator[str]:
     config = json.dumps({"id": "reverse-text", "args": {}, "timeout_s": 60})
     command = [sys.executable, "-m", "activities.envs.server", "--address", address]
     process = subprocess.Popen(
-        [*command, "--config", config], cwd=ROOT, env={**os.environ, **process_env(None, stack.home)}
+        [*command, "--config", config],
+        cwd=ROOT,
+        env={**os.environ, **process_env(None, stack.home)},
     )
     yield address
     process.kill()
@@ -206,7 +233,7 @@ def test_stop_by_cli_ends_a_run_on_a_foreign_env_server_with_a_checkpoint(
         f"train.env.0.address={env_server}",
     )
     wait_until(where, run_id, lambda run: run["step"] >= 1)
-    mine = [line for line in processes_of(stack.home) if "activities.envs.server" in line]
+    mine = processes_of(stack.home, "activities.envs.server")
     assert not mine, "an env server was started although one was given by address"
     cli_signal(where, run_id, "stop", "--input", '"seen enough"')
     run = wait_until(where, run_id, lambda run: run["status"] in ENDED)

@@ -104,7 +104,7 @@ async def test_run_steps_the_policy_version_to_max_steps(temporal: Client) -> No
         check_exactly_once(world, 6)
         assert [push.version for push in world.pushes] == list(range(7))
         assert world.checkpoints == [2, 4, 6]
-        assert sorted((e.step, len(e.groups)) for e in world.evals) == [(0, 4), (3, 4), (6, 4)]
+        assert sorted((e.step, e.num_examples) for e in world.evals) == [(0, 4), (3, 4), (6, 4)]
         assert world.most_executing <= 8
         described = await handle.describe()
         attributes = {key.name: value for key, value in described.typed_search_attributes}
@@ -187,6 +187,16 @@ async def test_killed_engine_and_lost_group_go_on_elsewhere(temporal: Client) ->
         assert set(world.events) == {"engine lost in train/9", "killed engine/0"}
         assert world.epochs["engine/0"] == 2
         check_exactly_once(world, 6)
+
+
+async def test_env_server_that_only_rollouts_find_gone_is_restarted(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.dead_env_epochs = {1}
+        result = await (await start(world, max_steps=2)).result()
+        assert result["status"] == "succeeded"
+        assert any(event.startswith("env lost in train/") for event in world.events)
+        assert world.epochs["env/0"] == 2 and result["restarts"]["env"] == 1
+        check_exactly_once(world, 2)
 
 
 async def test_group_that_fails_is_counted_and_made_up_for(temporal: Client) -> None:

@@ -74,6 +74,7 @@ class World:
     lose_trainer_at: set[int] = field(default_factory=set)
     refuse_gate_at: set[int] = field(default_factory=set)
     lose_engine_in: set[str] = field(default_factory=set)
+    dead_env_epochs: set[int] = field(default_factory=set)
     fail_group: set[str] = field(default_factory=set)
     servers: dict[str, asyncio.Event] = field(default_factory=dict)
 
@@ -132,6 +133,9 @@ class World:
             self.lose_engine_in.discard(work.group)
             self.events.append(f"engine lost in {work.group}")
             raise ApplicationError("gone", type=names.ENGINE_LOST, non_retryable=True)
+        if int(arg.env_address.rpartition("@")[2]) in self.dead_env_epochs:
+            self.events.append(f"env lost in {work.group}")
+            raise ApplicationError("gone", type=names.ENV_LOST, non_retryable=True)
         self.executing += work.size
         self.most_executing = max(self.most_executing, self.executing)
         try:
@@ -168,7 +172,7 @@ class World:
     @activity.defn(name=names.FINALIZE_EVAL)
     async def finalize_eval(self, arg: FinalizeEvalInput) -> EvalResult:
         self.evals.append(arg)
-        count = len(arg.groups) * arg.group_size
+        count = arg.num_examples * arg.group_size
         return EvalResult(arg.epoch, arg.env, arg.step, 0.5, count, 0, (arg.step, arg.step))
 
     @activity.defn(name=names.SHIP_BATCH)

@@ -37,6 +37,7 @@ class FakeRun:
 
     def __init__(self) -> None:
         self.reports: list[HostReport] = []
+        self.started: list[int] = []
         self.over = False
 
     @workflow.run
@@ -45,7 +46,12 @@ class FakeRun:
 
     @workflow.signal
     def host_report(self, report: HostReport) -> None:
-        self.reports.append(report)
+        # Every attempt begins with the news that it is starting its server.
+        if report.state == "starting":
+            self.started.append(report.epoch)
+        else:
+            assert report.epoch in self.started
+            self.reports.append(report)
 
     @workflow.signal
     def end(self) -> None:

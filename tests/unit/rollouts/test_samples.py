@@ -131,6 +131,9 @@ def test_other_bad_ends() -> None:
     assert not from_episode(task, 1).provider
     late = from_episode(_episode([_node(None, [1]), _node(0, [2], 1)], is_timeout=True), 1)
     assert late.error is not None and late.error["type"] == "Timeout"
+    nan = {"r": {"score": float("nan"), "weight": 1.0}}
+    bad = from_episode(_episode([_node(None, [1]), _node(0, [2], 1)], rewards=nan), 1)
+    assert bad.error is not None and bad.error["type"] == "BadReward" and bad.reward == 0.0
     empty = from_episode(_episode([]), 1)
     assert empty.error is not None and empty.error["type"] == "EmptyTrajectory"
     cut = _episode([_node(None, [1]), _node(0, [2], 1)], calls=[{"node": 1}])

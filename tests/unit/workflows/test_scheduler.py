@@ -14,6 +14,7 @@ from configs.run import RunConfig
 from workflows.fleet import MAX_DOWNS, Fleet, planned_hosts
 from workflows.messages import (
     Control,
+    EnvTarget,
     normal_signal_name,
     parse_stop,
     parse_trigger_eval,
@@ -157,10 +158,13 @@ def test_ship_input_names_the_batch_by_content() -> None:
 ENGINES = [EngineTarget(k, 1, f"http://{k}", "m", 0) for k in range(2)]
 
 
+ENVS = {name: EnvTarget(k, 1, f"tcp://{name}") for k, name in enumerate("ab")}
+
+
 def control(seq: int, **changes: Any) -> Control:
     """Two engines, both envs up."""
     known: dict[str, Any] = {"permits": 8, "train_limit": 20, "engines": ENGINES}
-    return Control(seq=seq, envs={"a": "tcp://a", "b": "tcp://b"}, **{**known, **changes})
+    return Control(seq=seq, envs=ENVS, **{**known, **changes})
 
 
 def scheduler(lease: Lease | None = None, **changes: Any) -> Scheduler:
@@ -212,7 +216,7 @@ def test_over_hand_overs_each_example_is_admitted_once(data: st.DataObject) -> N
     seen: list[str] = []
     lease, seq = Lease(), 0
     while len(seen) < limit + 5 + 2:
-        s = scheduler(lease, train_limit=0)
+        s = scheduler(lease, train_limit=0, evals=epochs)
         for _ in range(data.draw(st.integers(1, 12))):
             seq += 1
             permits = data.draw(st.integers(2, 10))
@@ -268,7 +272,7 @@ def test_server_that_never_comes_up_breaks_its_run() -> None:
 def test_env_with_an_address_is_connected_to_and_not_started() -> None:
     envs = [{"id": "a", "address": "tcp://there:5000"}, {"id": "b"}]
     fleet = Fleet(planned_hosts(config(train={"env": envs}, eval={})))
-    assert fleet.envs() == {"a": "tcp://there:5000"}
+    assert fleet.envs() == {"a": EnvTarget(0, 0, "tcp://there:5000")}
     assert [(h.name, h.managed) for h in fleet.of("env")] == [("a", False), ("b", True)]
 
 
@@ -300,6 +304,17 @@ def test_public_signals_never_raise(value: Any) -> None:
 def test_trigger_eval_reads_what_clis_send(value: Any, envs: list[str], warned: bool) -> None:
     request, warning = parse_trigger_eval(value, ["a", "b"])
     assert request.envs == envs and bool(warning) == warned
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["1" * 5000, "[" * 200_000, '"\\ud800"', b'"\\ud800"', {"reason": "\ud800"}, [["\ud800"] * 9]],
+    ids=["huge number", "deep nest", "surrogate", "surrogate bytes", "in a dict", "in a list"],
+)
+def test_hostile_payloads_become_text_that_any_converter_carries(value: Any) -> None:
+    parse_stop(value).reason.encode()
+    _, warning = parse_trigger_eval(value, ["a"])
+    warning.encode()
 
 
 def test_signal_names_have_spellings() -> None:
