@@ -255,7 +255,7 @@ async def test_single_turn_group_to_batch(
     await run(rooms.finalize_group, FinalizeGroupInput(RUN, eval_work, 0))
     record = await run(
         rooms.finalize_eval,
-        FinalizeEvalInput(RUN, "0-0-reverse-text", "reverse-text", 0, [eval_work.group], 2),
+        FinalizeEvalInput(RUN, "0-0/reverse-text", "reverse-text", 0, 1, 2),
     )
     assert (record.rollouts, record.errored, record.versions) == (2, 0, (0, 0))
 

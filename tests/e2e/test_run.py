@@ -179,7 +179,7 @@ def test_every_sampled_token_rescored_agrees_with_the_engine(
                     checked += 1
                     worst = max(worst, abs(engine - ours))
     sampled = sum(sum(sample.loss_mask) for sample in samples)
-    assert checked == sampled > 5000
+    assert checked == sampled > 3000
     assert worst <= 1e-4, f"{worst} over {checked} tokens"
 
 
