@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from configs.algorithm import AlgorithmConfig
 from configs.base import Section
 
-RESERVED_NAMES = ("all", "agg")
+RESERVED_NAMES = ("all", "agg", "trainable", "empty")
 
 
 class SamplingConfig(Section):
@@ -58,17 +59,27 @@ class EnvConfig(Section):
     @classmethod
     def _name_is_a_label(cls, value: str) -> str:
         if value in RESERVED_NAMES:
-            raise ValueError(f"{value!r} is reserved for aggregates; choose another name")
+            raise ValueError(f"{value!r} is reserved in the names of metrics; choose another name")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
             raise ValueError("an env name has 1 to 64 letters, digits, '.', '_' or '-'")
         return value
 
 
 class TrainEnvConfig(EnvConfig):
-    """A training environment."""
+    """A training environment; what it leaves out comes from [train]."""
 
+    ratio: float = Field(
+        default=1.0,
+        gt=0,
+        le=1000,
+        description="Share of the groups, relative to the other training envs.",
+    )
+    group_size: int | None = Field(default=None, ge=1, description="Rollouts per example.")
     sampling: SamplingConfig | None = Field(
         default=None, description="Overrides [train.sampling] for this env."
+    )
+    algo: AlgorithmConfig | None = Field(
+        default=None, description="Replaces the run's [algo] for this env, as a whole."
     )
 
 
@@ -100,27 +111,42 @@ class TrainConfig(Section):
     )
     batch_size: int = Field(default=128, ge=1, description="Rollouts in a batch.")
     group_size: int = Field(
-        default=8, ge=2, description="Rollouts of one example, compared with each other."
+        default=8, ge=1, description="Rollouts of one example, compared with each other."
     )
     max_lag: int = Field(
         default=1, ge=0, description="Versions a batch may be ahead of the policy when it ships."
+    )
+    max_off_policy_steps: int = Field(
+        default=8,
+        ge=0,
+        description="Groups begun more versions than this before the batch that would train on "
+        "them are given up, and their examples rolled out anew.",
     )
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
 
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":
-        if self.batch_size % self.group_size:
+        for size in sorted({env.group_size or self.group_size for env in self.env}):
+            if self.batch_size % size:
+                raise ValueError(
+                    f"batch_size ({self.batch_size}) must be a multiple of group_size ({size})"
+                )
+        if self.max_off_policy_steps < self.max_lag:
             raise ValueError(
-                f"batch_size ({self.batch_size}) must be a multiple of group_size "
-                f"({self.group_size})"
+                f"max_off_policy_steps ({self.max_off_policy_steps}) must be at least max_lag "
+                f"({self.max_lag}): batches that ship ahead are stale by as much"
             )
         _unique_names(self.env, "train.env")
         return self
 
+    def size_of(self, env: TrainEnvConfig) -> int:
+        """Rollouts in a group of `env`."""
+        return env.group_size or self.group_size
+
     @property
     def groups_per_batch(self) -> int:
-        """Whole groups in one batch."""
-        return self.batch_size // self.group_size
+        """Most groups that one batch can take."""
+        return self.batch_size // min(self.size_of(env) for env in self.env)
 
 
 class EvalConfig(Section):
@@ -131,6 +157,11 @@ class EvalConfig(Section):
     num_examples: int = Field(default=32, ge=1, description="Examples of one eval.")
     group_size: int = Field(default=1, ge=1, description="Rollouts per example.")
     skip_first_step: bool = Field(default=False, description="No eval at step 0.")
+    overlap: bool = Field(
+        default=True,
+        description="Train and eval rollouts share permits; false: training stands still from "
+        "the moment an eval is due until it is done.",
+    )
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
 
     @model_validator(mode="after")

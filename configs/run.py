@@ -5,8 +5,10 @@ from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 
+from configs.algorithm import AlgorithmConfig, GrpoConfig
 from configs.base import Section
 from configs.env import EvalConfig, TrainConfig
+from configs.filters import FiltersConfig
 from configs.model import ModelConfig
 from configs.trainer import CheckpointConfig, InferenceConfig, RetentionConfig, TrainerConfig
 
@@ -16,6 +18,15 @@ class DispatchConfig(Section):
 
     max_inflight_rollouts: int | None = Field(
         default=None, ge=1, description="Rollouts executing at once; none: batch_size."
+    )
+    rollouts_per_activity: int | None = Field(
+        default=None,
+        ge=1,
+        description="Rollouts of a group carried out by one activity; none: the whole group. 1 "
+        "suits long agentic rollouts: each frees its permit as it ends.",
+    )
+    tasks_per_minute: int | None = Field(
+        default=None, ge=1, description="Rollouts started per minute, train and eval together."
     )
     generation_events: int = Field(
         default=3000,
@@ -38,8 +49,12 @@ class RunConfig(Section):
         default_factory=dict, description="At most 16 pairs, keys to 64, values to 512 characters."
     )
     model: ModelConfig = Field(default_factory=ModelConfig)
+    algo: AlgorithmConfig = Field(
+        default_factory=GrpoConfig, description="How rewards become credit, for every train env."
+    )
     train: TrainConfig
     eval: EvalConfig = Field(default_factory=EvalConfig)
+    filters: FiltersConfig = Field(default_factory=FiltersConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     inference: InferenceConfig = Field(default_factory=InferenceConfig)
     dispatch: DispatchConfig = Field(default_factory=DispatchConfig)
@@ -66,11 +81,14 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _check_across_sections(self) -> "RunConfig":
         permits = self.permits
-        sizes = [self.train.group_size, *(self.eval_group_size(env.name) for env in self.eval.env)]
+        sizes = [self.train.size_of(env) for env in self.train.env]
+        sizes += [self.eval_group_size(env.name) for env in self.eval.env]
+        chunk = self.dispatch.rollouts_per_activity
+        sizes = [min(size, chunk or size) for size in sizes]
         if permits < max(sizes):
             raise ValueError(
                 f"dispatch.max_inflight_rollouts ({permits}) must hold the largest group "
-                f"({max(sizes)})"
+                f"or activity ({max(sizes)})"
             )
         longest = max(
             [self.sampling(env.name, "train").max_tokens for env in self.train.env]
@@ -82,6 +100,13 @@ class RunConfig(Section):
                 f"trainer.seq_len ({self.trainer.seq_len})"
             )
         for trained in self.train.env:
+            algo = self.algorithm(trained.name)
+            if algo.group_relative and self.train.size_of(trained) < 2:
+                raise ValueError(
+                    f"algorithm {algo.type!r} compares the rollouts of a group, and groups of env "
+                    f"{trained.name!r} have size 1; set group_size to 2 or more, or algo.type to "
+                    "'reward'"
+                )
             if self.sampling(trained.name, "train").temperature == 0:
                 raise ValueError(
                     f"train sampling of {trained.name!r} has temperature 0: greedy rollouts of one "
@@ -127,6 +152,11 @@ class RunConfig(Section):
             return self._eval_env(name).sampling or self.eval.sampling
         env = next(env for env in self.train.env if env.name == name)
         return env.sampling or self.train.sampling
+
+    def algorithm(self, name: str) -> AlgorithmConfig:
+        """The algorithm of train env `name`: its own, else the run's."""
+        env = next(env for env in self.train.env if env.name == name)
+        return env.algo or self.algo
 
     @property
     def gate_tolerance(self) -> float:

@@ -63,8 +63,10 @@ def orchestrator(client: Client, ctx: WorkerContext, queues: Queues) -> list[Wor
 def rollout(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
     """Rollouts, group finalization, batches."""
     from activities.rollouts.activities import RolloutActivities
+    from activities.scoring.check import AlgorithmActivities
 
-    return [_worker(client, queues.rollout, RolloutActivities(ctx), at_once=256)]
+    owners = (RolloutActivities(ctx), AlgorithmActivities(ctx))
+    return [_worker(client, queues.rollout, *owners, at_once=256)]
 
 
 def trainer(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:

@@ -1,8 +1,9 @@
 """One dispatch generation: keeps rollouts in flight until it hands over to the next.
 
 The Scheduler decides; this workflow turns its decisions into activities and reports what arrived.
-Every admitted group ends in exactly one report, as a result or as an error with its cause. The
-generation never continues as new: it ends, so history is bounded by what one generation admits.
+Every admitted group ends in exactly one report: as a result, as an error with its cause, or as one
+typed cancellation. The generation never continues as new: it ends, so its history is bounded by
+what it admits.
 """
 
 import asyncio
@@ -11,7 +12,9 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
 
 with workflow.unsafe.imports_passed_through():
+    from dataclasses import dataclass, field, replace
     from datetime import timedelta
+    from typing import Literal
 
     from activities.contracts import names
     from activities.contracts.rollouts import (
@@ -31,7 +34,7 @@ with workflow.unsafe.imports_passed_through():
         DispatchReport,
         LostServer,
     )
-    from workflows.scheduler import Scheduler
+    from workflows.scheduler import Blocked, Part, Scheduler
 
 SIGN_OF_LIFE = timedelta(seconds=60)
 MAX_ADMISSIONS_PER_TASK = 64
@@ -41,6 +44,17 @@ RELOCATION_PAUSE = timedelta(seconds=5)
 """Rest before the same server is tried again: a dropped connection is no dead server."""
 GROUPS_PER_REPORT = 100
 """Keeps a report, at some 500 B a group, below 64 KiB."""
+
+
+@dataclass
+class GroupRun:
+    """A group in flight: its parts by first rollout, and how it fares."""
+
+    work: GroupWork
+    version: int
+    parts: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    lost: str = ""
+    cancelled: Literal["", "stale", "stop"] = ""
 
 
 @workflow.defn(name=DISPATCH)
@@ -55,9 +69,11 @@ class Dispatch:
         self._timeouts = {env.name: env.timeout_s for env in [*config.train.env, *config.eval.env]}
         self._scheduler = Scheduler(config, arg.examples, arg.lease)
         self._scheduler.on_control(arg.control)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._groups: dict[str, GroupRun] = {}
         self._outbox: list[GroupResult] = []
         self._lost: list[LostServer] = []
+        self._blocked = Blocked("")
+        self._alarm: asyncio.Task[None] | None = None
         self._seq = 0
         self._changed = False
         self._silent = False
@@ -79,19 +95,18 @@ class Dispatch:
                 self._scheduler.close()
                 await self._report("tail")
             if self._scheduler.control.stop:
-                for task in self._tasks.values():
-                    task.cancel()
+                self._give_up(list(self._groups), "stop")
+            self._give_up(self._scheduler.stale(), "stale")
             await self._admit()
             if self._outbox or self._lost or self._silent:
                 await self._report("open" if self._scheduler.admitting else "tail")
-            if not self._scheduler.admitting and not self._tasks and not self._outbox:
+            if not self._scheduler.admitting and not self._groups and not self._outbox:
                 break
             await workflow.wait_condition(
                 lambda: self._changed or bool(self._outbox) or self._silent
             )
         pulse.cancel()
-        for task in self._tasks.values():
-            task.cancel()
+        self._give_up(list(self._groups), "stop")
         if not self._run_is_over:
             await self._report("closed")
 
@@ -109,34 +124,73 @@ class Dispatch:
 
     async def _admit(self) -> None:
         admitted = 0
-        while (decision := self._scheduler.admit()) is not None:
-            work, engine = decision
-            self._tasks[work.group] = asyncio.create_task(self._carry_out(work, engine))
+        while isinstance(decision := self._scheduler.admit(workflow.time()), Part):
+            work = decision.work
+            version = self._scheduler.control.version
+            run = self._groups.setdefault(work.group, GroupRun(work, version))
+            run.parts[decision.first] = asyncio.create_task(self._carry_out(run, decision))
             admitted += 1
             if admitted % MAX_ADMISSIONS_PER_TASK == 0:
                 # A timer ends the workflow task, so that one task never carries too many commands.
                 await workflow.sleep(0.001)
+        self._blocked = decision
+        if decision.retry_s and (self._alarm is None or self._alarm.done()):
+            self._alarm = asyncio.create_task(self._ring_after(decision.retry_s))
 
-    async def _carry_out(self, work: GroupWork, engine: EngineTarget) -> None:
-        version = self._scheduler.control.version
+    async def _ring_after(self, seconds: float) -> None:
+        await workflow.sleep(seconds, summary="rate limit")
+        self._changed = True
+
+    def _give_up(self, groups: list[str], why: Literal["stale", "stop"]) -> None:
+        """Cancels what runs of the groups; each is delivered as one cancellation."""
+        for group in groups:
+            run = self._groups[group]
+            run.cancelled = run.cancelled or why
+            for task in run.parts.values():
+                task.cancel()
+            if not run.parts:
+                self._deliver(run, self._cancelled(run))
+
+    async def _carry_out(self, run: GroupRun, part: Part) -> None:
+        """One part; the last of its group to end finalizes the group and delivers it."""
+        scheduler, group = self._scheduler, run.work.group
         try:
-            lost = await self._roll_out(work, engine)
-            self._scheduler.on_finished(work.group)
-            self._changed = True
-            result = await self._finalize(work, version, lost)
+            run.lost = await self._roll_out(part) or run.lost
         except asyncio.CancelledError:
-            result = self._failed(work, version, "Cancelled: the run is stopping")
+            run.cancelled = run.cancelled or "stop"
         except Exception as error:
             # A group that vanished would keep its permits and its generation open for ever.
-            result = self._failed(work, version, cause_of(error))
-        if work.group in self._scheduler.flights:
-            self._scheduler.on_finished(work.group)
-        del self._tasks[work.group]
+            run.lost = cause_of(error)
+        complete = scheduler.on_ended(group, part.last - part.first)
+        self._changed = True
+        if len(run.parts) > 1 or not (complete or run.cancelled):
+            del run.parts[part.first]
+            return
+        if run.cancelled:
+            self._deliver(run, self._cancelled(run))
+            return
+        scheduler.on_finished(group)
+        try:
+            result = await self._finalize(run.work, run.version, run.lost)
+        except asyncio.CancelledError:
+            run.cancelled = run.cancelled or "stop"
+            result = self._cancelled(run)
+        self._deliver(run, result)
+
+    def _deliver(self, run: GroupRun, result: GroupResult) -> None:
+        if run.work.group in self._scheduler.flights:
+            self._scheduler.on_finished(run.work.group)
+        del self._groups[run.work.group]
         self._outbox.append(result)
         self._changed = True
 
-    async def _roll_out(self, work: GroupWork, engine: EngineTarget) -> str:
-        """Returns '' once every rollout of the group ended, or why they were given up."""
+    def _cancelled(self, run: GroupRun) -> GroupResult:
+        text = f"Cancelled: {run.cancelled}"
+        return replace(self._failed(run.work, run.version, text), cancelled=run.cancelled)
+
+    async def _roll_out(self, part: Part) -> str:
+        """Returns '' once every rollout of the part ended, or why they were given up."""
+        work, engine = part.work, part.engine
         reason, tried = "", 0
         for _ in range(MAX_RELOCATIONS):
             address = self._scheduler.env_address(work.env)
@@ -146,14 +200,20 @@ class Dispatch:
                 await workflow.execute_activity(
                     names.RUN_ROLLOUTS,
                     RunRolloutsInput(
-                        self._arg.run_id, work, engine, address, self._scheduler.gauges()
+                        self._arg.run_id,
+                        work,
+                        engine,
+                        address,
+                        self._scheduler.gauges(),
+                        part.first,
+                        part.last,
                     ),
                     task_queue=self._arg.queues.rollout,
                     start_to_close_timeout=self._rollout_timeout(work),
                     heartbeat_timeout=policies.HEARTBEAT,
                     retry_policy=policies.ROLLOUTS,
                     cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
-                    summary=self._summary(work, engine.version),
+                    summary=self._summary(work, engine.version, part),
                 )
                 return ""
             except ActivityError as error:
@@ -213,6 +273,7 @@ class Dispatch:
         )
         engine, address = scheduler.engine(), scheduler.env_address(work.env)
         assert engine is not None and address is not None
+        # What is left of the group follows, for the prefix cache.
         scheduler.flights[work.group].engine = engine
         return engine, address
 
@@ -230,7 +291,9 @@ class Dispatch:
         except ActivityError as error:
             if isinstance(error.cause, CancelledError):
                 raise asyncio.CancelledError from None
-            return self._failed(work, version, cause_of(error))
+            cause = error.cause
+            user = isinstance(cause, ApplicationError) and cause.type == names.BAD_INPUT
+            return replace(self._failed(work, version, cause_of(error)), user_error=user)
 
     def _failed(self, work: GroupWork, version: int, error: str) -> GroupResult:
         return GroupResult(
@@ -252,9 +315,11 @@ class Dispatch:
         """Twice the longest rollout: once to run, once to queue inside the engine."""
         return timedelta(seconds=2 * self._timeouts[work.env] + 60)
 
-    def _summary(self, work: GroupWork, version: int) -> str:
+    def _summary(self, work: GroupWork, version: int, part: Part | None = None) -> str:
         name = work.group.removeprefix("train/").removeprefix("eval/")
-        return f"{work.kind} group {name} · {work.env} · v{version}"
+        whole = part is None or part.last - part.first == work.size
+        rollouts = "" if whole or part is None else f" [{part.first}:{part.last}]"
+        return f"{work.kind} group {name}{rollouts} · {work.env} · v{version}"
 
     async def _report(self, state: str) -> None:
         """Delivers the outbox. A run that is over has no use for it: the generation ends."""
@@ -273,7 +338,8 @@ class Dispatch:
             inflight_train=scheduler.inflight_train,
             inflight_eval=scheduler.inflight_eval,
             lease=scheduler.cursor(),
-            waiting_for=scheduler.waiting_for(),
+            oldest=scheduler.oldest,
+            waiting_for=self._blocked.reason,
             lost=lost,
         )
         self._seq += 1

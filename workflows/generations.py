@@ -23,9 +23,10 @@ with workflow.unsafe.imports_passed_through():
     from workflows.run_log import RunLog
     from workflows.servers import Servers
     from workflows.sinks import TrainSink
-    from workflows.sources import next_attempt
+    from workflows.sources import TrainSource, next_attempt
     from workflows.state import GenerationState, Lease, RunState
 
+MAX_BARREN_BATCHES = 10
 LAST_WORD_WITHIN = timedelta(seconds=60)
 ENDED = ("stopping", "succeeded", "failed", "cancelled")
 
@@ -51,6 +52,7 @@ class Generations:
         self._servers = servers
         self._log = log
         self._sent: dict[int, Control] = {}
+        self._source: TrainSource | None = None
         self.busy = 0
         self.wanted = False
 
@@ -75,6 +77,7 @@ class Generations:
         generation.state = report.state
         generation.inflight_train = report.inflight_train
         generation.inflight_eval = report.inflight_eval
+        generation.oldest = report.oldest
         generation.waiting_for = report.waiting_for
         generation.heard_at = workflow.now().isoformat()
         generation.lease = report.lease
@@ -161,9 +164,20 @@ class Generations:
             raise RunFailed("dispatch", text) from None
 
     def put_back_refused(self) -> None:
-        """Groups with tokens of refused weights are rolled out anew, under a new id."""
+        """Groups with tokens of refused weights are rolled out anew."""
         for group in self._sink.discard(self._state.rejected_labels):
-            self._state.put_backs.append(next_attempt(group.group))
+            self.put_back(group.group)
+
+    def put_back_stale(self, step: int) -> None:
+        """Groups that are too old for batch `step` are rolled out anew."""
+        for group in self._sink.sweep(step):
+            self._sink.progress.stale_in_queue += 1
+            self.put_back(group.group)
+
+    def put_back(self, group: str) -> None:
+        """The group's example is to be rolled out anew, under a new id."""
+        self._state.put_backs.append(next_attempt(group))
+        self.wanted = True
 
     def _check(self) -> None:
         state = self._state
@@ -173,12 +187,25 @@ class Generations:
         if broken is not None:
             text = f"{broken.name} failed {broken.downs} times in a row: {broken.detail}"
             raise RunFailed(broken.role, text)
-        if state.train.barren >= 10 * self._config.train.groups_per_batch:
+        if state.train.barren >= MAX_BARREN_BATCHES * self._config.train.groups_per_batch:
             raise RunFailed(
                 "rollouts",
                 f"{state.train.barren} groups in a row had no rollout to train on; "
                 f"last error: {state.train.last_error or 'none'}",
             )
+
+    def _train_limit(self, version: int) -> int:
+        """Counter below which train groups may be admitted; 0 while they stand back for evals."""
+        if self._state.evals and not self._config.eval.overlap:
+            return 0
+        if self._source is None:
+            self._source = TrainSource(self._config, self._state.examples)
+        return self._source.counter_for(self._sink.rollouts_wanted(version))
+
+    def stale_in_flight(self, next_version: int) -> bool:
+        """Whether some generation still rolls out what is too old once `next_version` is due."""
+        freshest = next_version - self._config.train.max_off_policy_steps
+        return any(g.oldest is not None and g.oldest < freshest for g in self.live)
 
     def _control(self, generation: int) -> Control:
         state = self._state
@@ -187,7 +214,8 @@ class Generations:
         return Control(
             seq=state.control_seq,
             version=version,
-            train_limit=self._sink.train_limit(version),
+            next_version=max(state.next_version, version),
+            train_limit=self._train_limit(version),
             permits=self._config.permits - older,
             stop=bool(state.stop) or state.status in ENDED,
             engines=self._fleet.engines(),

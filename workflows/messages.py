@@ -77,13 +77,15 @@ class Control:
     """Everything a dispatch generation must know, as one idempotent state.
 
     A control with a lower `seq` than one already seen is ignored. `train_limit` is the train
-    group counter below which groups may be admitted. `envs` maps an env's name to its
-    server; an engine or env missing here gets no new work. `put_backs` are groups whose
-    examples are to be rolled out anew; the list only grows.
+    group counter below which groups may be admitted. Train groups that are too old for
+    `next_version`, which is `version` or about to become it, are to be given up. `envs` maps an
+    env's name to its server; an engine or env missing here gets no new work. `put_backs` are
+    groups whose examples are to be rolled out anew; the list only grows.
     """
 
     seq: int
     version: int = 0
+    next_version: int = 0
     train_limit: int = 0
     permits: int = 0
     stop: bool = False
@@ -122,7 +124,7 @@ class DispatchReport:
 
     `seq` rises with every report. `state` 'tail' means that nothing more will be admitted,
     'closed' that nothing is in flight either. `lease` is what has not been admitted; `inflight_*`
-    count executing rollouts.
+    count executing rollouts; `oldest` is the version at which the oldest train group began.
     """
 
     generation: int
@@ -131,6 +133,7 @@ class DispatchReport:
     groups: list[GroupResult] = field(default_factory=list)
     inflight_train: int = 0
     inflight_eval: int = 0
+    oldest: int | None = None
     lease: Lease = field(default_factory=Lease)
     waiting_for: str = ""
     lost: list[LostServer] = field(default_factory=list)

@@ -4,6 +4,7 @@ Runs before anything is started, on the env and trainer queues side by side.
 """
 
 import asyncio
+from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
@@ -37,13 +38,24 @@ async def run_preflight(arg: PreflightInput) -> CheckResult:
                 return CheckResult([CheckProblem("", "(config)", str(cause))])
             raise
 
-    envs, model = await asyncio.gather(
+    checks = [
         check(names.CHECK_ENVS, arg.queues.env, "check the environments"),
         check(names.CHECK_MODEL, arg.queues.trainer, "check the model"),
-    )
+    ]
+    if _names_a_function(arg.config):
+        summary = "check the custom algorithm"
+        checks.append(check(names.CHECK_ALGORITHMS, arg.queues.rollout, summary))
+    results = await asyncio.gather(*checks)
     return CheckResult(
-        problems=[*envs.problems, *model.problems], examples={**envs.examples, **model.examples}
+        problems=[problem for result in results for problem in result.problems],
+        examples={name: count for result in results for name, count in result.examples.items()},
     )
+
+
+def _names_a_function(config: dict[str, Any]) -> bool:
+    """Whether a run's credit comes from a user's function, which only a worker can import."""
+    places = [config, *config["train"]["env"]]
+    return any((place.get("algo") or {}).get("type") == "custom" for place in places)
 
 
 @workflow.defn(name=PREFLIGHT)

@@ -5,13 +5,16 @@ epoch, in an order fixed by the run's seed, and no state but the counter is need
 """
 
 import hashlib
+import math
 from collections.abc import Iterator
+from fractions import Fraction
 
 from activities.contracts.rollouts import GroupWork
 from configs.run import RunConfig
 from workflows.state import EvalEpoch
 
 _FEISTEL_ROUNDS = 4
+LONGEST_CYCLE = 1000
 
 
 def _round(key: str, number: int, value: int) -> int:
@@ -55,23 +58,73 @@ def next_attempt(group: str) -> str:
     return train_group(counter, attempt + 1)
 
 
+def smooth_cycle(ratios: list[float]) -> list[int]:
+    """One cycle of smooth weighted round robin over indexes, as nginx orders its upstreams.
+
+    Each turn every index gains its weight, the one with most (first of equals) is served and pays
+    the total. Ratios that no cycle of at most LONGEST_CYCLE turns can hold are rounded to one.
+    """
+    shares = [Fraction(str(ratio)) for ratio in ratios]
+    scale = math.lcm(*(share.denominator for share in shares))
+    weights = [int(share * scale) for share in shares]
+    common = math.gcd(*weights)
+    weights = [weight // common for weight in weights]
+    if sum(weights) > LONGEST_CYCLE:
+        whole = sum(ratios)
+        weights = [max(round(LONGEST_CYCLE * ratio / whole), 1) for ratio in ratios]
+    total, current, order = sum(weights), [0] * len(weights), []
+    for _ in range(total):
+        current = [have + weight for have, weight in zip(current, weights, strict=True)]
+        best = max(range(len(current)), key=lambda k: (current[k], -k))
+        current[best] -= total
+        order.append(best)
+    return order
+
+
 class TrainSource:
-    """Train examples by counter: round-robin over envs, shuffled anew each epoch."""
+    """Train examples by counter: envs by smooth weighted round robin, shuffled anew each epoch."""
 
     def __init__(self, config: RunConfig, examples: dict[str, int]) -> None:
-        self._config = config
-        self._sizes = [examples[f"train/{env.name}"] for env in config.train.env]
+        envs = config.train.env
+        self._seed = config.seed
+        self._names = [env.name for env in envs]
+        self._group_sizes = [config.train.size_of(env) for env in envs]
+        self._examples = [examples[f"train/{name}"] for name in self._names]
+        self._cycle = smooth_cycle([env.ratio for env in envs])
+        # drawn[n][e]: groups of env e among the first n of a cycle.
+        self._drawn = [[0] * len(envs)]
+        for env in self._cycle:
+            self._drawn.append([count + (k == env) for k, count in enumerate(self._drawn[-1])])
 
     def work(self, group: str) -> GroupWork:
         """The group named `group`: which env, which example."""
         counter, _ = train_counter(group)
-        place = counter % len(self._sizes)
-        drawn = counter // len(self._sizes)
-        size = self._sizes[place]
-        name = self._config.train.env[place].name
-        key = f"{self._config.seed}/{name}/{drawn // size}"
+        env = self._cycle[counter % len(self._cycle)]
+        drawn = self._drawn_of(env, counter)
+        size = self._examples[env]
+        key = f"{self._seed}/{self._names[env]}/{drawn // size}"
         example = permute(drawn % size, size, key)
-        return GroupWork(group, "train", name, example, self._config.train.group_size)
+        return GroupWork(group, "train", self._names[env], example, self._group_sizes[env])
+
+    def rollouts_below(self, counter: int) -> int:
+        """Rollouts of all groups whose counter is below `counter`."""
+        sizes = enumerate(self._group_sizes)
+        return sum(self._drawn_of(env, counter) * size for env, size in sizes)
+
+    def counter_for(self, rollouts: int) -> int:
+        """The lowest counter below which there are at least `rollouts` rollouts."""
+        low, high = 0, max(rollouts, 0) + 1
+        while low < high:
+            middle = (low + high) // 2
+            if self.rollouts_below(middle) >= rollouts:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _drawn_of(self, env: int, counter: int) -> int:
+        cycles, rest = divmod(counter, len(self._cycle))
+        return cycles * self._drawn[-1][env] + self._drawn[rest][env]
 
 
 def eval_work(epoch: EvalEpoch, example: int) -> GroupWork:

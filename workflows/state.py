@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from activities.contracts.hosting import HostRole
-from activities.contracts.rollouts import GroupResult
+from activities.contracts.rollouts import FilterTally, GroupResult
 from activities.contracts.training import CheckpointResult
 from activities.storage.refs import ArtifactRef
 
@@ -32,11 +32,13 @@ class Lease:
     """What a generation may admit: the train counter from `next_train`, and where evals stand.
 
     `put_backs` counts the put-back groups already admitted; `evals` maps an epoch to its next
-    example.
+    example; `tokens` is what the rate limiter's bucket held at `tokens_at` (seconds).
     """
 
     next_train: int = 0
     put_backs: int = 0
+    tokens: float = 0.0
+    tokens_at: float = 0.0
     evals: dict[str, int] = field(default_factory=dict)
 
 
@@ -67,7 +69,10 @@ class HostState:
 
 @dataclass
 class GenerationState:
-    """One dispatch generation as its run knows it. The run recorded `lease` before opening it."""
+    """One dispatch generation as its run knows it. The run recorded `lease` before opening it.
+
+    `oldest` is the version at which its oldest train group in flight began.
+    """
 
     number: int
     lease: Lease
@@ -76,6 +81,7 @@ class GenerationState:
     state: Literal["open", "tail", "closed"] = "open"
     inflight_train: int = 0
     inflight_eval: int = 0
+    oldest: int | None = None
     waiting_for: str = ""
     heard_at: str = ""
 
@@ -102,6 +108,10 @@ class TrainProgress:
     shipped_batches: int = 0
     lost: int = 0
     barren: int = 0
+    empty_batches: int = 0
+    barren_filters: FilterTally = field(default_factory=FilterTally)
+    stale_in_flight: int = 0
+    stale_in_queue: int = 0
     last_error: str = ""
     delivered: int = 0
 
@@ -126,6 +136,7 @@ class RunState:
     step: int = 0
     version: int = -1
     target_version: int = -1
+    next_version: int = 0
     weights: ArtifactRef | None = None
     policy_origin: str = ""
     control_seq: int = 0

@@ -20,6 +20,7 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    import contextlib
     import json
     from dataclasses import replace
     from datetime import timedelta
@@ -29,10 +30,12 @@ with workflow.unsafe.imports_passed_through():
     from activities.contracts.rollouts import (
         BatchResult,
         EvalResult,
+        FilterTally,
         FinalizeEvalInput,
         GroupResult,
     )
     from activities.contracts.training import PolicyResult, PreparePolicyInput, StepRecord
+    from activities.storage.refs import ArtifactRef
     from configs.run import RunConfig
     from workflows import policies
     from workflows.failures import RunFailed, Stopped, cause_of
@@ -59,7 +62,10 @@ QUEUED_AT_MOST = timedelta(days=7)
 START_AT_MOST = timedelta(minutes=30)
 STALLED_AFTER = timedelta(minutes=30)
 CLOSE_AT_MOST = timedelta(seconds=60)
+SWEEP_AT_MOST = timedelta(seconds=2)
 MAX_PENDING_EVALS = 4
+MAX_EMPTY_BATCHES = 10
+LOW_SHARE = 0.1
 KEPT_LABEL_VERSIONS = 100
 
 
@@ -135,7 +141,14 @@ class TrainingRun:
         for lost in report.lost:
             self._servers.lose(lost.role, lost.index, lost.epoch, lost.reason)
         for group in report.groups:
-            if group.kind == "eval":
+            if group.user_error:
+                self._log.failure = RunFailed("scoring", group.error, code="bad_input", user=True)
+            elif group.cancelled:
+                # Neither a success nor an error: the example is rolled out anew, or the run ends.
+                if group.cancelled == "stale":
+                    self._state.train.stale_in_flight += 1
+                    self._generations.put_back(group.group)
+            elif group.kind == "eval":
                 self._on_eval_group(group)
             else:
                 self._sink.add(group)
@@ -160,7 +173,8 @@ class TrainingRun:
             if arg.state is None:
                 await self._open()
             await self._steps()
-            await self._finish_evals()
+            await self._evals_done()
+            await self._settle()
             end_reason = f"all {self._config.max_steps} steps are done"
         except Stopped:
             end_reason = f"stopped at step {self._state.step}: {self._state.stop}"
@@ -237,6 +251,8 @@ class TrainingRun:
 
     async def _steps(self) -> None:
         while self._state.step < self._config.max_steps:
+            if not self._config.eval.overlap:
+                await self._evals_done()
             await self._step(self._state.step + 1)
             step = self._state.step
             if step % self._config.checkpoint.interval == 0 and step < self._config.max_steps:
@@ -258,10 +274,14 @@ class TrainingRun:
             progress=lambda: state.train.delivered,
         )
         collected = workflow.now()
-        batch = await self._ship(step)
-        shipped = workflow.now()
-        trained = await self._trainer.train(step, batch.ref)
+        shipped = await self._ship(step)
+        if shipped is None:
+            return
+        batch, reference = shipped
+        shipped_at = workflow.now()
+        trained = await self._trainer.train(step, reference)
         trained_at = workflow.now()
+        await self._sweep_before_push(step)
         state.weights, state.target_version = trained.weights, step
         await self._log.wait(
             lambda: f"engines to be verified at v{step}",
@@ -282,8 +302,8 @@ class TrainingRun:
         self._log.publish()
         times = {
             "time/wait_for_batch": collected - began,
-            "time/ship_batch": shipped - collected,
-            "time/train": trained_at - shipped,
+            "time/ship_batch": shipped_at - collected,
+            "time/train": trained_at - shipped_at,
             "time/sync_weights": synced - trained_at,
             "time/step": synced - began,
         }
@@ -293,27 +313,64 @@ class TrainingRun:
                 **batch.metrics,
                 **trained.metrics,
                 **{name: span.total_seconds() for name, span in times.items()},
+                **self._stale_counts(),
                 "progress/rollouts": float(state.rollouts),
             },
         )
 
     def _batch_is_ready(self) -> bool:
         self._generations.put_back_refused()
+        self._generations.put_back_stale(self._state.step + 1)
         return self._sink.collected >= self._config.train.batch_size
 
-    async def _ship(self, step: int) -> BatchResult:
+    async def _sweep_before_push(self, step: int) -> None:
+        """Lets dispatch give up what is too old before the engines pause for new weights."""
+        self._state.next_version = step
+        if self._generations.stale_in_flight(step):
+            self._generations.wanted = True
+            with contextlib.suppress(TimeoutError):
+                await workflow.wait_condition(
+                    lambda: not self._generations.stale_in_flight(step),
+                    timeout=SWEEP_AT_MOST,
+                    timeout_summary=f"stale rollouts to be given up before v{step}",
+                )
+
+    def _stale_counts(self) -> dict[str, float]:
+        progress = self._state.train
+        counts = {
+            "off_policy/dropped/in_flight": float(progress.stale_in_flight),
+            "off_policy/dropped/in_queue": float(progress.stale_in_queue),
+        }
+        progress.stale_in_flight = progress.stale_in_queue = 0
+        return counts
+
+    async def _ship(self, step: int) -> tuple[BatchResult, ArtifactRef] | None:
+        """Ships batch `step`; None if the filters left nothing of it to train on."""
         groups = self._sink.cut()
         ship: Awaitable[BatchResult] = workflow.execute_activity(
             names.SHIP_BATCH,
-            ship_input(self._arg.run_id, step, groups),
+            ship_input(self._arg.run_id, step, groups, self._state.train.barren_filters),
             result_type=BatchResult,
             task_queue=self._arg.queues.rollout,
             **policies.STORE_WORK,
             summary=f"ship batch {step} · {len(groups)} groups",
         )
         batch = await self._log.carry_out(f"batch {step} to be written", ship, START_AT_MOST)
+        progress, rollouts = self._state.train, sum(group.survivors for group in groups)
+        if batch.ref is None:
+            self._sink.on_empty()
+            self._log.note(f"batch {step} had nothing to train on ({rollouts} rollouts)")
+            if progress.empty_batches >= MAX_EMPTY_BATCHES:
+                text = f"{progress.empty_batches} batches in a row had nothing to train on"
+                raise RunFailed("rollouts", f"{text}: every rollout was filtered out", code="empty")
+            self._generations.wanted = True
+            return None
+        progress.empty_batches = 0
+        progress.barren_filters = FilterTally()
+        if batch.rollouts <= rollouts * LOW_SHARE:
+            self._log.note(f"batch {step}: only {batch.rollouts} of {rollouts} rollouts can train")
         self._state.batches.append(batch.ref)
-        return batch
+        return batch, batch.ref
 
     # -- evals ------------------------------------------------------------------------------
 
@@ -374,14 +431,14 @@ class TrainingRun:
         }
         self._log.publish()
 
-    async def _finish_evals(self) -> None:
+    async def _evals_done(self) -> None:
         await self._log.wait(
             lambda: f"{len(self._state.evals)} evals to finish",
             lambda: not self._state.evals,
             STALLED_AFTER,
             progress=lambda: self._state.eval_rollouts,
         )
-        await self._settle()
+        self._generations.wanted = True
 
     # -- ending and continuing --------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 # Activities, by the room that carries them out.
 CHECK_ENVS = "check_envs"
 CHECK_MODEL = "check_model"
+CHECK_ALGORITHMS = "check_algorithms"
 PREPARE_POLICY = "prepare_policy"
 RUN_ROLLOUTS = "run_rollouts"
 FINALIZE_GROUP = "finalize_group"

@@ -46,13 +46,22 @@ class GroupWork:
 
 @dataclass(frozen=True)
 class RunRolloutsInput:
-    """Carry out the rollouts of one group; those already committed are adopted."""
+    """Carry out rollouts `first` up to `last` (exclusive; none: all) of one group; those already
+    committed are adopted.
+    """
 
     run_id: str
     work: GroupWork
     engine: EngineTarget
     env_address: str
     gauges: Gauges = field(default_factory=Gauges)
+    first: int = 0
+    last: int | None = None
+
+    @property
+    def indexes(self) -> range:
+        """The rollouts of the group that are meant."""
+        return range(self.first, self.work.size if self.last is None else self.last)
 
 
 @dataclass(frozen=True)
@@ -76,10 +85,33 @@ class FinalizeGroupInput:
 
 
 @dataclass(frozen=True)
+class FilterTally:
+    """What pre-batch filters did to groups: `rollouts` did not err, `dropped` of them were removed,
+    and `hits` counts those that each filter hit, enforced or not.
+    """
+
+    rollouts: int = 0
+    dropped: int = 0
+    hits: dict[str, int] = field(default_factory=dict)
+
+    def plus(self, other: "FilterTally") -> "FilterTally":
+        """Both together."""
+        hits = {name: self.hits.get(name, 0) + n for name, n in other.hits.items()}
+        return FilterTally(
+            rollouts=self.rollouts + other.rollouts,
+            dropped=self.dropped + other.dropped,
+            hits={**self.hits, **hits},
+        )
+
+
+@dataclass(frozen=True)
 class GroupResult:
     """A finalized group. `labels` are the weight-version labels its sampled tokens carry.
 
-    `survivors` rollouts can train; `samples` and `tokens` count what a batch would ship.
+    `cancelled` names why the group was given up: it is then neither a success nor an error.
+    `user_error` says that `error` is a mistake in the config, which no other group would escape.
+    `survivors` rollouts can train; `samples` and `tokens` count what a batch would ship. `filters`
+    says what pre-batch filters took from it; `error` also names them if nothing survived them.
     """
 
     group: str
@@ -95,6 +127,9 @@ class GroupResult:
     version_start: int
     labels: list[str] = field(default_factory=list)
     error: str = ""
+    cancelled: Literal["", "stale", "stop"] = ""
+    user_error: bool = False
+    filters: FilterTally = field(default_factory=FilterTally)
 
 
 @dataclass(frozen=True)
@@ -132,20 +167,25 @@ class ShipBatchInput:
     """Write the batch of `step` from finalized groups (ids within the run).
 
     `digest` is the sha256 over the groups' own sha256 hex digests, joined in order: the batch is
-    refused if the store holds anything else.
+    refused if the store holds anything else. `barren` adds up the `filters` of groups delivered
+    since the last batch that no rollout survived; they are in no batch, and metrics count them.
     """
 
     run_id: str
     step: int
     groups: list[str]
     digest: str
+    barren: FilterTally = field(default_factory=FilterTally)
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """A shipped batch and what it holds; `metrics` are the rollout-side numbers of the step."""
+    """A shipped batch and what it holds; `metrics` are the rollout-side numbers of the step.
 
-    ref: ArtifactRef
+    `ref` is None, and nothing is stored, if the filters left no sample to train on.
+    """
+
+    ref: ArtifactRef | None
     samples: int
     tokens: int
     rollouts: int

@@ -6,11 +6,14 @@ is always bounded, by the rollout's timeout and by the watch on the server.
 """
 
 import asyncio
+import functools
 import hashlib
+import json
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from temporalio import activity
@@ -33,10 +36,13 @@ from activities.rollouts import groups, samples
 from activities.rollouts.connections import EnvConnection, EnvConnections
 from activities.rollouts.gauges import RunGauges
 from activities.rollouts.tasks import TaskLibrary, env_of
-from activities.scoring import batches, evals
+from activities.scoring import batches, evals, filters
+from activities.scoring.algorithms import CreditError
+from activities.scoring.check import AlgorithmLibrary, bad_input
 from activities.storage import keys
 from activities.storage.batch import encode_batch
 from activities.storage.refs import ArtifactRef
+from configs.filters import FilterConfig
 
 HEARTBEAT_S = 2.0
 CORRUPT = "CorruptArtifact"
@@ -52,9 +58,11 @@ class RolloutActivities:
     def __init__(self, ctx: WorkerContext) -> None:
         self.ctx = ctx
         self.tasks = TaskLibrary(ctx)
+        self.algorithms = AlgorithmLibrary(ctx)
         self.connections = EnvConnections()
         self._gauges: dict[str, RunGauges] = {}
         self._tokenizers: dict[str, str] = {}
+        self._vocab_sizes: dict[str, int] = {}
 
     # -- rollouts ---------------------------------------------------------------------------
 
@@ -68,7 +76,7 @@ class RolloutActivities:
         """
         work = given.work
         found = await asyncio.to_thread(self._adopt, given)
-        missing = [index for index in range(work.size) if index not in found]
+        missing = [index for index in given.indexes if index not in found]
         gauges = self._run_gauges(given)
         if missing:
             async with self._beating(given, found, gauges):
@@ -76,7 +84,7 @@ class RolloutActivities:
         errored = sum(document["error"] is not None for document in found.values())
         return RunRolloutsResult(
             group=work.group,
-            ok=work.size - errored,
+            ok=len(found) - errored,
             errored=errored,
             sampled_tokens=sum(document["sampled_tokens"] for document in found.values()),
         )
@@ -85,7 +93,7 @@ class RolloutActivities:
         """Rollouts of the group that an earlier attempt committed."""
         return {
             index: self.ctx.store.get_json(ref)
-            for index in range(given.work.size)
+            for index in given.indexes
             if (ref := self._committed_rollout(given.run_id, given.work.group, index))
         }
 
@@ -244,7 +252,7 @@ class RolloutActivities:
 
         async def beat() -> None:
             while True:
-                activity.heartbeat({"done": len(found), "size": given.work.size})
+                activity.heartbeat({"done": len(found), "size": len(given.indexes)})
                 await asyncio.sleep(HEARTBEAT_S)
 
         async def tell() -> None:
@@ -266,11 +274,39 @@ class RolloutActivities:
 
     @activity.defn(name=names.FINALIZE_GROUP)
     async def finalize_group(self, given: FinalizeGroupInput) -> GroupResult:
-        """Scores a group and commits it; the first commit is what every later call returns."""
-        async with heartbeats():
-            return await asyncio.to_thread(self._finalize_group, given)
+        """Scores a group and commits it; the first commit is what every later call returns.
 
-    def _finalize_group(self, given: FinalizeGroupInput) -> GroupResult:
+        Raises ApplicationError BAD_INPUT if the env's algorithm has no credit for it.
+        """
+        async with heartbeats():
+            judge = None
+            if given.work.kind == "train":
+                slot = self.ctx.config(given.run_id).filters.pre_batch
+                judge = await self._judge(given.run_id, slot)
+            return await asyncio.to_thread(self._finalize_group, given, judge)
+
+    async def _judge(self, run_id: str, slot: Sequence[FilterConfig]) -> groups.Judge:
+        """A slot of filters, ready to judge rollouts."""
+        needed = filters.needs_vocabulary(slot)
+        vocab_size = await self._vocab_size(run_id) if needed else None
+        return functools.partial(filters.judge, slot, vocab_size=vocab_size)
+
+    async def _vocab_size(self, run_id: str) -> int:
+        """Size of the policy's vocabulary, from the model config of version 0."""
+        if run_id not in self._vocab_sizes:
+            about = Path(await self._tokenizer(run_id)) / "config.json"
+            size = filters.vocab_size_of(json.loads(about.read_text()))
+            if size is None:
+                raise ApplicationError(
+                    "the policy's config.json has no vocab_size, which the gibberish filter "
+                    "needs; set filters.pre_batch and filters.post_batch without it",
+                    type=names.BAD_INPUT,
+                    non_retryable=True,
+                )
+            self._vocab_sizes[run_id] = size
+        return self._vocab_sizes[run_id]
+
+    def _finalize_group(self, given: FinalizeGroupInput, judge: groups.Judge | None) -> GroupResult:
         store, work = self.ctx.store, given.work
         key = keys.group(given.run_id, work.group)
         ref = store.committed(key)
@@ -280,7 +316,12 @@ class RolloutActivities:
                 for index in range(work.size)
             ]
             rollouts = [None if found is None else store.get_json(found) for found in refs]
-            document = groups.score(work, rollouts, given.version, given.lost)
+            trains = work.kind == "train"
+            algorithm = self.algorithms.algorithm(given.run_id, work.env) if trains else None
+            try:
+                document = groups.score(work, rollouts, given.version, given.lost, algorithm, judge)
+            except CreditError as error:
+                raise bad_input(error) from error
             ref = store.put_json(key, document, attempt=attempt_token())
         return groups.result(store.get_json(ref), ref)
 
@@ -336,14 +377,18 @@ class RolloutActivities:
 
     @activity.defn(name=names.SHIP_BATCH)
     async def ship_batch(self, given: ShipBatchInput) -> BatchResult:
-        """Writes the batch file of a step.
+        """Writes the batch file of a step, without the rollouts that post-batch filters remove.
+
+        If nothing is left, no file is written and the result has no reference.
 
         Raises ApplicationError (not retryable) if the store's groups are not those of `digest`.
         """
         async with heartbeats():
-            return await asyncio.to_thread(self._ship_batch, given)
+            slot = self.ctx.config(given.run_id).filters.post_batch
+            judge = await self._judge(given.run_id, slot)
+            return await asyncio.to_thread(self._ship_batch, given, judge)
 
-    def _ship_batch(self, given: ShipBatchInput) -> BatchResult:
+    def _ship_batch(self, given: ShipBatchInput, judge: groups.Judge) -> BatchResult:
         store = self.ctx.store
         refs = [store.require(keys.group(given.run_id, group)) for group in given.groups]
         digest = hashlib.sha256("".join(ref.sha256 for ref in refs).encode()).hexdigest()
@@ -355,14 +400,26 @@ class RolloutActivities:
                 non_retryable=True,
             )
         documents = [store.get_json(ref) for ref in refs]
-        rows = [sample for document in documents for sample in groups.batch_samples(document)]
+        judged = [(document, groups.judge_survivors(document, judge)) for document in documents]
+        rows = [row for doc, verdicts in judged for row in groups.batch_samples(doc, verdicts)]
         tokens = sum(len(row.token_ids) for row in rows)
-        rollouts = sum(len(groups.survivors_of(document)) for document in documents)
-        metrics = batches.summarize([groups.batch_group(doc) for doc in documents], given.step)
+        decoded = sum(sum(row.loss_mask) for row in rows)
+        rollouts = sum(not v.removed for _, verdicts in judged for v in verdicts.values())
+        slots = self.ctx.config(given.run_id).filters
+        metrics = batches.summarize(
+            [groups.batch_group(doc, verdicts) for doc, verdicts in judged],
+            given.step,
+            pre_batch=[config.type for config in slots.pre_batch],
+            post_batch=[config.type for config in slots.post_batch],
+            barren=given.barren,
+        )
         metrics["progress/samples"] = float(len(rows))
         metrics["progress/tokens"] = float(tokens)
-        metrics["progress/decode_tokens"] = float(sum(sum(row.loss_mask) for row in rows))
+        metrics["progress/prefill_tokens"] = float(tokens - decoded)
+        metrics["progress/decode_tokens"] = float(decoded)
         metrics["progress/problems"] = float(len(documents))
+        if not rows:
+            return BatchResult(None, 0, 0, 0, metrics)
         key = keys.batch(given.run_id, given.step)
         ref = store.put(key, encode_batch(rows), attempt=attempt_token())
         return BatchResult(ref, len(rows), tokens, rollouts, metrics)

@@ -1,17 +1,32 @@
 """Rollout-side metrics of one training batch.
 
-A statistic is the mean, max or min over groups of each group's own mean, so that every problem
-weighs the same. Keys are '<metric>/<scope>/<statistic>', where scope is 'all' or an env's name.
+Where a key ends in a statistic, that is the mean, max or min over groups of each group's own mean,
+so that every problem weighs the same. Shares of rollouts weigh every rollout the same. Keys are
+'<metric>/<scope>/<statistic>', where scope is 'all' or an env's name.
+
+Everything counts all rollouts that did not err, whatever filters said of them; only 'filters' and
+'off_policy' leave out those that pre-batch filters removed, which never got to the batch.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
+
+from activities.contracts.rollouts import FilterTally
+from activities.scoring.filters import Verdict
+
+PROMPT_TOO_LONG = "prompt_too_long"
+"""The stop condition of a rollout that was cut off by its prompt, not by what it sampled."""
 
 
 @dataclass(frozen=True)
 class BatchRollout:
-    """What a batch counts of one rollout that can train. Lengths are in tokens."""
+    """What a batch counts of one rollout that did not err. Lengths are in tokens, times in seconds.
+
+    `versions`: lowest and highest that sampled its tokens; None if nothing told.
+    `pre_batch` and `post_batch`: what the filters of each slot said; post-batch filters do not see
+    what was removed before.
+    """
 
     reward: float
     seq_len: int
@@ -20,11 +35,27 @@ class BatchRollout:
     truncated: bool
     samples: int
     advantage: float
+    versions: tuple[int, int] | None = None
+    stop: str | None = None
+    timing: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    pre_batch: Verdict = field(default_factory=Verdict)
+    post_batch: Verdict = field(default_factory=Verdict)
+
+    @property
+    def collected(self) -> bool:
+        """Whether it got to the batch."""
+        return not self.pre_batch.removed
+
+    @property
+    def shipped(self) -> bool:
+        """Whether it trains."""
+        return self.collected and not self.post_batch.removed
 
 
 @dataclass(frozen=True)
 class BatchGroup:
-    """One group of a batch: its survivors, and how many of `size` erred."""
+    """One group of a batch: its rollouts that did not err, and how many of `size` did."""
 
     env: str
     size: int
@@ -33,25 +64,56 @@ class BatchGroup:
     rollouts: Sequence[BatchRollout]
 
 
-def _scope(groups: Sequence[BatchGroup], scope: str) -> dict[str, float]:
+def _group_means(groups: Sequence[BatchGroup]) -> dict[str, list[float]]:
+    """Per metric the mean of each group that has it; timing only where it was measured."""
+    means = {
+        "reward": [fmean(r.reward for r in group.rollouts) for group in groups],
+        "seq_len": [fmean(r.seq_len for r in group.rollouts) for group in groups],
+        "prefill_len": [
+            fmean(r.seq_len - r.decode_len for r in group.rollouts) for group in groups
+        ],
+        "decode_len": [fmean(r.decode_len for r in group.rollouts) for group in groups],
+        "num_turns": [fmean(r.turns for r in group.rollouts) for group in groups],
+        "is_truncated": [fmean(r.truncated for r in group.rollouts) for group in groups],
+        "samples_per_rollout": [fmean(r.samples for r in group.rollouts) for group in groups],
+    }
+    return means | {
+        f"timing/{phase}": values
+        for phase, values in _own_means([[r.timing for r in g.rollouts] for g in groups]).items()
+    }
+
+
+def _own_means(groups: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, list[float]]:
+    """Per name the means of the groups [of rollouts] in which any rollout has it."""
+    found: dict[str, list[float]] = {}
+    for rollouts in groups:
+        values: dict[str, list[float]] = {}
+        for rollout in rollouts:
+            for name, value in rollout.items():
+                values.setdefault(name, []).append(value)
+        for name, own in values.items():
+            found.setdefault(name, []).append(fmean(own))
+    return found
+
+
+def _key(metric: str, scope: str) -> str:
+    """'timing/model' in scope 'all' is 'timing/all/model'; 'reward' is 'reward/all'."""
+    family, _, name = metric.partition("/")
+    return f"{family}/{scope}/{name}" if name else f"{family}/{scope}"
+
+
+def _scope(groups: Sequence[BatchGroup], scope: str, post_batch: Sequence[str]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     full = [group for group in groups if group.rollouts]
     size = sum(group.size for group in groups)
     metrics[f"errored/{scope}/mean"] = sum(group.errored for group in groups) / size
     if not full:
         return metrics
-    means = {
-        "reward": [fmean(r.reward for r in group.rollouts) for group in full],
-        "seq_len": [fmean(r.seq_len for r in group.rollouts) for group in full],
-        "decode_len": [fmean(r.decode_len for r in group.rollouts) for group in full],
-        "num_turns": [fmean(r.turns for r in group.rollouts) for group in full],
-        "is_truncated": [fmean(r.truncated for r in group.rollouts) for group in full],
-        "samples_per_rollout": [fmean(r.samples for r in group.rollouts) for group in full],
-    }
-    for name, values in means.items():
-        metrics[f"{name}/{scope}/mean"] = fmean(values)
-        metrics[f"{name}/{scope}/max"] = max(values)
-        metrics[f"{name}/{scope}/min"] = min(values)
+    for name, values in _group_means(full).items():
+        key = _key(name, scope)
+        metrics[f"{key}/mean"] = fmean(values)
+        metrics[f"{key}/max"] = max(values)
+        metrics[f"{key}/min"] = min(values)
     sums = [sum(r.reward for r in group.rollouts) for group in full]
     none = fmean(total == 0 for total in sums)
     solved = fmean(total == group.size for total, group in zip(sums, full, strict=True))
@@ -60,21 +122,109 @@ def _scope(groups: Sequence[BatchGroup], scope: str) -> dict[str, float]:
     metrics[f"effective_batch_size/{scope}"] = 1.0 - none - solved
     rollouts = [rollout for group in full for rollout in group.rollouts]
     metrics[f"zero_advantage/{scope}"] = fmean(r.advantage == 0.0 for r in rollouts)
+    metrics |= _stops(rollouts, scope)
+    collected = [rollout for rollout in rollouts if rollout.collected]
+    if collected:
+        metrics[f"filters/{scope}/is_filtered"] = fmean(r.post_batch.removed for r in collected)
+        for name in post_batch:
+            metrics[f"filters/{scope}/{name}"] = fmean(name in r.post_batch.hits for r in collected)
     return metrics
 
 
-def summarize(groups: Sequence[BatchGroup], step: int) -> dict[str, float]:
+def _stops(rollouts: Sequence[BatchRollout], scope: str) -> dict[str, float]:
+    """Shares of rollouts by what stopped them; one that was never stopped counts as 'none'."""
+    cut = fmean(r.truncated and r.stop != PROMPT_TOO_LONG for r in rollouts)
+    conditions = [rollout.stop or "none" for rollout in rollouts]
+    shares = {
+        f"stop_condition/{scope}/{condition}": conditions.count(condition) / len(conditions)
+        for condition in sorted(set(conditions))
+    }
+    return {**shares, f"stop_condition/{scope}/generation_truncated": cut}
+
+
+def _pre_filters(
+    groups: Sequence[BatchGroup], names: Sequence[str], barren: FilterTally
+) -> dict[str, float]:
+    """Shares of the rollouts that did not err, over the batch's groups and those that never made
+    it into a batch.
+    """
+    tally = tally_of([r.pre_batch for group in groups for r in group.rollouts]).plus(barren)
+    if not tally.rollouts:
+        return {}
+    metrics = {"pre_filters/all/dropped_rate": tally.dropped / tally.rollouts}
+    for name in names:
+        metrics[f"pre_filters/all/{name}/rate"] = tally.hits.get(name, 0) / tally.rollouts
+    return metrics
+
+
+def tally_of(verdicts: Sequence[Verdict]) -> FilterTally:
+    """Counts what a slot said of rollouts."""
+    hits: dict[str, int] = {}
+    for verdict in verdicts:
+        for name in verdict.hits:
+            hits[name] = hits.get(name, 0) + 1
+    return FilterTally(len(verdicts), sum(verdict.removed for verdict in verdicts), hits)
+
+
+def off_policy(step: int, first: int, last: int) -> tuple[int, int]:
+    """Versions that passed while a rollout was in flight and while it was in the queue.
+
+    `first` and `last` sampled its oldest and newest token, and batch `step` trains on top of
+    version `step - 1`. total = max(0, step - 1 - first); in flight = min(total, last - first).
+    """
+    total = max(0, step - 1 - first)
+    in_flight = min(total, max(0, last - first))
+    return in_flight, total - in_flight
+
+
+def _off_policy(rollouts: Sequence[BatchRollout], step: int) -> dict[str, float]:
+    lags = [off_policy(step, *rollout.versions) for rollout in rollouts if rollout.versions]
+    if not lags:
+        return {}
+    families = {
+        "off_policy": [float(in_flight + in_queue) for in_flight, in_queue in lags],
+        "off_policy/in_flight": [float(in_flight) for in_flight, _ in lags],
+        "off_policy/in_queue": [float(in_queue) for _, in_queue in lags],
+    }
+    metrics: dict[str, float] = {}
+    for name, values in families.items():
+        metrics[f"{name}/mean"] = fmean(values)
+        metrics[f"{name}/max"] = max(values)
+    return metrics
+
+
+def summarize(
+    groups: Sequence[BatchGroup],
+    step: int,
+    *,
+    pre_batch: Sequence[str] = (),
+    post_batch: Sequence[str] = (),
+    barren: FilterTally | None = None,
+) -> dict[str, float]:
     """Metrics of the batch of `step`.
 
+    `pre_batch` and `post_batch` name the filters of each slot, so that those that hit nothing
+    are there as 0. `barren` are groups that no rollout survived, which are in no batch.
+
     staleness/{mean,max}: versions between what sampled a group's oldest token and version
-    `step - 1`, which the batch trains on top of.
+    `step - 1`, which the batch trains on top of. off_policy/…: the same of each rollout, split at
+    its newest token. batch/trainable: share of the rollouts in the batch that train; batch/empty:
+    1 if none does.
     """
-    metrics = _scope(groups, "all")
+    metrics = _scope(groups, "all", post_batch)
     for env in sorted({group.env for group in groups}):
         own = [group for group in groups if group.env == env]
-        metrics |= _scope(own, env)
+        metrics |= _scope(own, env, post_batch)
         metrics[f"batch/{env}"] = len(own) / len(groups)
+        by_name = _own_means([[r.metrics for r in group.rollouts] for group in own])
+        metrics |= {f"metrics/{env}/{name}": fmean(values) for name, values in by_name.items()}
     stale = [float(max(0, step - 1 - group.version_start)) for group in groups]
     metrics["staleness/mean"] = fmean(stale)
     metrics["staleness/max"] = max(stale)
+    metrics |= _pre_filters(groups, pre_batch, barren or FilterTally())
+    collected = [r for group in groups for r in group.rollouts if r.collected]
+    metrics |= _off_policy(collected, step)
+    shipped = sum(rollout.shipped for rollout in collected)
+    metrics["batch/trainable"] = shipped / len(collected) if collected else 0.0
+    metrics["batch/empty"] = float(shipped == 0)
     return metrics

@@ -24,6 +24,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 
 from activities.envs.loading import process_env
+from activities.envs.probe import probe as probe_env
 from activities.storage import keys
 from activities.storage.batch import Sample, decode_batch
 from activities.storage.store import ArtifactStore
@@ -165,7 +166,7 @@ def test_every_sampled_token_rescored_agrees_with_the_engine(
     for step in range(1, STEPS + 1):
         samples += decode_batch(store.get(store.require(keys.batch(run_id, step))))
     versions = {v for sample in samples for v in sample.versions if v >= 0}
-    assert len(versions) >= STEPS - 1
+    assert len(versions) >= STEPS // 2, "the kills leave some versions without a token"
     checked, worst = 0, 0.0
     for version in sorted(versions):
         folder = store.fetch_folder(store.require(keys.weights(run_id, version)))
@@ -216,6 +217,10 @@ def env_server(stack: Stack) -> Iterator[str]:
         cwd=ROOT,
         env={**os.environ, **process_env(None, stack.home)},
     )
+    deadline = time.monotonic() + 60
+    while asyncio.run(probe_env(address, 1.0)) != "up":
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.3)
     yield address
     process.kill()
     process.wait()

@@ -199,6 +199,81 @@ async def test_env_server_that_only_rollouts_find_gone_is_restarted(temporal: Cl
         check_exactly_once(world, 2)
 
 
+async def test_groups_in_parts_are_finalized_once_all_their_rollouts_ended(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        train = {"env": [{"id": "reverse-text"}], "batch_size": 8, "group_size": 4}
+        dispatch = {"rollouts_per_activity": 1, "max_inflight_rollouts": 3}
+        result = await (await start(world, max_steps=3, train=train, dispatch=dispatch)).result()
+        assert result["status"] == "succeeded"
+        check_exactly_once(world, 3)
+        assert sorted(world.rolled_out)[:4] == [f"eval/0-0/reverse-text/{n}/0" for n in range(4)]
+        assert sum(name.startswith("train/") for name in world.rolled_out) == 24
+        assert world.most_executing == 3
+
+
+async def test_stale_group_is_given_up_before_the_push_and_rolled_out_anew(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        world.slow_groups = {"train/1"}
+        envs = [{"id": "reverse-text"}]
+        train = {"env": envs, "batch_size": 8, "group_size": 2, "max_off_policy_steps": 2}
+        result = await (await start(world, max_steps=6, train=train)).result()
+        assert result["status"] == "succeeded"
+        assert world.events == ["slow train/1", "cancelled train/1"]
+        shipped = {group: step for step, groups in world.batches.items() for group in groups}
+        assert "train/1" not in shipped and shipped["train/1.1"] >= 3
+        assert world.rolled_out["train/1.1/0"] == 1 and not world.rolled_out["train/1/0"]
+        check_exactly_once(world, 6)
+
+
+async def test_empty_batch_is_replaced_and_ten_in_a_row_fail_the_run(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.empty_ships = 2
+        result = await (await start(world, max_steps=2)).result()
+        assert result["status"] == "succeeded" and len(world.events) == 2
+        check_exactly_once(world, 2)
+    async with world_of(temporal) as world:
+        world.empty_ships = 10**6
+        handle = await start(world, max_steps=2)
+        with pytest.raises(WorkflowFailureError) as failure:
+            await handle.result()
+        assert "10 batches in a row had nothing to train on" in str(failure.value.cause)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+async def test_training_stands_still_for_evals_only_without_overlap(
+    temporal: Client, overlap: bool
+) -> None:
+    async with world_of(temporal) as world:
+        evals = {"env": [{"id": "reverse-text"}], "interval": 2, "num_examples": 12}
+        result = await (await start(world, eval={**evals, "overlap": overlap})).result()
+        assert result["status"] == "succeeded" and result["rollouts"]["eval"] == 48
+        during = [what for what in world.order if not what.startswith("train/")]
+        steps = [n for n, what in enumerate(during) if what == "step 3"]
+        done = [n for n, what in enumerate(during) if what.startswith("eval/2-")]
+        assert len(done) == 12
+        if not overlap:
+            assert max(done) < steps[0], "step 3 began before the eval of step 2 was done"
+        check_exactly_once(world, 6)
+
+
+async def test_two_envs_share_a_run_by_their_ratios(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        envs = [
+            {"id": "reverse-text", "ratio": 3},
+            {"id": "reverse-retry", "ratio": 1, "group_size": 4},
+        ]
+        train = {"env": envs, "batch_size": 20, "group_size": 2}
+        result = await (await start(world, max_steps=4, train=train)).result()
+        assert result["status"] == "succeeded"
+        used = [env for env, _ in world.examples if env.startswith("train/")]
+        assert used.count("train/reverse-text") == 3 * used.count("train/reverse-retry")
+        check_exactly_once(world, 4)
+
+
 async def test_group_that_fails_is_counted_and_made_up_for(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.fail_group = {"train/1", "train/5"}

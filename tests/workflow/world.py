@@ -76,6 +76,9 @@ class World:
     lose_engine_in: set[str] = field(default_factory=set)
     dead_env_epochs: set[int] = field(default_factory=set)
     fail_group: set[str] = field(default_factory=set)
+    slow_groups: set[str] = field(default_factory=set)
+    empty_ships: int = 0
+    order: list[str] = field(default_factory=list)
     servers: dict[str, asyncio.Event] = field(default_factory=dict)
 
     # -- preflight and start ----------------------------------------------------------------
@@ -136,22 +139,37 @@ class World:
         if int(arg.env_address.rpartition("@")[2]) in self.dead_env_epochs:
             self.events.append(f"env lost in {work.group}")
             raise ApplicationError("gone", type=names.ENV_LOST, non_retryable=True)
-        self.executing += work.size
+        self.executing += len(arg.indexes)
         self.most_executing = max(self.most_executing, self.executing)
+        if work.group in self.slow_groups:
+            self.events.append(f"slow {work.group}")
         try:
-            await asyncio.sleep(self.rollout_s)
+            await self._sleep_beating(3600 if work.group in self.slow_groups else self.rollout_s)
+        except asyncio.CancelledError:
+            self.events.append(f"cancelled {work.group}")
+            raise
         finally:
-            self.executing -= work.size
+            self.executing -= len(arg.indexes)
         if work.group in self.fail_group:
             self.events.append(f"failed {work.group}")
             raise ApplicationError("broken reward", type="TaskError", non_retryable=True)
-        self.rolled_out[work.group] += 1
-        return RunRolloutsResult(work.group, work.size, 0, work.size * 4)
+        for index in arg.indexes:
+            self.rolled_out[f"{work.group}/{index}"] += 1
+        count = len(arg.indexes)
+        return RunRolloutsResult(work.group, count, 0, count * 4)
+
+    async def _sleep_beating(self, seconds: float) -> None:
+        beat = asyncio.create_task(self._beat())
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            beat.cancel()
 
     @activity.defn(name=names.FINALIZE_GROUP)
     async def finalize_group(self, arg: FinalizeGroupInput) -> GroupResult:
         work = arg.work
         self.examples[(f"{work.kind}/{work.env}", work.example)] += 1
+        self.order.append(work.group)
         survivors = 0 if arg.lost else work.size
         return GroupResult(
             work.group,
@@ -178,6 +196,10 @@ class World:
     @activity.defn(name=names.SHIP_BATCH)
     async def ship_batch(self, arg: ShipBatchInput) -> BatchResult:
         assert arg.step not in self.batches, "a batch was shipped twice"
+        if self.empty_ships:
+            self.empty_ships -= 1
+            self.events.append(f"batch {arg.step} was empty")
+            return BatchResult(None, 0, 0, 0, {"reward/all/mean": 0.5})
         self.batches[arg.step] = arg.groups
         return BatchResult(ref(f"batch/{arg.step}"), 8, 64, 8, {"reward/all/mean": 0.5})
 
@@ -198,6 +220,7 @@ class World:
         assert arg.trainer.epoch == self.trainer_epoch and arg.step == self.trainer_step + 1
         assert arg.batch.key == f"batch/{arg.step}"
         self.trainer_step = arg.step
+        self.order.append(f"step {arg.step}")
         (self.replayed if arg.step in self.trained else self.trained).append(arg.step)
         return TrainStepResult(arg.step, ref(f"weights/v{arg.step}"), {"loss": 0.1})
 

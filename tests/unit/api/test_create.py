@@ -65,12 +65,12 @@ async def test_dry_run_starts_nothing(served: Served) -> None:
 
 async def test_every_mistake_is_listed_with_its_place(served: Served) -> None:
     bad = config(max_stepz=3)
-    bad["train"]["group_size"] = 1
+    bad["train"]["group_size"] = 0
     bad["trainer"] = {"optim": {"lr": "fast"}}
     body = problem(await served.http.post("/v1/runs", json=bad), 422, "invalid-config")
     errors = {error["pointer"]: error for error in body["errors"]}
     assert errors["/max_stepz"]["message"] == "unknown key; did you mean 'max_steps'?"
-    assert errors["/train/group_size"]["value"] == 1
+    assert errors["/train/group_size"]["value"] == 0
     assert errors["/trainer/optim/lr"]["value"] == "fast"
     assert errors["/trainer/optim/lr"]["key"] == "trainer.optim.lr"
     assert set(errors["/max_stepz"]) == {"pointer", "key", "value", "message"}

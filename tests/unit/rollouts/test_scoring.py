@@ -1,38 +1,16 @@
-"""Advantages, pass@k and metrics against golden numbers."""
+"""pass@k and metrics against golden numbers."""
 
-import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from activities.scoring import batches, evals, grpo
+from activities.contracts.rollouts import FilterTally
+from activities.scoring import batches, evals
 from activities.scoring.batches import BatchGroup, BatchRollout
 from activities.scoring.evals import EvalRollout
-
-
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [
-        ([1.0, 0.0, 0.0, 0.0], [0.75, -0.25, -0.25, -0.25]),
-        ([1.0, 1.0], [0.0, 0.0]),
-        ([0.2, 0.6, 0.7], [-0.3, 0.1, 0.2]),
-        ([], []),
-    ],
-)
-def test_grpo_golden(rewards: list[float], expected: list[float]) -> None:
-    assert grpo.advantages(rewards) == pytest.approx(expected)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=64), st.floats(-5, 5))
-def test_grpo_sums_to_zero_and_ignores_an_offset(rewards: list[float], offset: float) -> None:
-    found = grpo.advantages(rewards)
-    assert math.fsum(found) == pytest.approx(0, abs=1e-9)
-    assert grpo.advantages([r + offset for r in rewards]) == pytest.approx(found, abs=1e-9)
-
-
-def test_broadcast_leaves_the_rest_alone() -> None:
-    assert grpo.broadcast(0.5, [False, True, True, False]) == [0.0, 0.5, 0.5, 0.0]
+from activities.scoring.filters import Verdict
 
 
 @pytest.mark.parametrize(
@@ -94,5 +72,115 @@ def test_batch_summary_is_of_group_means() -> None:
     assert metrics["effective_batch_size/all"] == pytest.approx(1 / 3)
     assert metrics["errored/all/mean"] == pytest.approx(1 / 6)
     assert metrics["zero_advantage/all"] == pytest.approx(3 / 5)
-    assert (metrics["staleness/mean"], metrics["staleness/max"]) == (pytest.approx(4 / 3), 2)
+    assert metrics["staleness/mean"] == pytest.approx(4 / 3)
+    assert metrics["staleness/max"] == 2
     assert metrics["batch/a"] == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("step", "first", "last", "expected"),
+    [
+        (6, 3, 3, (0, 2)),
+        (6, 3, 4, (1, 1)),
+        (6, 3, 5, (2, 0)),
+        (6, 3, 9, (2, 0)),
+        (6, 5, 5, (0, 0)),
+        (1, 0, 0, (0, 0)),
+        (3, 7, 8, (0, 0)),
+    ],
+)
+def test_off_policy_golden(step: int, first: int, last: int, expected: tuple[int, int]) -> None:
+    assert batches.off_policy(step, first, last) == expected
+
+
+@given(st.integers(1, 50), st.integers(0, 50), st.integers(0, 50))
+def test_off_policy_parts_add_up(step: int, first: int, span: int) -> None:
+    in_flight, in_queue = batches.off_policy(step, first, first + span)
+    assert in_flight >= 0 and in_queue >= 0
+    assert in_flight + in_queue == max(0, step - 1 - first)
+
+
+REMOVED = Verdict(("zero_advantage",), removed=True)
+SEEN = Verdict(("gibberish",), removed=False)
+
+
+def test_batch_metric_families() -> None:
+    groups = [
+        BatchGroup(
+            "a",
+            3,
+            0,
+            3,
+            [
+                replace(_member(1.0, 0.5), versions=(3, 4), stop="agent_completed"),
+                replace(_member(0.0, 0.0), versions=(4, 4), post_batch=REMOVED),
+                replace(_member(0.0, 0.0), versions=(0, 5), pre_batch=REMOVED),
+            ],
+        ),
+        BatchGroup(
+            "b",
+            2,
+            1,
+            5,
+            [
+                replace(
+                    _member(0.5, 0.5),
+                    versions=(5, 5),
+                    stop="max_turns",
+                    truncated=True,
+                    timing={"model": 3.0, "total": 5.0},
+                    metrics={"lcs": 0.25},
+                    pre_batch=SEEN,
+                )
+            ],
+        ),
+    ]
+    metrics = batches.summarize(
+        groups,
+        step=6,
+        pre_batch=["gibberish", "zero_advantage"],
+        post_batch=["gibberish", "zero_advantage"],
+        barren=FilterTally(4, 4, {"zero_advantage": 4}),
+    )
+    expected = {
+        "off_policy/mean": (2 + 1 + 0) / 3,
+        "off_policy/max": 2,
+        "off_policy/in_flight/mean": 1 / 3,
+        "off_policy/in_flight/max": 1,
+        "off_policy/in_queue/mean": 2 / 3,
+        "off_policy/in_queue/max": 1,
+        "filters/all/is_filtered": 1 / 3,
+        "filters/a/is_filtered": 1 / 2,
+        "filters/a/zero_advantage": 1 / 2,
+        "filters/b/zero_advantage": 0,
+        "filters/all/gibberish": 0,
+        "pre_filters/all/dropped_rate": 5 / 8,
+        "pre_filters/all/gibberish/rate": 1 / 8,
+        "pre_filters/all/zero_advantage/rate": 5 / 8,
+        "stop_condition/all/agent_completed": 1 / 4,
+        "stop_condition/all/none": 1 / 2,
+        "stop_condition/b/max_turns": 1,
+        "stop_condition/b/generation_truncated": 1,
+        "stop_condition/all/generation_truncated": 1 / 4,
+        "timing/all/model/mean": 3,
+        "timing/b/total/max": 5,
+        "metrics/b/lcs": 0.25,
+        "prefill_len/all/mean": 6,
+        "batch/trainable": 2 / 3,
+        "batch/empty": 0,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+    assert not [name for name in metrics if name.startswith(("timing/a/", "metrics/a/"))]
+
+
+def test_a_prompt_that_is_too_long_is_no_truncated_generation() -> None:
+    long = replace(_member(0.0, 0.0), truncated=True, stop=batches.PROMPT_TOO_LONG)
+    metrics = batches.summarize([BatchGroup("a", 2, 0, 0, [long, long])], step=1)
+    assert metrics["is_truncated/all/mean"] == 1.0
+    assert metrics["stop_condition/all/generation_truncated"] == 0.0
+
+
+def test_tallies_add_up() -> None:
+    both = FilterTally(2, 1, {"a": 1}).plus(FilterTally(3, 2, {"a": 1, "b": 2}))
+    assert both == FilterTally(5, 3, {"a": 2, "b": 2})
+    assert both.plus(FilterTally()) == FilterTally().plus(both) == both

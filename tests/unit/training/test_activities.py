@@ -49,7 +49,7 @@ async def run(activity: Any, given: Any) -> Any:
 @pytest.mark.timeout(180)
 async def test_from_version_0_to_a_restored_checkpoint(tmp_path: Path, policy: Path) -> None:
     ctx = context(
-        tmp_path, policy, retention={"weights": 2}, checkpoint={"interval": 1, "keep_last": 1}
+        tmp_path, policy, retention={"weights": 2}, checkpoint={"interval": 1, "keep_last": 2}
     )
     acts = TrainerActivities(ctx)
     prepared = await run(acts.prepare_policy, PreparePolicyInput(RUN))
@@ -73,7 +73,8 @@ async def test_from_version_0_to_a_restored_checkpoint(tmp_path: Path, policy: P
         assert ctx.store.committed_keys(f"runs/{RUN}/weights") == [
             keys.weights(RUN, version) for version in (0, 2, 3)
         ]
-        assert ctx.store.committed_keys(keys.checkpoints(RUN)) == [keys.checkpoint(RUN, 3)]
+        kept = [keys.checkpoint(RUN, step) for step in (2, 3)]
+        assert ctx.store.committed_keys(keys.checkpoints(RUN)) == kept
         folder = ctx.store.fetch_folder(saved.ref)
         assert json.loads((folder / "run_state.json").read_text()) == {"cursor": 1}
         assert await run(acts.train_step, inputs[3]) == results[3]
@@ -105,7 +106,12 @@ async def test_model_that_does_not_load_is_the_users_to_mend(tmp_path: Path) -> 
 
 async def test_cancelled_preparation_leaves_nothing_running(tmp_path: Path, policy: Path) -> None:
     ctx = context(tmp_path, policy, model={"name": "ratchet/tiny"})
-    acts, children = TrainerActivities(ctx), psutil.Process().children
+    acts = TrainerActivities(ctx)
+    before = set(psutil.Process().children())
+
+    def children() -> set[psutil.Process]:
+        return set(psutil.Process().children()) - before
+
     task = asyncio.create_task(run(acts.prepare_policy, PreparePolicyInput(RUN)))
     async with asyncio.timeout(20):
         while not children():

@@ -1,0 +1,155 @@
+"""A user's own function as an algorithm.
+
+The function is called as `function(rollouts, **kwargs)` with a list of `RolloutView`, once a
+group, in a thread of a rollout worker. It may be async. It returns a list with, for each rollout,
+one number or a list (or array) of one number per sampled token. Whatever it raises or returns
+amiss becomes a CreditError that names it.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from importlib.machinery import PathFinder
+from numbers import Real
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from activities.scoring.algorithms.base import (
+    Advantage,
+    Algorithm,
+    Credit,
+    CreditError,
+    RolloutView,
+    credits_of,
+)
+from configs.algorithm import CustomConfig
+
+
+def _import_from(folder: str, module: str) -> ModuleType:
+    """Imports a module, or a module of a package, that lies in `folder`.
+
+    It is imported afresh under a name of its own, so that two runs whose folders hold modules of
+    one name do not meet, and a later run sees the file as it is then. Modules next to it are found
+    if they are of the same package and imported relatively.
+    """
+    top, _, rest = module.partition(".")
+    found = PathFinder.find_spec(top, [str(Path(folder).expanduser())])
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"there is no module {top!r} in {folder!r}")
+    alias = f"ratchet_custom_{uuid.uuid4().hex[:12]}_{top}"
+    spec = importlib.util.spec_from_file_location(
+        alias, found.origin, submodule_search_locations=found.submodule_search_locations
+    )
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[alias] = loaded
+    try:
+        spec.loader.exec_module(loaded)
+        return importlib.import_module(f"{alias}.{rest}") if rest else loaded
+    except BaseException:
+        del sys.modules[alias]
+        raise
+
+
+def load_function(config: CustomConfig) -> Callable[..., Any]:
+    """The function that `config` names. Raises CreditError, saying what is wrong with it."""
+    module, _, name = config.function.partition(":")
+    try:
+        loaded = (
+            importlib.import_module(module)
+            if config.path is None
+            else _import_from(config.path, module)
+        )
+    except Exception as error:
+        # The module is the user's code: whatever it raises is theirs to read.
+        message = f"module {module!r} of algorithm 'custom' cannot be imported: {_said(error)}"
+        hint = "; set `path` to its folder" if config.path is None else ""
+        raise CreditError(message + hint) from error
+    function = getattr(loaded, name, None)
+    if not callable(function):
+        missing = "has no" if function is None else "has, but not as a function,"
+        raise CreditError(f"module {module!r} of algorithm 'custom' {missing} {name!r}")
+    try:
+        inspect.signature(function).bind([], **config.kwargs)
+    except TypeError as error:
+        raise CreditError(
+            f"{config.function} cannot be called with a list of rollouts and kwargs "
+            f"{sorted(config.kwargs)}: {error}"
+        ) from None
+    except ValueError:
+        # Some builtins have no signature; the first call will tell.
+        pass
+    return function  # type: ignore[no-any-return]
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:500]
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and tensors as lists and numbers."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+class Custom(Algorithm):
+    """Advantages from the user's function."""
+
+    name = "custom"
+
+    def __init__(self, config: CustomConfig) -> None:
+        """Imports the function. Raises CreditError if it cannot be had."""
+        self._config = config
+        self._function = load_function(config)
+
+    async def score_group(self, rollouts: Sequence[RolloutView]) -> list[Credit]:
+        """Calls the function and checks what it returns."""
+        name = self._config.function
+        try:
+            found = self._function(list(rollouts), **self._config.kwargs)
+            if inspect.isawaitable(found):
+                found = await found
+        except Exception as error:
+            raise CreditError(f"{name} raised {_said(error)}") from error
+        found = _plain(found)
+        if not isinstance(found, list | tuple):
+            raise CreditError(
+                f"{name} must return a list with one entry per rollout, not {type(found).__name__}"
+            )
+        if len(found) != len(rollouts):
+            raise CreditError(
+                f"{name} returned {len(found)} entries for {len(rollouts)} rollouts; it must "
+                "return one for each"
+            )
+        return credits_of(
+            [self._checked(one, rollout) for one, rollout in zip(found, rollouts, strict=True)]
+        )
+
+    def _checked(self, value: Any, rollout: RolloutView) -> Advantage:
+        """`value` as the advantage of `rollout`."""
+        where = f"{self._config.function}, rollout {rollout.index}"
+        value = _plain(value)
+        if _is_number(value):
+            return float(value)
+        if not isinstance(value, list | tuple):
+            raise CreditError(
+                f"{where}: an advantage is a finite number or a list of them, not {value!r}"[:500]
+            )
+        if len(value) != rollout.sampled_tokens:
+            raise CreditError(
+                f"{where}: {len(value)} advantages for {rollout.sampled_tokens} sampled tokens; "
+                "there must be one for each"
+            )
+        tokens = [_plain(one) for one in value]
+        wrong = [one for one in tokens if not _is_number(one)]
+        if wrong:
+            raise CreditError(f"{where}: {wrong[0]!r} is not a finite number"[:500])
+        return [float(one) for one in tokens]

@@ -1,0 +1,26 @@
+"""MaxRL (arXiv:2602.02710): the rarer success is, the more it counts."""
+
+from collections.abc import Sequence
+
+from activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, credits_of
+from activities.scoring.algorithms.exact import mean, rationals, rounded
+
+
+class MaxRl(Algorithm):
+    """A_i = (r_i - mean(r)) / mean(r); 0 for all if the mean is not positive."""
+
+    name = "max_rl"
+
+    def advantages(self, rollouts: Sequence[RolloutView]) -> list[float]:
+        """Advantages [n] of the n rollouts of one group, each rounded once from its exact value."""
+        if not rollouts:
+            return []
+        rewards = rationals(rollout.reward for rollout in rollouts)
+        middle = mean(rewards)
+        if middle <= 0:
+            return [0.0] * len(rewards)
+        return rounded((reward - middle) / middle for reward in rewards)
+
+    async def score_group(self, rollouts: Sequence[RolloutView]) -> list[Credit]:
+        """The advantages as credit."""
+        return credits_of(self.advantages(rollouts))

@@ -1,0 +1,124 @@
+"""Filters of training rollouts: what they detect, and what a slot of them says of a rollout.
+
+Invariants: every filter of a slot is evaluated for every rollout, so that a hit that is only
+counted never hides one that removes; the verdict does not depend on the order of the slot. The
+limits themselves are never a hit: both comparisons are strict.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from configs.filters import (
+    FilterConfig,
+    GibberishConfig,
+    RepetitionConfig,
+    ZeroAdvantageConfig,
+)
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """What the policy sampled in one rollout: N tokens, over all samples and turns in order.
+
+    token_ids [N]; logprobs [N]: the engine's, in nats; advantages [N], or None if the rollout was
+    not given any.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    advantages: Sequence[float] | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Types of the filters that hit a rollout, and whether one of them removes it."""
+
+    hits: tuple[str, ...] = ()
+    removed: bool = False
+
+
+def sampled_tokens(samples: Sequence[Mapping[str, Any]]) -> SampledTokens:
+    """The sampled tokens of a rollout's scored samples (of a group document)."""
+    token_ids: list[int] = []
+    logprobs: list[float] = []
+    advantages: list[float] | None = []
+    for sample in samples:
+        mask = sample["loss_mask"]
+        token_ids += [token for token, on in zip(sample["token_ids"], mask, strict=True) if on]
+        logprobs += [value for value, on in zip(sample["logprobs"], mask, strict=True) if on]
+        credit = sample.get("advantages")
+        if credit is None:
+            advantages = None
+        elif advantages is not None:
+            advantages += [value for value, on in zip(credit, mask, strict=True) if on]
+    return SampledTokens(token_ids, logprobs, advantages)
+
+
+def is_gibberish(tokens: SampledTokens, config: GibberishConfig, vocab_size: int) -> bool:
+    """Whether a token has id > threshold and logprob < -ln(vocab_size) - offset.
+
+    Source: arXiv:2510.02387, section 5.2.
+    """
+    least = -math.log(vocab_size) - config.logprob_offset
+    return any(
+        token > config.token_id_threshold and logprob < least
+        for token, logprob in zip(tokens.token_ids, tokens.logprobs, strict=True)
+    )
+
+
+def is_repetition(tokens: SampledTokens, config: RepetitionConfig) -> bool:
+    """Whether `window` tokens in a row have logprob > ln(prob_threshold).
+
+    The run goes on over the end of a turn. Source: arXiv:2506.13585, section 3.2.
+    """
+    least = math.log(config.prob_threshold)
+    run = 0
+    for logprob in tokens.logprobs:
+        run = run + 1 if logprob > least else 0
+        if run == config.window:
+            return True
+    return False
+
+
+def has_zero_advantage(tokens: SampledTokens) -> bool:
+    """Whether there are advantages and all of them are 0."""
+    return tokens.advantages is not None and not any(tokens.advantages)
+
+
+def _detects(config: FilterConfig, tokens: SampledTokens, vocab_size: int | None) -> bool:
+    match config:
+        case GibberishConfig():
+            assert vocab_size is not None, "a slot with a gibberish filter needs the vocabulary"
+            return is_gibberish(tokens, config, vocab_size)
+        case RepetitionConfig():
+            return is_repetition(tokens, config)
+        case ZeroAdvantageConfig():
+            return has_zero_advantage(tokens)
+
+
+def needs_vocabulary(slot: Sequence[FilterConfig]) -> bool:
+    """Whether `judge` has to be told the vocabulary's size for this slot."""
+    return any(isinstance(config, GibberishConfig) for config in slot)
+
+
+def vocab_size_of(model: Mapping[str, Any]) -> int | None:
+    """The vocabulary's size by a model's config.json (of its text part, if it has several)."""
+    for section in (model, model.get("text_config") or {}):
+        size = section.get("vocab_size")
+        if isinstance(size, int) and size > 0:
+            return size
+    return None
+
+
+def judge(
+    slot: Sequence[FilterConfig], samples: Sequence[Mapping[str, Any]], vocab_size: int | None
+) -> Verdict:
+    """What the filters of a slot say of a rollout, given its scored samples."""
+    tokens = sampled_tokens(samples)
+    found = [config for config in slot if _detects(config, tokens, vocab_size)]
+    return Verdict(
+        hits=tuple(config.type for config in found),
+        removed=any(config.enforce for config in found),
+    )

@@ -1,0 +1,204 @@
+"""Algorithms: how the rewards of a group become credit for its sampled tokens.
+
+One class per `type`, whose defaults are its vetted setting. An env's `algo` replaces the run's as
+a whole. What a section holds that only makes sense together is checked here; what needs other
+sections (group sizes) is checked by `RunConfig`.
+"""
+
+import difflib
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from configs.base import Section
+
+
+def _refusal(kind: str, place: str, message: str, value: Any) -> ValidationError:
+    error = PydanticCustomError("value_error", "{message}", {"message": message})
+    return ValidationError.from_exception_data(
+        kind, [InitErrorDetails(type=error, loc=(place,), input=value)]
+    )
+
+
+def _chosen(noun: str, *classes: type[Section]) -> Callable[[Any], Any]:
+    """A validator that reads a table as the one of `classes` that its `type` names.
+
+    Unlike pydantic's own choice by tag, errors point at the user's keys and speak of the chosen
+    class only.
+    """
+    by_type = {cls.model_fields["type"].default: cls for cls in classes}
+    known = ", ".join(repr(name) for name in by_type)
+
+    def choose(data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if "type" not in data:
+            raise _refusal(noun, "type", f"is required; one of {known}", data)
+        name = data["type"]
+        if not isinstance(name, str) or name not in by_type:
+            near = difflib.get_close_matches(str(name), by_type, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]!r}?" if near else f"there is {known}"
+            raise _refusal(noun, "type", f"there is no {noun} {name!r}; {hint}", name)
+        fields = by_type[name].model_fields
+        for key in data:
+            if key not in fields:
+                options = ", ".join(field for field in fields if field != "type") or "none"
+                message = f"is no option of {noun} {name!r}; its options: {options}"
+                raise _refusal(noun, str(key), message, data[key])
+        return by_type[name].model_validate(data)
+
+    return choose
+
+
+def _not_all_zero(weights: dict[str, float]) -> None:
+    if not any(weights.values()):
+        named = " and ".join(weights)
+        raise ValueError(f"{named} are all 0, which penalizes nothing; leave length_penalty out")
+
+
+class TokensPenaltyConfig(Section):
+    """Efficiency shaping by tokens: of the best rollouts, the cheaper ones earn up to double."""
+
+    type: Literal["tokens"] = "tokens"
+    output_weight: float = Field(default=1.0, ge=0, description="Cost of one sampled token.")
+    tool_weight: float = Field(
+        default=1.0,
+        ge=0,
+        description="Cost of one token of a tool's response, as counted by the env's metric "
+        "whose name ends with 'total_tool_response_tokens'.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "TokensPenaltyConfig":
+        _not_all_zero({"output_weight": self.output_weight, "tool_weight": self.tool_weight})
+        return self
+
+
+class TurnsPenaltyConfig(Section):
+    """Efficiency shaping by turns: of the best rollouts, the shorter ones earn up to double."""
+
+    type: Literal["turns"] = "turns"
+
+
+class LinearPenaltyConfig(Section):
+    """A penalty that grows with the sampled tokens and with how well the group did."""
+
+    type: Literal["linear"] = "linear"
+    coef: float = Field(
+        default=0.25,
+        gt=0,
+        le=100,
+        description="Penalty of a rollout as long as trainer.seq_len in a group of mean reward 1.",
+    )
+    gate_by_correctness: bool = Field(
+        default=False, description="Multiply a rollout's penalty by its reward."
+    )
+
+
+class GroupMaxPenaltyConfig(Section):
+    """Sampled tokens, input tokens and turns, each relative to the group's largest."""
+
+    type: Literal["group_max"] = "group_max"
+    output_weight: float = Field(default=0.25, ge=0, description="Weight of sampled tokens.")
+    input_weight: float = Field(default=0.1, ge=0, description="Weight of tokens not sampled.")
+    turns_weight: float = Field(default=0.1, ge=0, description="Weight of turns.")
+
+    @model_validator(mode="after")
+    def _check(self) -> "GroupMaxPenaltyConfig":
+        names = ("output_weight", "input_weight", "turns_weight")
+        _not_all_zero({name: getattr(self, name) for name in names})
+        return self
+
+
+LengthPenaltyConfig = Annotated[
+    TokensPenaltyConfig | TurnsPenaltyConfig | LinearPenaltyConfig | GroupMaxPenaltyConfig,
+    Field(discriminator="type"),
+    BeforeValidator(
+        _chosen(
+            "length penalty",
+            TokensPenaltyConfig,
+            TurnsPenaltyConfig,
+            LinearPenaltyConfig,
+            GroupMaxPenaltyConfig,
+        )
+    ),
+]
+
+
+class GrpoConfig(Section):
+    """Reward minus the group's mean (arXiv:2402.03300, without the division by the deviation)."""
+
+    group_relative: ClassVar[bool] = True
+
+    type: Literal["grpo"] = "grpo"
+    length_penalty: LengthPenaltyConfig | None = Field(
+        default=None, description="Makes long rollouts earn less; none: length does not matter."
+    )
+    length_weighted_baseline: bool = Field(
+        default=False, description="The group's mean weighs each rollout by its sampled tokens."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "GrpoConfig":
+        penalty = self.length_penalty
+        replaces = penalty is not None and not isinstance(penalty, LinearPenaltyConfig)
+        if self.length_weighted_baseline and replaces:
+            assert penalty is not None
+            raise ValueError(
+                f"length_penalty {penalty.type!r} brings its own baseline, so that "
+                "length_weighted_baseline would not be heard; drop one of them, or use "
+                "length_penalty 'linear'"
+            )
+        return self
+
+
+class MaxRlConfig(Section):
+    """Reward minus the group's mean, divided by that mean (arXiv:2602.02710)."""
+
+    group_relative: ClassVar[bool] = True
+
+    type: Literal["max_rl"] = "max_rl"
+
+
+class RewardConfig(Section):
+    """The reward as it is; rollouts are not compared with each other."""
+
+    group_relative: ClassVar[bool] = False
+
+    type: Literal["reward"] = "reward"
+
+
+class CustomConfig(Section):
+    """A function of yours that is given a group's rollouts and returns their advantages."""
+
+    group_relative: ClassVar[bool] = False
+
+    type: Literal["custom"] = "custom"
+    function: str = Field(
+        description="'module:function'; it takes a list of rollout views, and `kwargs`, and "
+        "returns for each rollout one number or a list with one number per sampled token."
+    )
+    path: str | None = Field(
+        default=None, description="Folder with the function's module, if it is not installed."
+    )
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of the function."
+    )
+
+    @field_validator("function")
+    @classmethod
+    def _function_is_an_import_path(cls, value: str) -> str:
+        name = r"[A-Za-z_]\w*"
+        if not re.fullmatch(rf"{name}(\.{name})*:{name}", value):
+            raise ValueError(f"has the form 'module:function', got {value!r}")
+        return value
+
+
+AlgorithmConfig = Annotated[
+    GrpoConfig | MaxRlConfig | RewardConfig | CustomConfig,
+    Field(discriminator="type"),
+    BeforeValidator(_chosen("algorithm", GrpoConfig, MaxRlConfig, RewardConfig, CustomConfig)),
+]

@@ -1,0 +1,90 @@
+"""Rollout filters: what makes a training rollout suspect, and whether that keeps it from training.
+
+Every filter of a slot is evaluated for every training rollout. A filter with `enforce` removes
+the rollouts it hits; one without only counts them. Evals are never filtered.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from configs.algorithm import _chosen
+from configs.base import Section
+
+
+class GibberishConfig(Section):
+    """A rare token was sampled although the policy thought it less likely than chance.
+
+    Hit: any sampled token with id > token_id_threshold and
+    logprob < -ln(vocabulary size) - logprob_offset (arXiv:2510.02387, section 5.2).
+    """
+
+    type: Literal["gibberish"] = "gibberish"
+    token_id_threshold: int = Field(
+        default=100_000, ge=0, description="Only tokens with a greater id can be gibberish."
+    )
+    logprob_offset: float = Field(
+        default=2.0, ge=0.0, description="Nats below the log-probability of a uniform guess."
+    )
+    enforce: bool = Field(default=False, description="Remove what is hit; false: count it.")
+
+
+class RepetitionConfig(Section):
+    """The policy was certain for too long, as it is in a loop.
+
+    Hit: `window` consecutive sampled tokens, each with logprob > ln(prob_threshold); the run goes
+    on over the end of a turn (arXiv:2506.13585, section 3.2).
+    """
+
+    type: Literal["repetition"] = "repetition"
+    window: int = Field(default=3000, ge=1, description="Consecutive sampled tokens.")
+    prob_threshold: float = Field(
+        default=0.99, gt=0.0, lt=1.0, description="Each has a greater probability than this."
+    )
+    enforce: bool = Field(default=False, description="Remove what is hit; false: count it.")
+
+
+class ZeroAdvantageConfig(Section):
+    """The advantage of every sampled token is 0: the rollout has nothing to teach."""
+
+    type: Literal["zero_advantage"] = "zero_advantage"
+    enforce: bool = Field(default=True, description="Remove what is hit; false: count it.")
+
+
+FilterConfig = Annotated[
+    GibberishConfig | RepetitionConfig | ZeroAdvantageConfig,
+    Field(discriminator="type"),
+    BeforeValidator(_chosen("filter", GibberishConfig, RepetitionConfig, ZeroAdvantageConfig)),
+]
+
+
+def _pre_batch() -> list[FilterConfig]:
+    return [GibberishConfig(), RepetitionConfig(), ZeroAdvantageConfig(enforce=False)]
+
+
+def _post_batch() -> list[FilterConfig]:
+    return [GibberishConfig(), RepetitionConfig(), ZeroAdvantageConfig(enforce=True)]
+
+
+class FiltersConfig(Section):
+    """Filters of training rollouts. A slot that is given replaces its default as a whole."""
+
+    pre_batch: list[FilterConfig] = Field(
+        default_factory=_pre_batch,
+        description="Applied to each group once it is scored; more rollouts are dispatched for "
+        "those removed here. By default all three kinds, and none enforced.",
+    )
+    post_batch: list[FilterConfig] = Field(
+        default_factory=_post_batch,
+        description="Applied to a full batch; it ships without the rollouts removed here, and "
+        "nothing takes their place. By default all three kinds, and zero_advantage enforced.",
+    )
+
+    @field_validator("pre_batch", "post_batch")
+    @classmethod
+    def _one_of_a_type(cls, slot: list[FilterConfig]) -> list[FilterConfig]:
+        types = [entry.type for entry in slot]
+        double = sorted({kind for kind in types if types.count(kind) > 1})
+        if double:
+            raise ValueError(f"{double[0]!r} is given twice; a slot has one filter of a type")
+        return slot

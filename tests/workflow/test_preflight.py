@@ -1,0 +1,49 @@
+"""The preflight with a custom algorithm: its function is imported where it will be called."""
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.client import Client
+from temporalio.worker import Worker
+
+from activities.context import WorkerContext
+from activities.contracts.checks import CheckResult
+from activities.contracts.names import Queues
+from activities.scoring.check import AlgorithmActivities
+from configs.load import validate
+from tests.workflow.world import World
+from workflows.messages import PREFLIGHT, PreflightInput
+from workflows.preflight import Preflight
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(60)]
+
+
+async def test_custom_function_is_checked_before_a_run(temporal: Client, tmp_path: Path) -> None:
+    queue = f"q-{uuid.uuid4().hex[:8]}"
+    world = World(temporal, Queues(*[queue] * 5))
+    ctx = WorkerContext(home=tmp_path, store_url=f"file://{tmp_path}/store", own_queue=queue)
+    (tmp_path / "my_credit.py").write_text("def half(rollouts): return [0.5 for _ in rollouts]")
+    checks = AlgorithmActivities(ctx).check_algorithms
+
+    async def preflight(function: str) -> CheckResult:
+        algo: dict[str, Any] = {"type": "custom", "function": function, "path": str(tmp_path)}
+        env = {"id": "reverse-text", "algo": algo}
+        config = validate({"max_steps": 1, "train": {"env": [env]}})
+        result: CheckResult = await temporal.execute_workflow(
+            PREFLIGHT,
+            PreflightInput(config.model_dump(mode="json"), world.queues),
+            id=f"preflight-{uuid.uuid4().hex[:8]}",
+            task_queue=queue,
+            result_type=CheckResult,
+        )
+        return result
+
+    activities = [*world.activities(), checks]
+    async with Worker(temporal, task_queue=queue, workflows=[Preflight], activities=activities):
+        good = await preflight("my_credit:half")
+        bad = await preflight("my_credit:whole")
+    assert good.problems == [] and good.examples
+    assert [problem.pointer for problem in bad.problems] == ["/train/env/0/algo/function"]
+    assert "has no 'whole'" in bad.problems[0].message
