@@ -51,6 +51,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/hadolint docker/Dockerfile
 
 # Resolves requirements/*.in anew. On CPU machines torch itself is installed apart, since its CPU
 # build is on another index, and torchvision and its kin are left out: PyPI has CUDA builds only.

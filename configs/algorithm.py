@@ -5,52 +5,12 @@ a whole. What a section holds that only makes sense together is checked here; wh
 sections (group sizes) is checked by `RunConfig`.
 """
 
-import difflib
 import re
-from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from configs.base import Section
-
-
-def _refusal(kind: str, place: str, message: str, value: Any) -> ValidationError:
-    error = PydanticCustomError("value_error", "{message}", {"message": message})
-    return ValidationError.from_exception_data(
-        kind, [InitErrorDetails(type=error, loc=(place,), input=value)]
-    )
-
-
-def _chosen(noun: str, *classes: type[Section]) -> Callable[[Any], Any]:
-    """A validator that reads a table as the one of `classes` that its `type` names.
-
-    Unlike pydantic's own choice by tag, errors point at the user's keys and speak of the chosen
-    class only.
-    """
-    by_type = {cls.model_fields["type"].default: cls for cls in classes}
-    known = ", ".join(repr(name) for name in by_type)
-
-    def choose(data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        if "type" not in data:
-            raise _refusal(noun, "type", f"is required; one of {known}", data)
-        name = data["type"]
-        if not isinstance(name, str) or name not in by_type:
-            near = difflib.get_close_matches(str(name), by_type, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]!r}?" if near else f"there is {known}"
-            raise _refusal(noun, "type", f"there is no {noun} {name!r}; {hint}", name)
-        fields = by_type[name].model_fields
-        for key in data:
-            if key not in fields:
-                options = ", ".join(field for field in fields if field != "type") or "none"
-                message = f"is no option of {noun} {name!r}; its options: {options}"
-                raise _refusal(noun, str(key), message, data[key])
-        return by_type[name].model_validate(data)
-
-    return choose
+from configs.base import Section, choose_by_type
 
 
 def _not_all_zero(weights: dict[str, float]) -> None:
@@ -117,7 +77,7 @@ LengthPenaltyConfig = Annotated[
     TokensPenaltyConfig | TurnsPenaltyConfig | LinearPenaltyConfig | GroupMaxPenaltyConfig,
     Field(discriminator="type"),
     BeforeValidator(
-        _chosen(
+        choose_by_type(
             "length penalty",
             TokensPenaltyConfig,
             TurnsPenaltyConfig,
@@ -200,5 +160,7 @@ class CustomConfig(Section):
 AlgorithmConfig = Annotated[
     GrpoConfig | MaxRlConfig | RewardConfig | CustomConfig,
     Field(discriminator="type"),
-    BeforeValidator(_chosen("algorithm", GrpoConfig, MaxRlConfig, RewardConfig, CustomConfig)),
+    BeforeValidator(
+        choose_by_type("algorithm", GrpoConfig, MaxRlConfig, RewardConfig, CustomConfig)
+    ),
 ]

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from configs.algorithm import _chosen
-from configs.base import Section
+from configs.base import Section, choose_by_type
 
 
 class GibberishConfig(Section):
@@ -54,7 +53,9 @@ class ZeroAdvantageConfig(Section):
 FilterConfig = Annotated[
     GibberishConfig | RepetitionConfig | ZeroAdvantageConfig,
     Field(discriminator="type"),
-    BeforeValidator(_chosen("filter", GibberishConfig, RepetitionConfig, ZeroAdvantageConfig)),
+    BeforeValidator(
+        choose_by_type("filter", GibberishConfig, RepetitionConfig, ZeroAdvantageConfig)
+    ),
 ]
 
 

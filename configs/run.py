@@ -112,6 +112,8 @@ class RunConfig(Section):
                     f"train sampling of {trained.name!r} has temperature 0: greedy rollouts of one "
                     "example are all alike and teach nothing; set it above 0"
                 )
+        if problem := self.trainer.schedule_problem(self.max_steps):
+            raise ValueError(problem)
         if self.trainer.micro_batch_tokens < self.trainer.seq_len:
             raise ValueError(
                 f"trainer.micro_batch_tokens ({self.trainer.micro_batch_tokens}) must hold one "

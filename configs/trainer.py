@@ -1,13 +1,24 @@
 """How the trainer turns batches into weights."""
 
-from typing import Any, Literal
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from configs.base import Section
+from configs.base import Section, choose_by_type
 
 
-class OptimizerConfig(Section):
+def _by_default(name: str) -> Callable[[Any], Any]:
+    """A validator that lets a table without a `type` be one of type `name`."""
+
+    def fill(data: Any) -> Any:
+        return {"type": name, **data} if isinstance(data, dict) else data
+
+    return fill
+
+
+class AdamWConfig(Section):
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101), one step per batch."""
 
     type: Literal["adamw"] = "adamw"
@@ -19,7 +30,104 @@ class OptimizerConfig(Section):
     )
 
 
-class LossConfig(Section):
+class SgdConfig(Section):
+    """Stochastic gradient descent with momentum, one step per batch."""
+
+    type: Literal["sgd"] = "sgd"
+    lr: float = Field(default=1e-2, gt=0, description="Learning rate.")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum; 0: none.")
+    nesterov: bool = Field(default=False, description="Look ahead by one step of momentum.")
+    weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty added to gradients.")
+    max_norm: float | None = Field(
+        default=1.0, gt=0, description="Gradient norm is clipped here; none: no clipping."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "SgdConfig":
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov looks ahead along the momentum; set momentum above 0")
+        return self
+
+
+class MuonConfig(Section):
+    """Muon for the matrices of the layers, AdamW for embeddings, output head and vectors.
+
+    Muon's step is scaled to the root mean square that AdamW's has (arXiv:2502.16982), so that one
+    learning rate and one weight decay serve both.
+    """
+
+    type: Literal["muon"] = "muon"
+    lr: float = Field(default=5e-4, gt=0, lt=1, description="Learning rate.")
+    momentum: float = Field(default=0.95, ge=0, lt=1, description="Momentum of Muon.")
+    nesterov: bool = Field(default=True, description="Look ahead by one step of momentum.")
+    ns_steps: int = Field(
+        default=5, ge=1, lt=100, description="Newton-Schulz iterations that orthogonalise a step."
+    )
+    betas: tuple[float, float] = Field(
+        default=(0.9, 0.95), description="Moment decay rates of AdamW."
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
+    max_norm: float | None = Field(
+        default=1.0, gt=0, description="Gradient norm is clipped here; none: no clipping."
+    )
+
+
+class SignSgdConfig(Section):
+    """The sign of the gradient: p <- p (1 - lr weight_decay) - lr sign(g). Keeps no state."""
+
+    type: Literal["signsgd"] = "signsgd"
+    lr: float = Field(default=1e-4, gt=0, lt=1, description="Learning rate.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
+    max_norm: float | None = Field(
+        default=None, gt=0, description="Gradient norm is clipped here, which no sign notices."
+    )
+
+
+OptimizerConfig = Annotated[
+    AdamWConfig | SgdConfig | MuonConfig | SignSgdConfig,
+    Field(discriminator="type"),
+    BeforeValidator(choose_by_type("optimizer", AdamWConfig, SgdConfig, MuonConfig, SignSgdConfig)),
+    BeforeValidator(_by_default("adamw")),
+]
+
+
+class ConstantScheduleConfig(Section):
+    """The learning rate of the optimizer, at every step."""
+
+    type: Literal["constant"] = "constant"
+
+
+class LinearScheduleConfig(Section):
+    """Up in a line, level, and down in a line at the end of the run (warmup, stable, decay)."""
+
+    type: Literal["linear"] = "linear"
+    warmup_steps: int = Field(default=10, ge=0, description="Steps before the full rate.")
+    decay_steps: int = Field(default=10, ge=0, description="Last steps of the run, going down.")
+    min_lr: float = Field(
+        default=0.0, ge=0, description="Rate at both ends; 0: 1e-8 of the optimizer's."
+    )
+
+
+class CosineScheduleConfig(Section):
+    """Up in a line, then down along a half cosine to the end of the run (arXiv:1608.03983)."""
+
+    type: Literal["cosine"] = "cosine"
+    warmup_steps: int = Field(default=10, ge=0, description="Steps before the full rate.")
+    min_lr: float = Field(default=0.0, ge=0, description="Rate that the cosine ends at.")
+
+
+SchedulerConfig = Annotated[
+    ConstantScheduleConfig | LinearScheduleConfig | CosineScheduleConfig,
+    Field(discriminator="type"),
+    BeforeValidator(
+        choose_by_type(
+            "scheduler", ConstantScheduleConfig, LinearScheduleConfig, CosineScheduleConfig
+        )
+    ),
+]
+
+
+class DefaultLossConfig(Section):
     """Default RL loss: binary-TV trust region with a KL term (arXiv:2602.04879, 2602.02276)."""
 
     type: Literal["default"] = "default"
@@ -29,20 +137,96 @@ class LossConfig(Section):
     kl_tau: float = Field(default=1e-3, ge=0, description="Weight of the squared log-ratio.")
 
 
+class IpoLossConfig(Section):
+    """The default loss with one trust region, whatever the sign of the advantage."""
+
+    type: Literal["ipo"] = "ipo"
+    ipo_threshold: float = Field(
+        default=0.1, ge=0, description="Probability change, up or down, masked beyond."
+    )
+    adv_tau: float = Field(default=1.0, ge=0, description="Scale of the advantage.")
+    kl_tau: float = Field(default=1e-3, ge=0, description="Weight of the squared log-ratio.")
+
+
+class CustomLossConfig(Section):
+    """A function of yours in place of the RL loss; the components ce and ref_kl stay."""
+
+    type: Literal["custom"] = "custom"
+    function: str = Field(
+        description="'module:function'; called for each sequence as `function(inputs, **kwargs)`, "
+        "it returns the loss of every token [T], or their sum."
+    )
+    path: str | None = Field(
+        default=None, description="Folder with the function's module, if it is not installed."
+    )
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of the function."
+    )
+
+    @field_validator("function")
+    @classmethod
+    def _function_is_an_import_path(cls, value: str) -> str:
+        name = r"[A-Za-z_]\w*"
+        if not re.fullmatch(rf"{name}(\.{name})*:{name}", value):
+            raise ValueError(f"has the form 'module:function', got {value!r}")
+        return value
+
+
+LossConfig = Annotated[
+    DefaultLossConfig | IpoLossConfig | CustomLossConfig,
+    Field(discriminator="type"),
+    BeforeValidator(choose_by_type("loss", DefaultLossConfig, IpoLossConfig, CustomLossConfig)),
+    BeforeValidator(_by_default("default")),
+]
+
+
 class TrainerConfig(Section):
     """The trainer process."""
 
-    optim: OptimizerConfig = Field(default_factory=OptimizerConfig)
-    loss: LossConfig = Field(default_factory=LossConfig)
+    optim: OptimizerConfig = Field(default_factory=AdamWConfig)
+    scheduler: SchedulerConfig = Field(
+        default_factory=ConstantScheduleConfig, description="The learning rate over the steps."
+    )
+    loss: LossConfig = Field(default_factory=DefaultLossConfig)
     seq_len: int = Field(
         default=256, ge=8, description="Longest sample in tokens; engines serve the same length."
     )
     micro_batch_tokens: int = Field(
-        default=8192, ge=8, description="Most padded tokens in one forward pass."
+        default=8192, ge=8, description="Most tokens, padding included, in one forward pass."
+    )
+    packing: bool | None = Field(
+        default=None,
+        description="Sequences lie end to end in a forward pass, and none sees another; false: "
+        "each is padded to the longest. None: packed, if the model can be.",
     )
     threads: int | None = Field(
         default=None, ge=1, description="CPU threads; none: what torch chooses."
     )
+
+    @model_validator(mode="after")
+    def _min_lr_is_below_lr(self) -> "TrainerConfig":
+        low = 0.0 if self.scheduler.type == "constant" else self.scheduler.min_lr
+        if low > self.optim.lr:
+            raise ValueError(
+                f"scheduler.min_lr ({low}) is more than optim.lr ({self.optim.lr}), where the "
+                "schedule starts to fall"
+            )
+        return self
+
+    def schedule_problem(self, max_steps: int) -> str | None:
+        """What keeps the schedule from fitting into a run of `max_steps`; None if it fits."""
+        schedule = self.scheduler
+        if schedule.type == "linear" and schedule.warmup_steps + schedule.decay_steps > max_steps:
+            return (
+                f"warmup_steps ({schedule.warmup_steps}) and decay_steps ({schedule.decay_steps}) "
+                f"do not fit into max_steps ({max_steps}); lower them"
+            )
+        if schedule.type == "cosine" and schedule.warmup_steps >= max_steps:
+            return (
+                f"warmup_steps ({schedule.warmup_steps}) leave nothing of max_steps "
+                f"({max_steps}) for the cosine; lower them"
+            )
+        return None
 
 
 class CheckpointConfig(Section):

@@ -1,35 +1,47 @@
-"""From samples to micro-batches: cut, order, pad.
+"""From samples to micro-batches: cut, order, and pad or pack.
 
 Invariants:
 
-- The micro-batches of a batch are a pure function of the samples and two numbers. Another split
+- The micro-batches of a batch are a pure function of the samples and the settings. Another split
   gives other bits in the gradient, so the split is part of what makes a step reproducible.
 - Every per-token list of a sample is cut alike, and nothing is renormalised after a cut.
 - Every sample appears exactly once.
 
-Sequences are padded here. Packing several into one row would replace `plan` and `_collate` and
-leave the trainer as it is.
+A padded micro-batch has one sample per row. A packed one has a single row in which the samples
+lie end to end; `positions` start at 0 with each of them.
+
+Streams that a sample lacks (or that its schema does not have) are None, and mean: rl_weights 1 on
+the loss mask, no members of ce and ref_kl. A micro-batch has a stream if one of its samples has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from activities.storage.batch import Sample
+from activities.training.attention import Layout, layout
+from activities.training.loss import MemberCounts
+from activities.training.packing import TOKENS, Cost, grid
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+STREAMS = {"rl_weights": 1.0, "ce_weights": 0.0, "ref_kl_weights": 0.0, "ref_logprobs": 0.0}
+"""Optional per-token streams, and what stands in for one next to a sample that has it."""
+PACKED_PAD_TOKEN = 1
+
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """B samples padded to T tokens.
+    """B rows of T tokens: B samples padded, or one row of packed samples.
 
     token_ids [B, T] int64; loss_mask [B, T] bool, False on padding; logprobs and advantages
-    [B, T] float32; temperature [B, 1] float32. `indices[b]` is the sample's place in the batch,
-    `lengths[b]` its tokens.
+    [B, T] float32; temperature [B, 1] padded, [1, T] packed, float32; streams [B, T] float32 or
+    None. `indices` are the samples' places in the batch, `lengths` their tokens, both in the order
+    of rows, or along the row. Packed only: positions [1, T] int64 and the layout for attention.
     """
 
     indices: list[int]
@@ -39,35 +51,61 @@ class MicroBatch:
     logprobs: Tensor
     advantages: Tensor
     temperature: Tensor
+    rl_weights: Tensor | None = None
+    ce_weights: Tensor | None = None
+    ref_kl_weights: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    positions: Tensor | None = None
+    layout: Layout | None = None
 
     def to(self, device: str) -> MicroBatch:
         """The same micro-batch on `device`."""
-        return replace(
-            self,
-            token_ids=self.token_ids.to(device),
-            loss_mask=self.loss_mask.to(device),
-            logprobs=self.logprobs.to(device),
-            advantages=self.advantages.to(device),
-            temperature=self.temperature.to(device),
-        )
+        held = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{k: v.to(device) for k, v in held.items() if hasattr(v, "to")})
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Where each sample lies: (row, start, stop), in the order of `indices`."""
+        if self.positions is None:
+            return [(row, 0, length) for row, length in enumerate(self.lengths)]
+        stops = list(accumulate(self.lengths[: len(self.indices)]))
+        starts = [0, *stops][: len(stops)]
+        return [(0, start, stop) for start, stop in zip(starts, stops, strict=True)]
 
 
 def cut(sample: Sample, seq_len: int) -> Sample:
-    """The first `seq_len` tokens of a sample."""
-    if len(sample.token_ids) <= seq_len:
+    """The first `seq_len` tokens of a sample, in all of its per-token lists."""
+    length = len(sample.token_ids)
+    lists: dict[str, Any] = {
+        field.name: value
+        for field in fields(sample)
+        if isinstance(value := getattr(sample, field.name), list)
+    }
+    for name, values in lists.items():
+        assert len(values) == length, f"{name} is not aligned with token_ids"
+    if length <= seq_len:
         return sample
-    return replace(
-        sample,
-        token_ids=sample.token_ids[:seq_len],
-        loss_mask=sample.loss_mask[:seq_len],
-        logprobs=sample.logprobs[:seq_len],
-        advantages=sample.advantages[:seq_len],
-        versions=sample.versions[:seq_len],
-    )
+    return replace(sample, **{name: values[:seq_len] for name, values in lists.items()})
+
+
+def stream(sample: Sample, name: str) -> list[float] | None:
+    """A per-token stream [T] of a sample, or None where it is absent."""
+    return getattr(sample, name, None)
+
+
+def _require_trainable(sample: Sample) -> None:
+    where = f"sample {sample.group}/{sample.rollout}"
+    if sample.temperature <= 0:
+        raise ValueError(
+            f"{where} has temperature {sample.temperature}; training samples need one above 0"
+        )
+    if stream(sample, "advantages") is None and _counts(sample).rl:
+        raise ValueError(f"{where} has tokens for the rl loss, and no advantages")
+    if stream(sample, "ref_logprobs") is None and _counts(sample).ref_kl:
+        raise ValueError(f"{where} has tokens for the ref_kl loss, and no ref_logprobs")
 
 
 def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Which samples share a micro-batch, longest first.
+    """Which samples share a padded micro-batch, longest first.
 
     Rows times longest row is at most `max_tokens`, except that a sample longer than that gets a
     micro-batch of its own. Ties keep the order of the batch.
@@ -82,25 +120,96 @@ def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return bins
 
 
-def micro_batches(samples: Sequence[Sample], seq_len: int, max_tokens: int) -> Iterator[MicroBatch]:
-    """Micro-batches of a batch, in a fixed order. Raises ValueError for greedy samples.
+def prepared(samples: Sequence[Sample], seq_len: int) -> list[Sample]:
+    """The samples as they are trained: cut. Raises ValueError for one that cannot be.
 
     Tokens sampled at temperature 0 have no distribution to compare with.
     """
     short = [cut(sample, seq_len) for sample in samples]
     for sample in short:
-        if sample.temperature <= 0:
-            raise ValueError(
-                f"sample {sample.group}/{sample.rollout} has temperature {sample.temperature}; "
-                "training samples need one above 0"
-            )
-    for chosen in plan([len(sample.token_ids) for sample in short], max_tokens):
+        _require_trainable(sample)
+    return short
+
+
+def micro_batches(
+    samples: Sequence[Sample], seq_len: int, max_tokens: int, *, packing: bool = False
+) -> Iterator[MicroBatch]:
+    """Micro-batches of a batch for one worker, in a fixed order.
+
+    `max_tokens` is the most padded tokens of a micro-batch, or the size of a bin. Raises
+    ValueError for samples that cannot be trained.
+    """
+    short = prepared(samples, seq_len)
+    lengths = [len(sample.token_ids) for sample in short]
+    if packing:
+        for slot in grid(lengths, max_tokens)[0] if short else ():
+            yield pack(slot.indices, [short[index] for index in slot.indices])
+        return
+    for chosen in plan(lengths, max_tokens):
         yield _collate(chosen, [short[index] for index in chosen])
 
 
-def member_count(samples: Sequence[Sample], seq_len: int) -> int:
-    """Tokens of a batch that the loss is about, after the cut."""
-    return sum(sum(sample.loss_mask[:seq_len]) for sample in samples)
+def worker_micro_batches(
+    samples: Sequence[Sample],
+    seq_len: int,
+    max_tokens: int,
+    workers: int,
+    cost: Cost = TOKENS,
+    pad_to_multiple_of: int = 1,
+) -> list[list[MicroBatch]]:
+    """Packed micro-batches of each of several workers, equally many; some may be dummies."""
+    short = prepared(samples, seq_len)
+    lengths = [len(sample.token_ids) for sample in short]
+    result = []
+    for slots in grid(lengths, max_tokens, workers, cost):
+        own = []
+        for slot in slots:
+            batch = pack(slot.indices, [short[index] for index in slot.indices], pad_to_multiple_of)
+            own.append(dummy(batch) if slot.dummy else batch)
+        result.append(own)
+    return result
+
+
+def _counts(sample: Sample, seq_len: int | None = None) -> MemberCounts:
+    mask = sample.loss_mask[:seq_len]
+    weights = {name: (stream(sample, name) or [])[:seq_len] for name in STREAMS}
+    rl = weights["rl_weights"] if stream(sample, "rl_weights") is not None else [1.0] * len(mask)
+    return MemberCounts(
+        rl=sum(m and w != 0 for m, w in zip(mask, rl, strict=True)),
+        ce=sum(w != 0 for w in weights["ce_weights"]),
+        ref_kl=sum(w != 0 for w in weights["ref_kl_weights"]),
+    )
+
+
+def member_counts(samples: Sequence[Sample], seq_len: int) -> MemberCounts:
+    """Tokens of a batch that each component of the loss is about, after the cut."""
+    counts = [_counts(sample, seq_len) for sample in samples]
+    return MemberCounts(
+        rl=sum(c.rl for c in counts),
+        ce=sum(c.ce for c in counts),
+        ref_kl=sum(c.ref_kl for c in counts),
+    )
+
+
+def _rows(name: str, samples: Sequence[Sample]) -> list[list[float]] | None:
+    """A per-token list of every sample, filled in where a sample lacks it; None if all do."""
+    rows = [stream(sample, name) for sample in samples]
+    if all(row is None for row in rows):
+        return None
+    fill = STREAMS.get(name, 0.0)
+    return [
+        [fill] * len(sample.token_ids) if row is None else row
+        for row, sample in zip(rows, samples, strict=True)
+    ]
+
+
+def _streams(tensor_of: Any, samples: Sequence[Sample]) -> dict[str, Any]:
+    rows = {name: _rows(name, samples) for name in STREAMS}
+    return {name: tensor_of(rows[name]) for name in STREAMS if rows[name] is not None}
+
+
+def _advantages(samples: Sequence[Sample]) -> list[list[float]]:
+    return _rows("advantages", samples) or [[0.0] * len(s.token_ids) for s in samples]
 
 
 def _collate(indices: list[int], samples: list[Sample]) -> MicroBatch:
@@ -109,16 +218,63 @@ def _collate(indices: list[int], samples: list[Sample]) -> MicroBatch:
     lengths = [len(sample.token_ids) for sample in samples]
     width = max(lengths)
 
-    def padded(name: str, fill: float, dtype: torch.dtype) -> Tensor:
-        rows = [getattr(s, name) + [fill] * (width - len(s.token_ids)) for s in samples]
-        return torch.tensor(rows, dtype=dtype)
+    def padded(rows: Sequence[Sequence[Any]], fill: float, dtype: torch.dtype) -> Tensor:
+        return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype)
 
     return MicroBatch(
         indices=indices,
         lengths=lengths,
-        token_ids=padded("token_ids", 0, torch.int64),
-        loss_mask=padded("loss_mask", False, torch.bool),
-        logprobs=padded("logprobs", 0.0, torch.float32),
-        advantages=padded("advantages", 0.0, torch.float32),
+        token_ids=padded([s.token_ids for s in samples], 0, torch.int64),
+        loss_mask=padded([s.loss_mask for s in samples], False, torch.bool),
+        logprobs=padded([s.logprobs for s in samples], 0.0, torch.float32),
+        advantages=padded(_advantages(samples), 0.0, torch.float32),
         temperature=torch.tensor([[sample.temperature] for sample in samples]),
+        **_streams(lambda rows: padded(rows, 0.0, torch.float32), samples),
+    )
+
+
+def pack(indices: list[int], samples: list[Sample], pad_to_multiple_of: int = 1) -> MicroBatch:
+    """One row of samples end to end, padded to a multiple of `pad_to_multiple_of` tokens.
+
+    Padding is a sequence of its own, the last of `lengths` then, and a member of no component.
+    """
+    import torch
+
+    lengths = [len(sample.token_ids) for sample in samples]
+    used = sum(lengths)
+    padding = -used % pad_to_multiple_of
+
+    def joined(rows: Sequence[Sequence[Any]], fill: float, dtype: torch.dtype) -> Tensor:
+        flat = [value for row in rows for value in row] + [fill] * padding
+        assert len(flat) == used + padding, "a per-token list is not aligned with token_ids"
+        return torch.tensor([flat], dtype=dtype)
+
+    all_lengths = lengths + [padding] * (padding > 0)
+    positions = [place for length in all_lengths for place in range(length)]
+    temperatures = [[s.temperature] * len(s.token_ids) for s in samples]
+    return MicroBatch(
+        indices=indices,
+        lengths=all_lengths,
+        token_ids=joined([s.token_ids for s in samples], PACKED_PAD_TOKEN, torch.int64),
+        loss_mask=joined([s.loss_mask for s in samples], False, torch.bool),
+        logprobs=joined([s.logprobs for s in samples], 0.0, torch.float32),
+        advantages=joined(_advantages(samples), 0.0, torch.float32),
+        temperature=joined(temperatures, 1.0, torch.float32),
+        positions=torch.tensor([positions], dtype=torch.int64),
+        layout=layout(all_lengths),
+        **_streams(lambda rows: joined(rows, 0.0, torch.float32), samples),
+    )
+
+
+def dummy(batch: MicroBatch) -> MicroBatch:
+    """The same forward pass without a member of any component."""
+    import torch
+
+    return replace(
+        batch,
+        loss_mask=torch.zeros_like(batch.loss_mask),
+        advantages=torch.zeros_like(batch.advantages),
+        rl_weights=None,
+        ce_weights=None,
+        ref_kl_weights=None,
     )

@@ -1,8 +1,9 @@
-"""Preflight of the model section: does the named model exist, and can a run use it?
+"""Preflight of the model and trainer sections: does what they name exist, and can a run use it?
 
 Reads files only; neither torch nor transformers is imported.
 """
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from activities.contracts.checks import CheckProblem
 from activities.envs import datasets
+from activities.training.custom_loss import module_file
 from activities.training.policy import Recipe
 from activities.training.tokenizer import IM_END, IM_START
 from configs.model import DEFAULT_POLICY
@@ -21,7 +23,27 @@ CHATML_RENDERER = "ratchet-chatml"
 
 
 def check_model(config: RunConfig) -> list[CheckProblem]:
-    """Everything wrong with the model of a run; blocks for at most about HUB_TIMEOUT_S."""
+    """Everything wrong with model and trainer of a run; blocks for about HUB_TIMEOUT_S at most."""
+    return _check_model(config) + _check_trainer(config)
+
+
+def _check_trainer(config: RunConfig) -> list[CheckProblem]:
+    problems = []
+    loss = config.trainer.loss
+    if loss.type == "custom":
+        # The module itself is imported by the trainer process alone.
+        file = module_file(loss)
+        top = loss.function.partition(":")[0].partition(".")[0]
+        if file is not None and not file.is_file():
+            message = f"there is no {str(file)!r} on the trainer's machine"
+            problems.append(_problem(message, "/trainer/loss/path"))
+        elif file is None and importlib.util.find_spec(top) is None:
+            message = f"there is no module {top!r} on the trainer's machine; set `path`"
+            problems.append(_problem(message, "/trainer/loss/function"))
+    return problems
+
+
+def _check_model(config: RunConfig) -> list[CheckProblem]:
     name = config.model.name
     if name == DEFAULT_POLICY:
         return _check_default(config)

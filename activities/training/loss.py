@@ -1,28 +1,68 @@
-"""The default RL loss: a trust region on probability differences, plus a KL term.
+"""Loss components and their sum.
 
-Per sampled token, with t the trainer's and i the engine's log-probability, l = t - i,
-rho = exp(l), delta = exp(t) - exp(i), and A' = adv_tau * A:
+Per token, with t the trainer's and i the engine's log-probability, l = t - i, rho = exp(l),
+delta = exp(t) - exp(i), A' = adv_tau * A, and w the component's weight (absent: 1):
 
-    loss = -keep * A' * rho + kl_tau * l^2
+    rl      w * (-keep * A' * rho + kl_tau * l^2)
+    ref_kl  w * (-keep * stop_gradient(ref - t) * rho + 1e-3 * l^2)
+    ce      -w * t
 
-A token is dropped from the policy term (keep = 0) where delta > dppo_mask_high and A > 0, or
-delta < -dppo_mask_low and A <= 0 (binary total variation, arXiv:2602.04879). The KL term
-(arXiv:2602.02276) covers every member token, dropped ones included. rho is neither clamped nor
-detached. Members are the tokens under the loss mask whose weight, if there are weights, is not 0.
+`keep` drops a token from the policy term where its probability has moved too far from the
+engine's. Default (binary total variation, arXiv:2602.04879): delta > dppo_mask_high and A > 0, or
+delta < -dppo_mask_low and A <= 0. IPO: |delta| > ipo_threshold, whatever the sign of A. ref_kl:
+delta < -0.2. The squared term (arXiv:2602.02276) covers every member, dropped ones included. rho
+is neither clamped nor detached.
 
-Invariant: functions here return sums over members; who calls divides by the member count of the
-whole step, so that the gradient does not depend on how a batch is cut into micro-batches.
+Members: of rl, the tokens under the loss mask whose weight, if there are weights, is not 0; of ce
+and ref_kl, the tokens whose weight is not 0, under the loss mask or not; without weights, none.
+
+Invariant: terms are summed here over members and divided by the member count of the component in
+the whole step, a count of tokens and not of weights, so that the gradient does not depend on how
+a batch is cut into micro-batches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from configs.trainer import LossConfig
+from configs.trainer import CustomLossConfig, DefaultLossConfig, IpoLossConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+RATIO_CONFIGS = DefaultLossConfig | IpoLossConfig
+REF_KL_MASK_LOW = 0.2
+REF_KL_TAU = 1e-3
+
+
+@dataclass(frozen=True)
+class MemberCounts:
+    """Tokens of a step that each component is about."""
+
+    rl: int = 0
+    ce: int = 0
+    ref_kl: int = 0
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What the loss of a micro-batch depends on; all tensors share one shape [*].
+
+    trainer_logprobs (with gradient) and engine_logprobs in nats; loss_mask bool: sampled by the
+    policy. An absent stream is None: rl_weights are then 1, and ce and ref_kl have no members.
+    ref_logprobs are those of the reference model, in nats.
+    """
+
+    trainer_logprobs: Tensor
+    engine_logprobs: Tensor
+    advantages: Tensor
+    loss_mask: Tensor
+    rl_weights: Tensor | None = None
+    ce_weights: Tensor | None = None
+    ref_kl_weights: Tensor | None = None
+    ref_logprobs: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -40,9 +80,28 @@ class LossTerms:
     mismatch_kl: Tensor
 
 
+@dataclass(frozen=True)
+class StepLoss:
+    """A micro-batch's share of the step's loss.
+
+    `total` is a scalar with gradient; `parts` are the components' shares of it, those without
+    members in the step left out; `rl` holds the terms of the rl component.
+    """
+
+    total: Tensor
+    parts: dict[str, float]
+    rl: LossTerms
+
+
 def members(loss_mask: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Tokens the loss is about: [*] bool."""
+    """Tokens the rl component is about: [*] bool."""
     return loss_mask if weights is None else loss_mask & (weights != 0)
+
+
+def mismatch_kl(trainer_logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """rho - l - 1 under `mask` and 0 elsewhere [*]; never negative, without gradient."""
+    log_ratio = (trainer_logprobs.detach() - engine_logprobs).masked_fill(~mask, 0.0)
+    return log_ratio.exp() - log_ratio - 1.0
 
 
 def rl_terms(
@@ -50,37 +109,132 @@ def rl_terms(
     engine_logprobs: Tensor,
     advantages: Tensor,
     loss_mask: Tensor,
-    config: LossConfig,
+    config: RATIO_CONFIGS,
     weights: Tensor | None = None,
 ) -> LossTerms:
-    """The loss of every token. All arguments share one shape [*]; log-probabilities in nats."""
+    """The rl loss of every token. All arguments share one shape [*]; log-probabilities in nats."""
     member = members(loss_mask, weights)
     # Padding may hold anything; equal log-probabilities there keep exp() finite, so that no
     # NaN reaches the gradient through a multiplication by 0.
     log_ratio = (trainer_logprobs - engine_logprobs).masked_fill(~member, 0.0)
     ratio = log_ratio.exp()
     difference = trainer_logprobs.detach().exp() - engine_logprobs.exp()
-    rising = advantages > 0
-    high = member & rising & (difference > config.dppo_mask_high)
-    low = member & ~rising & (difference < -config.dppo_mask_low)
+    if config.type == "ipo":
+        high = member & (difference > config.ipo_threshold)
+        low = member & (difference < -config.ipo_threshold)
+    else:
+        rising = advantages > 0
+        high = member & rising & (difference > config.dppo_mask_high)
+        low = member & ~rising & (difference < -config.dppo_mask_low)
     keep = member & ~high & ~low
     policy = -config.adv_tau * advantages * ratio * keep
     loss = policy + config.kl_tau * log_ratio.square()
     if weights is not None:
         loss = loss * weights
-    detached = log_ratio.detach()
     return LossTerms(
         loss=loss.masked_fill(~member, 0.0),
         members=member,
         masked_low=low,
         masked_high=high,
-        mismatch_kl=(detached.exp() - detached - 1.0).masked_fill(~member, 0.0),
+        mismatch_kl=mismatch_kl(trainer_logprobs, engine_logprobs, member),
+    )
+
+
+def ref_kl_terms(
+    trainer_logprobs: Tensor, engine_logprobs: Tensor, ref_logprobs: Tensor, weights: Tensor
+) -> LossTerms:
+    """The loss that pulls the policy towards a reference: the reference's lead is the advantage."""
+    member = weights != 0
+    log_ratio = (trainer_logprobs - engine_logprobs).masked_fill(~member, 0.0)
+    difference = trainer_logprobs.detach().exp() - engine_logprobs.exp()
+    low = member & (difference < -REF_KL_MASK_LOW)
+    lead = (ref_logprobs - trainer_logprobs.detach()).masked_fill(~member | low, 0.0)
+    loss = -lead * log_ratio.exp() + REF_KL_TAU * log_ratio.square()
+    return LossTerms(
+        loss=(loss * weights).masked_fill(~member, 0.0),
+        members=member,
+        masked_low=low,
+        masked_high=low & False,
+        mismatch_kl=mismatch_kl(trainer_logprobs, engine_logprobs, member),
+    )
+
+
+def ce_terms(trainer_logprobs: Tensor, weights: Tensor) -> Tensor:
+    """Weighted negative log-likelihood of the members [*], 0 elsewhere."""
+    member = weights != 0
+    return (-trainer_logprobs.masked_fill(~member, 0.0) * weights).masked_fill(~member, 0.0)
+
+
+def custom_terms(
+    inputs: LossInputs,
+    function: Callable[..., Any],
+    config: CustomLossConfig,
+    spans: Sequence[tuple[int, int, int]],
+) -> LossTerms:
+    """The user's loss in place of rl's: `function` is called with the LossInputs of each sequence.
+
+    `spans` are the sequences' places in the [B, T] inputs: (row, start, stop). The function
+    returns the loss of every token [T], of which the members count, or a scalar that is their
+    sum; it applies `rl_weights` itself. A sequence without members is left out. `loss` of the
+    result is a scalar, the sum. Raises ValueError for a result of another shape.
+    """
+    import torch
+
+    member = members(inputs.loss_mask, inputs.rl_weights)
+    # Filled, not multiplied by 0: it keeps the graph whatever the values are.
+    anchor = inputs.trainer_logprobs.masked_fill(torch.ones_like(member), 0.0)
+    loss = anchor.sum()
+    for row, start, stop in spans:
+        part = member[row, start:stop]
+        if not part.any():
+            continue
+        given: dict[str, Any] = {
+            name: None if tensor is None else tensor[row, start:stop]
+            for name, tensor in vars(inputs).items()
+        }
+        result = function(LossInputs(**given), **config.kwargs)
+        shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+        if shape not in ((), (stop - start,)):
+            raise ValueError(
+                f"{config.function} returned {shape} for a sequence of {stop - start} tokens; it "
+                f"must return a tensor of shape ({stop - start},) or ()"
+            )
+        loss = loss + (result if shape == () else result.masked_fill(~part, 0.0).sum())
+    return LossTerms(
+        loss=loss,
+        members=member,
+        masked_low=member & False,
+        masked_high=member & False,
+        mismatch_kl=mismatch_kl(inputs.trainer_logprobs, inputs.engine_logprobs, member),
     )
 
 
 def step_loss(terms: LossTerms, step_members: int) -> Tensor:
-    """This micro-batch's share of the step's loss: scalar, sum / max(members of the step, 1).
+    """This micro-batch's share of a component's loss: scalar, sum / max(members of the step, 1).
 
     A micro-batch without members still gives a scalar that can be differentiated.
     """
     return terms.loss.sum() / max(step_members, 1)
+
+
+def total_loss(inputs: LossInputs, rl: LossTerms, counts: MemberCounts) -> StepLoss:
+    """The sum of the components, each over its own member count of the step.
+
+    `rl` is anchored in the graph, so a micro-batch without any member has a gradient of zeros.
+    Raises ValueError for ref_kl members without reference log-probabilities.
+    """
+    total = step_loss(rl, counts.rl)
+    parts = {"rl": total.item()} if counts.rl else {}
+    t, i = inputs.trainer_logprobs, inputs.engine_logprobs
+    if inputs.ce_weights is not None:
+        ce = ce_terms(t, inputs.ce_weights).sum() / max(counts.ce, 1)
+        total = total + ce
+        parts |= {"ce": ce.item()} if counts.ce else {}
+    if inputs.ref_kl_weights is not None:
+        if inputs.ref_logprobs is None:
+            raise ValueError("ref_kl_weights are given and ref_logprobs are not")
+        terms = ref_kl_terms(t, i, inputs.ref_logprobs, inputs.ref_kl_weights)
+        ref_kl = step_loss(terms, counts.ref_kl)
+        total = total + ref_kl
+        parts |= {"ref_kl": ref_kl.item()} if counts.ref_kl else {}
+    return StepLoss(total, parts, rl)

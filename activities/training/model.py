@@ -5,7 +5,8 @@ Invariants:
 - Embeddings are untied. Engines on CPU reload tied embeddings silently wrong, so a tied model is
   untied at load, trained untied, and exported with its own `lm_head.weight`.
 - Sequences are padded on the right and attention is causal, so real tokens never see padding and
-  no attention mask is needed.
+  no attention mask is needed; or they are packed, and attention takes the row apart
+  (`attention.py`).
 - Log-probabilities are those of the sampling distribution: softmax(logits / temperature).
 """
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from activities.storage.batch import Sample
+    from activities.training.attention import Layout
     from activities.training.batching import MicroBatch
 
 CANARY_FILE = "canary.json"
@@ -61,21 +63,35 @@ def load_model(source: str | Path, dtype: str) -> Any:
     return model.eval()
 
 
-def token_scores(model: Any, token_ids: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+def token_scores(
+    model: Any,
+    token_ids: Tensor,
+    temperature: Tensor,
+    positions: Tensor | None = None,
+    layout: Layout | None = None,
+) -> tuple[Tensor, Tensor]:
     """Log-probability of each token given those before it, and the entropy there, in nats.
 
-    token_ids [B, T] int64; temperature [B, 1], above 0. Returns logprobs [B, T], with gradient,
-    and entropy [B, T], without. Position 0, which nothing predicts, holds ln(1/V) and ln V, the
-    values of a uniform guess.
+    token_ids [B, T] int64; temperature [B, 1] or [B, T], above 0. `positions` [B, T] and `layout`
+    are those of a packed row, for a model that takes them. Returns logprobs [B, T], with gradient,
+    and entropy [B, T], without. The first token of a sequence, which nothing predicts, holds
+    ln(1/V) and ln V, the values of a uniform guess.
     """
     import torch
 
-    logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1].float()
-    log_probs = torch.log_softmax(logits / temperature.unsqueeze(-1), dim=-1)
+    packed = {} if layout is None else {"position_ids": positions, "layout": layout}
+    logits = model(input_ids=token_ids, use_cache=False, **packed).logits[:, :-1].float()
+    # The temperature of a token is that of its own sequence, also where the row goes on to it.
+    scale = temperature if temperature.shape[1] == 1 else temperature[:, 1:]
+    log_probs = torch.log_softmax(logits / scale.unsqueeze(-1), dim=-1)
     chosen = log_probs.gather(-1, token_ids[:, 1:].unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
         entropy = -(log_probs.exp() * log_probs).sum(-1)
     first = math.log(log_probs.shape[-1])
+    if positions is not None:
+        starts = positions[:, 1:] == 0
+        chosen = chosen.masked_fill(starts, -first)
+        entropy = entropy.masked_fill(starts, first)
     return (
         torch.nn.functional.pad(chosen, (1, 0), value=-first),
         torch.nn.functional.pad(entropy, (1, 0), value=first),
@@ -84,16 +100,22 @@ def token_scores(model: Any, token_ids: Tensor, temperature: Tensor) -> tuple[Te
 
 def score_batch(model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
     """`token_scores` of a micro-batch."""
-    return token_scores(model, batch.token_ids, batch.temperature)
+    return token_scores(model, batch.token_ids, batch.temperature, batch.positions, batch.layout)
 
 
 def rescore(
-    model: Any, samples: Sequence[Sample], *, seq_len: int, micro_batch_tokens: int
+    model: Any,
+    samples: Sequence[Sample],
+    *,
+    seq_len: int,
+    micro_batch_tokens: int,
+    packing: bool = False,
 ) -> list[list[float]]:
     """Trainer log-probabilities of every token of every sample, aligned with `token_ids`.
 
-    The same path as a training step's forward pass; samples are cut at `seq_len` as there.
-    Position 0 holds ln(1/V).
+    The same path as a training step's forward pass; samples are cut at `seq_len` as there. With
+    `packing` the model must have been made to take packed rows (`attention.enable`). The first
+    token of each holds ln(1/V).
     """
     import torch
 
@@ -101,10 +123,10 @@ def rescore(
 
     result: list[list[float]] = [[] for _ in samples]
     with torch.no_grad():
-        for batch in micro_batches(samples, seq_len, micro_batch_tokens):
+        for batch in micro_batches(samples, seq_len, micro_batch_tokens, packing=packing):
             logprobs, _ = score_batch(model, batch.to(model.device))
-            for row, index in enumerate(batch.indices):
-                result[index] = logprobs[row, : batch.lengths[row]].tolist()
+            for index, (row, start, stop) in zip(batch.indices, batch.spans(), strict=True):
+                result[index] = logprobs[row, start:stop].tolist()
     return result
 
 

@@ -19,16 +19,26 @@ from pathlib import Path
 from typing import Any
 
 from activities.storage.batch import Sample, decode_batch
-from activities.training.batching import member_count, micro_batches
+from activities.training import attention, custom_loss
+from activities.training.batching import MicroBatch, member_counts, micro_batches
 from activities.training.client import NonFinite, StateMismatch
-from activities.training.loss import rl_terms, step_loss
+from activities.training.loss import (
+    LossInputs,
+    LossTerms,
+    MemberCounts,
+    custom_terms,
+    mismatch_kl,
+    rl_terms,
+    total_loss,
+)
 from activities.training.model import CANARY_FILE, export, load_model, score_batch
+from activities.training.optimizers import Optimizer
+from activities.training.schedules import learning_rate
 from configs.run import RunConfig
 
 SCHEMA_VERSION = 1
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer.json"
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +50,9 @@ class Trainer:
         self.step: int | None = None
         self._model: Any = None
         self._tokenizer: Any = None
-        self._optimizer: Any = None
+        self._optimizer: Optimizer | None = None
+        self._custom_loss: Any = None
+        self._packing = False
         self._config: RunConfig | None = None
         self._device = "cpu"
         self._batch_sha = ""
@@ -66,13 +78,10 @@ class Trainer:
             # Memory of its own: what was loaded may map a file that retention will delete.
             parameter.data = parameter.data.clone()
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        optim = run.trainer.optim
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(),
-            lr=optim.lr,
-            betas=optim.betas,
-            weight_decay=optim.weight_decay,
-        )
+        loss = run.trainer.loss
+        self._custom_loss = custom_loss.load_function(loss) if loss.type == "custom" else None
+        self._packing = self._pack(run.trainer.packing)
+        self._optimizer = Optimizer(self._model, run.trainer.optim)
         self._batch_sha, self._metrics = "", {}
         warnings: list[str] = []
         step = 0
@@ -112,13 +121,14 @@ class Trainer:
         tensors = {"rng/cpu": torch.get_rng_state()}
         if self._device == "cuda":
             tensors["rng/cuda"] = torch.cuda.get_rng_state()
-        for name, parameter in self._model.named_parameters():
-            for moment, value in self._optimizer.state.get(parameter, {}).items():
-                tensors[f"{moment}/{name}"] = value.detach().cpu().contiguous()
+        assert self._optimizer is not None and self._config is not None
+        tensors |= self._optimizer.state()
         save_file(tensors, out / OPTIMIZER_FILE)
         state = {
             "schema": SCHEMA_VERSION,
             "step": step,
+            "optimizer": self._config.trainer.optim.type,
+            "scheduler_step": step,
             "torch_threads": torch.get_num_threads(),
             "torch_version": torch.__version__,
             "batch_sha256": self._batch_sha,
@@ -128,6 +138,20 @@ class Trainer:
         return {"step": step}
 
     # -- private ----------------------------------------------------------------------------
+
+    def _pack(self, wanted: bool | None) -> bool:
+        """Whether the model loaded gets packed rows; raises ValueError if it must and cannot."""
+        if wanted is False:
+            return False
+        reason = attention.enable(self._model)
+        if reason is not None and wanted:
+            raise ValueError(
+                f"trainer.packing is true, and this model cannot be packed: {reason}; "
+                "set it to false"
+            )
+        if reason is not None:
+            log.warning("sequences are padded and not packed, because of the model: %s", reason)
+        return reason is None
 
     def _load_state(self, folder: Path) -> tuple[int, list[str]]:
         import torch
@@ -139,19 +163,18 @@ class Trainer:
                 f"{folder / STATE_FILE}: schema {state['schema']} is not the one read here "
                 f"({SCHEMA_VERSION})"
             )
+        assert self._optimizer is not None and self._config is not None
+        kept, wanted = state.get("optimizer", "adamw"), self._config.trainer.optim.type
+        if kept != wanted:
+            raise ValueError(
+                f"the checkpoint of step {state['step']} holds the state of optimizer {kept!r}, "
+                f"and trainer.optim.type is {wanted!r}; set it to {kept!r}"
+            )
         tensors = load_file(folder / OPTIMIZER_FILE)
         torch.set_rng_state(tensors["rng/cpu"])
         if self._device == "cuda" and "rng/cuda" in tensors:
             torch.cuda.set_rng_state(tensors["rng/cuda"])
-        for name, parameter in self._model.named_parameters():
-            if f"step/{name}" not in tensors:
-                continue
-            exp_avg, exp_avg_sq, count = (tensors[f"{m}/{name}"].clone() for m in MOMENTS)
-            self._optimizer.state[parameter] = {
-                "step": count,
-                "exp_avg": exp_avg.to(self._device),
-                "exp_avg_sq": exp_avg_sq.to(self._device),
-            }
+        self._optimizer.restore(tensors)
         self._batch_sha, self._metrics = state["batch_sha256"], state["metrics"]
         here = {"torch_threads": torch.get_num_threads(), "torch_version": torch.__version__}
         warnings = [
@@ -166,13 +189,13 @@ class Trainer:
     def _optimize(self, step: int, data: bytes) -> None:
         import torch
 
-        assert self._config is not None
+        assert self._config is not None and self._optimizer is not None
         trainer = self._config.trainer
         started = time.monotonic()
         samples = decode_batch(data)
-        tokens = member_count(samples, trainer.seq_len)
-        self._optimizer.zero_grad(set_to_none=True)
-        metrics = self._backward(samples, tokens)
+        counts = member_counts(samples, trainer.seq_len)
+        self._optimizer.zero_grad()
+        metrics = self._backward(samples, counts)
         max_norm = trainer.optim.max_norm
         norm = torch.nn.utils.clip_grad_norm_(
             self._model.parameters(), float("inf") if max_norm is None else max_norm
@@ -182,38 +205,78 @@ class Trainer:
                 f"step {step}: loss {metrics['loss']}, gradient norm {norm}; nothing was changed. "
                 "A smaller trainer.optim.lr is the usual remedy"
             )
-        self._optimizer.step()
+        lr = learning_rate(trainer.scheduler, trainer.optim.lr, step - 1, self._config.max_steps)
+        self._optimizer.step(lr)
         self.step = step
         self._metrics = metrics | {
             "grad_norm": norm,
-            "lr": trainer.optim.lr,
-            "tokens": float(tokens),
+            "lr": lr,
             "samples": float(len(samples)),
             "seconds_train": time.monotonic() - started,
         }
 
-    def _backward(self, samples: list[Sample], tokens: int) -> dict[str, float]:
-        """Accumulates the step's gradient. Returns loss and means over member tokens."""
+    def _rl_terms(self, inputs: LossInputs, batch: MicroBatch) -> LossTerms:
+        assert self._config is not None
+        config = self._config.trainer.loss
+        if config.type == "custom":
+            return custom_terms(inputs, self._custom_loss, config, batch.spans())
+        return rl_terms(
+            inputs.trainer_logprobs,
+            inputs.engine_logprobs,
+            inputs.advantages,
+            inputs.loss_mask,
+            config,
+            inputs.rl_weights,
+        )
+
+    def _backward(self, samples: list[Sample], counts: MemberCounts) -> dict[str, float]:
+        """Accumulates the step's gradient. Returns losses, and means over tokens.
+
+        Entropy and mismatch are means over the sampled tokens, the masked shares over the members
+        of the rl component.
+        """
         assert self._config is not None
         trainer = self._config.trainer
-        names = ("entropy", "mismatch_kl", "is_masked", "is_masked_low", "is_masked_high")
-        sums = dict.fromkeys(names, 0.0)
-        loss, count = 0.0, 0
-        for padded in micro_batches(samples, trainer.seq_len, trainer.micro_batch_tokens):
-            batch = padded.to(self._device)
+        sampled = ("entropy", "mismatch_kl")
+        sums = dict.fromkeys((*sampled, "is_masked", "is_masked_low", "is_masked_high"), 0.0)
+        parts: dict[str, float] = {}
+        loss, count, tokens = 0.0, 0, 0
+        for made in micro_batches(
+            samples, trainer.seq_len, trainer.micro_batch_tokens, packing=self._packing
+        ):
+            batch = made.to(self._device)
             logprobs, entropy = score_batch(self._model, batch)
-            terms = rl_terms(
-                logprobs, batch.logprobs, batch.advantages, batch.loss_mask, trainer.loss
+            inputs = LossInputs(
+                trainer_logprobs=logprobs,
+                engine_logprobs=batch.logprobs,
+                advantages=batch.advantages,
+                loss_mask=batch.loss_mask,
+                rl_weights=batch.rl_weights,
+                ce_weights=batch.ce_weights,
+                ref_kl_weights=batch.ref_kl_weights,
+                ref_logprobs=batch.ref_logprobs,
             )
-            part = step_loss(terms, tokens)
-            part.backward()  # type: ignore[no-untyped-call]
-            loss += part.item()
+            share = total_loss(inputs, self._rl_terms(inputs, batch), counts)
+            share.total.backward()  # type: ignore[no-untyped-call]
+            loss += share.total.item()
             count += 1
-            low, high = terms.masked_low.sum().item(), terms.masked_high.sum().item()
+            for name, value in share.parts.items():
+                parts[name] = parts.get(name, 0.0) + value
+            mask = batch.loss_mask
+            tokens += int(mask.sum().item())
+            low, high = share.rl.masked_low.sum().item(), share.rl.masked_high.sum().item()
             sums["is_masked_low"] += low
             sums["is_masked_high"] += high
             sums["is_masked"] += low + high
-            sums["mismatch_kl"] += terms.mismatch_kl.sum().item()
-            sums["entropy"] += (entropy * terms.members).sum().item()
-        means = {name: value / max(tokens, 1) for name, value in sums.items()}
-        return {"loss": loss, "micro_batches": float(count)} | means
+            sums["mismatch_kl"] += mismatch_kl(logprobs, batch.logprobs, mask).sum().item()
+            sums["entropy"] += (entropy * mask).sum().item()
+        means = {
+            name: value / max(tokens if name in sampled else counts.rl, 1)
+            for name, value in sums.items()
+        }
+        metrics = {"loss": loss, "micro_batches": float(count), "tokens": float(tokens)} | means
+        if set(parts) - {"rl"}:
+            for name, value in parts.items():
+                metrics[f"loss_{name}"] = value
+                metrics[f"tokens_{name}"] = float(getattr(counts, name))
+        return metrics

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from activities.training.batching import cut, member_count, micro_batches, plan
+from activities.training.batching import cut, member_counts, micro_batches, plan
 from tests.unit.training.conftest import make_batch, make_sample
 
 
@@ -41,7 +41,7 @@ def test_rows_hold_the_samples_and_padding_is_masked(seed: int, size: int, seq_l
             assert not batch.loss_mask[row, length:].any()
     assert sorted(seen) == list(range(size))
     masks = sum(int(b.loss_mask.sum()) for b in micro_batches(samples, seq_len, 64))
-    assert masks == member_count(samples, seq_len)
+    assert masks == member_counts(samples, seq_len).rl
 
 
 @given(st.integers(1, 30))

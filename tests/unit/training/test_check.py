@@ -83,3 +83,13 @@ def test_names_that_are_nothing() -> None:
     assert "no folder" in problem.message
     (problem,) = check_model(config({"name": "a/b/c"}))
     assert "neither a folder nor a hub name" in problem.message
+
+
+def test_custom_loss(tmp_path: Path) -> None:
+    loss = {"type": "custom", "function": "mine:f"}
+    (problem,) = check_model(config({}, loss=loss))
+    assert problem.pointer == "/trainer/loss/function" and "'mine'" in problem.message
+    (problem,) = check_model(config({}, loss={**loss, "path": str(tmp_path)}))
+    assert problem.pointer == "/trainer/loss/path"
+    (tmp_path / "mine.py").touch()
+    assert check_model(config({}, loss={**loss, "path": str(tmp_path)})) == []

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from activities.training.loss import rl_terms, step_loss
-from configs.trainer import LossConfig
+from configs.trainer import DefaultLossConfig
 
 TRAINER = [0.50, 0.62, 0.30, 0.45, 0.80, 0.75]
 ENGINE = [0.45, 0.48, 0.45, 0.72, 0.72, 0.50]
@@ -39,7 +39,7 @@ def golden(mask: list[bool] | None = None, weights: list[float] | None = None): 
         f64(ENGINE).log(),
         f64(ADVANTAGES),
         torch.tensor(mask or [True] * 6),
-        LossConfig(),
+        DefaultLossConfig(),
         None if weights is None else f64(weights),
     )
 
@@ -67,14 +67,16 @@ def test_zero_weight_is_no_member() -> None:
 
 def test_zero_advantage_uses_the_low_test() -> None:
     terms = rl_terms(
-        f64([0.1]).log(), f64([0.9]).log(), f64([0.0]), torch.tensor([True]), LossConfig()
+        f64([0.1]).log(), f64([0.9]).log(), f64([0.0]), torch.tensor([True]), DefaultLossConfig()
     )
     assert terms.masked_low.item() and not terms.masked_high.item()
 
 
 def test_dropped_token_keeps_its_kl_gradient() -> None:
     logprob = f64([0.9]).log().requires_grad_()
-    terms = rl_terms(logprob, f64([0.5]).log(), f64([1.0]), torch.tensor([True]), LossConfig())
+    terms = rl_terms(
+        logprob, f64([0.5]).log(), f64([1.0]), torch.tensor([True]), DefaultLossConfig()
+    )
     terms.loss.sum().backward()
     assert terms.masked_high.item()
     assert logprob.grad is not None
@@ -84,7 +86,7 @@ def test_dropped_token_keeps_its_kl_gradient() -> None:
 
 def test_gradient_flows_through_the_ratio() -> None:
     logprob = f64([0.5]).log().requires_grad_()
-    config = LossConfig(kl_tau=0.0)
+    config = DefaultLossConfig(kl_tau=0.0)
     rl_terms(
         logprob, f64([0.4]).log(), f64([2.0]), torch.tensor([True]), config
     ).loss.sum().backward()
@@ -95,7 +97,11 @@ def test_gradient_flows_through_the_ratio() -> None:
 def test_nothing_leaks_from_padding() -> None:
     logprobs = f64([-1.0, -900.0]).requires_grad_()
     terms = rl_terms(
-        logprobs, f64([-1.0, 800.0]), f64([1.0, 1.0]), torch.tensor([True, False]), LossConfig()
+        logprobs,
+        f64([-1.0, 800.0]),
+        f64([1.0, 1.0]),
+        torch.tensor([True, False]),
+        DefaultLossConfig(),
     )
     terms.loss.sum().backward()
     assert logprobs.grad is not None and logprobs.grad[1] == 0
@@ -104,7 +110,7 @@ def test_nothing_leaks_from_padding() -> None:
 
 def test_step_without_members_can_be_differentiated() -> None:
     logprobs = f64([-1.0]).requires_grad_()
-    terms = rl_terms(logprobs, f64([-1.0]), f64([1.0]), torch.tensor([False]), LossConfig())
+    terms = rl_terms(logprobs, f64([-1.0]), f64([1.0]), torch.tensor([False]), DefaultLossConfig())
     step_loss(terms, 0).backward()
     assert logprobs.grad is not None and logprobs.grad.item() == 0
 
