@@ -5,12 +5,11 @@ a whole. What a section holds that only makes sense together is checked here; wh
 sections (group sizes) is checked by `RunConfig`.
 """
 
-import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from configs.base import Section, choose_by_type
+from configs.base import FunctionSection, Section, choose_by_type
 
 
 def _not_all_zero(weights: dict[str, float]) -> None:
@@ -131,7 +130,7 @@ class RewardConfig(Section):
     type: Literal["reward"] = "reward"
 
 
-class CustomConfig(Section):
+class CustomConfig(FunctionSection):
     """A function of yours that is given a group's rollouts and returns their advantages."""
 
     group_relative: ClassVar[bool] = False
@@ -141,20 +140,6 @@ class CustomConfig(Section):
         description="'module:function'; it takes a list of rollout views, and `kwargs`, and "
         "returns for each rollout one number or a list with one number per sampled token."
     )
-    path: str | None = Field(
-        default=None, description="Folder with the function's module, if it is not installed."
-    )
-    kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments of the function."
-    )
-
-    @field_validator("function")
-    @classmethod
-    def _function_is_an_import_path(cls, value: str) -> str:
-        name = r"[A-Za-z_]\w*"
-        if not re.fullmatch(rf"{name}(\.{name})*:{name}", value):
-            raise ValueError(f"has the form 'module:function', got {value!r}")
-        return value
 
 
 AlgorithmConfig = Annotated[

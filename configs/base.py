@@ -5,10 +5,11 @@ as a `description`, so that the JSON schema, the OpenAPI page and the README say
 """
 
 import difflib
+import re
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
@@ -54,3 +55,23 @@ def choose_by_type(noun: str, *classes: type[Section]) -> Callable[[Any], Any]:
         return by_type[name].model_validate(data)
 
     return choose
+
+
+class FunctionSection(Section):
+    """A section that names a function of the user's."""
+
+    function: str = Field(description="'module:function'.")
+    path: str | None = Field(
+        default=None, description="Folder with the function's module, if it is not installed."
+    )
+    kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of the function."
+    )
+
+    @field_validator("function")
+    @classmethod
+    def _function_is_an_import_path(cls, value: str) -> str:
+        name = r"[A-Za-z_]\w*"
+        if not re.fullmatch(rf"{name}(\.{name})*:{name}", value):
+            raise ValueError(f"has the form 'module:function', got {value!r}")
+        return value

@@ -1,12 +1,11 @@
 """How the trainer turns batches into weights."""
 
-import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from configs.base import Section, choose_by_type
+from configs.base import FunctionSection, Section, choose_by_type
 
 
 def _by_default(name: str) -> Callable[[Any], Any]:
@@ -148,7 +147,7 @@ class IpoLossConfig(Section):
     kl_tau: float = Field(default=1e-3, ge=0, description="Weight of the squared log-ratio.")
 
 
-class CustomLossConfig(Section):
+class CustomLossConfig(FunctionSection):
     """A function of yours in place of the RL loss; the components ce and ref_kl stay."""
 
     type: Literal["custom"] = "custom"
@@ -156,20 +155,6 @@ class CustomLossConfig(Section):
         description="'module:function'; called for each sequence as `function(inputs, **kwargs)`, "
         "it returns the loss of every token [T], or their sum."
     )
-    path: str | None = Field(
-        default=None, description="Folder with the function's module, if it is not installed."
-    )
-    kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="Keyword arguments of the function."
-    )
-
-    @field_validator("function")
-    @classmethod
-    def _function_is_an_import_path(cls, value: str) -> str:
-        name = r"[A-Za-z_]\w*"
-        if not re.fullmatch(rf"{name}(\.{name})*:{name}", value):
-            raise ValueError(f"has the form 'module:function', got {value!r}")
-        return value
 
 
 LossConfig = Annotated[

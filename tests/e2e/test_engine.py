@@ -29,7 +29,7 @@ from activities.inference.activities import InferenceActivities
 from activities.inference.engine import engine_spec
 from activities.storage import keys
 from activities.storage.refs import ArtifactRef
-from activities.training.tokenizer import build_tokenizer
+from tests.e2e.policies import random_policy
 
 pytestmark = [
     pytest.mark.e2e,
@@ -46,29 +46,7 @@ class Policy:
     """A random Qwen3, small and untied, in a folder as the trainer exports it."""
 
     def __init__(self, seed: int) -> None:
-        import torch
-        from transformers import Qwen3Config, Qwen3ForCausalLM
-
-        torch.manual_seed(seed)
-        self.tokenizer = build_tokenizer(SEQ_LEN)
-        self.model = Qwen3ForCausalLM(
-            Qwen3Config(
-                vocab_size=128,
-                hidden_size=64,
-                intermediate_size=128,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                num_key_value_heads=2,
-                head_dim=32,
-                max_position_embeddings=SEQ_LEN,
-                initializer_range=0.2,
-                tie_word_embeddings=False,
-                eos_token_id=self.tokenizer.eos_token_id,
-                pad_token_id=self.tokenizer.pad_token_id,
-                bos_token_id=None,
-            )
-        )
-        self.model.eval()
+        self.model, self.tokenizer = random_policy(seed, SEQ_LEN, initializer_range=0.2)
 
     def logprobs(self, token_ids: list[int]) -> list[float]:
         """Log-probabilities of `token_ids[1:]`."""

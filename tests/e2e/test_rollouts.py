@@ -34,8 +34,9 @@ from activities.inference.engine import engine_spec
 from activities.rollouts.activities import RolloutActivities
 from activities.storage import keys
 from activities.storage.batch import decode_batch
-from activities.training.tokenizer import IM_END, build_tokenizer, vocabulary
+from activities.training.tokenizer import IM_END, vocabulary
 from configs.run import RunConfig
+from tests.e2e.policies import random_policy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -43,25 +44,8 @@ RUN = "e2e"
 
 
 def _make_policy(folder: Path) -> None:
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    tokenizer = build_tokenizer(256)
-    config = Qwen3Config(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    Qwen3ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    model, tokenizer = random_policy(0, 256)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
