@@ -270,7 +270,8 @@ async def test_two_envs_share_a_run_by_their_ratios(temporal: Client) -> None:
         result = await (await start(world, max_steps=4, train=train)).result()
         assert result["status"] == "succeeded"
         used = [env for env, _ in world.examples if env.startswith("train/")]
-        assert used.count("train/reverse-text") == 3 * used.count("train/reverse-retry")
+        text, retry = used.count("train/reverse-text"), used.count("train/reverse-retry")
+        assert retry >= 8 and abs(text - 3 * retry) <= 3, "within one cycle of the ratio"
         check_exactly_once(world, 4)
 
 
