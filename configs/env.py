@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.algorithm import AlgorithmConfig
 from configs.base import Section
+from configs.curriculum import CurriculumConfig
 
 RESERVED_NAMES = ("all", "agg", "trainable", "empty")
 
@@ -81,6 +82,15 @@ class TrainEnvConfig(EnvConfig):
     algo: AlgorithmConfig | None = Field(
         default=None, description="Replaces the run's [algo] for this env, as a whole."
     )
+    require_full_group: bool = Field(
+        default=False,
+        description="Drop a whole group if one of its rollouts errs, for rewards or algorithms "
+        "that make no sense of a part of it.",
+    )
+    curriculum: CurriculumConfig = Field(
+        default_factory=CurriculumConfig,
+        description="Which of its examples come next, and which of its groups train.",
+    )
 
 
 class EvalEnvConfig(EnvConfig):
@@ -103,13 +113,31 @@ def _unique_names(envs: list[Any], where: str) -> None:
         raise ValueError(f"{where}: env name {double[0]!r} is used twice; set `name` on one")
 
 
+DEFAULT_BATCH_SIZE = 128
+
+
 class TrainConfig(Section):
     """Training data: environments, and how rollouts become batches."""
 
     env: Annotated[list[TrainEnvConfig], Field(min_length=1)] = Field(
         description="Training environments."
     )
-    batch_size: int = Field(default=128, ge=1, description="Rollouts in a batch.")
+    batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Rollouts in a batch; 128 if token_batch_size is not set either.",
+    )
+    token_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens in a batch, instead of batch_size: it ships with the group that "
+        "reaches them. Counted are the tokens that are shipped.",
+    )
+    backfill: bool = Field(
+        default=False,
+        description="Rollouts that post-batch filters remove are made up for before a batch "
+        "ships, so that it is full.",
+    )
     group_size: int = Field(
         default=8, ge=1, description="Rollouts of one example, compared with each other."
     )
@@ -124,10 +152,21 @@ class TrainConfig(Section):
     )
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _batch_size_defaults(cls, data: Any) -> Any:
+        if isinstance(data, dict) and not (data.get("batch_size") or data.get("token_batch_size")):
+            return {**data, "batch_size": data.get("batch_size", DEFAULT_BATCH_SIZE)}
+        return data
+
     @model_validator(mode="after")
     def _check(self) -> "TrainConfig":
+        if self.batch_size and self.token_batch_size:
+            raise ValueError(
+                "batch_size and token_batch_size both say when a batch is full; drop one of them"
+            )
         for size in sorted({env.group_size or self.group_size for env in self.env}):
-            if self.batch_size % size:
+            if self.batch_size and self.batch_size % size:
                 raise ValueError(
                     f"batch_size ({self.batch_size}) must be a multiple of group_size ({size})"
                 )
@@ -144,9 +183,9 @@ class TrainConfig(Section):
         return env.group_size or self.group_size
 
     @property
-    def groups_per_batch(self) -> int:
-        """Most groups that one batch can take."""
-        return self.batch_size // min(self.size_of(env) for env in self.env)
+    def smallest_group(self) -> int:
+        """Rollouts of the smallest group."""
+        return min(self.size_of(env) for env in self.env)
 
 
 class EvalConfig(Section):

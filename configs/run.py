@@ -1,23 +1,26 @@
 """The schema of a run: everything a user can say about it, validated whole before any effect."""
 
 import re
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.algorithm import AlgorithmConfig, GrpoConfig
+from configs.algorithm import AlgorithmConfig, GrpoConfig, source_of
 from configs.base import Section
 from configs.env import EvalConfig, TrainConfig
 from configs.filters import FiltersConfig
 from configs.model import ModelConfig
+from configs.reference import FrozenModelConfig
 from configs.trainer import CheckpointConfig, InferenceConfig, RetentionConfig, TrainerConfig
 
 
 class DispatchConfig(Section):
     """Permits, shared by train and eval."""
 
-    max_inflight_rollouts: int | None = Field(
-        default=None, ge=1, description="Rollouts executing at once; none: batch_size."
+    max_inflight_rollouts: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+        default=None,
+        description="Rollouts executing at once, train and eval together; none: batch_size; "
+        "'auto': follows the load that the engines report, as [dispatch.concurrency] says.",
     )
     rollouts_per_activity: int | None = Field(
         default=None,
@@ -27,6 +30,12 @@ class DispatchConfig(Section):
     )
     tasks_per_minute: int | None = Field(
         default=None, ge=1, description="Rollouts started per minute, train and eval together."
+    )
+    burst: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+        default=None,
+        description="Most by which executing rollouts may grow within 5 seconds; 'auto': a tenth "
+        "of the permits, but a group's worth at least, and 8; none: a cap with 'auto' permits "
+        "only. Rollouts that end make room for others at once.",
     )
     generation_events: int = Field(
         default=3000,
@@ -80,15 +89,15 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> "RunConfig":
-        permits = self.permits
-        sizes = [self.train.size_of(env) for env in self.train.env]
-        sizes += [self.eval_group_size(env.name) for env in self.eval.env]
-        chunk = self.dispatch.rollouts_per_activity
-        sizes = [min(size, chunk or size) for size in sizes]
-        if permits < max(sizes):
+        if self.permits is not None and self.permits < self.largest_part:
             raise ValueError(
-                f"dispatch.max_inflight_rollouts ({permits}) must hold the largest group "
-                f"or activity ({max(sizes)})"
+                f"dispatch.max_inflight_rollouts ({self.permits}) must hold the largest group "
+                f"or activity ({self.largest_part})"
+            )
+        if self.train.token_batch_size and self.dispatch.max_inflight_rollouts is None:
+            raise ValueError(
+                "train.token_batch_size says nothing of how many rollouts to run at once; set "
+                "dispatch.max_inflight_rollouts to a number or 'auto'"
             )
         longest = max(
             [self.sampling(env.name, "train").max_tokens for env in self.train.env]
@@ -129,9 +138,22 @@ class RunConfig(Section):
         return self
 
     @property
-    def permits(self) -> int:
-        """Rollouts that may execute at once."""
-        return self.dispatch.max_inflight_rollouts or self.train.batch_size
+    def permits(self) -> int | None:
+        """Rollouts that may execute at once; None: what the engines can bear."""
+        given = self.dispatch.max_inflight_rollouts
+        return None if given == "auto" else given or self.train.batch_size
+
+    @property
+    def largest_group(self) -> int:
+        """Rollouts of the largest group, train or eval."""
+        sizes = [self.train.size_of(env) for env in self.train.env]
+        return max(sizes + [self.eval_group_size(env.name) for env in self.eval.env])
+
+    @property
+    def largest_part(self) -> int:
+        """Most rollouts that one activity carries out."""
+        chunk = self.dispatch.rollouts_per_activity
+        return min(self.largest_group, chunk or self.largest_group)
 
     def _eval_env(self, name: str) -> Any:
         return next(env for env in self.eval.env if env.name == name)
@@ -159,6 +181,18 @@ class RunConfig(Section):
         """The algorithm of train env `name`: its own, else the run's."""
         env = next(env for env in self.train.env if env.name == name)
         return env.algo or self.algo
+
+    def sampler(self, name: str, kind: str) -> FrozenModelConfig | None:
+        """The frozen model that plays the rollouts of env `name` for `kind`; None: the policy.
+
+        Groups of a frozen model carry no version and never age. Evals are always the policy's.
+        """
+        source = source_of(self.algorithm(name)) if kind == "train" else "policy"
+        return None if source == "policy" else source
+
+    def is_frozen(self, name: str) -> bool:
+        """Whether a frozen model plays the train rollouts of env `name`."""
+        return self.sampler(name, "train") is not None
 
     @property
     def gate_tolerance(self) -> float:

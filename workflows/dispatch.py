@@ -22,6 +22,7 @@ with workflow.unsafe.imports_passed_through():
         FinalizeGroupInput,
         GroupResult,
         GroupWork,
+        Released,
         RunRolloutsInput,
     )
     from configs.run import RunConfig
@@ -34,7 +35,7 @@ with workflow.unsafe.imports_passed_through():
         DispatchReport,
         LostServer,
     )
-    from workflows.scheduler import Blocked, Part, Scheduler
+    from workflows.scheduler import Part, Scheduler
 
 SIGN_OF_LIFE = timedelta(seconds=60)
 MAX_ADMISSIONS_PER_TASK = 64
@@ -45,6 +46,8 @@ RELOCATION_PAUSE = timedelta(seconds=5)
 GROUPS_PER_REPORT = 100
 """Keeps a report, at some 500 B a group, below 64 KiB."""
 
+Cause = Literal["stale", "overload", "stop"]
+
 
 @dataclass
 class GroupRun:
@@ -54,7 +57,7 @@ class GroupRun:
     version: int
     parts: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     lost: str = ""
-    cancelled: Literal["", "stale", "stop"] = ""
+    cancelled: Cause | Literal[""] = ""
 
 
 @workflow.defn(name=DISPATCH)
@@ -72,7 +75,6 @@ class Dispatch:
         self._groups: dict[str, GroupRun] = {}
         self._outbox: list[GroupResult] = []
         self._lost: list[LostServer] = []
-        self._blocked = Blocked("")
         self._alarm: asyncio.Task[None] | None = None
         self._seq = 0
         self._changed = False
@@ -83,6 +85,12 @@ class Dispatch:
     def control(self, control: Control) -> None:
         """The run's newest wishes."""
         if self._scheduler.on_control(control):
+            self._changed = True
+
+    @workflow.signal(name=names.RELEASED)
+    def released(self, released: Released) -> None:
+        """Rollouts ended inside activities that still run: their permits are free."""
+        if self._scheduler.on_released(released.ended):
             self._changed = True
 
     @workflow.run
@@ -97,6 +105,7 @@ class Dispatch:
             if self._scheduler.control.stop:
                 self._give_up(list(self._groups), "stop")
             self._give_up(self._scheduler.stale(), "stale")
+            self._give_up(self._scheduler.overload(), "overload")
             await self._admit()
             if self._outbox or self._lost or self._silent:
                 await self._report("open" if self._scheduler.admitting else "tail")
@@ -133,19 +142,19 @@ class Dispatch:
             if admitted % MAX_ADMISSIONS_PER_TASK == 0:
                 # A timer ends the workflow task, so that one task never carries too many commands.
                 await workflow.sleep(0.001)
-        self._blocked = decision
         if decision.retry_s and (self._alarm is None or self._alarm.done()):
             self._alarm = asyncio.create_task(self._ring_after(decision.retry_s))
 
     async def _ring_after(self, seconds: float) -> None:
-        await workflow.sleep(seconds, summary="rate limit")
+        await workflow.sleep(seconds, summary="rate limit or burst cap")
         self._changed = True
 
-    def _give_up(self, groups: list[str], why: Literal["stale", "stop"]) -> None:
+    def _give_up(self, groups: list[str], why: Cause) -> None:
         """Cancels what runs of the groups; each is delivered as one cancellation."""
         for group in groups:
             run = self._groups[group]
             run.cancelled = run.cancelled or why
+            self._scheduler.give_up(group)
             for task in run.parts.values():
                 task.cancel()
             if not run.parts:
@@ -161,7 +170,7 @@ class Dispatch:
         except Exception as error:
             # A group that vanished would keep its permits and its generation open for ever.
             run.lost = cause_of(error)
-        complete = scheduler.on_ended(group, part.last - part.first)
+        complete = scheduler.on_ended(group, part.first)
         self._changed = True
         if len(run.parts) > 1 or not (complete or run.cancelled):
             del run.parts[part.first]
@@ -169,7 +178,6 @@ class Dispatch:
         if run.cancelled:
             self._deliver(run, self._cancelled(run))
             return
-        scheduler.on_finished(group)
         try:
             result = await self._finalize(run.work, run.version, run.lost)
         except asyncio.CancelledError:
@@ -178,8 +186,7 @@ class Dispatch:
         self._deliver(run, result)
 
     def _deliver(self, run: GroupRun, result: GroupResult) -> None:
-        if run.work.group in self._scheduler.flights:
-            self._scheduler.on_finished(run.work.group)
+        self._scheduler.on_finished(run.work.group)
         del self._groups[run.work.group]
         self._outbox.append(result)
         self._changed = True
@@ -281,7 +288,14 @@ class Dispatch:
         try:
             result: GroupResult = await workflow.execute_activity(
                 names.FINALIZE_GROUP,
-                FinalizeGroupInput(self._arg.run_id, work, version, lost),
+                FinalizeGroupInput(
+                    self._arg.run_id,
+                    work,
+                    version,
+                    lost,
+                    self._scheduler.flights[work.group].engine,
+                    self._scheduler.control.baselines.get(work.env, {}),
+                ),
                 result_type=GroupResult,
                 task_queue=self._arg.queues.rollout,
                 **policies.STORE_WORK,
@@ -339,7 +353,8 @@ class Dispatch:
             inflight_eval=scheduler.inflight_eval,
             lease=scheduler.cursor(),
             oldest=scheduler.oldest,
-            waiting_for=self._blocked.reason,
+            outstanding=list(self._groups) + [group.group for group in self._outbox],
+            waiting_for=scheduler.blocked.reason,
             lost=lost,
         )
         self._seq += 1

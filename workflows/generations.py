@@ -1,16 +1,23 @@
 """Keeps one dispatch generation open and tells every live one what it must know.
 
 Invariants: a generation's lease is recorded before the generation starts; older generations keep
-the permits they still use; the control state only rises in `seq`.
+the permits they still use; the control state only rises in `seq`. A generation that ends without
+handing over delivers nothing more: what it had in flight is rolled out by the next one under the
+same ids, so that whatever its activities committed is adopted.
 """
 
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from dataclasses import replace
-    from datetime import timedelta
+    from datetime import datetime, timedelta
 
+    from activities.contracts import names
+    from activities.contracts.hosting import DescribeInput
+    from activities.contracts.rollouts import GroupResult
     from configs.run import RunConfig
+    from workflows import policies
+    from workflows.curriculum import Curriculum
     from workflows.failures import RunFailed
     from workflows.fleet import Fleet
     from workflows.messages import (
@@ -27,7 +34,12 @@ with workflow.unsafe.imports_passed_through():
     from workflows.state import GenerationState, Lease, RunState
 
 MAX_BARREN_BATCHES = 10
-LAST_WORD_WITHIN = timedelta(seconds=60)
+LAST_WORD_WITHIN = timedelta(seconds=10)
+"""A generation's last report reaches us before it ends; it may wait for our next task."""
+SILENT_AFTER = timedelta(seconds=150)
+"""Two signs of life, and then some: a generation that is silent for so long is looked at."""
+MAX_DEATHS = 3
+"""Generations in a row that may end without handing over, and without a delivery."""
 ENDED = ("stopping", "succeeded", "failed", "cancelled")
 
 
@@ -42,6 +54,7 @@ class Generations:
         fleet: Fleet,
         sink: TrainSink,
         servers: Servers,
+        curriculum: Curriculum,
         log: RunLog,
     ) -> None:
         self._arg = arg
@@ -50,6 +63,7 @@ class Generations:
         self._fleet = fleet
         self._sink = sink
         self._servers = servers
+        self._curriculum = curriculum
         self._log = log
         self._sent: dict[int, Control] = {}
         self._source: TrainSource | None = None
@@ -71,17 +85,29 @@ class Generations:
         generation = next(
             (g for g in self._state.generations if g.number == report.generation), None
         )
-        if generation is None or report.seq <= generation.seq:
+        if generation is None or report.seq <= generation.seq or generation.state == "closed":
             return False
         generation.seq = report.seq
         generation.state = report.state
         generation.inflight_train = report.inflight_train
         generation.inflight_eval = report.inflight_eval
         generation.oldest = report.oldest
+        generation.outstanding = report.outstanding
         generation.waiting_for = report.waiting_for
         generation.heard_at = workflow.now().isoformat()
         generation.lease = report.lease
+        if report.groups:
+            self._state.generation_deaths = 0
+        self._drop_admitted()
         return True
+
+    def _drop_admitted(self) -> None:
+        """Forgets put-back groups that the newest generation has admitted."""
+        state = self._state
+        admitted = state.generations[-1].lease.put_backs - state.put_backs_before
+        if admitted > 0:
+            del state.put_backs[:admitted]
+            state.put_backs_before += admitted
 
     async def keep_open(self) -> None:
         """Starts the next generation as soon as the last one is in its tail."""
@@ -151,6 +177,35 @@ class Generations:
             if not there:
                 self._log.in_background(self._confirm_closed(generation))
 
+    async def watch(self) -> None:
+        """Looks at every generation that gives no sign of life."""
+        while True:
+            await workflow.sleep(SILENT_AFTER, summary="signs of life of dispatch")
+            for generation in self.live:
+                if self._is_silent(generation):
+                    await self._look_at(generation)
+
+    def _is_silent(self, generation: GenerationState) -> bool:
+        heard = datetime.fromisoformat(generation.heard_at)
+        return generation.started and workflow.now() - heard >= SILENT_AFTER
+
+    async def _look_at(self, generation: GenerationState) -> None:
+        self.busy += 1
+        running: bool = await workflow.execute_activity(
+            names.IS_RUNNING,
+            DescribeInput(self._id(generation.number)),
+            result_type=bool,
+            task_queue=self._arg.queues.orchestrator,
+            **policies.STORE_WORK,
+            summary=f"is dispatch generation {generation.number} running?",
+        )
+        self.busy -= 1
+        if running:
+            # Its workers may be away, or the server busy: it goes on when they are back.
+            self._log.note(f"dispatch generation {generation.number} is silent but runs")
+        else:
+            await self._confirm_closed(generation)
+
     async def _confirm_closed(self, generation: GenerationState) -> None:
         """A generation that is gone must have said so; its last report may still be under way."""
         try:
@@ -160,8 +215,27 @@ class Generations:
                 timeout_summary=f"the last report of generation {generation.number}",
             )
         except TimeoutError:
-            text = f"generation {generation.number} ended without handing over"
-            raise RunFailed("dispatch", text) from None
+            self._on_death(generation)
+
+    def _on_death(self, generation: GenerationState) -> None:
+        """Leases anew what a generation that is gone had in flight, under the same ids.
+
+        What it admitted after its last report lies beyond the lease of that report, which the next
+        generation goes on with.
+        """
+        state = self._state
+        generation.state = "closed"
+        state.generation_deaths += 1
+        lost = generation.outstanding
+        self._log.note(
+            f"dispatch generation {generation.number} ended without handing over; "
+            f"{len(lost)} groups in flight are leased anew"
+        )
+        if state.generation_deaths >= MAX_DEATHS:
+            text = f"{state.generation_deaths} dispatch generations in a row ended unexpectedly"
+            raise RunFailed("dispatch", text)
+        state.put_backs.extend(lost)
+        self.wanted = True
 
     def put_back_refused(self) -> None:
         """Groups with tokens of refused weights are rolled out anew."""
@@ -173,6 +247,15 @@ class Generations:
         for group in self._sink.sweep(step):
             self._sink.progress.stale_in_queue += 1
             self.put_back(group.group)
+
+    def on_cancelled(self, group: GroupResult) -> None:
+        """A group was given up in flight; unless the run ends, its example is rolled out anew."""
+        progress = self._state.train
+        if group.cancelled == "stop":
+            return
+        progress.stale_in_flight += group.cancelled == "stale"
+        progress.overload += group.cancelled == "overload"
+        self.put_back(group.group)
 
     def put_back(self, group: str) -> None:
         """The group's example is to be rolled out anew, under a new id."""
@@ -187,7 +270,7 @@ class Generations:
         if broken is not None:
             text = f"{broken.name} failed {broken.downs} times in a row: {broken.detail}"
             raise RunFailed(broken.role, text)
-        if state.train.barren >= MAX_BARREN_BATCHES * self._config.train.groups_per_batch:
+        if self._sink.barren_batches >= MAX_BARREN_BATCHES:
             raise RunFailed(
                 "rollouts",
                 f"{state.train.barren} groups in a row had no rollout to train on; "
@@ -200,7 +283,12 @@ class Generations:
             return 0
         if self._source is None:
             self._source = TrainSource(self._config, self._state.examples)
-        return self._source.counter_for(self._sink.rollouts_wanted(version))
+        limit = self._source.counter_for(self._sink.rollouts_wanted(version))
+        state = self._state
+        fresh = range(state.drawn_below, limit)
+        self._curriculum.draws_for({counter: self._source.env_of(counter) for counter in fresh})
+        state.drawn_below = max(state.drawn_below, limit)
+        return limit
 
     def stale_in_flight(self, next_version: int) -> bool:
         """Whether some generation still rolls out what is too old once `next_version` is due."""
@@ -209,6 +297,7 @@ class Generations:
 
     def _control(self, generation: int) -> Control:
         state = self._state
+        assert state.limits is not None
         older = sum(g.inflight_train + g.inflight_eval for g in self.live if g.number < generation)
         version = max(state.version, 0)
         return Control(
@@ -216,12 +305,18 @@ class Generations:
             version=version,
             next_version=max(state.next_version, version),
             train_limit=self._train_limit(version),
-            permits=self._config.permits - older,
+            permits=state.limits.permits - older,
+            older=older,
+            tasks_per_minute=state.limits.tasks_per_minute,
+            trim=state.limits.trim,
             stop=bool(state.stop) or state.status in ENDED,
             engines=self._fleet.engines(),
             envs=self._fleet.envs(),
             evals=[progress.epoch for progress in state.evals],
-            put_backs=state.put_backs,
+            put_backs=list(state.put_backs),
+            put_backs_before=state.put_backs_before,
+            draws=dict(self._curriculum.state.draws),
+            baselines=state.baselines,
         )
 
     def _id(self, number: int) -> str:

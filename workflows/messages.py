@@ -80,7 +80,11 @@ class Control:
     group counter below which groups may be admitted. Train groups that are too old for
     `next_version`, which is `version` or about to become it, are to be given up. `envs` maps an
     env's name to its server; an engine or env missing here gets no new work. `put_backs` are
-    groups whose examples are to be rolled out anew; the list only grows.
+    groups to be rolled out anew; the list only grows at its end, and `put_backs_before` groups of
+    it have been dropped from its head. `older` rollouts of earlier generations still execute, and
+    `permits` leaves them out already. With `trim`, train groups are given up until no more than
+    `permits` execute. `draws` maps train counters to examples, where a curriculum chose them.
+    `baselines` are the states of algorithms, by env and agent.
     """
 
     seq: int
@@ -93,6 +97,12 @@ class Control:
     envs: dict[str, EnvTarget] = field(default_factory=dict)
     evals: list[EvalEpoch] = field(default_factory=list)
     put_backs: list[str] = field(default_factory=list)
+    put_backs_before: int = 0
+    older: int = 0
+    tasks_per_minute: int | None = None
+    trim: bool = False
+    draws: dict[str, int] = field(default_factory=dict)
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -124,7 +134,8 @@ class DispatchReport:
 
     `seq` rises with every report. `state` 'tail' means that nothing more will be admitted,
     'closed' that nothing is in flight either. `lease` is what has not been admitted; `inflight_*`
-    count executing rollouts; `oldest` is the version at which the oldest train group began.
+    count executing rollouts; `oldest` is the version at which the oldest train group began;
+    `outstanding` are the groups admitted and not delivered with this report or before.
     """
 
     generation: int
@@ -134,6 +145,7 @@ class DispatchReport:
     inflight_train: int = 0
     inflight_eval: int = 0
     oldest: int | None = None
+    outstanding: list[str] = field(default_factory=list)
     lease: Lease = field(default_factory=Lease)
     waiting_for: str = ""
     lost: list[LostServer] = field(default_factory=list)

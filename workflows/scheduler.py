@@ -3,43 +3,61 @@
 Invariants:
 
 - One permit pool: executing rollouts never exceed `permits`, train and eval together. A group is
-  carried out in parts of `rollouts_per_activity`; a part frees its permits when it ends.
+  carried out in parts of `rollouts_per_activity`; a rollout frees its permit when it ends.
 - A group that has begun is finished first, on the engine it began on, for its prefix cache.
 - Eval work goes first while there is any to dispatch; nothing in flight is cancelled for it.
 - Every example of the lease is admitted at most once, and what was not admitted is handed on.
-- One rate limiter for train and eval: a rollout costs a token, the bucket holds a burst's worth.
+- One rate limiter and one burst cap for train and eval.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from activities.contracts.rollouts import EngineTarget, Gauges, GroupWork
 from configs.run import RunConfig
+from workflows.limits import BurstCap, RateLimiter, burst_of
 from workflows.messages import Control, EnvTarget
-from workflows.sources import TrainSource, interleave, train_group
+from workflows.sources import TrainSource, eval_group, eval_work, interleave, train_group
 from workflows.state import Lease
 
-BURST_S = 5.0
-"""Seconds of the rate limit that may be spent at once."""
+
+@dataclass
+class PartProgress:
+    """One activity's share of a group: `size` rollouts, of which `ended` hold no permit."""
+
+    size: int
+    ended: int = 0
+    done: bool = False
 
 
 @dataclass
 class Flight:
-    """A group in flight. `begun` rollouts have been handed out, `ended` of them have ended.
+    """A group in flight. `begun` rollouts have been handed out, in `parts` by first rollout.
 
-    `version` is the policy version at which the group began.
+    `version` is the policy version at which the group began; `given_up` groups get no more parts.
     """
 
     work: GroupWork
     engine: EngineTarget
     version: int
     begun: int = 0
-    ended: int = 0
-    stale: bool = False
+    parts: dict[int, PartProgress] = field(default_factory=dict)
+    given_up: bool = False
+
+    @property
+    def ended(self) -> int:
+        """Rollouts that hold no permit any more."""
+        return sum(part.ended for part in self.parts.values())
 
     @property
     def executing(self) -> int:
         """Rollouts that hold a permit."""
         return self.begun - self.ended
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rollout was handed out and every part was carried out."""
+        return self.begun == self.work.size and all(part.done for part in self.parts.values())
 
 
 @dataclass(frozen=True)
@@ -50,34 +68,6 @@ class Part:
     engine: EngineTarget
     first: int
     last: int
-
-
-@dataclass
-class RateLimiter:
-    """A token bucket: `per_minute` tokens flow in, at most `capacity` are kept."""
-
-    per_minute: int | None
-    capacity: float
-    tokens: float
-    at: float = 0.0
-
-    def refill(self, now: float) -> None:
-        """Brings the bucket up to `now` (seconds)."""
-        if self.per_minute is not None:
-            gained = max(now - self.at, 0.0) * self.per_minute / 60
-            self.tokens = min(self.tokens + gained, self.capacity)
-        self.at = max(now, self.at)
-
-    def wait_s(self, cost: int) -> float:
-        """Seconds until `cost` tokens are there; 0 if they are."""
-        if self.per_minute is None or self.tokens >= cost:
-            return 0.0
-        return (cost - self.tokens) * 60 / self.per_minute
-
-    def take(self, cost: int) -> None:
-        """Pays for `cost` rollouts."""
-        if self.per_minute is not None:
-            self.tokens -= cost
 
 
 @dataclass
@@ -93,19 +83,16 @@ class Scheduler:
 
     def __init__(self, config: RunConfig, examples: dict[str, int], lease: Lease) -> None:
         self._source = TrainSource(config, examples)
+        self._config = config
         self._part_size = config.dispatch.rollouts_per_activity
-        self._max_off_policy_steps = config.train.max_off_policy_steps
+        self._ageless = {env.name for env in config.train.env if config.is_frozen(env.name)}
         self.next_train = lease.next_train
         self.put_backs = lease.put_backs
         self.eval_cursors = dict(lease.evals)
-        per_minute = config.dispatch.tasks_per_minute
-        largest = max(
-            [config.train.size_of(env) for env in config.train.env]
-            + [config.eval_group_size(env.name) for env in config.eval.env]
-        )
-        capacity = max((per_minute or 0) * BURST_S / 60, min(self._part_size or largest, largest))
-        self.limiter = RateLimiter(per_minute, capacity, lease.tokens, lease.tokens_at)
+        self.limiter = RateLimiter(None, config.largest_part, lease.tokens, lease.tokens_at)
+        self.burst_cap = BurstCap(lease.burst_base, lease.burst_at)
         self.control = Control(seq=-1)
+        self.blocked = Blocked("")
         self.flights: dict[str, Flight] = {}
         self.admitting = True
         self._bad_engines: set[tuple[int, int]] = set()
@@ -118,29 +105,57 @@ class Scheduler:
         if control.seq <= self.control.seq:
             return False
         self.control = control
+        self.limiter.per_minute = control.tasks_per_minute
         # A finished epoch never returns: without this the cursor would grow with every eval.
         self.eval_cursors = {e.epoch: self.eval_cursors.get(e.epoch, 0) for e in control.evals}
         return True
 
-    def on_ended(self, group: str, count: int) -> bool:
-        """`count` rollouts of a group ended and freed their permits; True if all of it has."""
+    def on_released(self, ended: dict[str, int]) -> bool:
+        """Rollouts ended inside parts ('<group>/<first>') still carried out; True if permits came
+        free by it. What is unknown, older or repeated changes nothing.
+        """
+        freed = False
+        for name, count in ended.items():
+            group, _, first = name.rpartition("/")
+            flight = self.flights.get(group)
+            part = flight.parts.get(int(first)) if flight and first.isdecimal() else None
+            if part is not None and not part.done and part.ended < count <= part.size:
+                part.ended, freed = count, True
+        return freed
+
+    def on_ended(self, group: str, first: int) -> bool:
+        """A part was carried out and its permits are free; True if all of its group was."""
         flight = self.flights[group]
-        flight.ended += count
-        assert flight.ended <= flight.begun <= flight.work.size
-        return flight.ended == flight.work.size
+        part = flight.parts[first]
+        assert not part.done
+        part.ended, part.done = part.size, True
+        return flight.complete
 
     def on_finished(self, group: str) -> None:
         """The group has left the engines for good."""
         del self.flights[group]
 
+    def give_up(self, group: str) -> None:
+        """No more of the group is handed out."""
+        self.flights[group].given_up = True
+
     def stale(self) -> list[str]:
         """Train groups in flight that are too old for the batch after `next_version`."""
-        freshest = self.control.next_version - self._max_off_policy_steps
-        groups = []
-        for group, flight in self.flights.items():
-            if flight.work.kind == "train" and flight.version < freshest:
-                flight.stale = True
+        freshest = self.control.next_version - self._config.train.max_off_policy_steps
+        return [group for group, flight in self._aging() if flight.version < freshest]
+
+    def overload(self) -> list[str]:
+        """Train groups, the youngest first, to give up so that no more than `permits` execute."""
+        groups: list[str] = []
+        surplus = self.inflight_train + self.inflight_eval - self.control.permits
+        if not self.control.trim:
+            return groups
+        for group, flight in reversed(self.flights.items()):
+            if surplus <= 0:
+                break
+            if flight.work.kind == "train" and not flight.given_up and flight.executing:
                 groups.append(group)
+                surplus -= flight.executing
         return groups
 
     def avoid_engine(self, engine: EngineTarget) -> None:
@@ -170,6 +185,8 @@ class Scheduler:
             put_backs=self.put_backs,
             tokens=self.limiter.tokens,
             tokens_at=self.limiter.at,
+            burst_base=self.burst_cap.base,
+            burst_at=self.burst_cap.at,
             evals=dict(self.eval_cursors),
         )
 
@@ -188,16 +205,47 @@ class Scheduler:
         """Eval rollouts executing."""
         return self._executing("eval")
 
+    def _aging(self) -> Iterator[tuple[str, Flight]]:
+        """Train groups in flight that the policy samples, in the order in which they began."""
+        for group, flight in self.flights.items():
+            if flight.work.kind == "train" and flight.work.env not in self._ageless:
+                yield group, flight
+
     @property
     def oldest(self) -> int | None:
         """The version at which the oldest train group in flight began."""
-        versions = [f.version for f in self.flights.values() if f.work.kind == "train"]
-        return min(versions, default=None)
+        return min((flight.version for _, flight in self._aging()), default=None)
+
+    @property
+    def queued_eval(self) -> int:
+        """Rollouts of evals that were not handed out yet."""
+        waiting = sum(
+            (epoch.num_examples - self.eval_cursors.get(epoch.epoch, 0)) * epoch.group_size
+            for epoch in self.control.evals
+        )
+        begun = (f for f in self.flights.values() if f.work.kind == "eval" and not f.given_up)
+        return waiting + sum(flight.work.size - flight.begun for flight in begun)
 
     def gauges(self) -> Gauges:
         """What rides in activity inputs."""
+        inflight: dict[str, int] = {}
+        for flight in self.flights.values():
+            name = f"{flight.work.kind}/{flight.work.env}"
+            inflight[name] = inflight.get(name, 0) + flight.executing
+        ages = [max(self.control.version - flight.version, 0) for _, flight in self._aging()]
+        queued = self.queued_eval
         return Gauges(
-            self.inflight_train, self.inflight_eval, self.control.permits, self.control.version
+            inflight_train=self.inflight_train,
+            inflight_eval=self.inflight_eval,
+            permits=self.control.permits,
+            version=self.control.version,
+            inflight=inflight,
+            mode="eval" if queued else "train",
+            queued_eval=queued,
+            groups=len(self.flights),
+            off_policy_max=max(ages, default=0),
+            off_policy_mean=round(sum(ages) / len(ages), 3) if ages else 0.0,
+            waiting_for=self.blocked.reason,
         )
 
     # -- places -----------------------------------------------------------------------------
@@ -231,36 +279,58 @@ class Scheduler:
                 return work
         return None
 
+    def next_put_back(self) -> GroupWork | None:
+        """The put-back group that waits longest; groups of evals that are over are passed by."""
+        while (place := self.put_backs - self.control.put_backs_before) < len(
+            self.control.put_backs
+        ):
+            assert place >= 0, "a put-back group was dropped before it was admitted"
+            group = self.control.put_backs[place]
+            if not group.startswith("eval/"):
+                return self._source.work(group, self.control.draws)
+            name, example = eval_group(group)
+            epoch = next((e for e in self.control.evals if e.epoch == name), None)
+            if epoch is not None:
+                return eval_work(epoch, example)
+            self.put_backs += 1
+        return None
+
     def next_train_group(self) -> GroupWork | None:
         """The next train group that the limit allows; None if there is none."""
-        if self.put_backs < len(self.control.put_backs):
-            return self._source.work(self.control.put_backs[self.put_backs])
         if self.next_train < self.control.train_limit:
-            return self._source.work(train_group(self.next_train))
+            return self._source.work(train_group(self.next_train), self.control.draws)
         return None
 
     def _half_dispatched(self, kind: str) -> Flight | None:
         """The group of `kind` that began first and has rollouts left to hand out."""
-        begun = (f for f in self.flights.values() if f.begun < f.work.size and not f.stale)
+        begun = (f for f in self.flights.values() if f.begun < f.work.size and not f.given_up)
         return next((f for f in begun if f.work.kind == kind), None)
 
     def _next(self) -> Flight | GroupWork | None:
         """What goes first: evals before train, a group that has begun before a fresh one."""
         if (flight := self._half_dispatched("eval")) is not None:
             return flight
+        put_back = self.next_put_back() if self.admitting else None
+        if put_back is not None and put_back.kind == "eval":
+            return put_back
         if self.admitting and (work := self.next_eval()) is not None:
             return work
         if (flight := self._half_dispatched("train")) is not None:
             return flight
-        return self.next_train_group() if self.admitting else None
+        return put_back or (self.next_train_group() if self.admitting else None)
 
     def admit(self, now: float) -> Part | Blocked:
         """Takes the next part that may start at `now` (seconds), or says why there is none."""
+        decision = self._admit(now)
+        self.blocked = decision if isinstance(decision, Blocked) else Blocked("")
+        return decision
+
+    def _admit(self, now: float) -> Part | Blocked:
         if self.control.stop:
             return Blocked("the run is stopping")
         found = self._next()
         if found is None:
-            return Blocked(f"a policy version above v{self.control.version}")
+            return Blocked(f"policy v{self.control.version + 1}")
         if isinstance(found, GroupWork):
             engine = self.engine()
             if engine is None:
@@ -270,24 +340,43 @@ class Scheduler:
             found = Flight(found, engine, self.control.version)
         size = found.work.size
         count = min(self._part_size or size, size - found.begun)
-        if self.inflight_train + self.inflight_eval + count > self.control.permits:
-            return Blocked("a free permit")
-        self.limiter.refill(now)
-        if wait_s := self.limiter.wait_s(count):
-            return Blocked("the rate limit (tasks_per_minute)", wait_s)
+        if waits := self._held_back(now, count):
+            return waits
         self.limiter.take(count)
         if found.begun == 0:
             self._enter(found)
+        first = found.begun
+        found.parts[first] = PartProgress(count)
         found.begun += count
-        return Part(found.work, found.engine, found.begun - count, found.begun)
+        return Part(found.work, found.engine, first, found.begun)
+
+    def _held_back(self, now: float, count: int) -> Blocked | None:
+        """Why `count` rollouts may not start at `now`, if so."""
+        executing, control = self.inflight_train + self.inflight_eval, self.control
+        if executing + count > control.permits:
+            return Blocked("a free permit")
+        total, everyone = control.permits + control.older, executing + control.older
+        burst = burst_of(self._burst_setting, total, self._config.largest_group)
+        if wait_s := self.burst_cap.wait_s(now, everyone, count, burst):
+            return Blocked("the burst cap", wait_s)
+        self.limiter.refill(now)
+        if wait_s := self.limiter.wait_s(count):
+            return Blocked("the rate limit (tasks_per_minute)", wait_s)
+        return None
+
+    @property
+    def _burst_setting(self) -> int | str | None:
+        dispatch = self._config.dispatch
+        adaptive = dispatch.max_inflight_rollouts == "auto"
+        return dispatch.burst or ("auto" if adaptive else None)
 
     def _enter(self, flight: Flight) -> None:
-        work = flight.work
-        if work.kind == "eval":
-            epoch = work.group.removeprefix("eval/").rpartition("/")[0]
-            self.eval_cursors[epoch] = work.example + 1
-        elif self.put_backs < len(self.control.put_backs):
+        group = flight.work.group
+        place = self.put_backs - self.control.put_backs_before
+        if place < len(self.control.put_backs) and self.control.put_backs[place] == group:
             self.put_backs += 1
+        elif flight.work.kind == "eval":
+            self.eval_cursors[eval_group(group)[0]] = flight.work.example + 1
         else:
             self.next_train += 1
-        self.flights[work.group] = flight
+        self.flights[group] = flight

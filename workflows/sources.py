@@ -6,7 +6,7 @@ epoch, in an order fixed by the run's seed, and no state but the counter is need
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 
 from activities.contracts.rollouts import GroupWork
@@ -96,10 +96,19 @@ class TrainSource:
         for env in self._cycle:
             self._drawn.append([count + (k == env) for k, count in enumerate(self._drawn[-1])])
 
-    def work(self, group: str) -> GroupWork:
-        """The group named `group`: which env, which example."""
+    def env_of(self, counter: int) -> str:
+        """The env whose turn it is at `counter`."""
+        return self._names[self._cycle[counter % len(self._cycle)]]
+
+    def work(self, group: str, draws: Mapping[str, int] | None = None) -> GroupWork:
+        """The group named `group`: which env, which example. `draws` maps counters to examples
+        that a curriculum chose; all others come by turn.
+        """
         counter, _ = train_counter(group)
         env = self._cycle[counter % len(self._cycle)]
+        if draws and (drawn_example := draws.get(str(counter))) is not None:
+            size = self._group_sizes[env]
+            return GroupWork(group, "train", self._names[env], drawn_example, size)
         drawn = self._drawn_of(env, counter)
         size = self._examples[env]
         key = f"{self._seed}/{self._names[env]}/{drawn // size}"
@@ -125,6 +134,12 @@ class TrainSource:
     def _drawn_of(self, env: int, counter: int) -> int:
         cycles, rest = divmod(counter, len(self._cycle))
         return cycles * self._drawn[-1][env] + self._drawn[rest][env]
+
+
+def eval_group(group: str) -> tuple[str, int]:
+    """Epoch and example of an eval group's id."""
+    epoch, _, example = group.removeprefix("eval/").rpartition("/")
+    return epoch, int(example)
 
 
 def eval_work(epoch: EvalEpoch, example: int) -> GroupWork:

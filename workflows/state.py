@@ -5,12 +5,13 @@ Its size is bounded: references, counters and what is in flight, never data.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from activities.contracts.hosting import HostRole
 from activities.contracts.rollouts import FilterTally, GroupResult
 from activities.contracts.training import CheckpointResult
 from activities.storage.refs import ArtifactRef
+from workflows.curriculum import CurriculumState
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,18 @@ class EvalEpoch:
 class Lease:
     """What a generation may admit: the train counter from `next_train`, and where evals stand.
 
-    `put_backs` counts the put-back groups already admitted; `evals` maps an epoch to its next
-    example; `tokens` is what the rate limiter's bucket held at `tokens_at` (seconds).
+    `put_backs` counts the put-back groups already admitted, since the run began; `evals` maps an
+    epoch to its next example; `tokens` is what the rate limiter's bucket held at `tokens_at`, and
+    `burst_base` the rollouts that executed at `burst_at`, when the burst cap's window began
+    (seconds).
     """
 
     next_train: int = 0
     put_backs: int = 0
     tokens: float = 0.0
     tokens_at: float = 0.0
+    burst_base: int = 0
+    burst_at: float = 0.0
     evals: dict[str, int] = field(default_factory=dict)
 
 
@@ -71,7 +76,8 @@ class HostState:
 class GenerationState:
     """One dispatch generation as its run knows it. The run recorded `lease` before opening it.
 
-    `oldest` is the version at which its oldest train group in flight began.
+    `oldest` is the version at which its oldest train group in flight began, `outstanding` are the
+    groups that it admitted and has not delivered. `heard_at` is when it last gave a sign of life.
     """
 
     number: int
@@ -82,6 +88,7 @@ class GenerationState:
     inflight_train: int = 0
     inflight_eval: int = 0
     oldest: int | None = None
+    outstanding: list[str] = field(default_factory=list)
     waiting_for: str = ""
     heard_at: str = ""
 
@@ -99,21 +106,49 @@ class EvalProgress:
 class TrainProgress:
     """The train sink: finalized groups waiting for a batch, and what was counted.
 
-    `lost` rollouts were dispatched but cannot train; `seen_below` and `seen_above` say which
-    train groups were delivered.
+    `lost` rollouts were dispatched but cannot train. `counted_rollouts` and `counted_tokens` are
+    of all groups so far that can, for the mean length of a rollout.
     """
 
     ready: list[GroupResult] = field(default_factory=list)
     shipped_rollouts: int = 0
     shipped_batches: int = 0
+    counted_rollouts: int = 0
+    counted_tokens: int = 0
     lost: int = 0
     barren: int = 0
     empty_batches: int = 0
     barren_filters: FilterTally = field(default_factory=FilterTally)
     stale_in_flight: int = 0
     stale_in_queue: int = 0
+    overload: int = 0
     last_error: str = ""
     delivered: int = 0
+
+
+@dataclass(frozen=True)
+class ShippedBatch:
+    """A batch that waits for the trainer, a few of its numbers, and where all of them are."""
+
+    step: int
+    ref: ArtifactRef
+    metrics: dict[str, float]
+    metrics_ref: ArtifactRef | None
+    seconds: float
+
+
+@dataclass
+class Limits:
+    """How much may be in flight: executing rollouts, and rollouts started a minute (none: any).
+
+    With `auto`, `permits` follow the load of the engines; `trim` asks dispatch to give up train
+    groups, the youngest first, until no more than `permits` execute.
+    """
+
+    permits: int = 1
+    auto: bool = False
+    tasks_per_minute: int | None = None
+    trim: bool = False
 
 
 @dataclass
@@ -127,11 +162,21 @@ class Waiting:
 
 @dataclass
 class RunState:
-    """A run's durable state. Steps count from 1, policy versions from 0."""
+    """A run's durable state. Steps count from 1, policy versions from 0.
+
+    `put_backs` are groups whose examples are to be rolled out anew; `put_backs_before` were dropped
+    from its head, since a generation has admitted them. A curriculum has drawn for all train
+    counters below `drawn_below`. `overrides` is what was changed of the
+    config while the run ran, as nested sections. `totals` add up over all steps. `baselines` are
+    the states of algorithms, by env and agent. `shipped` batches wait for the trainer; `batches`
+    are those it trained since the last checkpoint.
+    """
 
     status: str = "queued"
     created_at: str = ""
     started_at: str = ""
+    finished_at: str = ""
+    end_reason: str = ""
     examples: dict[str, int] = field(default_factory=dict)
     step: int = 0
     version: int = -1
@@ -150,9 +195,18 @@ class RunState:
     last_eval: dict[str, dict[str, float]] = field(default_factory=dict)
     rejected_labels: list[str] = field(default_factory=list)
     put_backs: list[str] = field(default_factory=list)
+    put_backs_before: int = 0
+    drawn_below: int = 0
+    generation_deaths: int = 0
+    limits: Limits | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)
+    totals: dict[str, float] = field(default_factory=dict)
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    curriculum: CurriculumState = field(default_factory=CurriculumState)
     trainer_epoch: int = -1
     trainer_step: int = -1
     checkpoint: CheckpointResult | None = None
+    shipped: list[ShippedBatch] = field(default_factory=list)
     batches: list[ArtifactRef] = field(default_factory=list)
     reward: float | None = None
     rollouts: int = 0

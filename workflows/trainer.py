@@ -129,7 +129,7 @@ class Trainer:
 
     async def _train_once(self, step: int, batch: ArtifactRef, host: HostState) -> TrainStepResult:
         arg = TrainStepInput(self._run_id, step, batch, TrainerTarget(host.epoch, host.address))
-        summary = f"train step {step} · v{step - 1} → v{step}"
+        summary = f"policy v{step}: train step on v{step - 1}"
         return await self._on_trainer(names.TRAIN_STEP, arg, TrainStepResult, host, summary)
 
     async def _on_trainer(

@@ -5,8 +5,6 @@
 One workflow per run; its id is the run's id. Rollouts are kept in flight by Dispatch generations,
 servers are kept alive by Host workflows; both report by signal. Invariants:
 
-- A shipped batch is trained exactly once and in order.
-- The version rises by one, and only after every engine that is up was verified at it.
 - Every wait has a name and a bound, shown in the memo and the UI.
 - Public signals never raise, whatever their payload.
 """
@@ -20,27 +18,22 @@ from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    import contextlib
     import json
     from dataclasses import replace
     from datetime import timedelta
 
     from activities.contracts import names
     from activities.contracts.hosting import HostReport
-    from activities.contracts.rollouts import (
-        BatchResult,
-        EvalResult,
-        FilterTally,
-        FinalizeEvalInput,
-        GroupResult,
-    )
-    from activities.contracts.training import PolicyResult, PreparePolicyInput, StepRecord
-    from activities.storage.refs import ArtifactRef
+    from activities.contracts.training import PolicyResult, PreparePolicyInput
     from configs.run import RunConfig
     from workflows import policies
+    from workflows.arrivals import Arrivals
+    from workflows.changes import changed, limits_of
+    from workflows.curriculum import Curriculum, too_large
+    from workflows.evals import Evals
     from workflows.failures import RunFailed, Stopped, cause_of
     from workflows.fleet import Fleet, planned_hosts
-    from workflows.generations import Generations
+    from workflows.generations import ENDED, Generations
     from workflows.messages import (
         TRAINING_RUN,
         DispatchReport,
@@ -48,25 +41,17 @@ with workflow.unsafe.imports_passed_through():
         RunInput,
         normal_signal_name,
         parse_stop,
-        parse_trigger_eval,
     )
     from workflows.preflight import run_preflight
     from workflows.run_log import RunLog
     from workflows.servers import Servers
-    from workflows.sinks import TrainSink, eval_arrival, ship_input
-    from workflows.sources import fired_evals
-    from workflows.state import EvalEpoch, EvalProgress, RunState
+    from workflows.sinks import TrainSink
+    from workflows.state import RunState
+    from workflows.steps import STALLED_AFTER, START_AT_MOST, Steps
     from workflows.trainer import Trainer
 
 QUEUED_AT_MOST = timedelta(days=7)
-START_AT_MOST = timedelta(minutes=30)
-STALLED_AFTER = timedelta(minutes=30)
 CLOSE_AT_MOST = timedelta(seconds=60)
-SWEEP_AT_MOST = timedelta(seconds=2)
-MAX_PENDING_EVALS = 4
-MAX_EMPTY_BATCHES = 10
-LOW_SHARE = 0.1
-KEPT_LABEL_VERSIONS = 100
 
 
 @workflow.defn(name=TRAINING_RUN)
@@ -80,13 +65,27 @@ class TrainingRun:
         self._state = state = arg.state or RunState(
             created_at=arg.created_at, examples=dict(arg.examples)
         )
+        state.limits = state.limits or limits_of(config)
         self._fleet = Fleet(state.hosts)
-        self._sink = TrainSink(config, state.train)
         self._log = RunLog(config, state)
+        self._curriculum = Curriculum(config, state.examples, state.curriculum)
+        self._sink = TrainSink(config, state.train)
         self._servers = Servers(arg, state, self._fleet, self._log, config.gate_tolerance)
         self._trainer = Trainer(arg.run_id, state, self._fleet, self._servers, self._log)
+        self._evals = Evals(arg, config, state, self._log)
         self._generations = Generations(
-            arg, config, state, self._fleet, self._sink, self._servers, self._log
+            arg, config, state, self._fleet, self._sink, self._servers, self._curriculum, self._log
+        )
+        self._arrivals = Arrivals(config, state, self._sink, self._curriculum)
+        self._stepping = Steps(
+            arg,
+            config,
+            state,
+            self._fleet,
+            self._arrivals,
+            self._trainer,
+            self._generations,
+            self._log,
         )
 
     # -- signals and queries ----------------------------------------------------------------
@@ -99,18 +98,8 @@ class TrainingRun:
     @workflow.signal
     def trigger_eval(self, value: Any = None, *rest: Any) -> None:
         """Evaluates now: all envs, or those named."""
-        known = [env.name for env in self._config.eval.env]
-        request, warning = parse_trigger_eval(value, known)
-        if warning:
-            self._log.note(warning)
-        if self._state.version < 0 or self._state.stop:
-            self._log.note("trigger_eval: ignored, since the run does not step now")
-            return
-        pending = [progress.epoch.env for progress in self._state.evals]
-        full = [env for env in request.envs if pending.count(env) >= MAX_PENDING_EVALS]
-        if full:
-            self._log.note(f"trigger_eval: {', '.join(full)} already wait; ignored")
-        self._open_evals([env for env in request.envs if env not in full])
+        self._evals.on_trigger(value)
+        self._generations.wanted = True
 
     @workflow.signal(dynamic=True)
     def other_signal(self, name: str, args: Sequence[RawValue]) -> None:
@@ -123,6 +112,22 @@ class TrainingRun:
             self.trigger_eval(value)
         else:
             self._log.note(f"unknown signal {name!r} was ignored")
+
+    @workflow.update
+    def change_config(self, patch: dict[str, Any]) -> dict[str, Any]:
+        """Changes the config of the running run; returns all that was changed so far."""
+        state = self._state
+        state.overrides, config = changed(self._arg.config, state.overrides, patch)
+        state.limits = limits_of(config, state.limits)
+        self._log.note(f"config changed: {json.dumps(patch)}")
+        self._generations.wanted = True
+        return state.overrides
+
+    @change_config.validator
+    def _check_change(self, patch: dict[str, Any]) -> None:
+        if self._state.stop or self._state.status in ENDED:
+            raise ValueError(f"the run is {self._state.status} and changes no more")
+        changed(self._arg.config, self._state.overrides, patch)
 
     @workflow.signal
     def host_report(self, report: HostReport) -> None:
@@ -145,14 +150,11 @@ class TrainingRun:
                 self._log.failure = RunFailed("scoring", group.error, code="bad_input", user=True)
             elif group.cancelled:
                 # Neither a success nor an error: the example is rolled out anew, or the run ends.
-                if group.cancelled == "stale":
-                    self._state.train.stale_in_flight += 1
-                    self._generations.put_back(group.group)
+                self._generations.on_cancelled(group)
             elif group.kind == "eval":
-                self._on_eval_group(group)
+                self._evals.on_group(group)
             else:
-                self._sink.add(group)
-                self._state.rollouts += group.size
+                self._arrivals.on_group(group)
         self._generations.put_back_refused()
         self._generations.wanted = True
 
@@ -194,7 +196,7 @@ class TrainingRun:
             await self._close("cancelled", end_reason="cancelled before the final checkpoint")
             raise
         await self._close("succeeded", end_reason=end_reason)
-        return self._log.memo(end_reason=end_reason)
+        return self._log.memo()
 
     async def _start(self) -> None:
         state, queues = self._state, self._arg.queues
@@ -209,7 +211,8 @@ class TrainingRun:
             if found.problems:
                 text = "; ".join(f"{p.key}: {p.message}" for p in found.problems)
                 raise RunFailed("preflight", text, code="bad_input", user=True)
-            state.examples = dict(found.examples)
+            state.examples.update(found.examples)
+            self._refuse_large_pools()
         state.started_at = workflow.now().isoformat()
         self._log.set_status("starting")
         prepare: Awaitable[PolicyResult] = workflow.execute_activity(
@@ -230,9 +233,14 @@ class TrainingRun:
         state.hosts.extend(planned_hosts(self._config))
         await self._servers.open()
 
+    def _refuse_large_pools(self) -> None:
+        for key, message in too_large(self._config, self._state.examples):
+            raise RunFailed("preflight", f"{key}: {message}", code="bad_input", user=True)
+
     def _start_loops(self) -> None:
         loops = [self._servers.keep_engine(host) for host in self._fleet.of("engine")]
         loops += [self._generations.keep_open(), self._generations.keep_informed()]
+        loops += [self._generations.watch(), self._stepping.keep_shipping()]
         for loop in loops:
             asyncio.create_task(self._log.guard(loop))  # noqa: RUF006  the workflow owns its tasks
         self._generations.wanted = True
@@ -247,189 +255,21 @@ class TrainingRun:
         )
         self._state.version = 0
         self._log.set_status("running")
-        self._fire_evals(0)
+        self._evals.fire(0)
+        self._generations.wanted = True
 
     async def _steps(self) -> None:
-        while self._state.step < self._config.max_steps:
-            if not self._config.eval.overlap:
+        state, config = self._state, self._config
+        while state.step < config.max_steps:
+            if not config.eval.overlap:
                 await self._evals_done()
-            await self._step(self._state.step + 1)
-            step = self._state.step
-            if step % self._config.checkpoint.interval == 0 and step < self._config.max_steps:
+            await self._stepping.step()
+            self._evals.fire(state.step)
+            self._log.publish()
+            if state.step % config.checkpoint.interval == 0 and state.step < config.max_steps:
                 await self._trainer.checkpoint(self._durable_summary())
                 self._log.publish()
             await self._maybe_continue_as_new()
-
-    async def _step(self, step: int) -> None:
-        """Batch `step` → train → push and verify → version `step`."""
-        state = self._state
-        began = workflow.now()
-        await self._log.wait(
-            lambda: (
-                f"rollouts for batch {step}: "
-                f"{self._sink.collected} of {self._config.train.batch_size}"
-            ),
-            self._batch_is_ready,
-            STALLED_AFTER,
-            progress=lambda: state.train.delivered,
-        )
-        collected = workflow.now()
-        shipped = await self._ship(step)
-        if shipped is None:
-            return
-        batch, reference = shipped
-        shipped_at = workflow.now()
-        trained = await self._trainer.train(step, reference)
-        trained_at = workflow.now()
-        await self._sweep_before_push(step)
-        state.weights, state.target_version = trained.weights, step
-        await self._log.wait(
-            lambda: f"engines to be verified at v{step}",
-            lambda: self._fleet.synced(step),
-            START_AT_MOST,
-            stoppable=False,
-        )
-        synced = workflow.now()
-        state.step, state.version = step, step
-        state.rejected_labels = [
-            label
-            for label in state.rejected_labels
-            if int(label.partition(".")[0]) > step - KEPT_LABEL_VERSIONS
-        ]
-        state.reward = batch.metrics["reward/all/mean"]
-        self._fire_evals(step)
-        self._generations.wanted = True
-        self._log.publish()
-        times = {
-            "time/wait_for_batch": collected - began,
-            "time/ship_batch": shipped_at - collected,
-            "time/train": trained_at - shipped_at,
-            "time/sync_weights": synced - trained_at,
-            "time/step": synced - began,
-        }
-        self._record(
-            step,
-            {
-                **batch.metrics,
-                **trained.metrics,
-                **{name: span.total_seconds() for name, span in times.items()},
-                **self._stale_counts(),
-                "progress/rollouts": float(state.rollouts),
-            },
-        )
-
-    def _batch_is_ready(self) -> bool:
-        self._generations.put_back_refused()
-        self._generations.put_back_stale(self._state.step + 1)
-        return self._sink.collected >= self._config.train.batch_size
-
-    async def _sweep_before_push(self, step: int) -> None:
-        """Lets dispatch give up what is too old before the engines pause for new weights."""
-        self._state.next_version = step
-        if self._generations.stale_in_flight(step):
-            self._generations.wanted = True
-            with contextlib.suppress(TimeoutError):
-                await workflow.wait_condition(
-                    lambda: not self._generations.stale_in_flight(step),
-                    timeout=SWEEP_AT_MOST,
-                    timeout_summary=f"stale rollouts to be given up before v{step}",
-                )
-
-    def _stale_counts(self) -> dict[str, float]:
-        progress = self._state.train
-        counts = {
-            "off_policy/dropped/in_flight": float(progress.stale_in_flight),
-            "off_policy/dropped/in_queue": float(progress.stale_in_queue),
-        }
-        progress.stale_in_flight = progress.stale_in_queue = 0
-        return counts
-
-    async def _ship(self, step: int) -> tuple[BatchResult, ArtifactRef] | None:
-        """Ships batch `step`; None if the filters left nothing of it to train on."""
-        groups = self._sink.cut()
-        ship: Awaitable[BatchResult] = workflow.execute_activity(
-            names.SHIP_BATCH,
-            ship_input(self._arg.run_id, step, groups, self._state.train.barren_filters),
-            result_type=BatchResult,
-            task_queue=self._arg.queues.rollout,
-            **policies.STORE_WORK,
-            summary=f"ship batch {step} · {len(groups)} groups",
-        )
-        batch = await self._log.carry_out(f"batch {step} to be written", ship, START_AT_MOST)
-        progress, rollouts = self._state.train, sum(group.survivors for group in groups)
-        if batch.ref is None:
-            self._sink.on_empty()
-            self._log.note(f"batch {step} had nothing to train on ({rollouts} rollouts)")
-            if progress.empty_batches >= MAX_EMPTY_BATCHES:
-                text = f"{progress.empty_batches} batches in a row had nothing to train on"
-                raise RunFailed("rollouts", f"{text}: every rollout was filtered out", code="empty")
-            self._generations.wanted = True
-            return None
-        progress.empty_batches = 0
-        progress.barren_filters = FilterTally()
-        if batch.rollouts <= rollouts * LOW_SHARE:
-            self._log.note(f"batch {step}: only {batch.rollouts} of {rollouts} rollouts can train")
-        self._state.batches.append(batch.ref)
-        return batch, batch.ref
-
-    # -- evals ------------------------------------------------------------------------------
-
-    def _fire_evals(self, step: int) -> None:
-        if step > self._state.fired:
-            self._state.fired = step
-            self._open_evals(fired_evals(self._config, step))
-
-    def _open_evals(self, envs: list[str]) -> None:
-        state = self._state
-        for env in envs:
-            examples = self._config.eval_num_examples(env)
-            epoch = EvalEpoch(
-                epoch=f"{state.step}-{state.eval_count}/{env}",
-                env=env,
-                step=state.step,
-                num_examples=min(examples, state.examples.get(f"eval/{env}", examples)),
-                group_size=self._config.eval_group_size(env),
-            )
-            state.eval_count += 1
-            state.evals.append(EvalProgress(epoch))
-        self._generations.wanted = True
-
-    def _on_eval_group(self, group: GroupResult) -> None:
-        epoch = group.group.removeprefix("eval/").rpartition("/")[0]
-        progress = next((p for p in self._state.evals if p.epoch.epoch == epoch), None)
-        if progress is None:
-            return
-        self._state.eval_rollouts += group.size
-        if eval_arrival(progress, group):
-            self._state.evals.remove(progress)
-            if self._state.stop:
-                return
-            self._log.in_background(self._finalize_eval(progress))
-
-    async def _finalize_eval(self, progress: EvalProgress) -> None:
-        epoch = progress.epoch
-        result: EvalResult = await workflow.execute_activity(
-            names.FINALIZE_EVAL,
-            FinalizeEvalInput(
-                self._arg.run_id,
-                epoch.epoch,
-                epoch.env,
-                epoch.step,
-                epoch.num_examples,
-                epoch.group_size,
-                sorted(progress.missing),
-            ),
-            result_type=EvalResult,
-            task_queue=self._arg.queues.rollout,
-            **policies.STORE_WORK,
-            summary=f"eval of {epoch.env} at step {epoch.step}",
-        )
-        self._state.last_eval[epoch.env] = {
-            "step": float(result.step),
-            "reward": result.reward_mean,
-            "version": float(result.versions[1]),
-        }
-        self._log.publish()
 
     async def _evals_done(self) -> None:
         await self._log.wait(
@@ -447,6 +287,7 @@ class TrainingRun:
         limit = self._config.dispatch.generation_events
         if not (info.is_continue_as_new_suggested() or info.get_current_history_length() >= limit):
             return
+        self._stepping.on_hold = True
         await self._settle()
         if self._state.stop:
             return
@@ -462,6 +303,7 @@ class TrainingRun:
                 not self._log.busy
                 and self._servers.pushes_in_flight == 0
                 and self._generations.busy == 0
+                and not self._stepping.shipping
                 and not self._generations.wanted
                 and not self._servers.changed
                 and workflow.all_handlers_finished()
@@ -488,8 +330,10 @@ class TrainingRun:
             )
         except TimeoutError:
             self._log.note("dispatch did not close in time")
-        self._state.status = status
-        self._log.publish(finished_at=workflow.now().isoformat(), **ended)
+        state = self._state
+        state.status, state.finished_at = status, workflow.now().isoformat()
+        state.end_reason = ended.get("end_reason", "")
+        self._log.publish(**ended)
 
     def _durable_summary(self) -> str:
         """What a checkpoint keeps of the run besides the trainer: cursors and counters."""
@@ -506,17 +350,3 @@ class TrainingRun:
                 "put_backs": state.put_backs,
             }
         )
-
-    # -- side work --------------------------------------------------------------------------
-
-    def _record(self, step: int, metrics: dict[str, float]) -> None:
-        async def record() -> None:
-            await workflow.execute_activity(
-                names.RECORD_STEP,
-                StepRecord(self._arg.run_id, step, metrics),
-                task_queue=self._arg.queues.orchestrator,
-                **policies.STORE_WORK,
-                summary=f"record step {step}",
-            )
-
-        self._log.in_background(record())

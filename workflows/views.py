@@ -17,7 +17,7 @@ def memo(
         "name": config.name,
         "created_at": state.created_at,
         "started_at": state.started_at or None,
-        "finished_at": None,
+        "finished_at": state.finished_at or None,
         "step": state.step,
         "max_steps": config.max_steps,
         "policy_version": state.version,
@@ -31,7 +31,7 @@ def memo(
         if waiting
         else None,
         "error": None,
-        "end_reason": None,
+        "end_reason": state.end_reason or None,
         "metadata": config.metadata,
         **ended,
     }
@@ -41,11 +41,12 @@ def details(config: RunConfig, state: RunState, waiting: Waiting | None, notes: 
     """Markdown for the run's page in Temporal's Web UI."""
     reward = "–" if state.reward is None else f"{state.reward:.3f}"
     collected = sum(group.survivors for group in state.train.ready)
+    wanted = config.train.batch_size or f"{config.train.token_batch_size} tokens"
     lines = [
         f"**{state.status}** · step {state.step} of {config.max_steps} · "
         f"policy v{max(state.version, 0)} · reward {reward}",
         "",
-        f"- rollouts waiting for a batch: {collected} of {config.train.batch_size}",
+        f"- rollouts waiting for a batch: {collected} of {wanted}",
         f"- last checkpoint: {f'step {state.checkpoint.step}' if state.checkpoint else 'none yet'}",
     ]
     for env, result in state.last_eval.items():

@@ -8,13 +8,17 @@ from activities.storage.refs import ArtifactRef
 HostRole = Literal["engine", "env", "trainer"]
 ServerState = Literal["starting", "up", "down", "failed"]
 
+ENGINE_LOAD = "engine_load"
+"""Signal with an EngineLoad, to the run of an engine."""
+
 
 @dataclass(frozen=True)
 class HostInput:
     """One server to keep alive for a run.
 
     `name` is the env's name for role 'env'. `weights` is the folder an engine or trainer starts
-    from. Epochs of this host are `epoch_base + attempt`, so they rise over restarts.
+    from. Epochs of this host are `epoch_base + attempt`, so they rise over restarts. With
+    `report_load` the run also gets the load of an engine, as ENGINE_LOAD signals.
     """
 
     run_id: str
@@ -25,6 +29,7 @@ class HostInput:
     weights: ArtifactRef | None = None
     epoch_base: int = 0
     ui_label: str = ""
+    report_load: bool = False
 
     @property
     def host_id(self) -> str:
@@ -51,3 +56,29 @@ class HostReport:
     model: str = ""
     name: str = ""
     detail: str = ""
+
+
+@dataclass(frozen=True)
+class DescribeInput:
+    """A workflow that one may look at."""
+
+    workflow_id: str
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """What an engine says of its load, and a signal to its run.
+
+    `kv_usage` is the used share of its KV cache, 0 to 1, and `kv_tokens` the cache's size;
+    `running` and `waiting` count requests, `preemptions` requests that were thrown out of the
+    cache since the engine started. No request is longer than `max_model_len` tokens.
+    """
+
+    index: int
+    epoch: int
+    kv_usage: float
+    running: int
+    waiting: int
+    preemptions: int
+    kv_tokens: int
+    max_model_len: int

@@ -17,6 +17,10 @@ SAVE_CHECKPOINT = "save_checkpoint"
 SYNC_WEIGHTS = "sync_weights"
 HOST_SERVER = "host_server"
 RECORD_STEP = "record_step"
+IS_RUNNING = "is_running"
+
+# Signals that activities send.
+RELEASED = "released"
 
 # ApplicationError types that a workflow branches on.
 BAD_INPUT = "BadInput"

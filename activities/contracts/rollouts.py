@@ -21,12 +21,24 @@ class EngineTarget:
 
 @dataclass(frozen=True)
 class Gauges:
-    """Dispatch gauges; they ride in activity inputs and are stored by workers."""
+    """Dispatch gauges; they ride in activity inputs and are stored by workers.
+
+    `inflight` counts executing rollouts per '<kind>/<env>'; `queued_eval` rollouts of evals that
+    wait for a permit; `off_policy_*` versions that passed since the train groups in flight began.
+    `waiting_for` says why nothing more was dispatched.
+    """
 
     inflight_train: int = 0
     inflight_eval: int = 0
     permits: int = 0
     version: int = 0
+    inflight: dict[str, int] = field(default_factory=dict)
+    mode: Literal["train", "eval"] = "train"
+    queued_eval: int = 0
+    groups: int = 0
+    off_policy_max: int = 0
+    off_policy_mean: float = 0.0
+    waiting_for: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,13 +87,30 @@ class RunRolloutsResult:
 
 
 @dataclass(frozen=True)
+class Released:
+    """Signal of a rollout worker to Dispatch: rollouts that ended inside activities still running.
+
+    `ended` maps a part, '<group>/<first>', to how many of its rollouts have ended so far; the
+    numbers only rise, so that a signal that is lost or comes twice does no harm.
+    """
+
+    ended: dict[str, int]
+
+
+@dataclass(frozen=True)
 class FinalizeGroupInput:
-    """Score a group whose rollouts have all ended. `lost` says why they were given up, if so."""
+    """Score a group whose rollouts have all ended. `lost` says why they were given up, if so.
+
+    `engine` served the group; live policy references are asked there. `algo_state` is the
+    algorithm's durable state (agent to baseline) when the group was finalized.
+    """
 
     run_id: str
     work: GroupWork
     version: int
     lost: str = ""
+    engine: EngineTarget | None = None
+    algo_state: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,8 +139,11 @@ class GroupResult:
 
     `cancelled` names why the group was given up: it is then neither a success nor an error.
     `user_error` says that `error` is a mistake in the config, which no other group would escape.
-    `survivors` rollouts can train; `samples` and `tokens` count what a batch would ship. `filters`
-    says what pre-batch filters took from it; `error` also names them if nothing survived them.
+    `survivors` rollouts passed the pre-batch filters, `trainable` of them the post-batch filters
+    too; `samples` and `tokens` count what the trainable ones would ship. `filters` says what
+    pre-batch filters took from it; `error` also names them if nothing survived them.
+    `advantage_range` holds the lowest and highest advantage of the survivors' sampled tokens; None
+    if they have none. `observed` maps agents to rewards in order, for algorithms that keep state.
     """
 
     group: str
@@ -127,9 +159,12 @@ class GroupResult:
     version_start: int
     labels: list[str] = field(default_factory=list)
     error: str = ""
-    cancelled: Literal["", "stale", "stop"] = ""
+    cancelled: Literal["", "stale", "overload", "stop"] = ""
     user_error: bool = False
     filters: FilterTally = field(default_factory=FilterTally)
+    trainable: int = 0
+    advantage_range: tuple[float, float] | None = None
+    observed: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -180,9 +215,11 @@ class ShipBatchInput:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """A shipped batch and what it holds; `metrics` are the rollout-side numbers of the step.
+    """A shipped batch and what it holds.
 
-    `ref` is None, and nothing is stored, if the filters left no sample to train on.
+    `ref` is None, and no batch is stored, if the filters left no sample to train on. `metrics` are
+    the few rollout-side numbers that a workflow needs; `metrics_ref` has all of them, as an object
+    of numbers.
     """
 
     ref: ArtifactRef | None
@@ -190,3 +227,4 @@ class BatchResult:
     tokens: int
     rollouts: int
     metrics: dict[str, float] = field(default_factory=dict)
+    metrics_ref: ArtifactRef | None = None

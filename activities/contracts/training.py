@@ -58,11 +58,16 @@ class TrainStepInput:
 
 @dataclass(frozen=True)
 class TrainStepResult:
-    """Version `step` of the policy and the trainer's metrics."""
+    """Version `step` of the policy.
+
+    `metrics` are a few of the trainer's numbers; `metrics_ref` has all of them, as an object of
+    numbers.
+    """
 
     step: int
     weights: ArtifactRef
     metrics: dict[str, float] = field(default_factory=dict)
+    metrics_ref: ArtifactRef | None = None
 
 
 @dataclass(frozen=True)
@@ -123,8 +128,13 @@ class SyncResult:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """All metrics of one step, as one artifact."""
+    """Metrics of one step, to be kept as one artifact.
+
+    `parts` are artifacts that each hold an object of numbers. Where names meet, later parts
+    outdo earlier ones, and `metrics` all of them.
+    """
 
     run_id: str
     step: int
     metrics: dict[str, float]
+    parts: list[ArtifactRef] = field(default_factory=list)

@@ -15,7 +15,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.contracts import names
 from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
-from activities.contracts.hosting import HostInput, HostReport
+from activities.contracts.hosting import DescribeInput, HostInput, HostReport
 from activities.contracts.names import Queues
 from activities.contracts.rollouts import (
     BatchResult,
@@ -40,6 +40,7 @@ from activities.contracts.training import (
     TrainStepInput,
     TrainStepResult,
 )
+from activities.hosting.liveness import LivenessActivities
 from activities.storage.refs import ArtifactRef
 
 
@@ -185,6 +186,7 @@ class World:
             arg.version,
             [f"{arg.version}.1a"],
             arg.lost,
+            trainable=survivors,
         )
 
     @activity.defn(name=names.FINALIZE_EVAL)
@@ -244,6 +246,11 @@ class World:
     @activity.defn(name=names.RECORD_STEP)
     async def record_step(self, record: StepRecord) -> None:
         self.recorded.append(record.step)
+
+    @activity.defn(name=names.IS_RUNNING)
+    async def is_running(self, arg: DescribeInput) -> bool:
+        self.events.append(f"looked at {arg.workflow_id.rpartition('/')[2]}")
+        return await LivenessActivities(self.client).is_running(arg)
 
     def activities(self) -> list[Any]:
         """All doubles."""

@@ -1,0 +1,28 @@
+"""Whether a workflow still runs, asked of the server: workflows cannot ask that themselves."""
+
+from dataclasses import dataclass
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowExecutionStatus
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.contracts import names
+from activities.contracts.hosting import DescribeInput
+
+
+@dataclass(frozen=True)
+class LivenessActivities:
+    """Activities of the orchestrator role."""
+
+    client: Client
+
+    @activity.defn(name=names.IS_RUNNING)
+    async def is_running(self, given: DescribeInput) -> bool:
+        """False if the workflow has ended in any way, or was never there."""
+        try:
+            found = await self.client.get_workflow_handle(given.workflow_id).describe()
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise
+            return False
+        return found.status == WorkflowExecutionStatus.RUNNING

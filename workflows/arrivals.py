@@ -1,0 +1,60 @@
+"""What a delivered train group changes: the curriculum, the state of its algorithm, the sink.
+
+Invariants: every delivered group counts once, in the order of delivery; a draw is kept for as long
+as its group may be put back.
+"""
+
+from activities.contracts.baselines import fold
+from activities.contracts.rollouts import GroupResult
+from configs.algorithm import RaeConfig
+from configs.run import RunConfig
+from workflows.curriculum import Curriculum
+from workflows.sinks import TrainSink
+from workflows.sources import train_counter
+from workflows.state import RunState
+
+
+class Arrivals:
+    """Takes the train groups of one run until a batch is cut from them."""
+
+    def __init__(
+        self, config: RunConfig, state: RunState, sink: TrainSink, curriculum: Curriculum
+    ) -> None:
+        self._config = config
+        self._state = state
+        self.sink = sink
+        self._curriculum = curriculum
+
+    def on_group(self, group: GroupResult) -> None:
+        """Takes a group that was delivered and not cancelled."""
+        counter, _ = train_counter(group.group)
+        example = self._curriculum.drawn(counter)
+        if example is not None and group.errored < group.size:
+            self._curriculum.observe(group.env, example, group.reward_mean)
+        self._observe(group)
+        kept = self.sink.add(group, admitted=self._curriculum.admits(group))
+        if not kept:
+            self._curriculum.forget(counter)
+        self._state.rollouts += group.size
+
+    def _observe(self, group: GroupResult) -> None:
+        algorithm = self._config.algorithm(group.env)
+        if isinstance(algorithm, RaeConfig) and group.observed:
+            before = self._state.baselines.get(group.env, {})
+            self._state.baselines[group.env] = fold(before, group.observed, algorithm.decay)
+
+    def cut(self) -> list[GroupResult]:
+        """The next batch; none of its groups will be put back any more."""
+        groups = self.sink.cut()
+        for group in groups:
+            self._curriculum.forget(train_counter(group.group)[0])
+        return groups
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of curricula and algorithms for the record of a step; counts start anew."""
+        baselines = {
+            f"baseline/{env}/{agent}": value
+            for env, agents in self._state.baselines.items()
+            for agent, value in agents.items()
+        }
+        return {**self._curriculum.metrics(), **baselines}

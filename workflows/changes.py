@@ -1,0 +1,61 @@
+"""Changes of a running run's config: which keys may change, and what the run makes of them. Pure.
+
+A change is a nested section like a config's own, e.g. {"dispatch": {"tasks_per_minute": 600}}; the
+config with all changes so far must be one that could have been started.
+"""
+
+from typing import Any
+
+from configs.load import validate
+from configs.run import RunConfig
+from workflows.state import Limits
+
+LIVE_KEYS = ("dispatch.max_inflight_rollouts", "dispatch.tasks_per_minute")
+"""What may be changed while a run runs."""
+
+
+def _leaves(patch: dict[str, Any], above: str = "") -> list[str]:
+    keys = []
+    for name, value in patch.items():
+        key = f"{above}{name}"
+        keys += _leaves(value, f"{key}.") if isinstance(value, dict) and value else [key]
+    return keys
+
+
+def _merged(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for name, value in patch.items():
+        below = result.get(name)
+        both = isinstance(value, dict) and isinstance(below, dict)
+        result[name] = _merged(below, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+def changed(
+    config: dict[str, Any], overrides: dict[str, Any], patch: dict[str, Any]
+) -> tuple[dict[str, Any], RunConfig]:
+    """All changes with `patch` on top, and the config they make of `config`.
+
+    Raises ValueError, with the key and the remedy, for a key that cannot change; ConfigError, which
+    is one, for a value that cannot be.
+    """
+    keys = _leaves(patch)
+    if not keys:
+        raise ValueError(f"nothing to change; keys that may change: {', '.join(LIVE_KEYS)}")
+    if fixed := [key for key in keys if key not in LIVE_KEYS]:
+        raise ValueError(
+            f"{fixed[0]} cannot change while a run runs; keys that may: {', '.join(LIVE_KEYS)}"
+        )
+    together = _merged(overrides, patch)
+    return together, validate(_merged(config, together))
+
+
+def limits_of(config: RunConfig, before: Limits | None = None) -> Limits:
+    """The limits that a config sets; 'auto' permits go on from those `before`."""
+    auto = config.permits is None
+    permits = config.permits or (before.permits if before else config.largest_part)
+    return Limits(
+        permits=max(permits, config.largest_part),
+        auto=auto,
+        tasks_per_minute=config.dispatch.tasks_per_minute,
+    )
