@@ -16,7 +16,7 @@ SET ?=
 HARDWARE := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 LOCK := requirements/$(HARDWARE).lock
 
-.PHONY: setup demo test up down status lint lock clean
+.PHONY: setup demo test up down status lint lock clean bench-overlap bench-utilization bench-growth
 
 setup: $(VENV)/.ready
 
@@ -37,6 +37,13 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -q
+
+# Measurements of scheduling, run by hand; the last line of each is its result as JSON.
+#   PAIRS=2 SEED=0   for bench-overlap, about 2.5 min a pair
+#   STEPS=2000 PERMITS=256   for bench-utilization, about 20 min
+#   STEPS=20000 SAMPLE=500 OUT=.ratchet/bench-growth.jsonl HOPS=1   for bench-growth
+bench-overlap bench-utilization bench-growth: setup
+	@$(BIN)/python -m tests.bench.$(@:bench-%=%)
 
 up: setup
 	@$(BIN)/python -m worker.stack up

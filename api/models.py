@@ -51,8 +51,83 @@ class Progress(BaseModel):
 
     rollouts_inflight_train: int = Field(default=0, description="Train rollouts executing.")
     rollouts_inflight_eval: int = Field(default=0, description="Eval rollouts executing.")
+    rollouts_inflight: dict[str, int] = Field(
+        default_factory=dict, description="Rollouts executing, by '<kind>/<env>'."
+    )
     tokens_per_s: float = Field(default=0.0, description="Sampled tokens per second, all workers.")
     permits: int | None = Field(default=None, description="Rollouts that may execute at once.")
+    mode: Literal["train", "eval"] | None = Field(
+        default=None, description="Whose turn it is: evals go first while any is left to dispatch."
+    )
+    queued_eval: int = Field(default=0, description="Eval rollouts that wait for a permit.")
+    waiting_for: str | None = Field(
+        default=None, description="Why no further rollout was dispatched."
+    )
+
+
+class LoopLag(BaseModel):
+    """How late a worker's event loop woke up since the sample before, in seconds."""
+
+    mean: float
+    max: float
+    p99: float
+
+
+class GaugeSample(BaseModel):
+    """Gauges of one rollout worker at one moment."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "examples": [
+                {
+                    "time": 1767268800.25,
+                    "source": "rollout-host-71-5f0c2e",
+                    "worker_inflight": 24,
+                    "tokens_per_s": 410.5,
+                    "event_loop_lag": {"mean": 0.0004, "max": 0.012, "p99": 0.006},
+                    "heard": 1767268799.5,
+                    "inflight": {"train/reverse-text": 40, "eval/reverse-text": 8},
+                    "inflight_train": 40,
+                    "inflight_eval": 8,
+                    "permits": 48,
+                    "mode": "eval",
+                    "queued_eval": 16,
+                    "groups": 6,
+                    "off_policy_max": 1,
+                    "off_policy_mean": 0.25,
+                    "waiting_for": "a free permit",
+                    "version": 12,
+                }
+            ]
+        },
+    )
+    time: float = Field(description="Unix time in seconds.")
+    source: str = Field(description="The worker process that took the sample.")
+    worker_inflight: int = Field(default=0, description="Rollouts this worker executes.")
+    tokens_per_s: float = Field(default=0.0, description="Tokens sampled for this worker a second.")
+    event_loop_lag: LoopLag | None = None
+    heard: float | None = Field(
+        default=None,
+        description="When the worker was told what follows, which is of the whole run (Unix time).",
+    )
+    inflight: dict[str, int] = Field(
+        default_factory=dict, description="Rollouts executing, by '<kind>/<env>'."
+    )
+    inflight_train: int = Field(default=0, description="Train rollouts executing.")
+    inflight_eval: int = Field(default=0, description="Eval rollouts executing.")
+    permits: int = Field(default=0, description="Rollouts that may execute at once.")
+    mode: str | None = Field(default=None, description="'eval' while an eval is dispatched.")
+    queued_eval: int = Field(default=0, description="Eval rollouts that wait for a permit.")
+    groups: int = Field(default=0, description="Groups in flight.")
+    off_policy_max: float = Field(
+        default=0, description="Most versions since a train group in flight began."
+    )
+    off_policy_mean: float = Field(
+        default=0, description="Versions since the train groups in flight began, on average."
+    )
+    waiting_for: str = Field(default="", description="Why no further rollout was dispatched.")
+    version: int = Field(default=0, description="The policy version that engines served.")
 
 
 class Links(BaseModel):
@@ -61,6 +136,7 @@ class Links(BaseModel):
     self: str = Field(examples=["/v1/runs/reverse-1a2b3c"])
     metrics: str = Field(examples=["/v1/runs/reverse-1a2b3c/metrics"])
     evals: str = Field(examples=["/v1/runs/reverse-1a2b3c/evals"])
+    gauges: str = Field(examples=["/v1/runs/reverse-1a2b3c/gauges"])
     temporal_ui: str | None = Field(default=None, description="The run in Temporal's Web UI.")
 
 
@@ -87,13 +163,18 @@ RUN_EXAMPLE: dict[str, Any] = {
     "progress": {
         "rollouts_inflight_train": 64,
         "rollouts_inflight_eval": 0,
+        "rollouts_inflight": {"train/reverse-text": 64},
         "tokens_per_s": 830.5,
         "permits": 64,
+        "mode": "train",
+        "queued_eval": 0,
+        "waiting_for": "a free permit",
     },
     "links": {
         "self": "/v1/runs/reverse-1a2b3c",
         "metrics": "/v1/runs/reverse-1a2b3c/metrics",
         "evals": "/v1/runs/reverse-1a2b3c/evals",
+        "gauges": "/v1/runs/reverse-1a2b3c/gauges",
         "temporal_ui": "http://127.0.0.1:8233/namespaces/default/workflows/reverse-1a2b3c",
     },
 }

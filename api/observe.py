@@ -53,7 +53,13 @@ def links(run_id: str, ui: str, namespace: str) -> Links:
     """Addresses of a run."""
     here = f"/v1/runs/{run_id}"
     there = f"{ui}/namespaces/{quote(namespace)}/workflows/{quote(run_id)}" if ui else None
-    return Links(self=here, metrics=f"{here}/metrics", evals=f"{here}/evals", temporal_ui=there)
+    return Links(
+        self=here,
+        metrics=f"{here}/metrics",
+        evals=f"{here}/evals",
+        gauges=f"{here}/gauges",
+        temporal_ui=there,
+    )
 
 
 def run_object(

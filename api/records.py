@@ -1,4 +1,4 @@
-"""What the API reads from the artifact store: configs, step metrics, evals, live gauges.
+"""What the API reads from the artifact store: configs, step metrics, evals, gauges.
 
 Every method blocks and is called through `asyncio.to_thread`. Committed records never change, so
 those already read are kept, up to a bound.
@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from typing import Any
 
-from activities.storage import keys
+from activities.storage import keys, series
 from activities.storage.store import ArtifactStore, free_bytes
 from api.models import Progress
 from api.problems import ApiProblem
@@ -97,8 +97,8 @@ class Records:
     def progress(self, run_id: str, max_age_s: float) -> Progress | None:
         """Live gauges, or None if no process wrote any within `max_age_s` seconds.
 
-        Dispatch gauges reach several workers at different times: the newest count. Token rates
-        are each worker's own and add up.
+        Dispatch gauges reach several workers at different times: those heard last count. Token
+        rates are each worker's own and add up.
         """
         now = time.time()
         records = [self.store.read_live(k) for k in self.store.live_keys(keys.live_records(run_id))]
@@ -106,13 +106,23 @@ class Records:
         if not fresh:
             return None
         gauged = [r for r in fresh if "inflight_train" in r]
-        gauges = max(gauged, key=lambda r: float(r["time"])) if gauged else {}
+        gauges = max(gauged, key=lambda r: float(r.get("heard", r["time"]))) if gauged else {}
         return Progress(
             rollouts_inflight_train=int(gauges.get("inflight_train", 0)),
             rollouts_inflight_eval=int(gauges.get("inflight_eval", 0)),
             tokens_per_s=round(sum(float(r.get("tokens_per_s") or 0) for r in fresh), 1),
             permits=gauges.get("permits"),
+            rollouts_inflight=gauges.get("inflight", {}),
+            mode=gauges.get("mode"),
+            queued_eval=gauges.get("queued_eval", 0),
+            waiting_for=gauges.get("waiting_for") or None,
         )
+
+    def gauges(self, run_id: str, after: float, limit: int) -> tuple[list[dict[str, Any]], bool]:
+        """Samples of all workers taken later than `after` (Unix seconds), ascending, at most
+        `limit` moments; and whether more follow.
+        """
+        return series.page(self.store, run_id, after, limit)
 
     def probe(self) -> None:
         """Raises OSError if the store cannot be written."""

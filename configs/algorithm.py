@@ -2,20 +2,29 @@
 
 One class per `type`, whose defaults are its vetted setting. An env's `algo` replaces the run's as
 a whole. What a section holds that only makes sense together is checked here; what needs other
-sections (group sizes) is checked by `RunConfig`.
+sections (group sizes) is checked by `RunConfig`. All but 'sft' train on what the policy itself
+sampled, which their losses rely on: only 'sft' has a `source`.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from configs.base import FunctionSection, Section, choose_by_type
+from configs.base import FunctionSection, Section, choose_by_type, refusal
+from configs.reference import HIDDEN, FrozenModelConfig, ModelReference
 
 
 def _not_all_zero(weights: dict[str, float]) -> None:
     if not any(weights.values()):
         named = " and ".join(weights)
         raise ValueError(f"{named} are all 0, which penalizes nothing; leave length_penalty out")
+
+
+def _with_frozen(data: Any, key: str, message: str) -> Any:
+    """Refuses a section whose `key` is left out or is the policy."""
+    if isinstance(data, dict) and data.get(key, "policy") == "policy":
+        raise refusal("algorithm", key, message, data.get(key))
+    return data
 
 
 class TokensPenaltyConfig(Section):
@@ -87,12 +96,11 @@ LengthPenaltyConfig = Annotated[
 ]
 
 
-class GrpoConfig(Section):
-    """Reward minus the group's mean (arXiv:2402.03300, without the division by the deviation)."""
+class _GroupMeanSection(Section):
+    """What algorithms share whose advantages are rewards minus the group's mean."""
 
     group_relative: ClassVar[bool] = True
 
-    type: Literal["grpo"] = "grpo"
     length_penalty: LengthPenaltyConfig | None = Field(
         default=None, description="Makes long rollouts earn less; none: length does not matter."
     )
@@ -101,7 +109,7 @@ class GrpoConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _check(self) -> "GrpoConfig":
+    def _check(self) -> "_GroupMeanSection":
         penalty = self.length_penalty
         replaces = penalty is not None and not isinstance(penalty, LinearPenaltyConfig)
         if self.length_weighted_baseline and replaces:
@@ -112,6 +120,28 @@ class GrpoConfig(Section):
                 "length_penalty 'linear'"
             )
         return self
+
+
+class GrpoConfig(_GroupMeanSection):
+    """Reward minus the group's mean (arXiv:2402.03300, without the division by the deviation)."""
+
+    type: Literal["grpo"] = "grpo"
+
+
+class HierarchicalGrpoConfig(Section):
+    """Rewards of agents compared among equals: within an episode, or within the group."""
+
+    type: Literal["hierarchical_grpo"] = "hierarchical_grpo"
+    episode_agents: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="Agents that play several times in one episode, and whose rewards are "
+        "compared there; all others are compared with their likes in the group's other episodes.",
+    )
+
+    @property
+    def group_relative(self) -> bool:
+        """Whether rollouts of a group are compared; not surely, if agents meet in an episode."""
+        return not self.episode_agents
 
 
 class MaxRlConfig(Section):
@@ -130,6 +160,110 @@ class RewardConfig(Section):
     type: Literal["reward"] = "reward"
 
 
+class RaeConfig(Section):
+    """Reward minus a moving average of the agent's past rewards in this env."""
+
+    group_relative: ClassVar[bool] = False
+
+    type: Literal["rae"] = "rae"
+    decay: float = Field(
+        default=0.95,
+        ge=0,
+        lt=1,
+        description="How much of the average is kept when a reward comes in; the rest is the "
+        "reward. The average begins at 0.",
+    )
+
+
+ObservedRole = Literal["system", "user", "tool"]
+
+
+class EchoRoleConfig(Section):
+    """Cross-entropy on what an env's messages of one role say."""
+
+    alpha: float = Field(gt=0, le=100, description="Weight of the cross-entropy of a token.")
+
+
+def _tools_only() -> dict[ObservedRole, EchoRoleConfig]:
+    return {"tool": EchoRoleConfig(alpha=0.1)}
+
+
+class EchoConfig(_GroupMeanSection):
+    """grpo, and cross-entropy on what the env said in reply to the policy."""
+
+    type: Literal["echo"] = "echo"
+    roles: dict[ObservedRole, EchoRoleConfig] = Field(
+        default_factory=_tools_only,
+        min_length=1,
+        description="Roles whose messages after the first prompt are learned, each with its "
+        "alpha. Setting any replaces them all. Needs a renderer that tells what a message says "
+        "from the template around it, which 'default' does not.",
+    )
+
+
+class OpdConfig(Section):
+    """On-policy distillation: the policy's own tokens are pulled towards a frozen teacher's."""
+
+    group_relative: ClassVar[bool] = False
+
+    type: Literal["opd"] = "opd"
+    teacher: FrozenModelConfig = Field(
+        description="The model that scores the policy's tokens; of the same vocabulary."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _teacher_is_frozen(cls, data: Any) -> Any:
+        message = (
+            "'opd' needs a frozen teacher: a table with its name and base_url. The policy has "
+            "nothing to learn from its own log-probabilities; algo.type 'opsd' shows it a "
+            "demonstration first"
+        )
+        return _with_frozen(data, "teacher", message)
+
+
+class OpsdConfig(Section):
+    """On-policy self-distillation: the teacher is the policy that has seen a demonstration."""
+
+    group_relative: ClassVar[bool] = False
+
+    type: Literal["opsd"] = "opsd"
+    teacher: ModelReference = Field(
+        default="policy",
+        description="'policy', or a table with name and base_url of a frozen model; of the same "
+        "vocabulary.",
+    )
+    demo_key: str = Field(
+        default="demonstration",
+        min_length=1,
+        description="Where a task has its demonstration, a text: a key of its `info`, or else of "
+        "the task itself. The teacher is shown it as a system message in front of the prompt.",
+    )
+    max_concurrent: int = Field(
+        default=32, ge=1, le=4096, description="Samples of a group that are scored at once."
+    )
+
+
+class SftConfig(Section):
+    """Supervised fine-tuning on what another model samples in the env."""
+
+    group_relative: ClassVar[bool] = False
+
+    type: Literal["sft"] = "sft"
+    source: FrozenModelConfig = Field(
+        description="The model that plays the rollouts in the policy's place."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _source_is_frozen(cls, data: Any) -> Any:
+        message = (
+            "'sft' needs a frozen source: a table with the name and base_url of the model to "
+            "learn from. For rollouts of the policy itself set algo.type to 'grpo'"
+        )
+        return _with_frozen(data, "source", message)
+
+
 class CustomConfig(FunctionSection):
     """A function of yours that is given a group's rollouts and returns their advantages."""
 
@@ -142,10 +276,63 @@ class CustomConfig(FunctionSection):
     )
 
 
+_CLASSES = (
+    GrpoConfig,
+    MaxRlConfig,
+    HierarchicalGrpoConfig,
+    RewardConfig,
+    RaeConfig,
+    EchoConfig,
+    OpdConfig,
+    OpsdConfig,
+    SftConfig,
+    CustomConfig,
+)
+
+
+def _models_in_place(data: Any) -> Any:
+    """Refuses another model where the algorithm has no use for it."""
+    if not isinstance(data, dict):
+        return data
+    kind = data.get("type")
+    if kind not in [cls.model_fields["type"].default for cls in _CLASSES]:
+        return data
+    if "source" in data and kind != "sft":
+        message = (
+            f"algorithm {kind!r} trains on what the policy itself sampled; leave source out, or "
+            "set algo.type to 'sft'"
+        )
+        raise refusal("algorithm", "source", message, HIDDEN)
+    if "teacher" in data and kind not in ("opd", "opsd"):
+        message = (
+            f"algorithm {kind!r} asks no teacher; leave it out, or set algo.type to 'opd' or 'opsd'"
+        )
+        raise refusal("algorithm", "teacher", message, HIDDEN)
+    return data
+
+
 AlgorithmConfig = Annotated[
-    GrpoConfig | MaxRlConfig | RewardConfig | CustomConfig,
+    GrpoConfig
+    | MaxRlConfig
+    | HierarchicalGrpoConfig
+    | RewardConfig
+    | RaeConfig
+    | EchoConfig
+    | OpdConfig
+    | OpsdConfig
+    | SftConfig
+    | CustomConfig,
     Field(discriminator="type"),
-    BeforeValidator(
-        choose_by_type("algorithm", GrpoConfig, MaxRlConfig, RewardConfig, CustomConfig)
-    ),
+    BeforeValidator(choose_by_type("algorithm", *_CLASSES)),
+    BeforeValidator(_models_in_place),
 ]
+
+
+def teacher_of(algo: AlgorithmConfig) -> ModelReference | None:
+    """The model whose log-probabilities an algorithm needs, if it needs any."""
+    return algo.teacher if isinstance(algo, OpdConfig | OpsdConfig) else None
+
+
+def source_of(algo: AlgorithmConfig) -> ModelReference:
+    """The model that samples an algorithm's rollouts."""
+    return algo.source if isinstance(algo, SftConfig) else "policy"

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.algorithm import AlgorithmConfig, GrpoConfig, source_of
 from configs.base import Section
+from configs.concurrency import ConcurrencyConfig
 from configs.env import EvalConfig, TrainConfig
 from configs.filters import FiltersConfig
 from configs.model import ModelConfig
@@ -36,6 +37,10 @@ class DispatchConfig(Section):
         description="Most by which executing rollouts may grow within 5 seconds; 'auto': a tenth "
         "of the permits, but a group's worth at least, and 8; none: a cap with 'auto' permits "
         "only. Rollouts that end make room for others at once.",
+    )
+    concurrency: ConcurrencyConfig = Field(
+        default_factory=ConcurrencyConfig,
+        description="Bounds of the permits where max_inflight_rollouts is 'auto'.",
     )
     generation_events: int = Field(
         default=3000,
@@ -93,6 +98,12 @@ class RunConfig(Section):
             raise ValueError(
                 f"dispatch.max_inflight_rollouts ({self.permits}) must hold the largest group "
                 f"or activity ({self.largest_part})"
+            )
+        most = self.dispatch.concurrency.max_inflight
+        if self.permits is None and most < self.largest_part:
+            raise ValueError(
+                f"dispatch.concurrency.max_inflight ({most}) must hold the largest group or "
+                f"activity ({self.largest_part})"
             )
         if self.train.token_batch_size and self.dispatch.max_inflight_rollouts is None:
             raise ValueError(

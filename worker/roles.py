@@ -40,6 +40,7 @@ def _worker(client: Client, queue: str, *owners: object, at_once: int) -> Worker
 
 def orchestrator(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
     """Workflow tasks and light store work; no torch in this process."""
+    from activities.hosting.liveness import LivenessActivities
     from activities.storage.activities import StoreActivities
     from workflows.dispatch import Dispatch
     from workflows.host import Host
@@ -51,7 +52,7 @@ def orchestrator(client: Client, ctx: WorkerContext, queues: Queues) -> list[Wor
             client,
             task_queue=queues.orchestrator,
             workflows=[TrainingRun, Dispatch, Host, Preflight],
-            activities=activities_of(StoreActivities(ctx)),
+            activities=activities_of(StoreActivities(ctx), LivenessActivities(client)),
             max_concurrent_workflow_tasks=8,
             max_concurrent_activities=32,
             sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
@@ -63,9 +64,10 @@ def orchestrator(client: Client, ctx: WorkerContext, queues: Queues) -> list[Wor
 def rollout(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
     """Rollouts, group finalization, batches."""
     from activities.rollouts.activities import RolloutActivities
+    from activities.rollouts.releases import Releases
     from activities.scoring.check import AlgorithmActivities
 
-    owners = (RolloutActivities(ctx), AlgorithmActivities(ctx))
+    owners = (RolloutActivities(ctx, Releases(client)), AlgorithmActivities(ctx))
     return [_worker(client, queues.rollout, *owners, at_once=256)]
 
 

@@ -42,6 +42,11 @@ GRACE_S = 20.0
 DYNAMIC_CONFIG = (
     "system.enableCancelActivityWorkerCommand=true",
     "frontend.WorkerCommandsEnabled=true",
+    # A server polls its one shard 20 times a second at most by default: 45 ms for every hop
+    # between workflow and activity, where it needs 5.
+    "history.transferProcessorMaxPollRPS=1000",
+    "history.timerProcessorMaxPollRPS=1000",
+    "history.visibilityProcessorMaxPollRPS=1000",
 )
 # SQLite's default journal limits the dev server to some 50 activities a second.
 SQLITE_PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL")

@@ -36,6 +36,7 @@ class Arrivals:
         if not kept:
             self._curriculum.forget(counter)
         self._state.rollouts += group.size
+        self._state.train.ok_rollouts += group.size - group.errored
 
     def _observe(self, group: GroupResult) -> None:
         algorithm = self._config.algorithm(group.env)

@@ -53,7 +53,8 @@ def changed(
 def limits_of(config: RunConfig, before: Limits | None = None) -> Limits:
     """The limits that a config sets; 'auto' permits go on from those `before`."""
     auto = config.permits is None
-    permits = config.permits or (before.permits if before else config.largest_part)
+    first = config.dispatch.concurrency.initial or config.largest_part
+    permits = config.permits or (before.permits if before else first)
     return Limits(
         permits=max(permits, config.largest_part),
         auto=auto,

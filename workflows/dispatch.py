@@ -27,7 +27,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from configs.run import RunConfig
     from workflows import policies
-    from workflows.failures import cause_of
+    from workflows.failures import cause_of, type_of
     from workflows.messages import (
         DISPATCH,
         Control,
@@ -226,8 +226,7 @@ class Dispatch:
             except ActivityError as error:
                 if isinstance(error.cause, CancelledError):
                     raise asyncio.CancelledError from None
-                reason = cause_of(error)
-                kind = error.cause.type if isinstance(error.cause, ApplicationError) else ""
+                reason, kind = cause_of(error), type_of(error)
             if kind not in (names.ENGINE_LOST, names.ENV_LOST):
                 return reason
             tried += 1
@@ -285,29 +284,43 @@ class Dispatch:
         return engine, address
 
     async def _finalize(self, work: GroupWork, version: int, lost: str) -> GroupResult:
-        try:
-            result: GroupResult = await workflow.execute_activity(
-                names.FINALIZE_GROUP,
-                FinalizeGroupInput(
-                    self._arg.run_id,
-                    work,
-                    version,
-                    lost,
-                    self._scheduler.flights[work.group].engine,
-                    self._scheduler.control.baselines.get(work.env, {}),
-                ),
-                result_type=GroupResult,
-                task_queue=self._arg.queues.rollout,
-                **policies.STORE_WORK,
-                summary=f"finalize {self._summary(work, version)}",
-            )
-            return result
-        except ActivityError as error:
-            if isinstance(error.cause, CancelledError):
-                raise asyncio.CancelledError from None
-            cause = error.cause
-            user = isinstance(cause, ApplicationError) and cause.type == names.BAD_INPUT
-            return replace(self._failed(work, version, cause_of(error)), user_error=user)
+        """The group's result; another engine is asked where the one that served it is gone."""
+        reason = ""
+        for tried in range(MAX_RELOCATIONS):
+            engine = self._scheduler.flights[work.group].engine
+            try:
+                return await self._finalize_once(work, version, lost, engine)
+            except ActivityError as error:
+                if isinstance(error.cause, CancelledError):
+                    raise asyncio.CancelledError from None
+                reason, kind = cause_of(error), type_of(error)
+            if kind != names.ENGINE_LOST:
+                failed = self._failed(work, version, reason)
+                return replace(failed, user_error=kind == names.BAD_INPUT)
+            await self._leave_engine(work, engine, reason, again=tried == 0)
+            await self._place(work)
+        text = f"given up after {MAX_RELOCATIONS} relocations: {reason}"
+        return self._failed(work, version, text)
+
+    async def _finalize_once(
+        self, work: GroupWork, version: int, lost: str, engine: EngineTarget
+    ) -> GroupResult:
+        result: GroupResult = await workflow.execute_activity(
+            names.FINALIZE_GROUP,
+            FinalizeGroupInput(
+                self._arg.run_id,
+                work,
+                version,
+                lost,
+                engine,
+                self._scheduler.control.baselines.get(work.env, {}),
+            ),
+            result_type=GroupResult,
+            task_queue=self._arg.queues.rollout,
+            **policies.STORE_WORK,
+            summary=f"finalize {self._summary(work, version)}",
+        )
+        return result
 
     def _failed(self, work: GroupWork, version: int, error: str) -> GroupResult:
         return GroupResult(

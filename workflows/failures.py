@@ -31,3 +31,8 @@ def cause_of(error: BaseException) -> str:
     named = isinstance(error, ApplicationError) and error.type
     kind = error.type if named else type(error).__name__  # type: ignore[attr-defined]
     return f"{kind}: {error}"[:1000]
+
+
+def type_of(error: ActivityError) -> str:
+    """The name by which an activity's failure is branched on; '' if it has none."""
+    return (error.cause.type or "") if isinstance(error.cause, ApplicationError) else ""

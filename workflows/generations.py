@@ -156,13 +156,23 @@ class Generations:
     async def keep_informed(self) -> None:
         """Sends the control state whenever it changed."""
         while True:
-            await workflow.wait_condition(lambda: self.wanted or self._servers.changed)
+            await workflow.wait_condition(self._has_news)
             self.wanted = self._servers.changed = False
             self.put_back_refused()
             self._check()
             self.busy += 1
             await self.send()
             self.busy -= 1
+
+    def _has_news(self) -> bool:
+        """Whether dispatch is to hear of something. A version that is about to rise, since every
+        engine has it, is told together with the news that they have.
+        """
+        state = self._state
+        rising = state.target_version > state.version >= 0
+        if rising and self._fleet.synced(state.target_version):
+            return False
+        return self.wanted or self._servers.changed
 
     async def send(self) -> None:
         """Sends the control state to every live generation to which it would be news."""

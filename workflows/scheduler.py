@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from activities.contracts.rollouts import EngineTarget, Gauges, GroupWork
 from configs.run import RunConfig
+from workflows.concurrency import InFlight, youngest
 from workflows.limits import BurstCap, RateLimiter, burst_of
 from workflows.messages import Control, EnvTarget
 from workflows.sources import TrainSource, eval_group, eval_work, interleave, train_group
@@ -146,17 +147,14 @@ class Scheduler:
 
     def overload(self) -> list[str]:
         """Train groups, the youngest first, to give up so that no more than `permits` execute."""
-        groups: list[str] = []
-        surplus = self.inflight_train + self.inflight_eval - self.control.permits
         if not self.control.trim:
-            return groups
-        for group, flight in reversed(self.flights.items()):
-            if surplus <= 0:
-                break
-            if flight.work.kind == "train" and not flight.given_up and flight.executing:
-                groups.append(group)
-                surplus -= flight.executing
-        return groups
+            return []
+        known = {
+            group: InFlight(order, flight.executing, flight.work.kind)
+            for order, (group, flight) in enumerate(self.flights.items())
+            if not flight.given_up
+        }
+        return youngest(known, self.control.permits)
 
     def avoid_engine(self, engine: EngineTarget) -> None:
         """An activity found this engine gone: no work for now."""

@@ -34,13 +34,21 @@ class Servers:
     """The hosts of one run. `changed` tells whether dispatch must hear of something."""
 
     def __init__(
-        self, arg: RunInput, state: RunState, fleet: Fleet, log: RunLog, tolerance: float
+        self,
+        arg: RunInput,
+        state: RunState,
+        fleet: Fleet,
+        log: RunLog,
+        tolerance: float,
+        *,
+        adaptive: bool,
     ) -> None:
         self._arg = arg
         self._state = state
         self._fleet = fleet
         self._log = log
         self._tolerance = tolerance
+        self._adaptive = adaptive
         self.pushes_in_flight = 0
         self.changed = False
 
@@ -169,6 +177,7 @@ class Servers:
                     name=host.name if host.role == "env" else "",
                     weights=self._state.weights,
                     ui_label=f"host {host.name}",
+                    report_load=host.role == "engine" and self._adaptive,
                 )
             ),
             id=self._host_id(host),

@@ -11,6 +11,7 @@ from activities.contracts.hosting import HostRole
 from activities.contracts.rollouts import FilterTally, GroupResult
 from activities.contracts.training import CheckpointResult
 from activities.storage.refs import ArtifactRef
+from workflows.concurrency import ConcurrencyState
 from workflows.curriculum import CurriculumState
 
 
@@ -106,13 +107,15 @@ class EvalProgress:
 class TrainProgress:
     """The train sink: finalized groups waiting for a batch, and what was counted.
 
-    `lost` rollouts were dispatched but cannot train. `counted_rollouts` and `counted_tokens` are
-    of all groups so far that can, for the mean length of a rollout.
+    `ok_rollouts` of all rollouts did not err; `lost` ones were dispatched but cannot train.
+    `counted_rollouts` and `counted_tokens` are of all groups so far that can, for the mean length
+    of a rollout.
     """
 
     ready: list[GroupResult] = field(default_factory=list)
     shipped_rollouts: int = 0
     shipped_batches: int = 0
+    ok_rollouts: int = 0
     counted_rollouts: int = 0
     counted_tokens: int = 0
     lost: int = 0
@@ -202,6 +205,7 @@ class RunState:
     overrides: dict[str, Any] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    concurrency: ConcurrencyState = field(default_factory=ConcurrencyState)
     curriculum: CurriculumState = field(default_factory=CurriculumState)
     trainer_epoch: int = -1
     trainer_step: int = -1

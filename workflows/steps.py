@@ -28,6 +28,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.fleet import Fleet
     from workflows.generations import Generations
     from workflows.messages import RunInput
+    from workflows.permits import Permits
     from workflows.run_log import RunLog
     from workflows.sinks import ship_input
     from workflows.state import RunState, ShippedBatch
@@ -52,6 +53,7 @@ class Steps:
         state: RunState,
         fleet: Fleet,
         arrivals: Arrivals,
+        permits: Permits,
         trainer: Trainer,
         generations: Generations,
         log: RunLog,
@@ -62,6 +64,7 @@ class Steps:
         self._fleet = fleet
         self._arrivals = arrivals
         self._sink = arrivals.sink
+        self._permits = permits
         self._trainer = trainer
         self._generations = generations
         self._log = log
@@ -209,6 +212,7 @@ class Steps:
         counts = {
             **state.totals,
             **self._arrivals.metrics(),
+            **self._permits.metrics(),
             "progress/rollouts": float(state.rollouts),
             "off_policy/dropped/in_flight": float(progress.stale_in_flight),
             "off_policy/dropped/in_queue": float(progress.stale_in_queue),

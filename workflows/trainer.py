@@ -7,7 +7,7 @@ is replaced by one that loads the checkpoint and trains the recorded batches aga
 from typing import Any, TypeVar
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     from dataclasses import replace
@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
     )
     from activities.storage.refs import ArtifactRef
     from workflows import policies
-    from workflows.failures import RunFailed, cause_of
+    from workflows.failures import RunFailed, cause_of, type_of
     from workflows.fleet import Fleet
     from workflows.run_log import RunLog
     from workflows.servers import Servers
@@ -37,10 +37,6 @@ COMES_UP_WITHIN = timedelta(minutes=30)
 SPACE_CHECKED_EVERY = timedelta(seconds=30)
 
 T = TypeVar("T")
-
-
-def _type_of(error: ActivityError) -> str:
-    return (error.cause.type or "") if isinstance(error.cause, ApplicationError) else ""
 
 
 class Trainer:
@@ -84,7 +80,7 @@ class Trainer:
                     names.SAVE_CHECKPOINT, arg, CheckpointResult, host, summary
                 )
             except ActivityError as error:
-                if _type_of(error) == names.NO_SPACE:
+                if type_of(error) == names.NO_SPACE:
                     await self._wait_for_space(cause_of(error))
                 else:
                     await self._on_lost(host, error)
@@ -155,7 +151,7 @@ class Trainer:
 
     async def _on_lost(self, host: HostState, error: ActivityError) -> None:
         state, reason = self._state, cause_of(error)
-        if _type_of(error) == names.BAD_INPUT:
+        if type_of(error) == names.BAD_INPUT:
             raise RunFailed("trainer", reason, code="bad_input", user=True)
         state.trainer_losses += 1
         self._log.note(f"trainer lost (epoch {host.epoch}): {reason}")

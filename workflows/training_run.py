@@ -23,7 +23,7 @@ with workflow.unsafe.imports_passed_through():
     from datetime import timedelta
 
     from activities.contracts import names
-    from activities.contracts.hosting import HostReport
+    from activities.contracts.hosting import ENGINE_LOAD, EngineLoad, HostReport
     from activities.contracts.training import PolicyResult, PreparePolicyInput
     from configs.run import RunConfig
     from workflows import policies
@@ -42,6 +42,7 @@ with workflow.unsafe.imports_passed_through():
         normal_signal_name,
         parse_stop,
     )
+    from workflows.permits import Permits
     from workflows.preflight import run_preflight
     from workflows.run_log import RunLog
     from workflows.servers import Servers
@@ -70,7 +71,15 @@ class TrainingRun:
         self._log = RunLog(config, state)
         self._curriculum = Curriculum(config, state.examples, state.curriculum)
         self._sink = TrainSink(config, state.train)
-        self._servers = Servers(arg, state, self._fleet, self._log, config.gate_tolerance)
+        self._servers = Servers(
+            arg,
+            state,
+            self._fleet,
+            self._log,
+            config.gate_tolerance,
+            adaptive=config.permits is None,
+        )
+        self._permits = Permits(config, state, self._fleet)
         self._trainer = Trainer(arg.run_id, state, self._fleet, self._servers, self._log)
         self._evals = Evals(arg, config, state, self._log)
         self._generations = Generations(
@@ -83,6 +92,7 @@ class TrainingRun:
             state,
             self._fleet,
             self._arrivals,
+            self._permits,
             self._trainer,
             self._generations,
             self._log,
@@ -137,6 +147,16 @@ class TrainingRun:
             if report.state != "up":
                 text = f"{report.role} {report.index} (epoch {report.epoch}) is {report.state}"
                 self._log.note(f"{text}: {report.detail[-200:]}")
+
+    @workflow.signal(name=ENGINE_LOAD)
+    def engine_load(self, load: EngineLoad) -> None:
+        """An engine says how loaded it is; 'auto' permits follow."""
+        # While it is paused for a push an engine goes on showing the queue of before.
+        if self._servers.pushes_in_flight:
+            return
+        if reason := self._permits.on_load(workflow.time(), load):
+            self._log.note(reason)
+            self._generations.wanted = True
 
     @workflow.signal
     def dispatch_report(self, report: DispatchReport) -> None:

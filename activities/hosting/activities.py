@@ -25,11 +25,19 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.context import WorkerContext
 from activities.contracts import names
-from activities.contracts.hosting import HostInput, HostReport, HostRole, ServerState
+from activities.contracts.hosting import (
+    ENGINE_LOAD,
+    EngineLoad,
+    HostInput,
+    HostReport,
+    HostRole,
+    ServerState,
+)
 from activities.hosting import reaper
 from activities.hosting.heartbeat import heartbeats
 from activities.hosting.process import ServerProcess, describe_exit
 from activities.hosting.spec import ServerSpec, SpecBuilder
+from activities.inference.load import report_load
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +102,8 @@ class HostActivities:
         epoch = host.epoch_base + activity.info().attempt
         async with heartbeats():
             try:
-                await self._signal(host.run_id, self._report(host, epoch, "starting"))
+                starting = self._report(host, epoch, "starting")
+                await self._signal(host.run_id, REPORT_SIGNAL, starting)
                 await self._serve(host, epoch)
             except _RunClosed:
                 log.info("%s %s: the run is closed", host.run_id, host.host_id)
@@ -144,7 +153,7 @@ class HostActivities:
             log.info("%s is up after %.1f s", spec.name, time.monotonic() - started)
             known = {"address": spec.address, "queue": self.ctx.own_queue, "model": spec.model}
             report = self._report(host, epoch, "up", **known)
-            up = asyncio.create_task(self._signal(host.run_id, report))
+            up = asyncio.create_task(self._report_up(host, report))
             await self._until_lost(spec, process, run_check, up)
         finally:
             tasks = [task for task in (run_check, up) if task is not None]
@@ -152,10 +161,29 @@ class HostActivities:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _report_up(self, host: HostInput, report: HostReport) -> None:
+        """Tells the run; then, if it wants to know, how loaded the engine is, for ever.
+
+        Raises a non-retryable ApplicationError if the engine cannot say how loaded it is.
+        """
+        await self._signal(host.run_id, REPORT_SIGNAL, report)
+        if host.role != "engine" or not host.report_load:
+            return
+
+        async def send(load: EngineLoad) -> None:
+            await self._signal(host.run_id, ENGINE_LOAD, load)
+
+        try:
+            await report_load(report.address, host.index, report.epoch, send)
+        except ValueError as error:
+            # A restarted engine would answer no better.
+            raise ApplicationError(str(error), type=names.BAD_INPUT, non_retryable=True) from None
+
     async def _report_down(self, host: HostInput, epoch: int, reason: str, tail: str = "") -> None:
         """Tells the run, then fails the attempt; raises _RunClosed if the run is closed."""
         detail = f"{reason}; last log lines:\n{tail}"[:DETAIL_LIMIT] if tail else reason
-        await self._signal(host.run_id, self._report(host, epoch, "down", detail=detail))
+        down = self._report(host, epoch, "down", detail=detail)
+        await self._signal(host.run_id, REPORT_SIGNAL, down)
         raise ApplicationError(f"{host.host_id}: {detail}", type=SERVER_LOST)
 
     # -- watching ---------------------------------------------------------------------------
@@ -246,11 +274,11 @@ class HostActivities:
             if answer.workflow_execution_info.status in _CLOSED:
                 raise _RunClosed
 
-    async def _signal(self, run_id: str, report: HostReport) -> None:
+    async def _signal(self, run_id: str, name: str, value: HostReport | EngineLoad) -> None:
         handle = self.client.get_workflow_handle(run_id)
         while True:
             try:
-                await handle.signal(REPORT_SIGNAL, report, rpc_timeout=RPC_TIMEOUT)
+                await handle.signal(name, value, rpc_timeout=RPC_TIMEOUT)
                 return
             except RPCError as error:
                 if error.status == RPCStatusCode.NOT_FOUND:

@@ -11,8 +11,8 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,21 @@ from activities.contracts.rollouts import (
     ShipBatchInput,
 )
 from activities.hosting.heartbeat import heartbeats
-from activities.rollouts import groups, samples
+from activities.rollouts import frozen, groups, samples
 from activities.rollouts.connections import EnvConnection, EnvConnections
 from activities.rollouts.gauges import RunGauges
+from activities.rollouts.releases import Releases
 from activities.rollouts.tasks import TaskLibrary, env_of
-from activities.scoring import batches, evals, filters
-from activities.scoring.algorithms import CreditError
-from activities.scoring.check import AlgorithmLibrary, bad_input
+from activities.scoring import batches, evals, filters, subsets
+from activities.scoring.algorithms import CreditError, Render
+from activities.scoring.algorithms.rendering import load_renderer
+from activities.scoring.check import AlgorithmLibrary, bad_input, engine_lost
+from activities.scoring.references import ReferenceLost
 from activities.storage import keys
 from activities.storage.batch import encode_batch
 from activities.storage.refs import ArtifactRef
+from configs.algorithm import OpsdConfig
+from configs.env import TrainEnvConfig
 from configs.filters import FilterConfig
 
 HEARTBEAT_S = 2.0
@@ -53,13 +58,15 @@ class _EngineTrouble(Exception):
 
 
 class RolloutActivities:
-    """One per rollout worker process."""
+    """One per rollout worker process. Without `releases`, permits are freed by activities only."""
 
-    def __init__(self, ctx: WorkerContext) -> None:
+    def __init__(self, ctx: WorkerContext, releases: Releases | None = None) -> None:
         self.ctx = ctx
+        self.releases = releases
         self.tasks = TaskLibrary(ctx)
-        self.algorithms = AlgorithmLibrary(ctx)
+        self.algorithms = AlgorithmLibrary(ctx, self._load_render)
         self.connections = EnvConnections()
+        self._layouts = frozen.Layouts()
         self._gauges: dict[str, RunGauges] = {}
         self._tokenizers: dict[str, str] = {}
         self._vocab_sizes: dict[str, int] = {}
@@ -79,8 +86,10 @@ class RolloutActivities:
         missing = [index for index in given.indexes if index not in found]
         gauges = self._run_gauges(given)
         if missing:
-            async with self._beating(given, found, gauges):
-                await self._run_missing(given, missing, found, gauges)
+            with self._releasing(given) as ended:
+                ended(len(found))
+                async with self._beating(given, found, gauges):
+                    await self._run_missing(given, missing, found, gauges, ended)
         errored = sum(document["error"] is not None for document in found.values())
         return RunRolloutsResult(
             group=work.group,
@@ -88,6 +97,17 @@ class RolloutActivities:
             errored=errored,
             sampled_tokens=sum(document["sampled_tokens"] for document in found.values()),
         )
+
+    def _releasing(
+        self, given: RunRolloutsInput
+    ) -> AbstractContextManager[Callable[[int], object]]:
+        """Yields what takes how many rollouts of the part have ended, for Dispatch to be told."""
+        if self.releases is None:
+            return nullcontext(lambda count: None)
+        owner = activity.info().workflow_id
+        assert owner is not None, "rollouts are carried out for a workflow"
+        key = f"{given.work.group}/{given.first}"
+        return self.releases.part(owner, key, len(given.indexes))
 
     def _adopt(self, given: RunRolloutsInput) -> dict[int, dict[str, Any]]:
         """Rollouts of the group that an earlier attempt committed."""
@@ -106,6 +126,7 @@ class RolloutActivities:
         missing: Sequence[int],
         found: dict[int, dict[str, Any]],
         gauges: RunGauges,
+        ended: Callable[[int], object],
     ) -> None:
         work = given.work
         task = await self.tasks.task(given.run_id, work.kind, work.env, work.example)
@@ -119,20 +140,21 @@ class RolloutActivities:
                 finally:
                     gauges.inflight -= 1
                 gauges.finished(found[index]["sampled_tokens"])
+                ended(len(found))
 
             running = [asyncio.create_task(one(index)) for index in missing]
-            ended = asyncio.create_task(asyncio.wait(running))
+            all_ended = asyncio.create_task(asyncio.wait(running))
             lost = asyncio.create_task(connection.lost.wait())
             try:
-                await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
-                if not ended.done():
+                await asyncio.wait({all_ended, lost}, return_when=asyncio.FIRST_COMPLETED)
+                if not all_ended.done():
                     message = connection.reason
                     raise ApplicationError(message, type=names.ENV_LOST, non_retryable=True)
                 outcomes = [done.exception() for done in running]
             finally:
-                for pending in (ended, lost, *running):
+                for pending in (all_ended, lost, *running):
                     pending.cancel()
-                await asyncio.gather(ended, lost, *running, return_exceptions=True)
+                await asyncio.gather(all_ended, lost, *running, return_exceptions=True)
         self._raise_first(outcomes)
 
     @staticmethod
@@ -153,6 +175,9 @@ class RolloutActivities:
         config = self.ctx.config(given.run_id)
         work, engine = given.work, given.engine
         sampling = config.sampling(work.env, work.kind)
+        played_by = config.sampler(work.env, work.kind)
+        if played_by is not None:
+            return frozen.request(played_by, sampling, task)
         client = vf.TrainClientConfig.model_validate(
             {
                 "base_url": f"{engine.url.rstrip('/')}/v1",
@@ -176,6 +201,12 @@ class RolloutActivities:
             "sampling": wanted,
             "task_data": task,
         }
+
+    def _load_render(self, run_id: str) -> Render:
+        """The policy's prompts for algorithms; blocks while the tokenizer is fetched and loads."""
+        ref = self.ctx.store.require(keys.weights(run_id, 0))
+        folder = self.ctx.store.fetch_folder(ref, self.ctx.scratch("weights"))
+        return load_renderer(str(folder), renderer_config(self.ctx.config(run_id).model.renderer))
 
     async def _tokenizer(self, run_id: str) -> str:
         """A local folder with the run's tokenizer: that of version 0."""
@@ -207,9 +238,12 @@ class RolloutActivities:
             # The env server's own refusal: task data it cannot read, or an abort.
             rollout = samples.failed("EnvServer", str(error))
         else:
-            rollout = samples.from_episode(episode, given.engine.version)
+            rollout = await self._read(given, episode)
+        played_by = config.sampler(work.env, work.kind)
         if rollout.provider:
             assert rollout.error is not None
+            if played_by is not None:
+                raise frozen.lost(played_by, rollout.error)
             raise _EngineTrouble(f"{rollout.error['type']}: {rollout.error['message']}")
         document = {
             "group": work.group,
@@ -217,12 +251,22 @@ class RolloutActivities:
             "kind": work.kind,
             "env": work.env,
             "example": work.example,
-            "temperature": request["sampling"].temperature,
-            "version": given.engine.version,
+            "temperature": (frozen.TEMPERATURE if played_by else request["sampling"].temperature),
+            "version": -1 if played_by else given.engine.version,
             "engine": {"index": given.engine.index, "epoch": given.engine.epoch},
             **samples.to_document(rollout),
         }
         return await asyncio.to_thread(self._commit, given.run_id, document)
+
+    async def _read(self, given: RunRolloutsInput, episode: Any) -> samples.Rollout:
+        """The rollout of an episode; a frozen model's words are laid out in the policy's tokens."""
+        config = self.ctx.config(given.run_id)
+        if config.sampler(given.work.env, given.work.kind) is None:
+            return samples.from_episode(episode, given.engine.version)
+        layout = await self._layouts.layout(
+            await self._tokenizer(given.run_id), renderer_config(config.model.renderer)
+        )
+        return await asyncio.to_thread(samples.from_episode, episode, -1, layout.samples)
 
     def _commit(self, run_id: str, document: dict[str, Any]) -> dict[str, Any]:
         """Commits a rollout; if another attempt was first, its document is the one that counts."""
@@ -276,14 +320,27 @@ class RolloutActivities:
     async def finalize_group(self, given: FinalizeGroupInput) -> GroupResult:
         """Scores a group and commits it; the first commit is what every later call returns.
 
-        Raises ApplicationError BAD_INPUT if the env's algorithm has no credit for it.
+        Raises ApplicationError BAD_INPUT if the env's algorithm has no credit for it, ENGINE_LOST
+        if the policy was to be asked and is not at `engine`, and ReferenceLost, to be tried again,
+        if a frozen model does not answer.
         """
+        self.algorithms.references.bind()
         async with heartbeats():
-            judge = None
+            judge = post_batch = task = None
             if given.work.kind == "train":
-                slot = self.ctx.config(given.run_id).filters.pre_batch
-                judge = await self._judge(given.run_id, slot)
-            return await asyncio.to_thread(self._finalize_group, given, judge)
+                slots = self.ctx.config(given.run_id).filters
+                judge = await self._judge(given.run_id, slots.pre_batch)
+                post_batch = await self._judge(given.run_id, slots.post_batch)
+                task = await self._task_for_algorithm(given)
+            return await asyncio.to_thread(self._finalize_group, given, judge, post_batch, task)
+
+    async def _task_for_algorithm(self, given: FinalizeGroupInput) -> dict[str, Any] | None:
+        """The group's task, where its algorithm looks at it."""
+        work = given.work
+        config = self.ctx.config(given.run_id).algorithm(work.env)
+        if not isinstance(config, OpsdConfig):
+            return None
+        return await self.tasks.task(given.run_id, work.kind, work.env, work.example)
 
     async def _judge(self, run_id: str, slot: Sequence[FilterConfig]) -> groups.Judge:
         """A slot of filters, ready to judge rollouts."""
@@ -306,7 +363,13 @@ class RolloutActivities:
             self._vocab_sizes[run_id] = size
         return self._vocab_sizes[run_id]
 
-    def _finalize_group(self, given: FinalizeGroupInput, judge: groups.Judge | None) -> GroupResult:
+    def _finalize_group(
+        self,
+        given: FinalizeGroupInput,
+        judge: groups.Judge | None,
+        post_batch: groups.Judge | None,
+        task: dict[str, Any] | None,
+    ) -> GroupResult:
         store, work = self.ctx.store, given.work
         key = keys.group(given.run_id, work.group)
         ref = store.committed(key)
@@ -317,11 +380,29 @@ class RolloutActivities:
             ]
             rollouts = [None if found is None else store.get_json(found) for found in refs]
             trains = work.kind == "train"
-            algorithm = self.algorithms.algorithm(given.run_id, work.env) if trains else None
+            algorithm = (
+                self.algorithms.algorithm(given.run_id, work.env, given.engine) if trains else None
+            )
+            env = env_of(self.ctx.config(given.run_id), work.kind, work.env)
             try:
-                document = groups.score(work, rollouts, given.version, given.lost, algorithm, judge)
+                document = groups.score(
+                    work,
+                    rollouts,
+                    given.version,
+                    given.lost,
+                    algorithm,
+                    judge,
+                    post_batch=post_batch,
+                    require_full=isinstance(env, TrainEnvConfig) and env.require_full_group,
+                    state=given.algo_state,
+                    task=task,
+                )
             except CreditError as error:
                 raise bad_input(error) from error
+            except ReferenceLost as error:
+                if error.live:
+                    raise engine_lost(error) from error
+                raise
             ref = store.put_json(key, document, attempt=attempt_token())
         return groups.result(store.get_json(ref), ref)
 
@@ -379,7 +460,8 @@ class RolloutActivities:
     async def ship_batch(self, given: ShipBatchInput) -> BatchResult:
         """Writes the batch file of a step, without the rollouts that post-batch filters remove.
 
-        If nothing is left, no file is written and the result has no reference.
+        If nothing is left, no file is written and the result has no reference. The metrics are
+        stored in either case.
 
         Raises ApplicationError (not retryable) if the store's groups are not those of `digest`.
         """
@@ -406,8 +488,9 @@ class RolloutActivities:
         decoded = sum(sum(row.loss_mask) for row in rows)
         rollouts = sum(not v.removed for _, verdicts in judged for v in verdicts.values())
         slots = self.ctx.config(given.run_id).filters
-        metrics = batches.summarize(
-            [groups.batch_group(doc, verdicts) for doc, verdicts in judged],
+        counted = [groups.batch_group(doc, verdicts) for doc, verdicts in judged]
+        metrics = subsets.summarize(counted) | batches.summarize(
+            counted,
             given.step,
             pre_batch=[config.type for config in slots.pre_batch],
             post_batch=[config.type for config in slots.post_batch],
@@ -418,11 +501,16 @@ class RolloutActivities:
         metrics["progress/prefill_tokens"] = float(tokens - decoded)
         metrics["progress/decode_tokens"] = float(decoded)
         metrics["progress/problems"] = float(len(documents))
+        attempt = attempt_token()
+        metrics_ref = store.put_json(
+            keys.batch_metrics(given.run_id, given.step, digest), metrics, attempt=attempt
+        )
+        headline = {name: metrics[name] for name in batches.HEADLINE if name in metrics}
         if not rows:
-            return BatchResult(None, 0, 0, 0, metrics)
+            return BatchResult(None, 0, 0, 0, headline, metrics_ref)
         key = keys.batch(given.run_id, given.step)
-        ref = store.put(key, encode_batch(rows), attempt=attempt_token())
-        return BatchResult(ref, len(rows), tokens, rollouts, metrics)
+        ref = store.put(key, encode_batch(rows), attempt=attempt)
+        return BatchResult(ref, len(rows), tokens, rollouts, headline, metrics_ref)
 
 
 def renderer_config(name: str) -> dict[str, Any]:

@@ -1,36 +1,63 @@
-"""Live gauges of one rollout worker process and run, for dashboards.
+"""Gauges of one rollout worker process and run, for dashboards: the latest, and a series of them.
 
-Nothing decides anything by them. Written at most once a second.
+Nothing decides anything by them. The live record is written at most once a second; a sample is
+taken every SAMPLE_S while rollouts run, and when the last of them has ended.
 """
 
 import asyncio
 import time
+import uuid
 from collections import deque
 from dataclasses import asdict
+from typing import Any
 
 from temporalio import activity
 
 from activities.contracts.rollouts import Gauges
+from activities.rollouts.lag import LoopLag
 from activities.storage import keys
+from activities.storage.series import Chunk, Series
 from activities.storage.store import ArtifactStore
 
 WRITE_S = 1.0
 WINDOW_S = 10.0
+SAMPLE_S = 10.0
 
 
 class RunGauges:
-    """What this process has done for one run. `worker` names the process."""
+    """What this process has done for one run. `worker` names the process.
 
-    def __init__(self, store: ArtifactStore, run_id: str, worker: str) -> None:
+    `inflight` counts the rollouts that this process executes, while `dispatch` is what came with
+    the latest work, and counts those of all workers.
+    """
+
+    def __init__(
+        self, store: ArtifactStore, run_id: str, worker: str, *, sample_s: float = SAMPLE_S
+    ) -> None:
         self.store = store
         self.key = keys.live(run_id, f"rollout-{worker}")
         self.inflight = 0
         self.tokens = 0
         self.rollouts = 0
-        self.dispatch = Gauges()
+        self._dispatch, self._heard = Gauges(), 0.0
         self._recent: deque[tuple[float, int]] = deque()
-        self._written = 0.0
         self._started = time.monotonic()
+        self._written = self._sampled = -float("inf")
+        self._sample_s = sample_s
+        # A process that comes back may have its predecessor's name.
+        self._series = Series(run_id, f"rollout-{worker}-{uuid.uuid4().hex[:6]}")
+        self._lag = LoopLag()
+        self._writing = asyncio.Lock()
+        self._sample_time = 0.0
+
+    @property
+    def dispatch(self) -> Gauges:
+        """What Dispatch last told."""
+        return self._dispatch
+
+    @dispatch.setter
+    def dispatch(self, gauges: Gauges) -> None:
+        self._dispatch, self._heard = gauges, time.time()
 
     def finished(self, sampled_tokens: int) -> None:
         """Counts a rollout that ended."""
@@ -47,21 +74,48 @@ class RunGauges:
         return sum(tokens for _, tokens in self._recent) / span
 
     async def write(self, *, force: bool = False) -> None:
-        """Stores the gauges, unless they were stored less than a second ago."""
+        """Stores the gauges, unless they were stored less than a second ago, and samples them if
+        that is due. To be called every few seconds during work, and with `force` at its end.
+        """
+        if force:
+            self._lag.stop()
+        else:
+            self._lag.start()
         now = time.monotonic()
-        if not force and now - self._written < WRITE_S:
+        if not force and (self._writing.locked() or now - self._written < WRITE_S):
             return
         self._written = now
-        value = {
-            "time": time.time(),
-            "inflight": self.inflight,
+        chunk = self._sample(now, end=force)
+        live = {"time": time.time(), "rollouts": self.rollouts, **self._value()}
+        # One at a time, so that a slow write never puts back what a later one stored.
+        async with self._writing:
+            try:
+                await asyncio.to_thread(self._store, live, chunk)
+            except Exception:
+                # No rollout is worth losing over a gauge.
+                activity.logger.warning("gauges were not stored", exc_info=True)
+
+    def _value(self) -> dict[str, Any]:
+        """This process's own numbers, then those of Dispatch, which were `heard` (Unix seconds)."""
+        return {
+            "worker_inflight": self.inflight,
             "sampled_tokens": self.tokens,
-            "rollouts": self.rollouts,
             "tokens_per_s": round(self.tokens_per_s(), 1),
-            **asdict(self.dispatch),
+            "heard": self._heard,
+            **asdict(self._dispatch),
         }
-        try:
-            await asyncio.to_thread(self.store.write_live, self.key, value)
-        except Exception:
-            # No rollout is worth losing over a gauge.
-            activity.logger.warning("gauges were not stored", exc_info=True)
+
+    def _sample(self, now: float, *, end: bool) -> Chunk | None:
+        """Takes a sample if it is due. The one at the end of work replaces one just taken."""
+        if not end and now - self._sampled < self._sample_s:
+            return None
+        self._sampled = now
+        # It rises, even if the clock is set back.
+        self._sample_time = moment = max(time.time(), self._sample_time + 0.001)
+        sample = {"time": moment, **self._value(), "event_loop_lag": self._lag.take()}
+        return self._series.add(sample, replace_after=moment - WRITE_S if end else None)
+
+    def _store(self, live: dict[str, Any], chunk: Chunk | None) -> None:
+        self.store.write_live(self.key, live)
+        if chunk is not None:
+            chunk.write(self.store)

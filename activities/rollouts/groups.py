@@ -14,7 +14,7 @@ from activities.contracts.rollouts import GroupResult, GroupWork
 from activities.scoring import algorithms
 from activities.scoring.batches import BatchGroup, BatchRollout, tally_of
 from activities.scoring.evals import EvalRollout
-from activities.scoring.filters import Verdict
+from activities.scoring.filters import Verdict, sampled_tokens
 from activities.storage.batch import Sample
 from activities.storage.refs import ArtifactRef
 
@@ -25,15 +25,15 @@ Judge = Callable[[Sequence[Mapping[str, Any]]], Verdict]
 
 
 def _write_credit(member: dict[str, Any], credit: algorithms.Credit) -> None:
-    """Writes a rollout's advantages into its samples; its own `advantage` is their mean over its
-    sampled tokens.
+    """Writes a rollout's streams into its samples; its own `advantage` is the mean over its
+    sampled tokens, None if they have none.
     """
-    advantage = 0.0 if credit.advantage is None else credit.advantage
-    member["advantage"] = advantage if isinstance(advantage, int | float) else fmean(advantage)
     masks = [sample["loss_mask"] for sample in member["samples"]]
-    streams = algorithms.broadcast(advantage, masks)
-    for sample, stream in zip(member["samples"], streams, strict=True):
-        sample["advantages"] = stream
+    for sample, streams in zip(member["samples"], algorithms.lay_out(credit, masks), strict=True):
+        sample.update(streams)
+    found = sampled_tokens(member["samples"]).advantages
+    # A rounded mean of equal numbers need not be that number.
+    member["advantage"] = (found[0] if len(set(found)) == 1 else fmean(found)) if found else None
 
 
 async def _give_credit(
@@ -41,11 +41,12 @@ async def _give_credit(
     members: list[dict[str, Any]],
     views: Sequence[algorithms.RolloutView],
     judge: Judge | None,
+    state: Mapping[str, float] | None,
 ) -> None:
     """Gives credit to rollouts that did not err [n] and has them judged: `filters` names what hit
     a rollout, `filtered` says whether that removes it. Those left may get other credit then.
     """
-    credit = await algorithms.before_filters(algorithm, views)
+    credit = await algorithms.before_filters(algorithm, views, state)
     for member, given in zip(members, credit, strict=True):
         _write_credit(member, given)
         verdict = judge(member["samples"]) if judge is not None else Verdict()
@@ -65,12 +66,20 @@ def score(
     lost: str,
     algorithm: algorithms.Algorithm | None = None,
     judge: Judge | None = None,
+    *,
+    post_batch: Judge | None = None,
+    require_full: bool = False,
+    state: Mapping[str, float] | None = None,
+    task: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The document of a group from its rollout documents [size]; None: never finished.
 
     In training groups `algorithm` (none: plain group-relative) gives credit to the rollouts that
-    did not err, and `judge` (none: no filters) says which of them survive. Blocks, and runs an
-    event loop of its own: not for the thread of another. Raises CreditError.
+    did not err, `judge` (none: no filters) says which of them survive, and `post_batch` which of
+    these would not train. With `require_full`, one that erred or was lost rejects the group:
+    nothing in it gets credit or survives. `state` is the snapshot that the algorithm starts from,
+    and `task` the example's data, for algorithms with `needs_task`. Blocks, and runs an event loop
+    of its own: not for the thread of another. Raises CreditError.
     """
     algorithm = algorithm or algorithms.default()
     members: list[dict[str, Any]] = []
@@ -97,13 +106,19 @@ def score(
             }
         members.append({"rollout": index, **member})
     valid = [member for member in members if member["error"] is None]
-    if work.kind == "train":
+    rejected = require_full and work.kind == "train" and len(valid) < len(members)
+    observed: dict[str, list[float]] = {}
+    if work.kind == "train" and not rejected:
         views = [
-            algorithms.view(index, rollout)
+            algorithms.view(index, rollout, task)
             for index, rollout in enumerate(rollouts)
             if rollout is not None and rollout["error"] is None
         ]
-        asyncio.run(_give_credit(algorithm, valid, views, judge))
+        asyncio.run(_give_credit(algorithm, valid, views, judge, state))
+        observed = algorithm.observed(views)
+        for member in valid:
+            if post_batch is not None and not member["filtered"]:
+                member["post_filtered"] = post_batch(member["samples"]).removed
     sampled = [
         version
         for member in valid
@@ -120,6 +135,8 @@ def score(
         "example": work.example,
         "size": work.size,
         "version_start": min(sampled, default=version),
+        "rejected": rejected,
+        "observed": observed,
         "rollouts": members,
     }
 
@@ -130,7 +147,11 @@ def valid_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def survivors_of(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rollouts of a group that did not err and that no pre-batch filter removed."""
+    """The rollouts of a group that did not err and that no pre-batch filter removed; none of a
+    group that was rejected for those that did.
+    """
+    if document.get("rejected", False):
+        return []
     return [member for member in valid_of(document) if not _pre_batch(member).removed]
 
 
@@ -148,11 +169,17 @@ def result(document: dict[str, Any], ref: ArtifactRef) -> GroupResult:
     their part in the others' advantages.
     """
     valid, survivors = valid_of(document), survivors_of(document)
-    samples = [sample for member in survivors for sample in member["samples"]]
+    trainable = [member for member in survivors if not member.get("post_filtered", False)]
+    samples = [sample for member in trainable for sample in member["samples"]]
     errors = [member["error"] for member in document["rollouts"] if member["error"]]
     rewards = [member["reward"] for member in valid]
-    tally = tally_of([_pre_batch(member) for member in valid])
+    rejected = document.get("rejected", False)
+    # Filters never saw a rejected group, so it must not thin out the shares of what they hit.
+    tally = tally_of([] if rejected else [_pre_batch(member) for member in valid])
     first = f"{errors[0]['type']}: {errors[0]['message']}"[:300] if errors else ""
+    if rejected:
+        failed = f"{len(errors)} of {document['size']} rollouts failed"
+        first = f"require_full_group: {failed}: {first}"
     if tally.dropped and not survivors:
         hits = ", ".join(f"{name} {count}" for name, count in tally.hits.items())
         removed = f"pre-batch filters removed {tally.dropped} of {tally.rollouts} rollouts ({hits})"
@@ -164,6 +191,9 @@ def result(document: dict[str, Any], ref: ArtifactRef) -> GroupResult:
         ref=ref,
         size=document["size"],
         survivors=len(survivors),
+        trainable=len(trainable),
+        advantage_range=_advantage_range(survivors),
+        observed=document.get("observed", {}),
         errored=len(errors),
         reward_mean=sum(rewards) / len(rewards) if rewards else 0.0,
         samples=len(samples),
@@ -173,6 +203,13 @@ def result(document: dict[str, Any], ref: ArtifactRef) -> GroupResult:
         error=first,
         filters=tally,
     )
+
+
+def _advantage_range(members: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
+    """Lowest and highest advantage of the sampled tokens of rollouts; None if they have none."""
+    streams = [sampled_tokens(member["samples"]).advantages or () for member in members]
+    values = [value for stream in streams for value in stream]
+    return (min(values), max(values)) if values else None
 
 
 def judge_survivors(document: dict[str, Any], judge: Judge) -> dict[int, Verdict]:
@@ -197,6 +234,10 @@ def batch_samples(
             logprobs=sample["logprobs"],
             advantages=sample["advantages"],
             versions=sample["versions"],
+            rl_weights=sample.get("rl_weights"),
+            ce_weights=sample.get("ce_weights"),
+            ref_kl_weights=sample.get("ref_kl_weights"),
+            ref_logprobs=sample.get("ref_logprobs"),
         )
         for member in survivors_of(document)
         if member["rollout"] not in removed
@@ -205,19 +246,28 @@ def batch_samples(
 
 
 def _largest(member: dict[str, Any]) -> float:
-    """The advantage of a rollout's sampled tokens that is farthest from 0."""
-    values = (value for sample in member["samples"] for value in sample["advantages"])
+    """The advantage of a rollout's sampled tokens that is farthest from 0; 0 if it got none."""
+    values = (value for sample in member["samples"] for value in sample.get("advantages") or ())
     return max(values, key=abs, default=0.0)
 
 
 def _timing(member: dict[str, Any]) -> dict[str, float]:
-    """Seconds per phase; env is what of the generation was not the model, total their sum."""
-    timing = {phase: s for phase, s in member.get("timing", {}).items() if phase != "start"}
+    """Seconds per phase, from a rollout's clock.
+
+    env is what of the generation was not the model; total is the wall time, and overhead what of
+    it is no phase: boot, finalization, waits between. A rollout whose end was not kept has the sum
+    of its phases as total, and no overhead.
+    """
+    timing: dict[str, float] = dict(member.get("timing", {}))
+    start, end = timing.pop("start", None), timing.pop("end", None)
     if not timing:
         return {}
     phases = sum(timing.get(phase, 0.0) for phase in ("setup", "generation", "scoring"))
     env = max(0.0, timing.get("generation", 0.0) - timing.get("model", 0.0))
-    return {"total": phases, "env": env, **timing}
+    if start is None or end is None:
+        return {"total": phases, "env": env, **timing}
+    total = max(phases, end - start)
+    return {"total": total, "env": env, "overhead": total - phases, **timing}
 
 
 def _metrics(member: dict[str, Any]) -> dict[str, float]:

@@ -1,19 +1,27 @@
 """From a verifiers episode to training samples and a rollout record.
 
 Invariants: token ids, masks and log-probabilities are the engine's own, never rounded and never
-tokenized again. Each sampled message trains exactly once, in the first branch that holds it. Each
-sampled token carries the policy version whose weights sampled it.
+tokenized again. Each message trains exactly once, in the first sample that holds it, be it sampled
+or the env's. Each sampled token carries the policy version whose weights sampled it.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
+from activities.scoring.algorithms.base import POLICY_AGENT
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from verifiers.v1.graph import MessageNode
     from verifiers.v1.trace import Trace
 
 WEIGHT_VERSIONS = "weight_versions"
+UNNAMED_AGENT = "agent"
+"""What verifiers calls the agent of an env in which nobody else plays."""
 
 
 class UnusableTrace(Exception):
@@ -22,15 +30,21 @@ class UnusableTrace(Exception):
 
 @dataclass(frozen=True)
 class RolloutSample:
-    """One sequence of T tokens before scoring; every list has length T.
+    """One sequence of T tokens before scoring; token_ids to versions have length T.
 
-    `versions` is -1 and `logprobs` 0.0 where `loss_mask` is False.
+    `versions` is -1 and `logprobs` 0.0 where `loss_mask` is False. The first `prompt_tokens` tokens
+    are prompt number `prompt` of the rollout. `observations` are spans (role, start, stop) of what
+    the env's messages said after the policy's first reply, without the template around it; None if
+    the renderer did not tell these apart.
     """
 
     token_ids: list[int]
     loss_mask: list[bool]
     logprobs: list[float]
     versions: list[int]
+    prompt: int = 0
+    prompt_tokens: int = 0
+    observations: list[tuple[str, int, int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -101,17 +115,58 @@ def _node_versions(
     return versions, {str(span["version"]) for span in spans if span["end"] > span["start"]}
 
 
+def _prompt(nodes: Sequence["MessageNode"]) -> tuple[dict[str, Any], int]:
+    """What a branch begins with up to the policy's first reply: {'messages', 'tools'} as they go
+    over the wire to an engine, and its length in tokens.
+    """
+    from verifiers.v1.clients.train import tool_to_wire
+    from verifiers.v1.dialects.chat import message_to_wire
+
+    before = list(takewhile(lambda node: not node.sampled, nodes))
+    reply = nodes[len(before)]
+    tools = [tool_to_wire(tool) for tool in nodes[0].tools]
+    opening = len(list(takewhile(lambda on: not on, reply.mask)))
+    messages = [message_to_wire(node.message) for node in before]
+    length = sum(len(node.token_ids) for node in before) + opening
+    return {"messages": messages, "tools": tools or None}, length
+
+
+def _observations(
+    nodes: Sequence["MessageNode"], seen: set[int]
+) -> list[tuple[str, int, int]] | None:
+    """Spans of what the env said on a branch after the policy's first reply; see RolloutSample.
+
+    Messages in `seen` (ids of nodes) are left out.
+    """
+    spans: list[tuple[str, int, int]] = []
+    replied, place = False, 0
+    for node in nodes:
+        replied = replied or node.sampled
+        if replied and not node.sampled and node.token_ids and id(node) not in seen:
+            if len(node.is_content) != len(node.token_ids):
+                return None
+            start = place
+            for said, run in groupby(node.is_content):
+                stop = start + len(list(run))
+                spans += [(node.message.role, start, stop)] * said
+                start = stop
+        place += len(node.token_ids)
+    return spans
+
+
 def trace_samples(
-    trace: "Trace[Any, Any, Any]", version: int
+    trace: "Trace[Any, Any, Any]", version: int, prompts: list[dict[str, Any]]
 ) -> tuple[list[RolloutSample], set[str]]:
     """Samples of one trace, one a branch, and the weight labels of its sampled tokens.
 
-    `version` stands in where the engine told no label that names one. Branches in which nothing
-    is left to train are dropped. Raises UnusableTrace.
+    `version` stands in where the engine told no label that names one. `prompts` is extended by
+    those that samples begin with and that are not in it. Branches in which nothing is left to
+    train are dropped. Raises UnusableTrace.
     """
     spans = iter(_spans(trace))
     by_node = {id(node): next(spans) for node in trace.nodes if node.sampled}
     trained: set[int] = set()
+    held: set[int] = set()
     samples: list[RolloutSample] = []
     labels: set[str] = set()
     for branch in trace.branches:
@@ -136,7 +191,15 @@ def trace_samples(
             logprobs += [float(next(values)) if on else 0.0 for on in node_mask]
             versions += [next(own) if on else -1 for on in node_mask]
         if any(mask):
-            samples.append(RolloutSample(ids, mask, logprobs, versions))
+            prompt, prompt_tokens = _prompt(branch.nodes)
+            if prompt not in prompts:
+                prompts.append(prompt)
+            place = prompts.index(prompt)
+            observations = _observations(branch.nodes, held)
+            held.update(id(node) for node in branch.nodes)
+            samples.append(
+                RolloutSample(ids, mask, logprobs, versions, place, prompt_tokens, observations)
+            )
     return samples, labels
 
 
@@ -168,15 +231,23 @@ def _messages(trace: "Trace[Any, Any, Any]") -> list[dict[str, Any]]:
 
 
 def _timing(trace: "Trace[Any, Any, Any]") -> dict[str, float]:
-    """Seconds spent in each phase, and when the rollout started (Unix time)."""
+    """Seconds spent in each phase, and when the rollout started and ended (Unix time)."""
     timing = trace.timing
+    phases = (timing.boot, timing.setup, timing.agent, timing.finalize, timing.scoring)
     return {
         "start": timing.start,
+        "end": max(timing.start, *(phase.end for phase in phases)),
         "setup": timing.setup.duration,
         "generation": timing.agent.duration,
         "model": timing.agent.model.duration,
         "scoring": timing.scoring.duration,
     }
+
+
+def _agent(trace: "Trace[Any, Any, Any]") -> str:
+    """Who played a trace."""
+    name: str = trace.agent.name
+    return POLICY_AGENT if name == UNNAMED_AGENT else name
 
 
 def _is_provider(error: Any) -> bool:
@@ -206,21 +277,33 @@ def _error_of(episode: Any) -> tuple[dict[str, str] | None, bool]:
     return None, False
 
 
-def from_episode(episode: Any, version: int) -> Rollout:
+def from_episode(
+    episode: Any,
+    version: int,
+    lay_out: "Callable[[Trace[Any, Any, Any]], list[RolloutSample]] | None" = None,
+) -> Rollout:
     """The rollout of a served episode, from the traces whose tokens train the policy.
 
     Its reward is the mean over those traces. `version` is the one the engine was verified at.
+    `lay_out` makes the samples of a trace that came without tokens; it raises UnusableTrace.
     """
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     error, provider = _error_of(episode)
     samples: list[RolloutSample] = []
     labels: set[str] = set()
+    prompts: list[dict[str, Any]] = []
+    by_agent: list[dict[str, Any]] = []
     if error is None:
         try:
             for trace in traces:
-                own, names = trace_samples(trace, version)
+                own, names = (
+                    (lay_out(trace), set()) if lay_out else trace_samples(trace, version, prompts)
+                )
                 samples += own
                 labels |= names
+                tokens = sum(sum(sample.loss_mask) for sample in own)
+                about = {"agent": _agent(trace), "reward": trace.reward, "sampled_tokens": tokens}
+                by_agent.append(about)
         except UnusableTrace as unusable:
             samples, error = [], {"type": "UnusableTrace", "message": str(unusable)}
         else:
@@ -233,6 +316,8 @@ def from_episode(episode: Any, version: int) -> Rollout:
     replies = [message for trace in traces for message in trace.assistant_messages]
     record: dict[str, Any] = {
         "messages": [message for trace in traces for message in _messages(trace)],
+        "prompts": prompts,
+        "traces": by_agent,
         "rewards": {
             name: None if reward is None else reward.value
             for trace in traces

@@ -2,7 +2,8 @@
 
 Where a key ends in a statistic, that is the mean, max or min over groups of each group's own mean,
 so that every problem weighs the same. Shares of rollouts weigh every rollout the same. Keys are
-'<metric>/<scope>/<statistic>', where scope is 'all' or an env's name.
+'<metric>/<scope>/<statistic>', where scope is 'all' or an env's name. `subsets.py` has the same
+families over single rollouts.
 
 Everything counts all rollouts that did not err, whatever filters said of them; only 'filters' and
 'off_policy' leave out those that pre-batch filters removed, which never got to the batch.
@@ -17,6 +18,15 @@ from activities.scoring.filters import Verdict
 
 PROMPT_TOO_LONG = "prompt_too_long"
 """The stop condition of a rollout that was cut off by its prompt, not by what it sampled."""
+
+HEADLINE = (
+    "reward/all/mean",
+    "progress/tokens",
+    "progress/samples",
+    "progress/problems",
+    "batch/trainable",
+)
+"""The metrics of a batch that a workflow is told; the store has all of them."""
 
 
 @dataclass(frozen=True)
@@ -114,15 +124,11 @@ def _scope(groups: Sequence[BatchGroup], scope: str, post_batch: Sequence[str]) 
         metrics[f"{key}/mean"] = fmean(values)
         metrics[f"{key}/max"] = max(values)
         metrics[f"{key}/min"] = min(values)
-    sums = [sum(r.reward for r in group.rollouts) for group in full]
-    none = fmean(total == 0 for total in sums)
-    solved = fmean(total == group.size for total, group in zip(sums, full, strict=True))
-    metrics[f"solve_none/{scope}"] = none
-    metrics[f"solve_all/{scope}"] = solved
-    metrics[f"effective_batch_size/{scope}"] = 1.0 - none - solved
+    metrics |= {f"{name}/{scope}": rate for name, rate in solve_rates(full).items()}
     rollouts = [rollout for group in full for rollout in group.rollouts]
     metrics[f"zero_advantage/{scope}"] = fmean(r.advantage == 0.0 for r in rollouts)
-    metrics |= _stops(rollouts, scope)
+    shares = stop_shares(rollouts)
+    metrics |= {f"stop_condition/{scope}/{name}": share for name, share in shares.items()}
     collected = [rollout for rollout in rollouts if rollout.collected]
     if collected:
         metrics[f"filters/{scope}/is_filtered"] = fmean(r.post_batch.removed for r in collected)
@@ -131,15 +137,32 @@ def _scope(groups: Sequence[BatchGroup], scope: str, post_batch: Sequence[str]) 
     return metrics
 
 
-def _stops(rollouts: Sequence[BatchRollout], scope: str) -> dict[str, float]:
-    """Shares of rollouts by what stopped them; one that was never stopped counts as 'none'."""
+def solve_rates(groups: Sequence[BatchGroup]) -> dict[str, float]:
+    """Shares of groups, of which each has a rollout: solve_none, whose rewards add up to 0,
+    solve_all, whose rewards add up to the group's size, and effective_batch_size, all others.
+    """
+    sums = [sum(rollout.reward for rollout in group.rollouts) for group in groups]
+    none = fmean(total == 0 for total in sums)
+    solved = fmean(total == group.size for total, group in zip(sums, groups, strict=True))
+    return {
+        "solve_none": none,
+        "solve_all": solved,
+        "effective_batch_size": 1.0 - none - solved,
+    }
+
+
+def stop_shares(rollouts: Sequence[BatchRollout]) -> dict[str, float]:
+    """Shares of rollouts by what stopped them; one that was never stopped counts as 'none'.
+
+    'generation_truncated' counts those cut off while the policy spoke, whatever stopped them.
+    """
     cut = fmean(r.truncated and r.stop != PROMPT_TOO_LONG for r in rollouts)
     conditions = [rollout.stop or "none" for rollout in rollouts]
     shares = {
-        f"stop_condition/{scope}/{condition}": conditions.count(condition) / len(conditions)
+        condition: conditions.count(condition) / len(conditions)
         for condition in sorted(set(conditions))
     }
-    return {**shares, f"stop_condition/{scope}/generation_truncated": cut}
+    return {**shares, "generation_truncated": cut}
 
 
 def _pre_filters(

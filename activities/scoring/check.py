@@ -1,10 +1,13 @@
 """Algorithms of runs on a rollout worker: made once per run and env, and checked before a run.
 
 A user's function is imported here, in the process that will call it; nothing else of theirs is.
+Models that an algorithm asks are given to it here: a frozen one from its config, the policy itself
+at the engine that served the group.
 """
 
 import asyncio
 import threading
+from collections.abc import Callable, Sequence
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -12,11 +15,20 @@ from temporalio.exceptions import ApplicationError
 from activities.context import WorkerContext
 from activities.contracts import names
 from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+from activities.contracts.rollouts import EngineTarget
 from activities.hosting.heartbeat import heartbeats
-from activities.scoring.algorithms import Algorithm, CreditError, build
+from activities.scoring.algorithms import Algorithm, CreditError, Reference, Render, build
 from activities.scoring.algorithms.custom import load_function
-from configs.algorithm import AlgorithmConfig, CustomConfig
+from activities.scoring.reference_check import check_references
+from activities.scoring.references import ReferenceLost, References
+from configs.algorithm import AlgorithmConfig, CustomConfig, OpsdConfig, teacher_of
+from configs.reference import FrozenModelConfig, ModelReference
 from configs.run import RunConfig
+
+
+def engine_lost(error: ReferenceLost) -> ApplicationError:
+    """A live reference's absence as an activity's failure: the same engine is not tried again."""
+    return ApplicationError(str(error), type=names.ENGINE_LOST, non_retryable=True)
 
 
 def bad_input(error: CreditError) -> ApplicationError:
@@ -25,27 +37,72 @@ def bad_input(error: CreditError) -> ApplicationError:
 
 
 class AlgorithmLibrary:
-    """The algorithms of all runs of this process. Methods may be called from any thread."""
+    """The algorithms of all runs of this process. Methods may be called from any thread.
 
-    def __init__(self, ctx: WorkerContext) -> None:
+    `load_render` makes what turns a run's messages into prompts of its policy; it may block.
+    """
+
+    def __init__(
+        self, ctx: WorkerContext, load_render: Callable[[str], Render] | None = None
+    ) -> None:
+        self.references = References()
         self._ctx = ctx
+        self._load_render = load_render
         self._made: dict[tuple[str, str], Algorithm] = {}
+        self._renders: dict[str, Render] = {}
         self._lock = threading.Lock()
 
-    def algorithm(self, run_id: str, env: str) -> Algorithm:
+    def algorithm(self, run_id: str, env: str, engine: EngineTarget | None = None) -> Algorithm:
         """The algorithm of a train env; imports a user's function on first use.
 
-        Raises ApplicationError BAD_INPUT if that cannot be had; a later call tries again.
+        One that asks the policy asks it at `engine`, which is why it is made anew for each call.
+        Raises ApplicationError BAD_INPUT if it cannot be had; a later call tries again.
         """
+        config = self._ctx.config(run_id)
+        asks_policy = teacher_of(config.algorithm(env)) == "policy"
         with self._lock:
+            if asks_policy:
+                return self._build(run_id, config, env, engine)
             if (run_id, env) not in self._made:
-                config = self._ctx.config(run_id)
-                try:
-                    made = build(config.algorithm(env), seq_len=config.trainer.seq_len)
-                except CreditError as error:
-                    raise bad_input(error) from error
-                self._made[run_id, env] = made
+                self._made[run_id, env] = self._build(run_id, config, env, engine)
             return self._made[run_id, env]
+
+    def _build(
+        self, run_id: str, config: RunConfig, env: str, engine: EngineTarget | None
+    ) -> Algorithm:
+        algo = config.algorithm(env)
+        render = self._render(run_id) if isinstance(algo, OpsdConfig) else None
+        try:
+            return build(
+                algo,
+                seq_len=config.trainer.seq_len,
+                reference=self._reference(teacher_of(algo), engine),
+                render=render,
+            )
+        except CreditError as error:
+            raise bad_input(error) from error
+
+    def _reference(
+        self, teacher: ModelReference | None, engine: EngineTarget | None
+    ) -> Reference | None:
+        if teacher is None:
+            return None
+        if isinstance(teacher, FrozenModelConfig):
+            return self.references.frozen(teacher)
+        return self.references.live(engine.url, engine.model) if engine else _NoEngine()
+
+    def _render(self, run_id: str) -> Render:
+        if run_id not in self._renders:
+            assert self._load_render is not None, "this process has no renderer for algorithms"
+            self._renders[run_id] = self._load_render(run_id)
+        return self._renders[run_id]
+
+
+class _NoEngine:
+    """The policy of a group that no engine served; nothing in it is left to be scored."""
+
+    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        raise ReferenceLost("no engine of the policy was named to score a group", live=True)
 
 
 def check_algorithms(config: RunConfig) -> list[CheckProblem]:
@@ -72,7 +129,8 @@ class AlgorithmActivities:
 
     @activity.defn(name=names.CHECK_ALGORITHMS)
     async def check_algorithms(self, given: CheckInput) -> CheckResult:
-        """Problems of the functions that the config names."""
+        """Problems of the functions and of the models that the config names."""
         config = RunConfig.model_validate(given.config)
         async with heartbeats():
-            return CheckResult(await asyncio.to_thread(check_algorithms, config))
+            problems = await asyncio.to_thread(check_algorithms, config)
+            return CheckResult(problems + await check_references(config))

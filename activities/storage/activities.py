@@ -21,8 +21,21 @@ class StoreActivities:
 
     @activity.defn(name=names.RECORD_STEP)
     async def record_step(self, record: StepRecord) -> None:
-        """Commits a step's metrics; a step that is recorded already stays as it is."""
-        value = {"step": record.step, "time": time.time(), "metrics": record.metrics}
-        key = keys.step_record(record.run_id, record.step)
+        """Commits a step's metrics; a step that is recorded already stays as it is.
+
+        Raises CorruptArtifact if a part is missing or damaged.
+        """
         async with heartbeats():
-            await asyncio.to_thread(self.ctx.store.put_json, key, value, attempt=attempt_token())
+            await asyncio.to_thread(self._record_step, record, attempt_token())
+
+    def _record_step(self, record: StepRecord, attempt: str) -> None:
+        store = self.ctx.store
+        metrics: dict[str, float] = {}
+        for part in record.parts:
+            metrics |= store.get_json(part)
+        value = {
+            "step": record.step,
+            "time": time.time(),
+            "metrics": metrics | record.metrics,
+        }
+        store.put_json(keys.step_record(record.run_id, record.step), value, attempt=attempt)

@@ -3,13 +3,22 @@
 Every per-token list of a row has the length of `token_ids`. Positions that were not sampled by
 the policy have loss_mask False, logprob 0.0, advantage 0.0 and version -1. Readable in one line:
 `pyarrow.parquet.read_table(path)` or duckdb's `select * from 'step-00000001.parquet@…'`.
+
+Some lists may be absent (null). Without rl_weights, the weight is 1 on the loss mask; without
+ce_weights or ref_kl_weights, no token belongs to that component of the loss. Advantages may be
+absent only where no token belongs to rl, and ref_logprobs where none belongs to ref_kl. Schema 1
+has none of these but advantages, which it always has.
 """
 
 import io
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE = ("1", "2")
+
+STREAMS = ("advantages", "rl_weights", "ce_weights", "ref_kl_weights", "ref_logprobs")
+"""Per-token lists that may be absent."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +26,10 @@ class Sample:
     """One training sequence of T tokens.
 
     token_ids [T]; loss_mask [T]: sampled by the policy; logprobs [T]: the engine's, in nats;
-    advantages [T]; versions [T]: policy version that sampled the token, or -1.
+    advantages [T]; versions [T]: policy version that sampled the token, or -1. rl_weights,
+    ce_weights and ref_kl_weights [T]: weights in the components of the loss, where 0 means that a
+    token is no member; ref_logprobs [T]: the reference model's, in nats. Raises ValueError if
+    members lack what their component needs.
     """
 
     group: str
@@ -28,13 +40,33 @@ class Sample:
     token_ids: list[int]
     loss_mask: list[bool]
     logprobs: list[float]
-    advantages: list[float]
+    advantages: list[float] | None
     versions: list[int]
+    rl_weights: list[float] | None = None
+    ce_weights: list[float] | None = None
+    ref_kl_weights: list[float] | None = None
+    ref_logprobs: list[float] | None = None
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
-        for name in ("loss_mask", "logprobs", "advantages", "versions"):
-            assert len(getattr(self, name)) == length, f"{name} is not aligned with token_ids"
+        for name in ("loss_mask", "logprobs", "versions", *STREAMS):
+            values = getattr(self, name)
+            aligned = len(values) == length if values is not None else name in STREAMS
+            assert aligned, f"{name} is not aligned with token_ids"
+        where = f"sample {self.group}/{self.rollout}"
+        if self.advantages is None and self.trains_rl:
+            raise ValueError(f"{where} has tokens for the rl loss, and no advantages")
+        if self.ref_logprobs is None and any(self.ref_kl_weights or ()):
+            raise ValueError(f"{where} has tokens for the ref_kl loss, and no ref_logprobs")
+
+    @property
+    def trains_rl(self) -> bool:
+        """Whether a token belongs to the rl component of the loss."""
+        if self.rl_weights is None:
+            return any(self.loss_mask)
+        return any(
+            on and weight for on, weight in zip(self.loss_mask, self.rl_weights, strict=True)
+        )
 
 
 def _schema() -> Any:
@@ -51,6 +83,10 @@ def _schema() -> Any:
         "logprobs": pa.list_(pa.float64()),
         "advantages": pa.list_(pa.float64()),
         "versions": pa.list_(pa.int32()),
+        "rl_weights": pa.list_(pa.float64()),
+        "ce_weights": pa.list_(pa.float64()),
+        "ref_kl_weights": pa.list_(pa.float64()),
+        "ref_logprobs": pa.list_(pa.float64()),
     }
     assert list(types) == [field.name for field in fields(Sample)]
     return pa.schema(types.items(), metadata={"ratchet.batch.schema": str(SCHEMA_VERSION)})
@@ -73,6 +109,8 @@ def decode_batch(data: bytes) -> list[Sample]:
 
     table = pq.read_table(io.BytesIO(data))
     version = (table.schema.metadata or {}).get(b"ratchet.batch.schema", b"none").decode()
-    if version != str(SCHEMA_VERSION):
-        raise ValueError(f"batch schema {version} is not the one read here ({SCHEMA_VERSION})")
+    if version not in READABLE:
+        raise ValueError(
+            f"batch schema {version} is none of those read here ({', '.join(READABLE)})"
+        )
     return [Sample(**row) for row in table.to_pylist()]

@@ -36,6 +36,20 @@ def checkpoints(run: str) -> str:
     return f"runs/{run}/checkpoints"
 
 
+def batch_metrics(run: str, step: int, digest: str) -> str:
+    """Metrics of a batch: a part of the record of `step`.
+
+    A batch that turned out empty leaves its step to another, so that the `digest` of its groups
+    belongs to the name.
+    """
+    return f"runs/{run}/metrics/parts/batch-{step:08d}-{digest[:16]}.json"
+
+
+def train_metrics(run: str, step: int, digest: str) -> str:
+    """The trainer's metrics of a step on the batch of hash `digest`: a part of its record."""
+    return f"runs/{run}/metrics/parts/train-{step:08d}-{digest[:16]}.json"
+
+
 def step_record(run: str, step: int) -> str:
     """Metrics of one training step."""
     return f"runs/{run}/metrics/step-{step:08d}.json"
@@ -64,6 +78,19 @@ def live(run: str, source: str) -> str:
 def live_records(run: str) -> str:
     """The folder of a run's gauges."""
     return f"runs/{run}/live"
+
+
+def series(run: str, source: str, chunk: int) -> str:
+    """Samples of one process over time, one a line; `chunk` is when they begin (Unix time, ms).
+
+    Names sort by `chunk` first.
+    """
+    return f"runs/{run}/series/{chunk:013d}-{source}.jsonl"
+
+
+def series_folder(run: str) -> str:
+    """The folder of a run's series."""
+    return f"runs/{run}/series"
 
 
 def policy_cache(digest: str) -> str:

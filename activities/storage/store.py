@@ -17,6 +17,7 @@ import os
 import shutil
 import tempfile
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -166,12 +167,7 @@ class ArtifactStore:
 
     def write_live(self, key: str, value: Any) -> None:
         """Replaces a live record; readers see the old one or the new one, never half of it."""
-        path = self.path(key)
-        data = json.dumps(value, separators=(",", ":")).encode()
-        if self.local:
-            self._replace_local(Path(path), data, sync=False)
-        else:
-            self.fs.pipe_file(path, data)
+        self._replace_live(key, json.dumps(value, separators=(",", ":")).encode())
 
     def read_live(self, key: str) -> Any | None:
         """A live record, or None."""
@@ -180,16 +176,36 @@ class ArtifactStore:
         except FileNotFoundError:
             return None
 
-    def live_keys(self, prefix: str) -> list[str]:
-        """Keys of the live records directly below `prefix`, sorted."""
+    def write_lines(self, key: str, values: Sequence[Any]) -> None:
+        """Replaces a live record of many JSON values, one a line."""
+        lines = [json.dumps(value, separators=(",", ":")) + "\n" for value in values]
+        self._replace_live(key, "".join(lines).encode())
+
+    def read_lines(self, key: str) -> list[Any]:
+        """The values of a live record of lines; none if there is no such record."""
+        try:
+            data = self.fs.cat_file(self.path(key))
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in data.splitlines()]
+
+    def live_keys(self, prefix: str, suffix: str = ".json") -> list[str]:
+        """Keys of the live records directly below `prefix` that end in `suffix`, sorted."""
         try:
             names = self.fs.ls(self.path(prefix.rstrip("/")), detail=False)
         except FileNotFoundError:
             return []
         start = len(self.root) + 1
-        return sorted(n[start:] for n in names if n.endswith(".json"))
+        return sorted(n[start:] for n in names if n.endswith(suffix))
 
     # -- private ----------------------------------------------------------------------------
+
+    def _replace_live(self, key: str, data: bytes) -> None:
+        path = self.path(key)
+        if self.local:
+            self._replace_local(Path(path), data, sync=False)
+        else:
+            self.fs.pipe_file(path, data)
 
     def _write(self, path: str, data: bytes) -> None:
         if self.local:

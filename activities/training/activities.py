@@ -53,6 +53,8 @@ RUN_STATE_FILE = "run_state.json"
 CHECKPOINT_PARTS = 3
 """A checkpoint is about this many times its weights: weights and two moments."""
 OUTPUT_TAIL = 2000
+HEADLINE = ("loss", "mismatch_kl", "entropy", "grad_norm", "lr")
+"""The trainer's metrics that a workflow is told; the store has all of them."""
 
 
 @contextlib.contextmanager
@@ -180,8 +182,11 @@ class TrainerActivities:
 
     @activity.defn(name=names.TRAIN_STEP)
     async def train_step(self, given: TrainStepInput) -> TrainStepResult:
-        """Trains one batch and commits the weights of the version that results."""
-        store = self.ctx.store
+        """Trains one batch and commits the weights of the version that results, and the metrics.
+
+        A step trained again on the same batch adopts the metrics of the first time.
+        """
+        store, attempt = self.ctx.store, attempt_token()
         async with heartbeats(), self._scratch(f"step-{given.step}") as scratch:
             config = await asyncio.to_thread(self.ctx.config, given.run_id)
             data = await asyncio.to_thread(store.get, given.batch)
@@ -191,15 +196,19 @@ class TrainerActivities:
                 client = TrainerClient(given.trainer.address)
                 metrics = await client.step(given.step, batch, out)
             ref = await asyncio.to_thread(
-                store.put_folder,
-                keys.weights(given.run_id, given.step),
-                out,
-                attempt=attempt_token(),
+                store.put_folder, keys.weights(given.run_id, given.step), out, attempt=attempt
+            )
+            metrics_ref = await asyncio.to_thread(
+                store.put_json,
+                keys.train_metrics(given.run_id, given.step, given.batch.sha256),
+                metrics,
+                attempt=attempt,
             )
             await asyncio.to_thread(
                 retention.prune_weights, store, given.run_id, given.step, config.retention.weights
             )
-        return TrainStepResult(given.step, ref, metrics)
+        headline = {name: metrics[name] for name in HEADLINE if name in metrics}
+        return TrainStepResult(given.step, ref, headline, metrics_ref)
 
     @activity.defn(name=names.SAVE_CHECKPOINT)
     async def save_checkpoint(self, given: SaveCheckpointInput) -> CheckpointResult:

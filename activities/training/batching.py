@@ -10,8 +10,8 @@ Invariants:
 A padded micro-batch has one sample per row. A packed one has a single row in which the samples
 lie end to end; `positions` start at 0 with each of them.
 
-Streams that a sample lacks (or that its schema does not have) are None, and mean: rl_weights 1 on
-the loss mask, no members of ce and ref_kl. A micro-batch has a stream if one of its samples has.
+Streams that a sample lacks are None, and mean: rl_weights 1 on the loss mask, no members of ce and
+ref_kl. A micro-batch has a stream if one of its samples has.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def cut(sample: Sample, seq_len: int) -> Sample:
 
 def stream(sample: Sample, name: str) -> list[float] | None:
     """A per-token stream [T] of a sample, or None where it is absent."""
-    return getattr(sample, name, None)
+    found: list[float] | None = getattr(sample, name)
+    return found
 
 
 def _require_trainable(sample: Sample) -> None:
@@ -98,10 +99,6 @@ def _require_trainable(sample: Sample) -> None:
         raise ValueError(
             f"{where} has temperature {sample.temperature}; training samples need one above 0"
         )
-    if stream(sample, "advantages") is None and _counts(sample).rl:
-        raise ValueError(f"{where} has tokens for the rl loss, and no advantages")
-    if stream(sample, "ref_logprobs") is None and _counts(sample).ref_kl:
-        raise ValueError(f"{where} has tokens for the ref_kl loss, and no ref_logprobs")
 
 
 def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

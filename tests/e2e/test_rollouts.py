@@ -32,7 +32,7 @@ from activities.contracts.rollouts import (
 from activities.envs.host import env_spec
 from activities.inference.engine import engine_spec
 from activities.rollouts.activities import RolloutActivities
-from activities.storage import keys
+from activities.storage import keys, series
 from activities.storage.batch import decode_batch
 from activities.training.tokenizer import IM_END, vocabulary
 from configs.run import RunConfig
@@ -229,11 +229,17 @@ async def test_single_turn_group_to_batch(
     rows = decode_batch(ctx.store.get(batch.ref))
     assert len(rows) == batch.samples == 8
     assert sum(row.advantages[-1] for row in rows) == pytest.approx(0, abs=1e-9)
-    assert batch.metrics["staleness/max"] == 0
+    assert batch.metrics_ref is not None
+    metrics = ctx.store.get_json(batch.metrics_ref)
+    assert metrics["staleness/max"] == 0
+    assert metrics["timing/all/overhead/min"] > 0
+    assert metrics["train/agg/all/decode_len/max"] == max(d["sampled_tokens"] for d in documents)
     with pytest.raises(ApplicationError, match="not the ones"):
         await run(rooms.ship_batch, replace(ship, digest="0" * 64))
     live = ctx.store.live_keys(keys.live_records(RUN))
     assert live and ctx.store.read_live(live[0])["rollouts"] >= 8
+    seen, _ = series.page(ctx.store, RUN, 0.0, 100)
+    assert seen[-1]["worker_inflight"] == 0 and seen[-1]["tokens_per_s"] > 0
 
     eval_work = _work("eval/0-0/reverse-text/0", "reverse-text", 2, "eval", 0)
     await run(

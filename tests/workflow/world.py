@@ -6,6 +6,7 @@ leaves a mark in `events`, so that a test can tell that it happened.
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from activities.contracts.rollouts import (
     FinalizeEvalInput,
     FinalizeGroupInput,
     GroupResult,
+    Released,
     RunRolloutsInput,
     RunRolloutsResult,
     ShipBatchInput,
@@ -79,6 +81,11 @@ class World:
     fail_group: set[str] = field(default_factory=set)
     slow_groups: set[str] = field(default_factory=set)
     empty_ships: int = 0
+    releases: bool = False
+    flat_groups: set[str] = field(default_factory=set)
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    started: list[str] = field(default_factory=list)
+    trainable_of: Callable[[str], int] | None = None
     order: list[str] = field(default_factory=list)
     servers: dict[str, asyncio.Event] = field(default_factory=dict)
 
@@ -140,17 +147,13 @@ class World:
         if int(arg.env_address.rpartition("@")[2]) in self.dead_env_epochs:
             self.events.append(f"env lost in {work.group}")
             raise ApplicationError("gone", type=names.ENV_LOST, non_retryable=True)
-        self.executing += len(arg.indexes)
-        self.most_executing = max(self.most_executing, self.executing)
         if work.group in self.slow_groups:
             self.events.append(f"slow {work.group}")
         try:
-            await self._sleep_beating(3600 if work.group in self.slow_groups else self.rollout_s)
+            await self._run_all(arg)
         except asyncio.CancelledError:
             self.events.append(f"cancelled {work.group}")
             raise
-        finally:
-            self.executing -= len(arg.indexes)
         if work.group in self.fail_group:
             self.events.append(f"failed {work.group}")
             raise ApplicationError("broken reward", type="TaskError", non_retryable=True)
@@ -159,12 +162,35 @@ class World:
         count = len(arg.indexes)
         return RunRolloutsResult(work.group, count, 0, count * 4)
 
-    async def _sleep_beating(self, seconds: float) -> None:
+    async def _run_all(self, arg: RunRolloutsInput) -> None:
+        """Every rollout for its own time; those that end before others are told to Dispatch."""
+        group, ended = arg.work.group, 0
+
+        async def one(index: int) -> None:
+            nonlocal ended
+            self.executing += 1
+            self.most_executing = max(self.most_executing, self.executing)
+            self.started.append(f"{group}/{index}")
+            try:
+                slow = group in self.slow_groups
+                await asyncio.sleep(3600 if slow else self.rollout_s_of(group, index))
+            finally:
+                self.executing -= 1
+            ended += 1
+            if self.releases and ended < len(arg.indexes):
+                dispatch = self.client.get_workflow_handle(activity.info().workflow_id or "")
+                released = Released({f"{group}/{arg.first}": ended})
+                await dispatch.signal(names.RELEASED, released)
+
         beat = asyncio.create_task(self._beat())
         try:
-            await asyncio.sleep(seconds)
+            await asyncio.gather(*(one(index) for index in arg.indexes))
         finally:
             beat.cancel()
+
+    def rollout_s_of(self, group: str, index: int) -> float:
+        """Seconds that a rollout takes."""
+        return self.rollout_s
 
     @activity.defn(name=names.FINALIZE_GROUP)
     async def finalize_group(self, arg: FinalizeGroupInput) -> GroupResult:
@@ -172,6 +198,7 @@ class World:
         self.examples[(f"{work.kind}/{work.env}", work.example)] += 1
         self.order.append(work.group)
         survivors = 0 if arg.lost else work.size
+        trainable = self.trainable_of(work.group) if self.trainable_of else survivors
         return GroupResult(
             work.group,
             work.kind,
@@ -182,11 +209,12 @@ class World:
             work.size - survivors,
             0.5,
             survivors,
-            survivors * 8,
+            trainable * 8,
             arg.version,
             [f"{arg.version}.1a"],
             arg.lost,
-            trainable=survivors,
+            trainable=trainable,
+            advantage_range=(0.0, 0.0) if work.group in self.flat_groups else (-0.5, 0.5),
         )
 
     @activity.defn(name=names.FINALIZE_EVAL)
@@ -246,6 +274,7 @@ class World:
     @activity.defn(name=names.RECORD_STEP)
     async def record_step(self, record: StepRecord) -> None:
         self.recorded.append(record.step)
+        self.metrics[record.step] = record.metrics
 
     @activity.defn(name=names.IS_RUNNING)
     async def is_running(self, arg: DescribeInput) -> bool:

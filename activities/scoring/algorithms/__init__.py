@@ -8,14 +8,41 @@ from activities.scoring.algorithms.base import (
     Algorithm,
     Credit,
     CreditError,
+    Reference,
+    Render,
     RolloutView,
+    TraceView,
 )
 from activities.scoring.algorithms.custom import Custom
-from activities.scoring.algorithms.driver import after_filters, before_filters, broadcast, view
+from activities.scoring.algorithms.driver import (
+    after_filters,
+    before_filters,
+    broadcast,
+    lay_out,
+    view,
+)
+from activities.scoring.algorithms.echo import Echo
 from activities.scoring.algorithms.grpo import Grpo
+from activities.scoring.algorithms.hierarchical_grpo import HierarchicalGrpo
 from activities.scoring.algorithms.max_rl import MaxRl
+from activities.scoring.algorithms.opd import Opd
+from activities.scoring.algorithms.opsd import Opsd
+from activities.scoring.algorithms.rae import Rae
 from activities.scoring.algorithms.reward import Reward
-from configs.algorithm import AlgorithmConfig, CustomConfig, GrpoConfig, MaxRlConfig
+from activities.scoring.algorithms.sft import Sft
+from configs.algorithm import (
+    AlgorithmConfig,
+    CustomConfig,
+    EchoConfig,
+    GrpoConfig,
+    HierarchicalGrpoConfig,
+    MaxRlConfig,
+    OpdConfig,
+    OpsdConfig,
+    RaeConfig,
+    RewardConfig,
+    SftConfig,
+)
 
 __all__ = [
     "Advantage",
@@ -23,15 +50,25 @@ __all__ = [
     "Credit",
     "CreditError",
     "Custom",
+    "Echo",
     "Grpo",
+    "HierarchicalGrpo",
     "MaxRl",
+    "Opd",
+    "Opsd",
+    "Rae",
+    "Reference",
+    "Render",
     "Reward",
     "RolloutView",
+    "Sft",
+    "TraceView",
     "after_filters",
     "before_filters",
     "broadcast",
     "build",
     "default",
+    "lay_out",
     "view",
 ]
 
@@ -41,9 +78,17 @@ def default() -> Algorithm:
     return Grpo(GrpoConfig(), seq_len=1)
 
 
-def build(config: AlgorithmConfig, *, seq_len: int) -> Algorithm:
+def build(
+    config: AlgorithmConfig,
+    *,
+    seq_len: int,
+    reference: Reference | None = None,
+    render: Render | None = None,
+) -> Algorithm:
     """The algorithm of a config section. `seq_len`: longest training sample in tokens.
 
+    `reference` is the model that `configs.algorithm.teacher_of` names, and must be there if it
+    names one; `render` turns messages into the policy's prompts, and must be there for 'opsd'.
     Raises CreditError if a user's function cannot be had.
     """
     match config:
@@ -51,7 +96,21 @@ def build(config: AlgorithmConfig, *, seq_len: int) -> Algorithm:
             return Grpo(config, seq_len)
         case MaxRlConfig():
             return MaxRl()
+        case HierarchicalGrpoConfig():
+            return HierarchicalGrpo(config)
+        case RewardConfig():
+            return Reward()
+        case RaeConfig():
+            return Rae(config)
+        case EchoConfig():
+            return Echo(config, seq_len)
+        case OpdConfig():
+            assert reference is not None, "opd needs its teacher"
+            return Opd(config, reference, seq_len)
+        case OpsdConfig():
+            assert reference is not None and render is not None, "opsd needs teacher and renderer"
+            return Opsd(config, reference, render, seq_len)
+        case SftConfig():
+            return Sft()
         case CustomConfig():
             return Custom(config)
-        case _:
-            return Reward()

@@ -12,7 +12,7 @@ import inspect
 import math
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from numbers import Real
 from pathlib import Path
@@ -110,7 +110,9 @@ class Custom(Algorithm):
         self._config = config
         self._function = load_function(config)
 
-    async def score_group(self, rollouts: Sequence[RolloutView]) -> list[Credit]:
+    async def score_group(
+        self, rollouts: Sequence[RolloutView], state: Mapping[str, float]
+    ) -> list[Credit]:
         """Calls the function and checks what it returns."""
         name = self._config.function
         try:

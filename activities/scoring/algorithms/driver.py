@@ -1,11 +1,12 @@
-"""Drives an algorithm's hooks by barrier, and lays advantages out over tokens.
+"""Drives an algorithm's hooks by barrier, and lays credit out over tokens.
 
 The caller decides when a barrier is reached: `before_filters` when a group is complete,
 `after_filters` once the filters have chosen.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from itertools import islice
 from typing import Any
 
@@ -15,29 +16,37 @@ from activities.scoring.algorithms.base import (
     Credit,
     CreditError,
     RolloutView,
+    TraceView,
 )
 
 
 def _merged(old: Sequence[Credit], new: Sequence[Credit | None] | None) -> list[Credit]:
+    """Credit [n] in which whatever `new` says replaces what `old` said."""
     if new is None:
         return list(old)
-    return [
-        was if now is None or now.advantage is None else now
-        for was, now in zip(old, new, strict=True)
-    ]
+    merged = []
+    for was, now in zip(old, new, strict=True):
+        said = {} if now is None else {each.name: getattr(now, each.name) for each in fields(now)}
+        merged.append(replace(was, **{name: v for name, v in said.items() if v is not None}))
+    return merged
 
 
-async def before_filters(algorithm: Algorithm, rollouts: Sequence[RolloutView]) -> list[Credit]:
+async def before_filters(
+    algorithm: Algorithm,
+    rollouts: Sequence[RolloutView],
+    state: Mapping[str, float] | None = None,
+) -> list[Credit]:
     """Credit [n] of a group's rollouts [n] from `score_rollout` and then `score_group`.
 
-    Raises CreditError if an advantage is too large for a float.
+    `state` is the snapshot for `score_group`; none: nothing was observed yet. Raises CreditError if
+    an advantage is too large for a float.
     """
     if not rollouts:
         return []
     try:
         own = await asyncio.gather(*(algorithm.score_rollout(rollout) for rollout in rollouts))
         credit = _merged([Credit()] * len(rollouts), own)
-        return _merged(credit, await algorithm.score_group(rollouts))
+        return _merged(credit, await algorithm.score_group(rollouts, state or {}))
     except OverflowError:
         rewards = [rollout.reward for rollout in rollouts]
         raise CreditError(
@@ -74,8 +83,39 @@ def broadcast(advantage: Advantage, loss_masks: Sequence[Sequence[bool]]) -> lis
     return streams
 
 
-def view(index: int, rollout: dict[str, Any]) -> RolloutView:
-    """The view of a stored rollout that did not err; it copies nothing."""
+def lay_out(
+    credit: Credit, loss_masks: Sequence[Sequence[bool]]
+) -> list[dict[str, list[float] | None]]:
+    """The streams of each sample of a rollout by name, one number per token; None: absent.
+
+    `loss_masks` has one mask [T] per sample. Sampled tokens without an advantage get 0.0, unless
+    they are no members of rl. Raises CreditError as `broadcast` does.
+    """
+    advantage = credit.advantage
+    if advantage is None and credit.rl is not False:
+        advantage = 0.0
+    absent = [None] * len(loss_masks)
+    off = [[0.0] * len(mask) for mask in loss_masks]
+    streams: dict[str, Sequence[Sequence[float] | None]] = {
+        "advantages": absent if advantage is None else broadcast(advantage, loss_masks),
+        "rl_weights": off if credit.rl is False else absent,
+        "ce_weights": credit.ce_weights or absent,
+        "ref_kl_weights": credit.ref_kl_weights or absent,
+        "ref_logprobs": credit.ref_logprobs or absent,
+    }
+    laid: list[dict[str, list[float] | None]] = [{} for _ in loss_masks]
+    for name, lists in streams.items():
+        assert len(lists) == len(loss_masks), f"{name} has not one list per sample"
+        for out, values, mask in zip(laid, lists, loss_masks, strict=True):
+            assert values is None or len(values) == len(mask), f"{name} is not aligned with tokens"
+            out[name] = None if values is None else list(values)
+    return laid
+
+
+def view(
+    index: int, rollout: Mapping[str, Any], task: Mapping[str, Any] | None = None
+) -> RolloutView:
+    """The view of a stored rollout that did not err; it copies no tokens."""
     return RolloutView(
         index=index,
         reward=rollout["reward"],
@@ -86,4 +126,7 @@ def view(index: int, rollout: dict[str, Any]) -> RolloutView:
         metrics=rollout["metrics"],
         messages=rollout["messages"],
         samples=rollout["samples"],
+        prompts=rollout.get("prompts", ()),
+        traces=[TraceView(**trace) for trace in rollout.get("traces", ())],
+        task=task or {},
     )

@@ -4,12 +4,13 @@ Source: DeepSeekMath (arXiv:2402.03300) without the division by the standard dev
 in Dr. GRPO (arXiv:2503.20783).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from activities.scoring.algorithms import length
 from activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, credits_of
 from activities.scoring.algorithms.exact import rationals, rounded
 from configs.algorithm import (
+    EchoConfig,
     GroupMaxPenaltyConfig,
     GrpoConfig,
     LinearPenaltyConfig,
@@ -23,7 +24,7 @@ class Grpo(Algorithm):
 
     name = "grpo"
 
-    def __init__(self, config: GrpoConfig, seq_len: int) -> None:
+    def __init__(self, config: GrpoConfig | EchoConfig, seq_len: int) -> None:
         """`seq_len`: longest training sample in tokens, the unit of the linear penalty."""
         self._config = config
         self._seq_len = seq_len
@@ -66,6 +67,8 @@ class Grpo(Algorithm):
             credit = [own + term for own, term in zip(credit, terms, strict=True)]
         return rounded(credit)
 
-    async def score_group(self, rollouts: Sequence[RolloutView]) -> list[Credit]:
+    async def score_group(
+        self, rollouts: Sequence[RolloutView], state: Mapping[str, float]
+    ) -> list[Credit]:
         """The advantages as credit."""
         return credits_of(self.advantages(rollouts))

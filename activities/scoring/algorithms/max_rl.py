@@ -1,6 +1,6 @@
 """MaxRL (arXiv:2602.02710): the rarer success is, the more it counts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, credits_of
 from activities.scoring.algorithms.exact import mean, rationals, rounded
@@ -21,6 +21,8 @@ class MaxRl(Algorithm):
             return [0.0] * len(rewards)
         return rounded((reward - middle) / middle for reward in rewards)
 
-    async def score_group(self, rollouts: Sequence[RolloutView]) -> list[Credit]:
+    async def score_group(
+        self, rollouts: Sequence[RolloutView], state: Mapping[str, float]
+    ) -> list[Credit]:
         """The advantages as credit."""
         return credits_of(self.advantages(rollouts))

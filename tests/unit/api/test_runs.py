@@ -2,12 +2,15 @@
 
 import asyncio
 import time
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from temporalio.api.workflowservice.v1 import PauseWorkflowExecutionRequest
 
+from activities.contracts.rollouts import Gauges
 from activities.storage import keys
+from activities.storage.series import Series
 from tests.unit.api.conftest import Served
 from tests.unit.api.test_create import problem
 
@@ -30,19 +33,31 @@ async def test_a_running_run_shows_what_it_does(served: Served) -> None:
         keys.live(run["id"], "old"),
         {"time": time.time() - 60, "inflight_train": 99, "tokens_per_s": 1e6},
     )
-    for source, age, inflight in (("a", 2.0, 7), ("b", 1.0, 8)):
-        gauges = {"inflight_train": inflight, "inflight_eval": 2, "permits": 16, "version": 3}
-        served.store.write_live(
-            keys.live(run["id"], source),
-            {"time": time.time() - age, **gauges, "tokens_per_s": 100.25},
+    for source, heard, inflight in (("a", 9.0, 8), ("b", 30.0, 7)):
+        gauges = Gauges(
+            inflight,
+            2,
+            permits=16,
+            inflight={"train/reverse-text": inflight, "eval/guess-hard": 2},
+            mode="eval",
+            queued_eval=5,
+            waiting_for="a free permit",
         )
+        # The one that was told last is not the one that wrote last.
+        told = {"time": time.time() - 1.0, "heard": time.time() - heard, **asdict(gauges)}
+        served.store.write_live(keys.live(run["id"], source), {**told, "tokens_per_s": 100.25})
     shown = await served.until(run["id"], status="running")
     assert shown["progress"] == {
         "rollouts_inflight_train": 8,
         "rollouts_inflight_eval": 2,
+        "rollouts_inflight": {"train/reverse-text": 8, "eval/guess-hard": 2},
         "tokens_per_s": 200.5,
         "permits": 16,
+        "mode": "eval",
+        "queued_eval": 5,
+        "waiting_for": "a free permit",
     }
+    assert shown["links"]["gauges"] == f"/v1/runs/{run['id']}/gauges"
     assert shown["waiting_for"]["name"] == "rollouts of batch 4"
     assert shown["checkpoint"] == {"step": 2}
     assert shown["eval"] == {"reverse-text": {"step": 0, "reward": 0.2}}
@@ -205,6 +220,31 @@ async def test_metrics_are_read_from_the_store(served: Served) -> None:
     assert (await served.http.get(f"{path}?after_step=3")).json()["data"] == []
     problem(await served.http.get("/v1/runs/nope/metrics"), 404, "unknown-run")
     problem(await served.http.get("/v1/runs/nope/evals"), 404, "unknown-run")
+
+
+async def test_gauges_are_paged_by_time(served: Served) -> None:
+    run_id = (await served.start("gauged"))["id"]
+    lag = {"mean": 0.001, "max": 0.02, "p99": 0.01}
+    for source, times in (("a", (1.25, 2.25, 3.25)), ("b", (1.5, 2.25))):
+        series = Series(run_id, source)
+        for at in times:
+            told = asdict(Gauges(4, inflight={"train/reverse-text": 4}, waiting_for="an engine"))
+            sample = {"time": at, "worker_inflight": 3, **told, "event_loop_lag": lag}
+            series.add(sample).write(served.store)
+    path = f"/v1/runs/{run_id}/gauges"
+    page = (await served.http.get(path)).json()
+    found = [(item["time"], item["source"]) for item in page["data"]]
+    assert found == [(1.25, "a"), (1.5, "b"), (2.25, "a"), (2.25, "b"), (3.25, "a")]
+    assert page["object"] == "list" and page["has_more"] is False
+    first = page["data"][0]
+    assert first["event_loop_lag"] == lag and first["inflight"] == {"train/reverse-text": 4}
+    assert (first["worker_inflight"], first["waiting_for"]) == (3, "an engine")
+    page = (await served.http.get(f"{path}?after=1.5&limit=1")).json()
+    assert [item["time"] for item in page["data"]] == [2.25, 2.25] and page["has_more"] is True
+    assert (await served.http.get(f"{path}?after=3.25")).json()["data"] == []
+    for bad in ("after=-1", "after=nan", "limit=0"):
+        problem(await served.http.get(f"{path}?{bad}"), 422, "invalid-request")
+    problem(await served.http.get("/v1/runs/nope/gauges"), 404, "unknown-run")
 
 
 async def test_evals_are_read_from_the_store(served: Served) -> None:

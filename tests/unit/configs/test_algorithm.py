@@ -5,11 +5,22 @@ from typing import Any
 
 import pytest
 
-from configs.algorithm import GrpoConfig, MaxRlConfig
+from configs.algorithm import (
+    AlgorithmConfig,
+    EchoConfig,
+    EchoRoleConfig,
+    GrpoConfig,
+    MaxRlConfig,
+    RaeConfig,
+    source_of,
+    teacher_of,
+)
 from configs.load import ConfigError, dump_toml, load, parse, validate
+from configs.reference import FrozenModelConfig
 from configs.run import RunConfig
 
 MINIMAL: dict[str, Any] = {"max_steps": 3, "train": {"env": [{"id": "reverse-text"}]}}
+FROZEN = {"name": "big", "base_url": "http://teacher:8000"}
 
 
 def refused(**changes: Any) -> dict[str, str]:
@@ -21,7 +32,26 @@ def refused(**changes: Any) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("algo", "pointer", "message"),
     [
-        ({"type": "opd"}, "/algo/type", "'grpo', 'max_rl', 'reward', 'custom'"),
+        ({"type": "ppo"}, "/algo/type", "'grpo', 'max_rl', 'hierarchical_grpo', 'reward', 'rae'"),
+        ({"type": "opd"}, "/algo/teacher", "needs a frozen teacher: a table with its name"),
+        ({"type": "opd", "teacher": "policy"}, "/algo/teacher", "algo.type 'opsd' shows it"),
+        ({"type": "opd", "teacher": {"name": "m"}}, "/algo/teacher/base_url", "is required"),
+        ({"type": "opsd", "teacher": "self"}, "/algo/teacher", "is 'policy', or a table"),
+        ({"type": "opsd", "demo_key": ""}, "/algo/demo_key", "at least 1 character"),
+        ({"type": "sft"}, "/algo/source", "needs a frozen source: a table with the name"),
+        ({"type": "sft", "source": "policy"}, "/algo/source", "set algo.type to 'grpo'"),
+        ({"type": "grpo", "source": FROZEN}, "/algo/source", "or set algo.type to 'sft'"),
+        ({"type": "opd", "teacher": FROZEN, "source": FROZEN}, "/algo/source", "policy itself"),
+        ({"type": "rae", "teacher": FROZEN}, "/algo/teacher", "set algo.type to 'opd' or 'opsd'"),
+        ({"type": "rae", "decay": 1.0}, "/algo/decay", "less than 1"),
+        ({"type": "echo", "roles": {}}, "/algo/roles", "at least 1 item"),
+        ({"type": "echo", "roles": {"tool": {"alpha": 0}}}, "/algo/roles/tool/alpha", "than 0"),
+        ({"type": "echo", "roles": {"me": {"alpha": 1}}}, "/algo/roles/me", "'user' or 'tool'"),
+        (
+            {"type": "hierarchical_grpo", "episode_agents": [""]},
+            "/algo/episode_agents/0",
+            "least 1",
+        ),
         ({"type": "max-rl"}, "/algo/type", "did you mean 'max_rl'?"),
         ({"type": 3}, "/algo/type", "there is no algorithm 3"),
         ({}, "/algo/type", "is required; one of 'grpo'"),
@@ -62,7 +92,9 @@ def refused(**changes: Any) -> dict[str, str]:
 )
 def test_configs_that_are_refused(algo: Any, pointer: str, message: str) -> None:
     found = refused(algo=algo)
-    assert list(found) == [pointer] and message in found[pointer]
+    assert len(found) == 1
+    ((where, said),) = found.items()
+    assert where.removesuffix("/[key]") == pointer and message in said
 
 
 def test_groups_of_one_need_an_algorithm_that_does_not_compare() -> None:
@@ -103,4 +135,45 @@ def test_defaults_and_the_example() -> None:
     assert load("configs/max_rl.toml").algo == MaxRlConfig()
     schema = RunConfig.model_json_schema()
     tags = schema["properties"]["algo"]["discriminator"]["mapping"]
-    assert sorted(tags) == ["custom", "grpo", "max_rl", "reward"]
+    assert sorted(tags) == [
+        "custom", "echo", "grpo", "hierarchical_grpo", "max_rl", "opd", "opsd", "rae", "reward",
+        "sft",
+    ]  # fmt: skip
+
+
+def test_defaults_of_algorithms_with_other_models_and_of_echo() -> None:
+    def algo(**section: Any) -> AlgorithmConfig:
+        return validate({**MINIMAL, "algo": section}).algo
+
+    opsd, opd = algo(type="opsd"), algo(type="opd", teacher=FROZEN)
+    assert teacher_of(opsd) == "policy" and source_of(opsd) == "policy"
+    frozen = teacher_of(opd)
+    assert isinstance(frozen, FrozenModelConfig) and frozen.name == "big"
+    assert source_of(algo(type="sft", source=FROZEN)) == frozen
+    assert teacher_of(algo(type="sft", source=FROZEN)) is None
+    echo = algo(type="echo")
+    assert isinstance(echo, EchoConfig) and echo.roles == {"tool": EchoRoleConfig(alpha=0.1)}
+    echo = algo(type="echo", roles={"user": {"alpha": 0.5}})
+    assert isinstance(echo, EchoConfig) and list(echo.roles) == ["user"]
+    rae = algo(type="rae")
+    assert isinstance(rae, RaeConfig) and rae.decay == 0.95
+
+
+@pytest.mark.parametrize(
+    ("algo", "alone"),
+    [
+        ({"type": "echo"}, False),
+        ({"type": "hierarchical_grpo"}, False),
+        ({"type": "hierarchical_grpo", "episode_agents": ["solver"]}, True),
+        ({"type": "rae"}, True),
+        ({"type": "opsd"}, True),
+        ({"type": "opd", "teacher": FROZEN}, True),
+        ({"type": "sft", "source": FROZEN}, True),
+    ],
+)
+def test_which_algorithms_do_with_groups_of_one(algo: dict[str, Any], alone: bool) -> None:
+    train = {"env": [{"id": "reverse-text", "group_size": 1, "algo": algo}]}
+    if alone:
+        assert not validate({**MINIMAL, "train": train}).algorithm("reverse-text").group_relative
+    else:
+        assert "compares the rollouts of a group" in refused(train=train)[""]

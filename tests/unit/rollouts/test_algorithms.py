@@ -1,7 +1,7 @@
 """Algorithms against golden numbers, exactness, users' functions, and what configs refuse."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -283,7 +283,9 @@ async def test_hooks_run_by_barrier_and_the_last_word_counts() -> None:
         async def score_rollout(self, rollout: RolloutView) -> Credit:
             return Credit(rollout.reward)
 
-        async def score_group(self, rollouts: Sequence[RolloutView]) -> list[Credit]:
+        async def score_group(
+            self, rollouts: Sequence[RolloutView], state: Mapping[str, float]
+        ) -> list[Credit]:
             return [Credit(5.0), *([Credit()] * (len(rollouts) - 1))]
 
         async def score_survivors(self, rollouts: Sequence[RolloutView]) -> list[Credit]:

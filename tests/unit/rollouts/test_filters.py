@@ -380,6 +380,12 @@ async def _ship_groups(rooms: RolloutActivities, step: int, *done: GroupResult) 
     return await ActivityEnvironment().run(rooms.ship_batch, given)
 
 
+def _metrics(rooms: RolloutActivities, batch: BatchResult) -> dict[str, float]:
+    assert batch.metrics_ref is not None
+    metrics: dict[str, float] = rooms.ctx.store.get_json(batch.metrics_ref)
+    return metrics
+
+
 async def test_both_slots_on_a_real_store(tmp_path: Path) -> None:
     rooms = _world(
         tmp_path, pre_batch=[{"type": "gibberish", "enforce": True}, {"type": "zero_advantage"}]
@@ -395,7 +401,14 @@ async def test_both_slots_on_a_real_store(tmp_path: Path) -> None:
     batch = await _ship_groups(rooms, 1, taught, spoilt)
     assert batch.ref is not None and (batch.samples, batch.rollouts, batch.tokens) == (2, 2, 6)
     assert [row.rollout for row in decode_batch(rooms.ctx.store.get(batch.ref))] == [0, 2]
-    assert batch.metrics["pre_filters/all/gibberish/rate"] == (2 + 2) / (5 + 2)
+    metrics = _metrics(rooms, batch)
+    assert metrics["pre_filters/all/gibberish/rate"] == (2 + 2) / (5 + 2)
+    assert metrics["train/reverse-text/all/reward/mean"] == pytest.approx(2.5 / 5)
+    assert metrics["train/agg/effective/reward/max"] == 1.0
+    headline = {"reward/all/mean", "progress/tokens", "progress/samples", "progress/problems"}
+    assert set(batch.metrics) == {*headline, "batch/trainable"}
+    assert batch.metrics.items() <= metrics.items()
+    assert await _ship_groups(rooms, 1, taught, spoilt) == batch, "a retry adopts what is stored"
 
 
 async def test_a_batch_may_end_up_empty(tmp_path: Path) -> None:
@@ -405,8 +418,13 @@ async def test_a_batch_may_end_up_empty(tmp_path: Path) -> None:
     assert same.survivors == 3, "by default nothing is removed before the batch"
     batch = await _ship_groups(rooms, 1, same)
     assert (batch.ref, batch.samples, batch.rollouts) == (None, 0, 0)
-    assert (batch.metrics["batch/empty"], batch.metrics["batch/trainable"]) == (1.0, 0.0)
+    metrics = _metrics(rooms, batch)
+    assert (metrics["batch/empty"], batch.metrics["batch/trainable"]) == (1.0, 0.0)
+    assert not [name for name in metrics if name.startswith("train/agg/effective")]
     assert rooms.ctx.store.committed(keys.batch("r", 1)) is None, "the step's key stays free"
+    taught = await _finalize(rooms, 1, [_rollout(r, [sample]) for r in (0.0, 1.0)])
+    batch = await _ship_groups(rooms, 1, taught)
+    assert _metrics(rooms, batch)["batch/empty"] == 0.0, "the step has metrics of its own"
 
 
 async def test_gibberish_without_a_vocabulary_is_the_users_mistake(tmp_path: Path) -> None:

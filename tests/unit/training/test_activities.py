@@ -78,6 +78,9 @@ async def test_from_version_0_to_a_restored_checkpoint(tmp_path: Path, policy: P
         folder = ctx.store.fetch_folder(saved.ref)
         assert json.loads((folder / "run_state.json").read_text()) == {"cursor": 1}
         assert await run(acts.train_step, inputs[3]) == results[3]
+        metrics = ctx.store.get_json(results[3].metrics_ref)
+        assert results[3].metrics.items() <= metrics.items() and len(results[3].metrics) <= 8
+        assert {"loss", "mismatch_kl"} <= set(results[3].metrics) and "seconds_train" in metrics
 
         with pytest.raises(ApplicationError) as caught:
             await run(acts.train_step, inputs[2])
@@ -85,7 +88,9 @@ async def test_from_version_0_to_a_restored_checkpoint(tmp_path: Path, policy: P
 
         # Back to version 0 and once more: the same bits, so the same reference.
         await run(acts.load_trainer, LoadTrainerInput(RUN, target))
-        assert (await run(acts.train_step, inputs[1])).metrics["loss"] == results[1].metrics["loss"]
+        again = await run(acts.train_step, inputs[1])
+        assert again == replace(results[1], weights=again.weights), "its metrics are adopted"
+        assert again.weights.sha256 == results[1].weights.sha256
         assert ctx.store.committed(keys.weights(RUN, 3)) is not None
         restore = LoadTrainerInput(RUN, target, checkpoint=saved.ref)
         assert (await run(acts.load_trainer, restore)).step == 3

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,21 +33,10 @@ from activities.training.packing import (
 )
 from tests.unit.training.conftest import make_sample
 
-
-@dataclass(frozen=True)
-class Streamed(Sample):
-    """A sample with the optional streams."""
-
-    rl_weights: list[float] | None = None
-    ce_weights: list[float] | None = None
-    ref_kl_weights: list[float] | None = None
-    ref_logprobs: list[float] | None = None
-
-
 FILL = {"rl_weights": 1.0, "ce_weights": 0.0, "ref_kl_weights": 0.0, "ref_logprobs": 0.0}
 
 
-def streamed(seed: int, size: int) -> list[Streamed]:
+def streamed(seed: int, size: int) -> list[Sample]:
     """Samples in which every number tells its place, and each stream is there or not."""
     rng = random.Random(seed)
     made = []
@@ -61,7 +50,7 @@ def streamed(seed: int, size: int) -> list[Streamed]:
         }
         if "ref_kl_weights" in streams:
             streams["ref_logprobs"] = [-rng.random() for _ in range(length)]
-        made.append(Streamed(**vars(base), **streams))
+        made.append(replace(base, **streams))
     return made
 
 
@@ -149,7 +138,7 @@ def test_grid_of_any_batch(lengths: list[int], size: int, workers: int, cost: Co
     assert grid(lengths, size, workers, cost) == slots
 
 
-def check_row(batch: MicroBatch, samples: list[Streamed], seq_len: int) -> None:
+def check_row(batch: MicroBatch, samples: list[Sample], seq_len: int) -> None:
     """Every per-token tensor of a micro-batch holds its samples' lists at their spans."""
     for index, (row, start, stop) in zip(batch.indices, batch.spans(), strict=True):
         sample = cut(samples[index], seq_len)

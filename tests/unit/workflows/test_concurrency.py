@@ -169,6 +169,11 @@ def test_above_09_the_youngest_go_until_no_more_than_permitted_is_in_flight() ->
     assert polls.poll(full, inflight=70) == Decision(70, False)
 
 
+def test_at_09_nothing_is_cancelled_yet() -> None:
+    assert not Polls().poll(replace(CLEAR, kv_usage=0.9)).trim
+    assert Polls().poll(replace(CLEAR, kv_usage=0.91)).trim
+
+
 def test_the_fullest_engine_counts() -> None:
     assert Polls().poll(CLEAR, replace(CLEAR, index=1, kv_usage=1.0)).limit == 70
 
@@ -195,6 +200,13 @@ def test_a_preemption_cuts_to_08_and_cancels() -> None:
     cut = polls.poll(replace(CLEAR, preemptions=8))
     assert cut == Decision(80, True, "preemptions")
     assert polls.poll(replace(CLEAR, preemptions=8), inflight=80) == Decision(80, False)
+
+
+def test_with_nothing_in_flight_there_is_nothing_to_cut() -> None:
+    polls = Polls()
+    polls.poll()
+    late = replace(CLEAR, preemptions=1, kv_usage=0.95)
+    assert polls.poll(late, inflight=0) == Decision(100, False)
 
 
 def test_preemptions_of_an_earlier_epoch_are_not_counted_again() -> None:

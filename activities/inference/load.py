@@ -1,0 +1,103 @@
+"""How loaded an engine is, by its own metrics, and who hears of it.
+
+Facts about vLLM 0.32 this rests on:
+
+- /metrics is served unless the engine runs with --disable-log-stats. Every value has one sample
+  per engine core; counters end in '_total'.
+- num_gpu_blocks counts blocks of the KV cache on CPUs too, over all cores together; each core
+  repeats it. Both it and block_size are labels of cache_config_info.
+- Gauges change with engine steps only: while an engine is paused they stay as they were.
+- The context length it serves is in /v1/models, not among the metrics.
+
+Invariant: an idle engine is reported once, and then not before something changes.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import httpx
+
+from activities.contracts.hosting import EngineLoad
+
+POLL_S = 5.0
+READ_LIMIT_S = 3.0
+
+_USAGE = "vllm:kv_cache_usage_perc"
+_RUNNING = "vllm:num_requests_running"
+_WAITING = "vllm:num_requests_waiting"
+_PREEMPTIONS = "vllm:num_preemptions_total"
+_CACHE = "vllm:cache_config_info"
+
+
+def parse_load(text: str, *, index: int, epoch: int, max_model_len: int) -> EngineLoad:
+    """The load in `text`, an engine's answer to GET /metrics in Prometheus' format.
+
+    Raises ValueError if a metric is missing, as it is with --disable-log-stats, or malformed.
+    """
+    # Imported where used: only workers with engines have it.
+    from prometheus_client.parser import text_string_to_metric_families
+
+    values: dict[str, list[float]] = {
+        name: [] for name in (_USAGE, _RUNNING, _WAITING, _PREEMPTIONS)
+    }
+    kv_tokens: list[int] = []
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name in values:
+                values[sample.name].append(sample.value)
+            elif sample.name == _CACHE:
+                labels = sample.labels
+                kv_tokens.append(int(labels["num_gpu_blocks"]) * int(labels["block_size"]))
+    missing = [name for name, found in {**values, _CACHE: kv_tokens}.items() if not found]
+    if missing:
+        raise ValueError(
+            f"engine {index} does not report {', '.join(missing)}, which adaptive concurrency "
+            "needs; drop --disable-log-stats from inference.extra_args, or set "
+            "dispatch.max_inflight_rollouts to a number"
+        )
+    return EngineLoad(
+        index=index,
+        epoch=epoch,
+        kv_usage=round(max(values[_USAGE]), 4),
+        running=int(sum(values[_RUNNING])),
+        waiting=int(sum(values[_WAITING])),
+        preemptions=int(sum(values[_PREEMPTIONS])),
+        kv_tokens=max(kv_tokens),
+        max_model_len=max_model_len,
+    )
+
+
+async def report_load(
+    url: str, index: int, epoch: int, send: Callable[[EngineLoad], Awaitable[None]]
+) -> None:
+    """Reads the load of the engine at `url` every POLL_S seconds, for ever, and sends what is news.
+
+    A busy engine is always news: whoever decides on its load counts the polls. An engine that does
+    not answer is passed over, since its health check decides whether it is lost. Raises
+    ValueError if its answers lack what is needed.
+    """
+    last: EngineLoad | None = None
+    async with httpx.AsyncClient(base_url=url, timeout=READ_LIMIT_S) as client:
+        while True:
+            load = await _read(client, index, epoch, last)
+            if load is not None and (load != last or load.running + load.waiting > 0):
+                await send(load)
+                last = load
+            await asyncio.sleep(POLL_S)
+
+
+async def _read(
+    client: httpx.AsyncClient, index: int, epoch: int, last: EngineLoad | None
+) -> EngineLoad | None:
+    """The load, None without an answer. The context length is asked for only the first time."""
+    try:
+        longest = last.max_model_len if last is not None else await _max_model_len(client)
+        answer = (await client.get("/metrics")).raise_for_status()
+    except httpx.HTTPError:
+        return None
+    return parse_load(answer.text, index=index, epoch=epoch, max_model_len=longest)
+
+
+async def _max_model_len(client: httpx.AsyncClient) -> int:
+    answer = (await client.get("/v1/models")).raise_for_status()
+    return int(answer.json()["data"][0]["max_model_len"])

@@ -1,0 +1,184 @@
+"""Rollouts that a frozen model plays: how it is asked, and what its words are in our tokens.
+
+A frozen model is asked by chat completions, which every OpenAI-compatible server offers: exact
+token ids would take vLLM's `--enable-scale-out`, and the policy's vocabulary. What it said is laid
+out in the policy's tokens by the policy's renderer, as the policy would have had to say it. So
+its samples have no log-probabilities (0.0), no policy version (-1) and no weight labels: they
+never age, and only supervised losses make sense of them.
+"""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from activities.rollouts.samples import RolloutSample, UnusableTrace
+from activities.scoring.references import ReferenceLost
+from configs.env import SamplingConfig
+from configs.reference import FrozenModelConfig
+
+if TYPE_CHECKING:
+    from verifiers.v1.trace import Branch, Trace
+
+TEMPERATURE = 1.0
+"""At which the trainer reads these samples: how the frozen model was sampled is not the policy's
+distribution."""
+
+
+class Renderer(Protocol):
+    """What is used of a renderer of the renderers package."""
+
+    def render_ids(
+        self, messages: list[Any], *, tools: Any = None, add_generation_prompt: bool = False
+    ) -> list[int]:
+        """Token ids of a conversation, at whose end a reply may be asked for."""
+
+    def get_stop_token_ids(self) -> list[int]:
+        """Tokens that end a reply."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A reply of the model, at `place` among a conversation's messages.
+
+    `fresh`: it trains here. `cut`: its token limit ended it, so it has no end to learn.
+    """
+
+    place: int
+    fresh: bool = True
+    cut: bool = False
+
+
+def request(
+    frozen: FrozenModelConfig, sampling: SamplingConfig, task: dict[str, Any]
+) -> dict[str, Any]:
+    """Keyword arguments of the env client's `run`. The env server reads the key, by its name."""
+    import verifiers.v1 as vf
+
+    client = {"base_url": frozen.base_url, "api_key_var": frozen.api_key_var}
+    wanted = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
+    return {
+        "client": vf.EvalClientConfig.model_validate(client),
+        "model": frozen.name,
+        "sampling": vf.SamplingConfig.model_validate(wanted),
+        "task_data": task,
+    }
+
+
+def lost(frozen: FrozenModelConfig, error: dict[str, str]) -> ReferenceLost:
+    """What an activity fails with, to be tried again, when the frozen model ended a rollout."""
+    return ReferenceLost(
+        f"the frozen model {frozen.name!r} at {frozen.root} ended a rollout "
+        f"({error['type']}: {error['message'][:300]}); is it still served there?",
+        live=False,
+    )
+
+
+def lay_out(
+    messages: Sequence[Any], turns: Sequence[Turn], renderer: Renderer, tools: Any = None
+) -> list[RolloutSample]:
+    """Samples of a conversation in which the model said the messages at `turns`, in order.
+
+    A turn extends the sample before it if its prompt starts with all of that sample's tokens;
+    else, as with templates that drop what was thought earlier, it begins another. The tokens that
+    train are those which a reply adds to its prompt, through the token that ends it. Samples in
+    which nothing trains are dropped.
+    """
+    messages = list(messages)
+    ends = set(renderer.get_stop_token_ids())
+    samples: list[RolloutSample] = []
+    ids: list[int] = []
+    mask: list[bool] = []
+
+    def close() -> None:
+        if any(mask):
+            samples.append(RolloutSample(ids, mask, [0.0] * len(ids), [-1] * len(ids)))
+
+    for turn in turns:
+        asked = messages[: turn.place]
+        prompt = list(renderer.render_ids(asked, tools=tools, add_generation_prompt=True))
+        said = list(renderer.render_ids(messages[: turn.place + 1], tools=tools))
+        shared = 0
+        while shared < min(len(prompt), len(said)) and prompt[shared] == said[shared]:
+            shared += 1
+        prompt, reply = prompt[:shared], said[shared:]
+        last = max((place for place, token in enumerate(reply) if token in ends), default=None)
+        if last is not None:
+            reply = reply[: last if turn.cut else last + 1]
+        if prompt[: len(ids)] != ids:
+            close()
+            ids, mask = [], []
+        mask = mask + [False] * (len(prompt) - len(ids)) + [turn.fresh] * len(reply)
+        ids = prompt + reply
+    close()
+    return samples
+
+
+class Layout:
+    """Lays episodes out in the policy's tokens. Methods may be called from any thread."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        # Encoding changes the state of a fast tokenizer.
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def load(tokenizer: str, renderer: dict[str, Any]) -> "Layout":
+        """From a folder with the policy's tokenizer and a renderers config; takes seconds."""
+        from pydantic import TypeAdapter
+        from renderers import RendererConfig, create_renderer
+        from renderers.base import load_tokenizer
+
+        config = TypeAdapter(RendererConfig).validate_python(renderer)
+        return Layout(create_renderer(load_tokenizer(tokenizer), config))
+
+    def samples(self, trace: "Trace[Any, Any, Any]") -> list[RolloutSample]:
+        """Samples of one trace; each reply trains once, in the first branch that holds it.
+
+        Raises UnusableTrace if the renderer cannot lay it out.
+        """
+        cut = {
+            id(trace.nodes[call.node])
+            for call in trace.calls
+            if call.node is not None and call.finish_reason == "length"
+        }
+        trained: set[int] = set()
+        samples: list[RolloutSample] = []
+        for branch in trace.branches:
+            if branch.trainable:
+                with self._lock:
+                    samples += self._branch(branch, trained, cut)
+        return samples
+
+    def _branch(self, branch: "Branch", trained: set[int], cut: set[int]) -> list[RolloutSample]:
+        from verifiers.v1.clients.train import tool_to_wire
+        from verifiers.v1.dialects.chat import message_to_wire
+
+        turns = []
+        for place, node in enumerate(branch.nodes):
+            if node.sampled:
+                turns.append(Turn(place, id(node) not in trained, id(node) in cut))
+                trained.add(id(node))
+        messages = [message_to_wire(message) for message in branch.messages]
+        tools = [tool_to_wire(tool) for tool in branch.tools] or None
+        try:
+            return lay_out(messages, turns, self._renderer, tools)
+        except (ValueError, NotImplementedError) as error:
+            raise UnusableTrace(f"the policy's renderer cannot lay it out: {error}") from error
+
+
+class Layouts:
+    """The layouts of all runs of a process, each loaded once."""
+
+    def __init__(self) -> None:
+        self._loading: dict[str, asyncio.Task[Layout]] = {}
+
+    async def layout(self, tokenizer: str, renderer: dict[str, Any]) -> Layout:
+        """The layout for a folder with the policy's tokenizer; a failed load is tried again."""
+        found = self._loading.get(tokenizer)
+        if found is None or (found.done() and (found.cancelled() or found.exception())):
+            work = asyncio.to_thread(Layout.load, tokenizer, renderer)
+            found = self._loading[tokenizer] = asyncio.create_task(work)
+        # Shielded: whoever gives up must not take it from the others.
+        return await asyncio.shield(found)

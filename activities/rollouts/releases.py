@@ -1,0 +1,89 @@
+"""Tells Dispatch of rollouts that end while their activity still runs, so that permits are freed.
+
+Invariants: a signal only ever hastens what the end of the activity says anyway, so one that
+cannot be sent is dropped. A part that has ended altogether is never told: its activity is about
+to complete. Signals cost history: a workflow gets at most one in LINGER_S, and one at a time, from
+each worker. What is kept of a workflow goes when its last part does.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from activities.contracts import names
+from activities.contracts.rollouts import Released
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 0.1
+"""An ended rollout waits this long for others; those of one group often end together."""
+RPC_TIMEOUT = timedelta(seconds=5)
+
+
+@dataclass
+class _Owner:
+    """A workflow with `parts` activities here; `pending` is what it is to be told next."""
+
+    parts: int = 0
+    pending: dict[str, int] = field(default_factory=dict)
+    sender: asyncio.Task[None] | None = None
+
+
+class Releases:
+    """One per rollout worker process; used from its event loop only."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._owners: dict[str, _Owner] = {}
+
+    @property
+    def owners(self) -> int:
+        """Workflows of which something is kept."""
+        return len(self._owners)
+
+    @contextmanager
+    def part(self, workflow_id: str, key: str, size: int) -> Iterator[Callable[[int], None]]:
+        """The time in which an activity of `workflow_id` carries out part `key` of `size` rollouts.
+
+        Yields a function that takes how many of them have ended so far, adopted ones included.
+        """
+        owner = self._owners.setdefault(workflow_id, _Owner())
+        owner.parts += 1
+
+        def ended(count: int) -> None:
+            if count >= size:
+                owner.pending.pop(key, None)
+            elif count > 0:
+                # An attempt that was given up may still run here, and count fewer.
+                owner.pending[key] = max(count, owner.pending.get(key, 0))
+                if owner.sender is None or owner.sender.done():
+                    owner.sender = asyncio.create_task(self._send(workflow_id, owner))
+
+        try:
+            yield ended
+        finally:
+            owner.pending.pop(key, None)
+            owner.parts -= 1
+            if owner.parts == 0:
+                del self._owners[workflow_id]
+                if owner.sender is not None:
+                    owner.sender.cancel()
+
+    async def _send(self, workflow_id: str, owner: _Owner) -> None:
+        """Sends what is pending until nothing is."""
+        handle = self._client.get_workflow_handle(workflow_id)
+        while owner.pending:
+            await asyncio.sleep(LINGER_S)
+            if not owner.pending:
+                return
+            told, owner.pending = Released(owner.pending), {}
+            try:
+                await handle.signal(names.RELEASED, told, rpc_timeout=RPC_TIMEOUT)
+            except RPCError as error:
+                log.debug("%s was not told of %s: %s", workflow_id, told.ended, error)

@@ -1,0 +1,54 @@
+"""Group-relative advantages, and cross-entropy on what the env said.
+
+A policy that can foresee its env's replies models the env. Such tokens are there in every
+rollout, whatever its reward. They weigh little, so that they do not drown the rewards.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from activities.scoring.algorithms.base import Credit, CreditError, RolloutView
+from activities.scoring.algorithms.grpo import Grpo
+from activities.scoring.algorithms.streams import routed
+from configs.algorithm import EchoConfig
+
+
+class Echo(Grpo):
+    """grpo's advantages; ce_weights are alpha on what messages of a learned role say.
+
+    Only messages that came after the policy's first reply are learned, and only what they say,
+    not the template around it.
+    """
+
+    name = "echo"
+
+    def __init__(self, config: EchoConfig, seq_len: int) -> None:
+        """`seq_len`: longest training sample in tokens, the unit of the linear penalty."""
+        super().__init__(config, seq_len)
+        self._alphas = {role: about.alpha for role, about in config.roles.items()}
+
+    def _weights(self, sample: Mapping[str, Any]) -> list[float]:
+        """alpha on the tokens [T] of a sample that are learned, else 0.0."""
+        spans = sample.get("observations")
+        if spans is None:
+            raise CreditError(
+                "algorithm 'echo' learns what the env's messages say, and the renderer does not "
+                "tell it from the template around it; set model.renderer to one made for the "
+                "model, such as 'ratchet-chatml' for ChatML tokenizers"
+            )
+        weights = [0.0] * len(sample["token_ids"])
+        for role, start, stop in spans:
+            weights[start:stop] = [self._alphas.get(role, 0.0)] * (stop - start)
+        return weights
+
+    async def score_group(
+        self, rollouts: Sequence[RolloutView], state: Mapping[str, float]
+    ) -> list[Credit]:
+        """Advantages and the weights of what the env said."""
+        credit = []
+        for rollout, own in zip(rollouts, await super().score_group(rollouts, state), strict=True):
+            weights = [self._weights(sample) for sample in rollout.samples]
+            learned = weights if any(map(any, weights)) else None
+            credit.append(replace(routed("rl", rollout, learned), advantage=own.advantage))
+        return credit

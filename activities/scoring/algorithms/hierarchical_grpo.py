@@ -1,0 +1,46 @@
+"""Group-relative advantages for several agents: each is compared with its likes."""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, per_agent
+from activities.scoring.algorithms.exact import mean
+from configs.algorithm import HierarchicalGrpoConfig
+
+
+class HierarchicalGrpo(Algorithm):
+    """A = r - mean(r), over the agent's traces in the episode or in the whole group.
+
+    The former for `episode_agents`. With one agent that is none of them it is plain grpo.
+    """
+
+    name = "hierarchical_grpo"
+
+    def __init__(self, config: HierarchicalGrpoConfig) -> None:
+        self._episode_agents = frozenset(config.episode_agents)
+
+    def advantages(self, rollouts: Sequence[RolloutView]) -> list[list[float]]:
+        """Advantages of the agents of each of n rollouts [n], each rounded once."""
+        peers: dict[tuple[str, int | None], list[Fraction]] = {}
+        for rollout in rollouts:
+            for trace in rollout.agents:
+                peers.setdefault(self._key(rollout, trace.agent), []).append(Fraction(trace.reward))
+        means = {key: mean(rewards) for key, rewards in peers.items()}
+        return [
+            [
+                float(Fraction(trace.reward) - means[self._key(rollout, trace.agent)])
+                for trace in rollout.agents
+            ]
+            for rollout in rollouts
+        ]
+
+    def _key(self, rollout: RolloutView, agent: str) -> tuple[str, int | None]:
+        """Whom an agent is compared with: its role, in this episode or (None) in the group."""
+        return agent, rollout.index if agent in self._episode_agents else None
+
+    async def score_group(
+        self, rollouts: Sequence[RolloutView], state: Mapping[str, float]
+    ) -> list[Credit]:
+        """The advantages as credit."""
+        found = self.advantages(rollouts)
+        return [Credit(per_agent(r, own)) for r, own in zip(rollouts, found, strict=True)]

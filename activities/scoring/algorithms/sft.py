@@ -1,0 +1,14 @@
+"""Supervised fine-tuning: the rollouts are another model's, and the policy learns to say them."""
+
+from activities.scoring.algorithms.base import Algorithm, Credit, RolloutView
+from activities.scoring.algorithms.streams import routed
+
+
+class Sft(Algorithm):
+    """All sampled tokens in ce with weight 1; no advantages, rewards are only watched."""
+
+    name = "sft"
+
+    async def score_rollout(self, rollout: RolloutView) -> Credit:
+        """The component of its tokens."""
+        return routed("ce", rollout)

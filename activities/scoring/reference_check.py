@@ -1,0 +1,134 @@
+"""The preflight of model references: is each there, with what a run needs of it?
+
+Needs the network, and for models that score the policy's tokens the policy's tokenizer, if this
+machine can have it: the check of the model itself tells what is wrong with that.
+"""
+
+import asyncio
+import difflib
+import os
+from typing import Any
+
+from activities.contracts.checks import CheckProblem
+from activities.scoring.algorithms.base import CreditError
+from activities.scoring.references import Endpoint, ReferenceLost, References
+from configs.algorithm import AlgorithmConfig, source_of, teacher_of
+from configs.model import DEFAULT_POLICY
+from configs.reference import DEFAULT_KEY_VAR, FrozenModelConfig
+from configs.run import RunConfig
+
+LIMIT_S = 45.0
+"""For all that one model is asked."""
+
+PROBE = "The quick brown fox jumps over 12345 lazy dogs;\n\tit's <b>(x + y) / 67.89</b>!"
+"""Text that tokenizers of different vocabularies split differently."""
+
+
+def _problem(key: str, message: str) -> CheckProblem:
+    return CheckProblem("/" + key.replace(".", "/"), key, message)
+
+
+async def check_references(config: RunConfig) -> list[CheckProblem]:
+    """Problems with the frozen models that a run names; all are asked at once."""
+    references = References()
+    references.bind()
+    places: list[tuple[str, AlgorithmConfig | None]] = [("algo", config.algo)]
+    places += [(f"train.env.{i}.algo", env.algo) for i, env in enumerate(config.train.env)]
+    checks = []
+    for key, algo in places:
+        if algo is None:
+            continue
+        teacher, source = teacher_of(algo), source_of(algo)
+        if isinstance(teacher, FrozenModelConfig):
+            checks.append(_check(references, config, f"{key}.teacher", teacher, scores=True))
+        if isinstance(source, FrozenModelConfig):
+            checks.append(_check(references, config, f"{key}.source", source, scores=False))
+    try:
+        found = await asyncio.gather(*checks)
+    finally:
+        await references.close()
+    return [problem for problems in found for problem in problems]
+
+
+async def _check(
+    references: References, config: RunConfig, key: str, model: FrozenModelConfig, *, scores: bool
+) -> list[CheckProblem]:
+    if model.api_key_var != DEFAULT_KEY_VAR and not os.environ.get(model.api_key_var):
+        message = (
+            f"the environment variable {model.api_key_var} is not set on a rollout worker; set it "
+            "there and on env servers, or leave api_key_var out if the endpoint has no key"
+        )
+        return [_problem(f"{key}.api_key_var", message)]
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            return await _ask(references, config, key, model, scores=scores)
+    except TimeoutError:
+        message = f"{model.base_url} has not answered within {LIMIT_S:.0f} s"
+        return [_problem(f"{key}.base_url", message)]
+    except (ReferenceLost, CreditError) as error:
+        return [_problem(f"{key}.base_url", str(error))]
+
+
+async def _ask(
+    references: References, config: RunConfig, key: str, model: FrozenModelConfig, *, scores: bool
+) -> list[CheckProblem]:
+    endpoint = Endpoint.frozen(model)
+    served = await references.models(endpoint)
+    if model.name not in served:
+        near = difflib.get_close_matches(model.name, served, n=1, cutoff=0.5)
+        known = ", ".join(repr(name) for name in list(served)[:8]) or "nothing"
+        hint = f"did you mean {near[0]!r}?" if near else f"it serves {known}"
+        message = f"{model.base_url} serves no model {model.name!r}; {hint}"
+        return [_problem(f"{key}.name", message)]
+    context = served[model.name]
+    if not scores:
+        return []
+    if context is not None and context < config.trainer.seq_len:
+        message = (
+            f"{model.name!r} has a context of {context} tokens there, and samples may have "
+            f"{config.trainer.seq_len} (trainer.seq_len); serve it with a longer --max-model-len, "
+            "or lower trainer.seq_len"
+        )
+        return [_problem(f"{key}.name", message)]
+    tokenizer = await asyncio.to_thread(_policy_tokenizer, config)
+    if tokenizer is None:
+        return []
+    return await _check_vocabulary(references, key, model, tokenizer)
+
+
+async def _check_vocabulary(
+    references: References, key: str, model: FrozenModelConfig, tokenizer: Any
+) -> list[CheckProblem]:
+    """Whether the model reads token ids as the policy does, up to the highest of them."""
+    endpoint = Endpoint.frozen(model)
+    ids: list[int] = tokenizer.encode(PROBE, add_special_tokens=False)
+    body = {"model": model.name, "prompt": PROBE, "add_special_tokens": False}
+    answer = await references.ask(endpoint, "POST", "/tokenize", body)
+    if answer.status_code == 200 and (theirs := answer.json().get("tokens")) != ids:
+        message = (
+            f"its tokenizer is not the policy's: the same text is {theirs[:6]}… to it and "
+            f"{ids[:6]}… to the policy; token ids can only be scored by a model of the same "
+            "vocabulary"
+        )
+        return [_problem(f"{key}.name", message)]
+    highest = max(tokenizer.get_vocab().values())
+    try:
+        await references.frozen(model).logprobs([*ids[:8], highest])
+    except CreditError as error:
+        message = f"cannot score the policy's highest token id, {highest}: {error}"
+        return [_problem(f"{key}.name", message)]
+    return []
+
+
+def _policy_tokenizer(config: RunConfig) -> Any:
+    """The policy's tokenizer, or None if it cannot be had on this machine."""
+    if config.model.name == DEFAULT_POLICY:
+        from activities.training.tokenizer import build_tokenizer
+
+        return build_tokenizer(config.trainer.seq_len)
+    from renderers.base import load_tokenizer
+
+    try:
+        return load_tokenizer(config.model.name)
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,284 @@
+"""Model references: log-probabilities of exact token ids from a vLLM server.
+
+The server scores the tokens as a prompt, through `/v1/completions`, which every vLLM offers
+without special flags. Facts about vLLM 0.32 this rests on:
+
+- `prompt_logprobs: 0` returns the log-probability of each prompt token and of no other; the first
+  entry is null. Such a request never reads the prefix cache, so it needs no salt.
+- At least one token has to be sampled, so a prompt as long as the model's context is refused. The
+  last token of such a sequence is scored as the sampled position instead, by `logprob_token_ids`.
+- A token id that the model does not have is a 400 answer, a model that it does not serve a 404.
+
+Invariants: the key of an endpoint is read from the environment when a request is made, goes into
+its header and nowhere else. One process never has more requests in flight at an endpoint than the
+config allows, from however many event loops they come.
+"""
+
+import asyncio
+import math
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+
+from activities.scoring.algorithms.base import CreditError
+from configs.reference import DEFAULT_KEY_VAR, FrozenModelConfig
+
+T = TypeVar("T")
+
+LIVE_CONCURRENT = 32
+"""Requests in flight at the policy's own engine, which samples rollouts at the same time."""
+
+TIMEOUT = httpx.Timeout(60.0, connect=10.0, pool=None)
+BACKOFFS_S = (0.0, 0.5, 1.0, 2.0)
+"""Waits before each try of a request that met a server in trouble."""
+
+_SHOWN = 300
+_ACCESS = (401, 403)
+
+
+class ReferenceLost(Exception):
+    """Nothing usable answers at a reference's address; another try may find it again.
+
+    `live` tells that it was an engine of the policy, which may have been replaced.
+    """
+
+    def __init__(self, message: str, *, live: bool) -> None:
+        super().__init__(message)
+        self.live = live
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a reference is served: `root` without '/v1', and the model's served name there."""
+
+    root: str
+    model: str
+    key_var: str = ""
+    max_concurrent: int = LIVE_CONCURRENT
+    live: bool = False
+
+    @staticmethod
+    def frozen(config: FrozenModelConfig) -> "Endpoint":
+        """The endpoint of a frozen model."""
+        return Endpoint(config.root, config.name, config.api_key_var, config.max_concurrent)
+
+    def headers(self) -> dict[str, str]:
+        """Authorization, if the endpoint has a key."""
+        key = os.environ.get(self.key_var, "") if self.key_var else ""
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def __str__(self) -> str:
+        what = "the policy's engine" if self.live else "the reference"
+        return f"{what} {self.model!r} at {self.root}"
+
+
+class References:
+    """The reference endpoints of one process; HTTP runs in the event loop that `bind` was given."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client = httpx.AsyncClient()
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        self._contexts: dict[tuple[str, str], int | None] = {}
+
+    def bind(self) -> None:
+        """Makes the running event loop the one in which requests are made; safe to repeat."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        self._loop = loop
+        # Neither connections nor semaphores survive the loop that they were made in. Rollout
+        # workers do not use proxies for engines, and a reference is one more.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._client = httpx.AsyncClient(timeout=TIMEOUT, limits=limits, trust_env=False)
+        self._slots = {}
+
+    async def close(self) -> None:
+        """Closes what is open; requests that are in flight fail."""
+        await self._client.aclose()
+
+    def frozen(self, config: FrozenModelConfig) -> "VllmReference":
+        """A frozen model."""
+        return VllmReference(self, Endpoint.frozen(config))
+
+    def live(self, url: str, model: str) -> "VllmReference":
+        """The policy as the engine at `url` serves it, under `model`."""
+        return VllmReference(self, Endpoint(url.rstrip("/"), model, live=True))
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Carries `work` out in the bound loop, from whichever loop this is awaited in."""
+        assert self._loop is not None, "bind() comes before requests"
+        if asyncio.get_running_loop() is self._loop:
+            return await work()
+
+        async def there() -> T:
+            return await work()
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), self._loop))
+
+    def slots(self, endpoint: Endpoint) -> asyncio.Semaphore:
+        """Bounds requests in flight at an endpoint. Those that share one share the first bound."""
+        made = self._slots.get(endpoint.root)
+        if made is None:
+            made = self._slots[endpoint.root] = asyncio.Semaphore(endpoint.max_concurrent)
+        return made
+
+    async def ask(
+        self, endpoint: Endpoint, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> httpx.Response:
+        """One request; tried again while the server cannot be reached or has trouble of its own.
+
+        Returns an answer below 500 that is not 429. Raises ReferenceLost.
+        """
+        trouble = ""
+        for wait in BACKOFFS_S:
+            await asyncio.sleep(wait)
+            try:
+                answer = await self._client.request(
+                    method, f"{endpoint.root}{path}", json=body, headers=endpoint.headers()
+                )
+            except httpx.HTTPError as error:
+                trouble = f"{type(error).__name__} {error}".strip()
+                continue
+            if answer.status_code < 500 and answer.status_code != 429:
+                return answer
+            trouble = f"HTTP {answer.status_code}: {answer.text[:_SHOWN]}"
+        raise ReferenceLost(
+            f"{endpoint} does not answer ({trouble}); is a server running there?",
+            live=endpoint.live,
+        )
+
+    async def models(self, endpoint: Endpoint) -> dict[str, int | None]:
+        """Context length in tokens of each model served there; None where it is not told.
+
+        Raises ReferenceLost and CreditError.
+        """
+        answer = await self.ask(endpoint, "GET", "/v1/models")
+        if answer.status_code != 200:
+            raise refused(endpoint, answer)
+        found = _json(answer)
+        cards = found.get("data") if isinstance(found, dict) else None
+        if not isinstance(cards, list):
+            raise CreditError(
+                f"{endpoint}: /v1/models answers with no list of models; base_url must be that "
+                "of an OpenAI-compatible endpoint"
+            )
+        return {str(card.get("id")): card.get("max_model_len") for card in cards}
+
+    async def context(self, endpoint: Endpoint) -> int | None:
+        """The context length of the endpoint's model in tokens, asked for once."""
+        place = (endpoint.root, endpoint.model)
+        if place not in self._contexts:
+            self._contexts[place] = (await self.models(endpoint)).get(endpoint.model)
+        return self._contexts[place]
+
+
+class VllmReference:
+    """Scores sequences of exact token ids by one model; made by `References`."""
+
+    def __init__(self, references: References, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._references = references
+
+    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Log-probability (nats, temperature 1) of each token given those before it [T].
+
+        The first is 0.0: nothing comes before it. Raises CreditError for what another try would
+        not mend, ReferenceLost for what it may.
+        """
+        ids = list(token_ids)
+        if len(ids) < 2:
+            return [0.0] * len(ids)
+        return await self._references.run(lambda: self._score(ids))
+
+    async def _score(self, ids: list[int]) -> list[float]:
+        references, endpoint = self._references, self.endpoint
+        async with references.slots(endpoint):
+            context = await references.context(endpoint)
+            if context is not None and len(ids) > context:
+                raise too_long(endpoint, context, len(ids))
+            full = context is not None and len(ids) == context
+            body = score_request(endpoint.model, ids, full=full)
+            answer = await references.ask(endpoint, "POST", "/v1/completions", body)
+        if answer.status_code != 200:
+            raise refused(endpoint, answer)
+        try:
+            return scores(_json(answer), ids, full=full)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise CreditError(
+                f"{endpoint} does not score every token of a prompt ({error}); a vLLM server "
+                "does, by `prompt_logprobs`"
+            ) from None
+
+
+def too_long(endpoint: Endpoint, context: int, length: int) -> CreditError:
+    """The error for a sequence that does not fit into the model."""
+    remedy = (
+        "raise trainer.seq_len, or shorten demonstrations and prompts"
+        if endpoint.live
+        else "serve it with a longer --max-model-len, or lower trainer.seq_len"
+    )
+    message = f"{endpoint} has a context of {context} tokens and cannot score {length}; {remedy}"
+    return CreditError(message)
+
+
+def score_request(model: str, ids: list[int], *, full: bool) -> dict[str, Any]:
+    """Body of a completion request that scores `ids` [T]; `full`: they fill the context."""
+    body: dict[str, Any] = {"model": model, "max_tokens": 1, "temperature": 1.0, "top_p": 1.0}
+    body |= {"prompt": ids, "prompt_logprobs": 0}
+    if full:
+        body |= {"prompt": ids[:-1], "logprobs": 0, "logprob_token_ids": [ids[-1]]}
+        body |= {"return_tokens_as_token_ids": True}
+    return body
+
+
+def scores(answer: dict[str, Any], ids: list[int], *, full: bool) -> list[float]:
+    """Log-probabilities [T] from the answer to `score_request`; the first is 0.0.
+
+    Raises KeyError, IndexError, TypeError or ValueError if a token has none.
+    """
+    choice = answer["choices"][0]
+    scored = ids[1:-1] if full else ids[1:]
+    entries = choice["prompt_logprobs"][1:]
+    pairs = zip(entries, scored, strict=True)
+    found = [float(entry[str(token)]["logprob"]) for entry, token in pairs]
+    if full:
+        found.append(float(choice["logprobs"]["top_logprobs"][0][f"token_id:{ids[-1]}"]))
+    if not all(map(math.isfinite, found)):
+        raise ValueError("a log-probability is not a finite number")
+    return [0.0, *found]
+
+
+def refused(endpoint: Endpoint, answer: httpx.Response) -> CreditError | ReferenceLost:
+    """The error for an answer that is not a success: what, where, and how to mend it."""
+    code = answer.status_code
+    if endpoint.live and code in (403, 404):
+        # Another epoch of the engine, or another server, listens there.
+        return ReferenceLost(f"{endpoint} is not served any more (HTTP {code})", live=True)
+    if code in _ACCESS:
+        unset = not os.environ.get(endpoint.key_var, "")
+        state = "is not set" if unset else "holds a key that it does not accept"
+        return CreditError(
+            f"{endpoint} asks for a key (HTTP {code}), and the environment variable "
+            f"{endpoint.key_var or DEFAULT_KEY_VAR} of this worker {state}"
+        )
+    said = answer.text[:_SHOWN]
+    if code == 404:
+        return CreditError(
+            f"{endpoint} is not served there (HTTP 404: {said}); name must be one of its "
+            "/v1/models, and base_url that of an OpenAI-compatible endpoint"
+        )
+    remedy = ""
+    if "vocabulary" in said:
+        remedy = "; the reference must have the policy's tokenizer"
+    return CreditError(f"{endpoint} refuses to score a sample (HTTP {code}: {said}){remedy}")
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError:
+        return {}

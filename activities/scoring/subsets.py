@@ -1,0 +1,101 @@
+"""Metrics of a batch's rollouts, one rollout one vote: how they spread, and what of it trains.
+
+Keys are 'train/<scope>/<subset>/<metric>/<statistic>'. A scope is 'agg', which is every env
+together, or an env's name. Of the subsets, 'all' holds every rollout of the batch's groups that did
+not err, whatever filters said of it, and 'effective' those that train. A subset without rollouts
+has no keys. Statistics are mean, max, min, p10 and p90; rates and shares have none.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from activities.scoring.batches import BatchGroup, BatchRollout, solve_rates, stop_shares
+
+AGGREGATE = "agg"
+"""The scope of all envs together; no env may have this name."""
+
+_SUBSETS: dict[str, Callable[[BatchRollout], bool]] = {
+    "all": lambda _: True,
+    "effective": lambda rollout: rollout.shipped,
+}
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that `share` (0 to 1) of `values`, at least one, lie below.
+
+    Between the two nearest ranks it is interpolated linearly, rank 0 being the lowest value and
+    rank n - 1 the highest.
+    """
+    assert values and 0.0 <= share <= 1.0
+    ordered = sorted(values)
+    rank = share * (len(ordered) - 1)
+    low, high = ordered[math.floor(rank)], ordered[math.ceil(rank)]
+    # Rounding may leave neither end.
+    return min(max(low + (high - low) * (rank - math.floor(rank)), low), high)
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {
+        "mean": fmean(values),
+        "max": float(max(values)),
+        "min": float(min(values)),
+        "p10": quantile(values, 0.1),
+        "p90": quantile(values, 0.9),
+    }
+
+
+def _values(rollouts: Sequence[BatchRollout]) -> dict[str, list[float]]:
+    """Per metric the values of the rollouts that have it; only timing may be missing in some.
+
+    Lengths are in tokens, times in seconds.
+    """
+    values: dict[str, list[float]] = {
+        "reward": [r.reward for r in rollouts],
+        "seq_len": [float(r.seq_len) for r in rollouts],
+        "prefill_len": [float(r.seq_len - r.decode_len) for r in rollouts],
+        "decode_len": [float(r.decode_len) for r in rollouts],
+        "num_turns": [float(r.turns) for r in rollouts],
+        "is_truncated": [float(r.truncated) for r in rollouts],
+        "samples_per_rollout": [float(r.samples) for r in rollouts],
+    }
+    for rollout in rollouts:
+        for phase, seconds in rollout.timing.items():
+            values.setdefault(f"timing/{phase}", []).append(seconds)
+    return values
+
+
+def _subset(
+    groups: Sequence[BatchGroup], belongs: Callable[[BatchRollout], bool]
+) -> dict[str, float]:
+    """Metrics of the rollouts that belong, without the keys' first parts."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts if belongs(rollout)]
+    if not rollouts:
+        return {}
+    metrics = {
+        f"{name}/{statistic}": value
+        for name, values in _values(rollouts).items()
+        for statistic, value in _spread(values).items()
+    }
+    shares = stop_shares(rollouts)
+    metrics |= {f"stop_condition/{condition}": share for condition, share in shares.items()}
+    return metrics | solve_rates([g for g in groups if any(belongs(r) for r in g.rollouts)])
+
+
+def summarize(groups: Sequence[BatchGroup]) -> dict[str, float]:
+    """Metrics of a batch's groups, in every scope and subset.
+
+    stop_condition/<condition>: share of the subset's rollouts. solve_none, solve_all and
+    effective_batch_size: shares of the groups that have a rollout in the subset, each group judged
+    by all its rollouts that did not err.
+    """
+    scopes = {AGGREGATE: list(groups)}
+    for group in groups:
+        assert group.env != AGGREGATE
+        scopes.setdefault(group.env, []).append(group)
+    return {
+        f"train/{scope}/{subset}/{name}": value
+        for scope, own in scopes.items()
+        for subset, belongs in _SUBSETS.items()
+        for name, value in _subset(own, belongs).items()
+    }

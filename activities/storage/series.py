@@ -1,0 +1,101 @@
+"""Series: samples that a process takes over time, kept in chunks that are rewritten as they grow.
+
+A series shows how things went; no decision rests on it. Invariants:
+
+- A source is one process. Its chunks hold at most CHUNK_SAMPLES samples each, in ascending time,
+  and one begins when the other is full. A chunk is named by when it was begun, so the next one's
+  name bounds what is in it.
+- A chunk is replaced as a whole, which every filesystem can do; readers see it before or after.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from activities.storage import keys
+from activities.storage.store import ArtifactStore
+
+CHUNK_SAMPLES = 360
+
+Sample = dict[str, Any]
+"""JSON values by name; 'time' is in Unix seconds."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk as it is to be stored at one moment."""
+
+    key: str
+    samples: Sequence[Sample]
+
+    def write(self, store: ArtifactStore) -> None:
+        """Stores it. Blocks; chunks of one source must be written one after the other."""
+        store.write_lines(self.key, self.samples)
+
+
+class Series:
+    """The growing end of the series of one source."""
+
+    def __init__(self, run: str, source: str) -> None:
+        self._run, self._source = run, source
+        self._samples: list[Sample] = []
+        self._start = 0
+
+    def add(self, sample: Sample, *, replace_after: float | None = None) -> Chunk:
+        """Takes in a sample, later than all before; returns the chunk that is to be written then.
+
+        The sample before gives way to it if it was taken after `replace_after` (Unix seconds).
+        """
+        last = self._samples[-1]["time"] if self._samples else 0.0
+        assert sample["time"] > last, "samples come in ascending time"
+        if replace_after is not None and last > replace_after:
+            self._samples[-1] = sample
+        elif not self._samples or len(self._samples) >= CHUNK_SAMPLES:
+            self._start = int(sample["time"] * 1000)
+            self._samples = [sample]
+        else:
+            self._samples.append(sample)
+        return Chunk(keys.series(self._run, self._source, self._start), tuple(self._samples))
+
+
+def _name(key: str) -> tuple[int, str]:
+    """When a chunk was begun (Unix time, ms), and its source."""
+    start, _, source = key.rpartition("/")[2].removesuffix(".jsonl").partition("-")
+    return int(start), source
+
+
+def _chunks_after(keys_found: Sequence[str], after: float) -> list[tuple[int, str, str]]:
+    """Begin, source and key of the chunks that may hold samples later than `after`, ascending."""
+    next_start: dict[str, int] = {}
+    chunks = []
+    for key in reversed(keys_found):
+        start, source = _name(key)
+        # All of a chunk is earlier than the millisecond after the one that names the next.
+        if source not in next_start or next_start[source] + 1 > after * 1000:
+            chunks.append((start, source, key))
+        next_start[source] = start
+    return chunks[::-1]
+
+
+def page(store: ArtifactStore, run: str, after: float, limit: int) -> tuple[list[Sample], bool]:
+    """Samples of all sources taken later than `after` (Unix seconds), ascending, each with its
+    'source'; and whether more follow.
+
+    At most `limit` of them, and all others that were taken at the very time of the last one, so
+    that this time is the cursor of the next page.
+    """
+    samples: list[Sample] = []
+    more = False
+    for start, source, key in _chunks_after(
+        store.live_keys(keys.series_folder(run), ".jsonl"), after
+    ):
+        if len(samples) > limit and start > samples[limit]["time"] * 1000:
+            more = True
+            break
+        own = [{**sample, "source": source} for sample in store.read_lines(key)]
+        samples += [sample for sample in own if sample["time"] > after]
+        samples.sort(key=lambda sample: (sample["time"], sample["source"]))
+    end = min(limit, len(samples))
+    while 0 < end < len(samples) and samples[end]["time"] == samples[end - 1]["time"]:
+        end += 1
+    return samples[:end], more or len(samples) > end

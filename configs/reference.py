@@ -1,0 +1,113 @@
+"""Models other than the one in training: what scores a policy's tokens, or samples in its place.
+
+A reference is either the word 'policy', the run's own model as its engines serve it at that
+moment, or a frozen model behind an OpenAI-compatible endpoint. Keys of endpoints are never part
+of a config, which is stored and shown: a config names the environment variable that holds one.
+"""
+
+import difflib
+import re
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from configs.base import Section, refusal
+
+DEFAULT_KEY_VAR = "RATCHET_REFERENCE_KEY"
+HIDDEN = "(not shown)"
+"""Stands in for a value that may be a secret wherever an error tells what was given."""
+
+_SECRET = re.compile(r"key|token|secret|password|auth|bearer", re.IGNORECASE)
+_NO_KEYS = (
+    "a key itself never goes into a config: put it into an environment variable of rollout "
+    "workers and env servers, and name that in api_key_var"
+)
+
+
+def _unknown(key: str, section: type[Section]) -> str:
+    near = difflib.get_close_matches(key, section.model_fields, n=1, cutoff=0.8)
+    if near and near[0] != "api_key_var":
+        return f"unknown key; did you mean {near[0]!r}?"
+    if _SECRET.search(key):
+        return f"unknown key; {_NO_KEYS}"
+    return f"unknown key; valid keys: {', '.join(section.model_fields)}"
+
+
+def _url_problem(url: Any) -> str:
+    """What is wrong with an endpoint's address, if anything."""
+    form = "has the form http(s)://host:port"
+    try:
+        parts = urlsplit(url if isinstance(url, str) else "")
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return form
+    if not usable or re.search(r"\s", url):
+        return form
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        return f"{form}, with a path at most; {_NO_KEYS}"
+    return ""
+
+
+class FrozenModelConfig(Section):
+    """A model that does not change, behind an OpenAI-compatible endpoint of vLLM."""
+
+    name: str = Field(
+        min_length=1, description="The name that the endpoint serves it by (see its /v1/models)."
+    )
+    base_url: str = Field(
+        description="http(s)://host:port of the endpoint; '/v1' at its end may be left out."
+    )
+    api_key_var: str = Field(
+        default=DEFAULT_KEY_VAR,
+        description="Environment variable with the endpoint's key, on rollout workers and env "
+        "servers. The default may be unset, for endpoints without one; any other must be set.",
+    )
+    max_concurrent: int = Field(
+        default=32, ge=1, le=4096, description="Requests in flight at once, per worker process."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_value_is_shown(cls, data: Any) -> Any:
+        """Refuses what may hold a key without repeating it: pydantic's own errors would."""
+        if not isinstance(data, dict):
+            return data
+        for key in map(str, data):
+            if key not in cls.model_fields:
+                raise refusal("frozen model", key, _unknown(key, cls), HIDDEN)
+        if "base_url" in data and (problem := _url_problem(data["base_url"])):
+            raise refusal("frozen model", "base_url", problem, HIDDEN)
+        # Names in capitals only: many a key is a valid name otherwise.
+        name = data.get("api_key_var", DEFAULT_KEY_VAR)
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", name):
+            message = (
+                "is the name of an environment variable (capitals, digits, '_'), such as "
+                f"{DEFAULT_KEY_VAR!r}; {_NO_KEYS}"
+            )
+            raise refusal("frozen model", "api_key_var", message, HIDDEN)
+        return data
+
+    @field_validator("base_url")
+    @classmethod
+    def _base_url_is_normal(cls, value: str) -> str:
+        """The URL with '/v1' and without a slash at its end."""
+        return value.rstrip("/").removesuffix("/v1").rstrip("/") + "/v1"
+
+    @property
+    def root(self) -> str:
+        """The endpoint's URL without '/v1'."""
+        return self.base_url.removesuffix("/v1")
+
+
+def _reference(data: Any) -> Any:
+    """Reads 'policy' or a table, so that errors speak of one of them only."""
+    if data == "policy" or isinstance(data, FrozenModelConfig):
+        return data
+    if isinstance(data, dict):
+        return FrozenModelConfig.model_validate(data)
+    raise ValueError("is 'policy', or a table with the name and base_url of a frozen model")
+
+
+ModelReference = Annotated[Literal["policy"] | FrozenModelConfig, BeforeValidator(_reference)]
+"""The run's own policy, as its engines serve it, or a frozen model."""

@@ -1,0 +1,440 @@
+"""A whole run in one thread: the workflows' pure parts, wired as the workflows wire them.
+
+`World` stands for TrainingRun and uses its Generations, Evals, Steps and Arrivals themselves
+wherever they wait for nothing; `Generation` stands for one Dispatch workflow. Activities, time and
+signals are whatever the test makes happen. Every broken promise is an AssertionError.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
+
+from activities.contracts.rollouts import GroupResult, GroupWork
+from activities.storage.refs import ArtifactRef
+from configs.run import RunConfig
+from workflows.arrivals import Arrivals
+from workflows.changes import changed, limits_of
+from workflows.curriculum import Curriculum
+from workflows.evals import Evals
+from workflows.fleet import Fleet, planned_hosts
+from workflows.generations import Generations
+from workflows.messages import Control, DispatchReport, RunInput
+from workflows.scheduler import Part, Scheduler
+from workflows.sinks import TrainSink
+from workflows.sources import eval_group, train_counter
+from workflows.state import GenerationState, Lease, RunState, ShippedBatch
+from workflows.steps import Steps
+
+Cause = Literal["stale", "overload", "stop"]
+
+
+class Log:
+    """Where a run's notes and side work go: nowhere."""
+
+    def note(self, text: str) -> None:
+        """Forgets it."""
+
+    def in_background(self, work: Any) -> None:
+        """Side work is not carried out."""
+        work.close()
+
+
+@dataclass
+class Running:
+    """A part that an activity carries out; `told` of its rollouts were reported as ended."""
+
+    part: Part
+    version: int
+    label: str
+    told: int = 0
+
+    @property
+    def size(self) -> int:
+        """Rollouts of the part."""
+        return self.part.last - self.part.first
+
+
+@dataclass
+class Group:
+    """A group in flight, as Dispatch keeps it."""
+
+    work: GroupWork
+    version: int
+    parts: dict[int, Running] = field(default_factory=dict)
+    cancelled: Cause | Literal[""] = ""
+    finalizing: bool = False
+
+
+class Generation:
+    """One Dispatch workflow. `inbox` holds controls under way to it."""
+
+    def __init__(self, world: "World", number: int, lease: Lease, control: Control) -> None:
+        self.world = world
+        self.number = number
+        self.scheduler = Scheduler(world.config, world.state.examples, lease)
+        self.scheduler.on_control(control)
+        self.groups: dict[str, Group] = {}
+        self.outbox: list[GroupResult] = []
+        self.inbox: list[Control] = []
+        self.over = False
+        self._seq = 0
+
+    @property
+    def granted(self) -> int:
+        """Permits of the whole run, as far as this generation was told."""
+        return self.scheduler.control.permits + self.scheduler.control.older
+
+    @property
+    def running(self) -> list[Running]:
+        """Parts that activities carry out."""
+        return [p for g in self.groups.values() if not g.finalizing for p in g.parts.values()]
+
+    @property
+    def finalizing(self) -> list[str]:
+        """Groups whose rollouts have all ended."""
+        return [name for name, group in self.groups.items() if group.finalizing]
+
+    def hear(self) -> None:
+        """The next control arrives."""
+        self.scheduler.on_control(self.inbox.pop(0))
+
+    def turn(self, *, hand_over: bool = False, sign_of_life: bool = False) -> None:
+        """One turn of Dispatch's loop."""
+        scheduler = self.scheduler
+        if scheduler.admitting and (hand_over or scheduler.control.stop):
+            scheduler.close()
+            self._report("tail")
+        if scheduler.control.stop:
+            self._give_up(list(self.groups), "stop")
+        self._give_up(scheduler.stale(), "stale")
+        self._give_up(scheduler.overload(), "overload")
+        while isinstance(part := scheduler.admit(self.world.now), Part):
+            self._start(part)
+        if self.outbox or sign_of_life:
+            self._report("open" if scheduler.admitting else "tail")
+        if not scheduler.admitting and not self.groups and not self.outbox:
+            self._report("closed")
+            self.over = True
+
+    def release(self, running: Running, *, told: bool) -> None:
+        """A rollout ends while others of its part go on; `told` is whether the signal arrives."""
+        self.world.commit(running)
+        if told and running.told < running.size:
+            running.told += 1
+            name = f"{running.part.work.group}/{running.part.first}"
+            assert self.scheduler.on_released({name: running.told})
+            assert not self.scheduler.on_released({name: running.told})
+
+    def end(self, running: Running) -> None:
+        """A part's activity ends, cancelled or not."""
+        self.world.commit(running)
+        name, first = running.part.work.group, running.part.first
+        group = self.groups[name]
+        complete = self.scheduler.on_ended(name, first)
+        if len(group.parts) > 1 or not (complete or group.cancelled):
+            del group.parts[first]
+        elif group.cancelled:
+            self._deliver(group, self._cancelled(group))
+        else:
+            group.finalizing = True
+
+    def finalize(self, name: str, survivors: int, trainable: int) -> None:
+        """The finalized group is delivered, unless it was given up meanwhile."""
+        group = self.groups[name]
+        if group.cancelled:
+            self._deliver(group, self._cancelled(group))
+        else:
+            self._deliver(group, self.world.finalized(group.work, survivors, trainable))
+
+    def _start(self, part: Part) -> None:
+        name, version = part.work.group, self.scheduler.control.version
+        if part.first == 0:
+            self.world.on_begun(self, part.work)
+            self.groups[name] = Group(part.work, version)
+        world = self.world
+        self.groups[name].parts[part.first] = Running(part, world.sampled_at, world.label)
+        world.on_started(self, part)
+
+    def _give_up(self, names: list[str], why: Cause) -> None:
+        for name in names:
+            group = self.groups[name]
+            group.cancelled = group.cancelled or why
+            self.scheduler.give_up(name)
+            if not group.parts:
+                self._deliver(group, self._cancelled(group))
+
+    def _deliver(self, group: Group, result: GroupResult) -> None:
+        self.scheduler.on_finished(group.work.group)
+        del self.groups[group.work.group]
+        self.outbox.append(result)
+
+    def _cancelled(self, group: Group) -> GroupResult:
+        result = self.world.result(group.work, 0, 0, ref=None)
+        return replace(result, version_start=group.version, cancelled=group.cancelled)
+
+    def _report(self, state: Literal["open", "tail", "closed"]) -> None:
+        groups, self.outbox = self.outbox[:2], self.outbox[2:]
+        scheduler = self.scheduler
+        self._seq += 1
+        report = DispatchReport(
+            generation=self.number,
+            seq=self._seq,
+            state=state,
+            groups=groups,
+            inflight_train=scheduler.inflight_train,
+            inflight_eval=scheduler.inflight_eval,
+            lease=scheduler.cursor(),
+            oldest=scheduler.oldest,
+            outstanding=list(self.groups) + [group.group for group in self.outbox],
+        )
+        self.world.mail.append(report)
+
+
+class World:
+    """TrainingRun, and what it keeps score of. `mail` holds reports under way to it."""
+
+    def __init__(self, config: RunConfig, examples: dict[str, int]) -> None:
+        self.config = config
+        hosts = [replace(h, up=True, verified=0, epoch=1) for h in planned_hosts(config)]
+        state = RunState(status="running", examples=examples, hosts=hosts, version=0)
+        state.limits = limits_of(config)
+        self.state = state
+        self.overrides: dict[str, Any] = {}
+        self.plain = config.model_dump(mode="json")
+        arg = RunInput("run", self.plain, examples=examples)
+        none, log = cast(Any, None), cast(Any, Log())
+        fleet, self.sink = Fleet(state.hosts), TrainSink(config, state.train)
+        self.curriculum = Curriculum(config, examples, state.curriculum)
+        self.generations = Generations(
+            arg, config, state, fleet, self.sink, none, self.curriculum, log
+        )
+        self.arrivals = Arrivals(config, state, self.sink, self.curriculum)
+        self.evals = Evals(arg, config, state, log)
+        self.steps = Steps(arg, config, state, fleet, self.arrivals, none, self.generations, log)
+        self.live: list[Generation] = []
+        self.dead: list[Generation] = []
+        self.mail: list[DispatchReport] = []
+        self.now = 1000.0
+        self.pushes = 0
+        self.pushing = False
+        self.sampled_at = 0
+        self.opened_evals: set[str] = set()
+        # What the books are kept on: lowest version and labels of committed rollouts by group, who
+        # began a group, what was delivered, what became of a counter, and its example.
+        self.committed: dict[str, tuple[int, set[str]]] = {}
+        self.begun_by: dict[str, Generation] = {}
+        self.delivered: set[str] = set()
+        self.spent: dict[int, str] = {}
+        self.example_of: dict[int, tuple[str, int]] = {}
+        self.fire(0)
+
+    # -- what the workflow does -------------------------------------------------------------
+
+    @property
+    def label(self) -> str:
+        """What engines stamp on the tokens that they sample now."""
+        return f"{self.sampled_at}.{self.pushes}"
+
+    def fire(self, step: int) -> None:
+        """Opens the evals that are due."""
+        self.evals.fire(step)
+        self.opened_evals |= {progress.epoch.epoch for progress in self.state.evals}
+
+    def trigger(self) -> None:
+        """Somebody asks for an eval of every env."""
+        self.evals.on_trigger(None)
+        self.opened_evals |= {progress.epoch.epoch for progress in self.state.evals}
+
+    def change(self, dispatch: dict[str, Any]) -> None:
+        """A live change of the config."""
+        state = self.state
+        self.overrides, config = changed(self.plain, self.overrides, {"dispatch": dispatch})
+        state.limits = limits_of(config, state.limits)
+
+    @property
+    def may_open(self) -> bool:
+        """Whether the next generation is due."""
+        return not self.state.stop and not any(g.state == "open" for g in self.state.generations)
+
+    def open(self) -> None:
+        """Leases what was not admitted to the next generation."""
+        state = self.state
+        lease = state.generations[-1].lease if state.generations else Lease()
+        number = state.next_generation
+        state.next_generation += 1
+        state.generations = self.generations.live
+        state.generations.append(GenerationState(number, lease))
+        state.control_seq += 1
+        self.live.append(Generation(self, number, lease, self.generations._control(number)))
+        state.generations[-1].started = True
+
+    def inform(self) -> None:
+        """Sends the control state to every generation."""
+        self.generations.put_back_refused()
+        self.state.control_seq += 1
+        for generation in self.live:
+            generation.inbox.append(self.generations._control(generation.number))
+
+    def receive(self) -> None:
+        """The next report arrives."""
+        report, state = self.mail.pop(0), self.state
+        generation = next(g for g in state.generations if g.number == report.generation)
+        assert report.seq > generation.seq and generation.state != "closed"
+        generation.seq, generation.state = report.seq, report.state
+        generation.inflight_train = report.inflight_train
+        generation.inflight_eval = report.inflight_eval
+        generation.oldest, generation.outstanding = report.oldest, report.outstanding
+        generation.lease = report.lease
+        if report.groups:
+            state.generation_deaths = 0
+        self.generations._drop_admitted()
+        for group in report.groups:
+            assert group.group not in self.delivered, "a group was delivered twice"
+            self.delivered.add(group.group)
+            if group.cancelled:
+                self.generations.on_cancelled(group)
+            elif group.kind == "eval":
+                self.evals.on_group(group)
+            else:
+                self._on_train(group)
+        self.generations.put_back_refused()
+        if report.state == "closed":
+            self.live = [g for g in self.live if g.number != report.generation]
+
+    def _on_train(self, group: GroupResult) -> None:
+        before = self.state.train.barren
+        self.arrivals.on_group(group)
+        if self.state.train.barren > before:
+            self._spend(group, "barren")
+
+    def _spend(self, group: GroupResult, how: str) -> None:
+        counter, _ = train_counter(group.group)
+        assert counter not in self.spent, f"{group.group} was {self.spent[counter]} before"
+        self.spent[counter] = how
+
+    def kill(self, generation: Generation) -> None:
+        """A generation ends without a word; what it has sent still arrives, then it is missed."""
+        self.live.remove(generation)
+        self.dead.append(generation)
+        while any(report.generation == generation.number for report in self.mail):
+            self.receive()
+        state = next(g for g in self.state.generations if g.number == generation.number)
+        self.generations._on_death(state)
+
+    def ship(self, *, empty: bool = False) -> bool:
+        """Cuts the next batch if it is due and full; `empty` ones have nothing to train on."""
+        step, state, train = self.steps._next_batch, self.state, self.config.train
+        if not self.steps._may_ship():
+            return False
+        groups = self.arrivals.cut()
+        assert state.version >= step - 1 - train.max_lag, "a batch shipped before its version"
+        for group in groups:
+            assert step - 1 - group.version_start <= train.max_off_policy_steps, "a stale group"
+            assert not set(group.labels) & set(state.rejected_labels), "refused weights"
+            self._spend(group, "shipped")
+        if train.token_batch_size:
+            assert sum(group.tokens for group in groups) >= train.token_batch_size
+        else:
+            rollouts = [g.trainable if train.backfill else g.survivors for g in groups]
+            assert sum(rollouts) >= cast(int, train.batch_size)
+        if empty:
+            self.steps._on_empty(step, groups)
+        else:
+            state.train.empty_batches = 0
+            state.shipped.append(ShippedBatch(step, _ref(f"batch/{step}"), {}, None, 0.0))
+        return True
+
+    def push(self) -> None:
+        """The next batch was trained: its weights go to the engines."""
+        assert self.state.shipped[0].step == self.state.step + 1
+        self.state.next_version = self.state.target_version = self.state.step + 1
+        self.pushing, self.pushes, self.sampled_at = True, self.pushes + 1, self.state.step + 1
+
+    def refuse(self) -> None:
+        """What was pushed is refused, and is pushed again."""
+        self.state.rejected_labels.append(self.label)
+        self.pushes += 1
+
+    def verify(self) -> None:
+        """The engines are verified at the next version."""
+        state = self.state
+        state.shipped.pop(0)
+        state.step = state.version = state.step + 1
+        self.pushing = False
+        for host in state.hosts:
+            host.verified = state.version
+        self.fire(state.step)
+
+    # -- what activities do -----------------------------------------------------------------
+
+    def commit(self, running: Running) -> None:
+        """Rollouts of the part are in the store; a later attempt at the group adopts them."""
+        name = running.part.work.group
+        version, labels = self.committed.get(name, (running.version, set()))
+        self.committed[name] = min(version, running.version), labels | {running.label}
+
+    def result(
+        self, work: GroupWork, survivors: int, trainable: int, ref: ArtifactRef | None
+    ) -> GroupResult:
+        """A group's result; each trainable rollout has three tokens."""
+        version, labels = self.committed.get(work.group, (0, set()))
+        return GroupResult(
+            group=work.group,
+            kind=work.kind,
+            env=work.env,
+            ref=ref,
+            size=work.size,
+            survivors=survivors,
+            errored=work.size - survivors,
+            reward_mean=survivors / work.size,
+            samples=trainable,
+            tokens=3 * trainable,
+            version_start=version,
+            labels=sorted(labels),
+            trainable=trainable,
+        )
+
+    def finalized(self, work: GroupWork, survivors: int, trainable: int) -> GroupResult:
+        """What finalizing the group gives, with at most so many of its rollouts."""
+        survivors = min(survivors, work.size)
+        ref = _ref(work.group) if survivors else None
+        return self.result(work, survivors, min(trainable, survivors), ref)
+
+    # -- what must hold when rollouts start -------------------------------------------------
+
+    @property
+    def executing(self) -> int:
+        """Rollouts that hold a permit."""
+        each = (g.scheduler for g in self.live)
+        return sum(s.inflight_train + s.inflight_eval for s in each)
+
+    def on_begun(self, generation: Generation, work: GroupWork) -> None:
+        """A group is begun by one generation, and by another only if the first is dead."""
+        before = self.begun_by.get(work.group)
+        assert before is None or before in self.dead, f"{work.group} was begun twice"
+        assert generation.scheduler.admitting, f"{work.group} was begun by a tail"
+        self.begun_by[work.group] = generation
+        if work.kind == "train":
+            counter, _ = train_counter(work.group)
+            served = (work.env, work.example)
+            assert counter not in self.spent, f"{work.group} was {self.spent.get(counter)}"
+            assert self.example_of.setdefault(counter, served) == served, "another example"
+
+    def on_started(self, generation: Generation, part: Part) -> None:
+        """Permits hold, and no train work starts while its generation has eval work to start."""
+        granted = max(g.granted for g in self.live)
+        assert self.executing <= granted, f"{self.executing} execute, {granted} are permitted"
+        if part.work.kind == "train":
+            scheduler = generation.scheduler
+            begun = scheduler._half_dispatched("eval")
+            assert begun is None, f"{part.work.group} went before the rest of an eval group"
+            if scheduler.admitting:
+                assert scheduler.next_eval() is None, f"{part.work.group} went before an eval"
+                open_epochs = {epoch.epoch for epoch in scheduler.control.evals}
+                place = scheduler.put_backs - scheduler.control.put_backs_before
+                for name in scheduler.control.put_backs[max(place, 0) :]:
+                    waiting = name.startswith("eval/") and eval_group(name)[0] in open_epochs
+                    assert not waiting, f"{part.work.group} went before {name}"
+
+
+def _ref(key: str) -> ArtifactRef:
+    return ArtifactRef(key, key.rjust(64, "0"), 1, key)

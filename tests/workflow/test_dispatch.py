@@ -1,0 +1,184 @@
+"""Dispatch on a real server: permits, limits, curricula, batches, and generations that die."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from temporalio.client import Client, WorkflowFailureError, WorkflowUpdateFailedError
+
+from activities.contracts.hosting import ENGINE_LOAD, EngineLoad
+from tests.workflow.running import check_exactly_once, memo, start, until, world_of
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(90)]
+
+ENVS = [{"id": "reverse-text"}]
+
+
+async def test_permit_of_a_rollout_that_ended_inside_its_activity_is_used_again(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        # Of four rollouts the last takes long: its group's other permits must not wait for it.
+        world.releases = True
+        world.rollout_s_of = lambda group, index: 1.5 if index == 3 else 0.02  # type: ignore[method-assign]
+        train = {"env": ENVS, "batch_size": 8, "group_size": 4}
+        dispatch = {"max_inflight_rollouts": 5}
+        result = await (
+            await start(world, max_steps=1, train=train, eval={}, dispatch=dispatch)
+        ).result()
+        assert result["status"] == "succeeded"
+        assert world.most_executing == 5, "the second group ran beside the first one's last rollout"
+        order = [name.split("/")[1] for name in world.started]
+        assert order[:8] == ["0"] * 4 + ["1"] * 4
+        check_exactly_once(world, 1)
+
+
+async def test_limits_change_while_the_run_runs_and_bad_changes_are_refused(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        world.rollout_s = 0.1
+        dispatch = {"generation_events": 120}
+        handle = await start(world, max_steps=14, dispatch=dispatch)
+        await until(lambda: len(world.trained) >= 2)
+        assert world.most_executing == 8
+        lower = {"dispatch": {"max_inflight_rollouts": 2}}
+        assert await handle.execute_update("change_config", lower) == lower
+        await until(lambda: world.executing <= 2)
+        world.most_executing = 0
+        await until(lambda: len(world.trained) >= 8)
+        assert world.most_executing == 2
+        for wrong, said in [
+            ({"train": {"batch_size": 4}}, "train.batch_size cannot change"),
+            ({"dispatch": {"max_inflight_rollouts": 1}}, "must hold the largest group"),
+            ({"dispatch": {"tasks_per_minute": 0}}, "tasks_per_minute"),
+            ({}, "nothing to change"),
+        ]:
+            with pytest.raises(WorkflowUpdateFailedError) as refused:
+                await handle.execute_update("change_config", wrong)
+            assert said in str(refused.value.cause)
+        both = {"dispatch": {"max_inflight_rollouts": 8, "tasks_per_minute": 6000}}
+        assert await handle.execute_update("change_config", both) == both
+        await handle.result()
+        assert world.most_executing == 8
+        check_exactly_once(world, 14)
+
+
+async def test_generation_that_dies_is_replaced_and_nothing_is_lost_or_repeated(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        world.rollout_s = 0.2
+        handle = await start(world, max_steps=8)
+        await until(lambda: len(world.trained) >= 2 and world.executing > 0)
+        await temporal.get_workflow_handle(f"{handle.id}/dispatch/0").terminate("by the test")
+        result = await handle.result()
+        assert result["status"] == "succeeded" and result["step"] == 8
+        assert world.trained == list(range(1, 9))
+        shipped = [group for step in sorted(world.batches) for group in world.batches[step]]
+        assert sorted(shipped) == sorted(f"train/{n}" for n in range(32)), "each group once"
+        again = await temporal.get_workflow_handle(f"{handle.id}/dispatch/1").describe()
+        assert again.id.endswith("/1"), "no generation took over"
+
+
+async def test_generations_that_keep_dying_fail_the_run_with_the_reason(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.rollout_s = 30.0
+        handle = await start(world)
+        for number in range(3):
+            dispatch = temporal.get_workflow_handle(f"{handle.id}/dispatch/{number}")
+            async with asyncio.timeout(30):
+                while not await _runs(dispatch):
+                    await asyncio.sleep(0.05)
+            await dispatch.terminate("by the test")
+            # A change of limits makes the run speak to its generation, and find it gone.
+            change = {"dispatch": {"tasks_per_minute": 6000 + number}}
+            await handle.execute_update("change_config", change)
+        with pytest.raises(WorkflowFailureError) as failure:
+            await handle.result()
+        assert "3 dispatch generations in a row ended unexpectedly" in str(failure.value.cause)
+
+
+async def _runs(handle: Any) -> bool:
+    from temporalio.service import RPCError
+
+    try:
+        return bool((await handle.describe()).status == 1)
+    except RPCError:
+        return False
+
+
+async def test_pools_choose_the_examples_and_gates_keep_groups_from_training(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        curriculum = {
+            "sampler": {"type": "difficulty_pool"},
+            "gates": [{"type": "advantage_range", "reject_min": 0.0, "reject_max": 0.0}],
+        }
+        world.flat_groups = {"train/1", "train/2"}
+        train = {"env": [{**ENVS[0], "curriculum": curriculum}], "batch_size": 8, "group_size": 2}
+        handle = await start(world, max_steps=5, train=train, dispatch={"generation_events": 120})
+        result = await handle.result()
+        assert result["status"] == "succeeded"
+        assert world.trained == list(range(1, 6))
+        shipped = {group for groups in world.batches.values() for group in groups}
+        assert shipped == {f"train/{n}" for n in range(22)} - world.flat_groups
+        examples = [example for env, example in world.examples if env.startswith("train/")]
+        assert sorted(examples) != sorted(set(range(5000)))[: len(examples)]
+        pools = [key for key in world.metrics[5] if key.startswith("curriculum/")]
+        assert len(pools) == 6
+        normal = world.metrics[5]["curriculum/reverse-text/pool/normal"]
+        assert 0.0 < normal <= 24 / 5000, "groups of mean reward 0.5 are of normal difficulty"
+
+
+async def test_batch_of_tokens_ships_with_the_group_that_reaches_them(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        # Groups ship 16 tokens, every third one 8.
+        world.trainable_of = lambda group: 1 if int(group.split("/")[1]) % 3 == 0 else 2
+        train = {"env": ENVS, "token_batch_size": 40, "group_size": 2}
+        dispatch = {"max_inflight_rollouts": 4}
+        handle = await start(world, max_steps=6, train=train, eval={}, dispatch=dispatch)
+        result = await handle.result()
+        assert result["status"] == "succeeded" and world.trained == list(range(1, 7))
+        for groups in world.batches.values():
+            tokens = [8 * world.trainable_of(group) for group in groups]
+            assert sum(tokens) >= 40 > sum(tokens[:-1])
+
+
+async def test_backfill_ships_full_batches_of_what_post_batch_filters_leave(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        world.trainable_of = lambda group: int(group.split("/")[1]) % 3
+        train = {"env": ENVS, "batch_size": 8, "group_size": 2, "backfill": True}
+        result = await (await start(world, max_steps=4, train=train, eval={})).result()
+        assert result["status"] == "succeeded" and world.trained == list(range(1, 5))
+        for groups in world.batches.values():
+            counts = [world.trainable_of(group) for group in groups]
+            assert sum(counts) >= 8 > sum(counts[:-1]) and all(counts)
+
+
+async def test_auto_permits_follow_the_load_that_engines_report(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.rollout_s = 0.3
+        bounds = {"initial": 4, "max_inflight": 64}
+        dispatch = {"max_inflight_rollouts": "auto", "concurrency": bounds, "burst": 64}
+        handle = await start(world, max_steps=1000, eval={}, dispatch=dispatch)
+        await until(lambda: len(world.trained) >= 1)
+        assert world.most_executing == 4
+        idle = EngineLoad(0, 1, 0.1, 4, 0, 0, 100_000, 1000)
+        async with asyncio.timeout(40):
+            while world.most_executing <= 4:
+                await handle.signal(ENGINE_LOAD, idle)
+                await asyncio.sleep(1)
+        busy = EngineLoad(0, 1, 0.95, 4, 0, 0, 100_000, 1000)
+        await asyncio.sleep(5)
+        await handle.signal(ENGINE_LOAD, busy)
+        await until(lambda: world.executing < 4)
+        await until(lambda: any("cancelled train/" in event for event in world.events))
+        await handle.signal("stop")
+        await handle.result()
+        assert (await memo(handle))["status"] == "succeeded"
+        shipped = [group for groups in world.batches.values() for group in groups]
+        assert len(shipped) == len(set(shipped))
