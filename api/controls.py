@@ -7,11 +7,13 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ValidationError
 
 from api.bodies import read_optional_json
-from api.models import ENDED, EvalBody, Run, StopBody
+from api.models import ENDED, ConfigPatch, EvalBody, Run, StopBody
 from api.observe import status_of
-from api.problems import ApiProblem, FieldError, documented, shown
+from api.problems import ApiProblem, FieldError, documented, field_errors, shown
 from api.services import RunId, Served, Services
-from api.temporal import Execution
+from api.temporal import Execution, Unanswered
+from configs.load import ConfigError
+from workflows.changes import changed, merged
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -97,6 +99,38 @@ async def stop_run(run_id: RunId, request: Request, services: Served) -> Run:
     execution = await _tell(services, run_id, "stop", "stop", {"reason": reason})
     shown_run = await services.show(execution)
     return shown_run.model_copy(update={"status": "stopping"})
+
+
+@router.patch(
+    "/{run_id}",
+    openapi_extra=_optional_body(ConfigPatch, {"dispatch": {"max_inflight_rollouts": 128}}),
+    responses=documented(400, 404, 409, 413, 415, 422, 503),
+)
+async def change_run(run_id: RunId, request: Request, services: Served) -> Run:
+    """Changes what may change of a running run's config. It holds when this answers."""
+    patch = await read_optional_json(request, MAX_BODY)
+    execution = await services.execution(run_id)
+    if status_of(execution) in (*ENDED, "stopping"):
+        raise _conflict("change", execution)
+    config = await asyncio.to_thread(services.records.config, run_id)
+    before = execution.memo.get("config_changes") or {}
+    try:
+        changed(config.model_dump(mode="json") if config else {}, before, patch)
+    except ConfigError as error:
+        raise _invalid(field_errors(error.problems)) from None
+    try:
+        told = await services.temporal.change(run_id, patch)
+    except ValueError as error:
+        # Something else was changed, or the run began to stop, since it was looked at.
+        detail = f"Run {execution.id} refuses the change: {error}"
+        raise ApiProblem(409, "run-conflict", "The run refuses", detail) from None
+    except Unanswered as error:
+        detail = f"Run {execution.id} waits for {error}; start one and try again."
+        raise ApiProblem(503, "no-worker", "No worker answers", detail, retry_after_s=5) from None
+    if not told:
+        raise _conflict("change", await services.execution(run_id))
+    shown_run = await services.show(execution)
+    return shown_run.model_copy(update={"config_changes": merged(before, patch)})
 
 
 @router.post(

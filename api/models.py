@@ -1,9 +1,9 @@
 """What the API answers with. Fields are only ever added; the OpenAPI page is made from these."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Generic, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from workflows.messages import RunStatus
 
@@ -16,9 +16,18 @@ ENDED = ("succeeded", "failed", "cancelled")
 class WaitingFor(BaseModel):
     """Why the run does not move at this moment."""
 
-    name: str = Field(examples=["a worker on task queue ratchet-env"])
+    name: str = Field(examples=["policy v7: trainer step running"])
     since: datetime | None = None
     until: datetime | None = Field(default=None, description="When the run stops waiting for it.")
+
+    @computed_field(examples=["waiting for policy v7: trainer step running for 12 s"])  # type: ignore[prop-decorator]
+    @property
+    def message(self) -> str:
+        """What the run waits for, and for how long, in one sentence."""
+        if self.since is None:
+            return f"waiting for {self.name}"
+        seconds = (datetime.now(UTC) - self.since).total_seconds()
+        return f"waiting for {self.name} for {max(seconds, 0.0):.0f} s"
 
 
 class RunError(BaseModel):
@@ -204,6 +213,10 @@ class Run(BaseModel):
     eval: dict[str, EvalSummary] = Field(default_factory=dict, description="Latest eval by env.")
     restarts: dict[str, int] = Field(default_factory=dict, description="Restarts by role.")
     error: RunError | None = None
+    config_changes: dict[str, Any] = Field(
+        default_factory=dict,
+        description="What was changed of the config while the run ran, as nested sections.",
+    )
     end_reason: str | None = Field(default=None, description="Why the run ended, in words.")
     metadata: dict[str, str] = Field(default_factory=dict)
     progress: Progress | None = None
@@ -259,6 +272,21 @@ class StopBody(BaseModel):
     """Optional body of a stop."""
 
     reason: str = Field(default="", max_length=200, examples=["reward has converged"])
+
+
+class LiveDispatch(BaseModel):
+    """Limits of a running run; null puts a key back to its default."""
+
+    model_config = ConfigDict(extra="allow")
+    max_inflight_rollouts: int | Literal["auto"] | None = Field(default=None, examples=[128])
+    tasks_per_minute: int | None = Field(default=None, examples=[600])
+
+
+class ConfigPatch(BaseModel):
+    """A change of a running run's config: sections like a config's own, with what is to change."""
+
+    model_config = ConfigDict(extra="allow")
+    dispatch: LiveDispatch | None = None
 
 
 class EvalBody(BaseModel):

@@ -98,6 +98,7 @@ def run_object(
             "eval": memo.get("eval") or {},
             "restarts": memo.get("restarts") or {},
             "error": _error(execution, status, reason),
+            "config_changes": memo.get("config_changes") or {},
             "end_reason": memo.get("end_reason") or None,
             "metadata": memo.get("metadata") or {},
             "progress": None if ended else progress,

@@ -28,7 +28,13 @@ from temporalio.api.workflowservice.v1 import (
     GetWorkflowExecutionHistoryRequest,
     ListWorkflowExecutionsRequest,
 )
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.client import (
+    Client,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
@@ -37,7 +43,14 @@ from temporalio.service import RPCError, RPCStatusCode
 from activities.contracts.checks import CheckResult
 from activities.contracts.names import Queues
 from api.problems import ApiProblem
-from workflows.messages import MEMO_KEY, PREFLIGHT, TRAINING_RUN, PreflightInput, RunInput
+from workflows.messages import (
+    CHANGE_CONFIG,
+    MEMO_KEY,
+    PREFLIGHT,
+    TRAINING_RUN,
+    PreflightInput,
+    RunInput,
+)
 
 UNREACHABLE = {RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED}
 PAGE = 1000
@@ -58,7 +71,7 @@ class Execution:
 
 
 class Unanswered(Exception):
-    """The preflight gave no verdict; the message says what is missing."""
+    """No worker answered; the message says what is missing."""
 
 
 def a_worker_on(queues: list[str]) -> str:
@@ -322,6 +335,27 @@ class Temporal:
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 rpc_timeout=self._timeout,
             )
+
+    async def change(self, run_id: str, patch: dict[str, Any]) -> bool:
+        """Changes the config of a run; False if it has ended in the meantime.
+
+        Raises ValueError if the run refuses, Unanswered if no worker takes it up in time.
+        """
+        async with self._calling() as client:
+            handle = client.get_workflow_handle(run_id)
+            try:
+                async with asyncio.timeout(self._timeout.total_seconds()):
+                    await handle.execute_update(CHANGE_CONFIG, patch)
+            except WorkflowUpdateFailedError as error:
+                raise ValueError(str(error.cause)) from None
+            except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError):
+                raise Unanswered("a worker that carries out the run's workflow") from None
+            except RPCError as error:
+                missing = error.status == RPCStatusCode.NOT_FOUND
+                if missing and "amespace" not in error.message:
+                    return False
+                raise
+            return True
 
     async def signal(self, run_id: str, name: str, arg: Any) -> bool:
         """Signals a run; False if it has ended in the meantime."""

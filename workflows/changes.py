@@ -6,7 +6,7 @@ config with all changes so far must be one that could have been started.
 
 from typing import Any
 
-from configs.load import validate
+from configs.load import ConfigError, Problem, validate
 from configs.run import RunConfig
 from workflows.state import Limits
 
@@ -22,12 +22,13 @@ def _leaves(patch: dict[str, Any], above: str = "") -> list[str]:
     return keys
 
 
-def _merged(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+def merged(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `patch` put in, section by section."""
     result = dict(base)
     for name, value in patch.items():
         below = result.get(name)
         both = isinstance(value, dict) and isinstance(below, dict)
-        result[name] = _merged(below, value) if both else value  # type: ignore[arg-type]
+        result[name] = merged(below, value) if both else value  # type: ignore[arg-type]
     return result
 
 
@@ -36,18 +37,17 @@ def changed(
 ) -> tuple[dict[str, Any], RunConfig]:
     """All changes with `patch` on top, and the config they make of `config`.
 
-    Raises ValueError, with the key and the remedy, for a key that cannot change; ConfigError, which
-    is one, for a value that cannot be.
+    Raises ConfigError for keys that cannot change and for values that cannot be.
     """
     keys = _leaves(patch)
+    may = f"keys that may change while a run runs: {', '.join(LIVE_KEYS)}"
     if not keys:
-        raise ValueError(f"nothing to change; keys that may change: {', '.join(LIVE_KEYS)}")
+        raise ConfigError([Problem("", "(config)", patch, f"nothing to change; {may}")])
     if fixed := [key for key in keys if key not in LIVE_KEYS]:
-        raise ValueError(
-            f"{fixed[0]} cannot change while a run runs; keys that may: {', '.join(LIVE_KEYS)}"
-        )
-    together = _merged(overrides, patch)
-    return together, validate(_merged(config, together))
+        pointers = [(key, "/" + key.replace(".", "/")) for key in fixed]
+        raise ConfigError([Problem(p, key, None, f"cannot change; {may}") for key, p in pointers])
+    together = merged(overrides, patch)
+    return together, validate(merged(config, together))
 
 
 def limits_of(config: RunConfig, before: Limits | None = None) -> Limits:

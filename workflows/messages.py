@@ -19,6 +19,9 @@ PREFLIGHT = "Preflight"
 DISPATCH = "Dispatch"
 HOST = "Host"
 
+CHANGE_CONFIG = "change_config"
+"""Update of a run: a nested section of what is to change in its config."""
+
 SEARCH_ATTRIBUTES = {
     "RatchetStatus": "Keyword",
     "RatchetStep": "Int",

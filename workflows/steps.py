@@ -153,7 +153,7 @@ class Steps:
         await self._sweep_before_push(step)
         state.weights, state.target_version = trained.weights, step
         await self._log.wait(
-            lambda: f"policy v{step}: push to the engines and verify",
+            lambda: f"policy v{step}: weights being pushed and verified",
             lambda: self._fleet.synced(step),
             START_AT_MOST,
             stoppable=False,

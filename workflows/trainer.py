@@ -125,11 +125,24 @@ class Trainer:
 
     async def _train_once(self, step: int, batch: ArtifactRef, host: HostState) -> TrainStepResult:
         arg = TrainStepInput(self._run_id, step, batch, TrainerTarget(host.epoch, host.address))
-        summary = f"policy v{step}: train step on v{step - 1}"
-        return await self._on_trainer(names.TRAIN_STEP, arg, TrainStepResult, host, summary)
+        summary = f"train step {step} · v{step - 1} → v{step}"
+        return await self._on_trainer(
+            names.TRAIN_STEP,
+            arg,
+            TrainStepResult,
+            host,
+            summary,
+            waits_for=f"policy v{step}: trainer step running",
+        )
 
     async def _on_trainer(
-        self, name: str, arg: Any, result_type: type[T], host: HostState, summary: str
+        self,
+        name: str,
+        arg: Any,
+        result_type: type[T],
+        host: HostState,
+        summary: str,
+        waits_for: str = "",
     ) -> T:
         work = workflow.execute_activity(
             name,
@@ -142,7 +155,8 @@ class Trainer:
             retry_policy=policies.ONCE,
             summary=summary,
         )
-        result: T = await self._log.carry_out(summary, work, policies.STEP_TIMEOUT)
+        name = waits_for or summary
+        result: T = await self._log.carry_out(name, work, policies.STEP_TIMEOUT)
         return result
 
     async def _wait_for_space(self, reason: str) -> None:

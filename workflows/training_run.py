@@ -35,6 +35,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.fleet import Fleet, planned_hosts
     from workflows.generations import ENDED, Generations
     from workflows.messages import (
+        CHANGE_CONFIG,
         TRAINING_RUN,
         DispatchReport,
         PreflightInput,
@@ -123,7 +124,7 @@ class TrainingRun:
         else:
             self._log.note(f"unknown signal {name!r} was ignored")
 
-    @workflow.update
+    @workflow.update(name=CHANGE_CONFIG)
     def change_config(self, patch: dict[str, Any]) -> dict[str, Any]:
         """Changes the config of the running run; returns all that was changed so far."""
         state = self._state

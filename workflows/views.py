@@ -33,6 +33,7 @@ def memo(
         "error": None,
         "end_reason": state.end_reason or None,
         "metadata": config.metadata,
+        "config_changes": state.overrides,
         **ended,
     }
 
@@ -58,9 +59,10 @@ def details(config: RunConfig, state: RunState, waiting: Waiting | None, notes: 
         )
     for generation in state.generations:
         if generation.state != "closed":
+            held_back = f", waits for {generation.waiting_for}" if generation.waiting_for else ""
             lines.append(
                 f"- dispatch generation {generation.number}: {generation.inflight_train} train and "
-                f"{generation.inflight_eval} eval rollouts in flight"
+                f"{generation.inflight_eval} eval rollouts in flight{held_back}"
             )
     for host in state.hosts:
         if not host.up:

@@ -108,8 +108,9 @@ class BenchWorld(World):
         """Drops what was remembered, so that the doubles do not grow with the run."""
         for memory in (self.trained, self.recorded, self.evals, self.pushes, self.order):
             memory.clear()
-        for counts in (self.rolled_out, self.examples, self.batches):
+        for counts in (self.rolled_out, self.examples, self.batches, self.metrics):
             counts.clear()
+        self.started.clear()
         self.checkpoints.clear()
         self.ledger.marks.clear()
 

@@ -49,7 +49,7 @@ async def test_limits_change_while_the_run_runs_and_bad_changes_are_refused(
         await until(lambda: len(world.trained) >= 8)
         assert world.most_executing == 2
         for wrong, said in [
-            ({"train": {"batch_size": 4}}, "train.batch_size cannot change"),
+            ({"train": {"batch_size": 4}}, "train.batch_size: cannot change"),
             ({"dispatch": {"max_inflight_rollouts": 1}}, "must hold the largest group"),
             ({"dispatch": {"tasks_per_minute": 0}}, "tasks_per_minute"),
             ({}, "nothing to change"),

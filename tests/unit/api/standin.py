@@ -9,7 +9,14 @@ from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from activities.contracts.checks import CheckProblem, CheckResult
-from workflows.messages import MEMO_KEY, PREFLIGHT, TRAINING_RUN, PreflightInput, RunInput
+from workflows.messages import (
+    CHANGE_CONFIG,
+    MEMO_KEY,
+    PREFLIGHT,
+    TRAINING_RUN,
+    PreflightInput,
+    RunInput,
+)
 
 
 @workflow.defn(name=PREFLIGHT)
@@ -79,6 +86,13 @@ class TrainingRun:
     def stop(self, arg: Any = None, *rest: Any) -> None:
         self.stopping = True
         self.tell(signals=[*self.memo["signals"], ["stop", arg]], status="stopping")
+
+    @workflow.update(name=CHANGE_CONFIG)
+    def change_config(self, patch: dict[str, Any]) -> dict[str, Any]:
+        if self.memo["name"] == "refuses":
+            raise ApplicationError("not now")
+        self.tell(config_changes=patch)
+        return patch
 
     @workflow.signal
     def trigger_eval(self, arg: Any = None, *rest: Any) -> None:

@@ -113,7 +113,9 @@ async def test_a_queued_run_that_names_no_wait_shows_which_worker_is_missing(
     run = await served.start("unchecked")
     # The stand-ins have no activity workers.
     waits = {"name": "workers on task queues api-test-env, api-test-trainer"}
-    shown = await served.until(run["id"], waiting_for={**waits, "since": None, "until": None})
+    message = f"waiting for {waits['name']}"
+    known = {**waits, "since": None, "until": None, "message": message}
+    shown = await served.until(run["id"], waiting_for=known)
     assert shown["status"] == "queued"
     await served.env.client.get_workflow_handle(run["id"]).terminate()
 

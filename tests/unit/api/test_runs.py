@@ -1,6 +1,7 @@
 """Listing, showing, stopping, evaluating: the run object in every state a run can be in."""
 
 import asyncio
+import re
 import time
 from dataclasses import asdict
 from typing import Any
@@ -59,6 +60,8 @@ async def test_a_running_run_shows_what_it_does(served: Served) -> None:
     }
     assert shown["links"]["gauges"] == f"/v1/runs/{run['id']}/gauges"
     assert shown["waiting_for"]["name"] == "rollouts of batch 4"
+    message = shown["waiting_for"]["message"]
+    assert re.fullmatch(r"waiting for rollouts of batch 4 for \d+ s", message)
     assert shown["checkpoint"] == {"step": 2}
     assert shown["eval"] == {"reverse-text": {"step": 0, "reward": 0.2}}
     assert shown["restarts"] == {"engine": 1}
@@ -261,3 +264,34 @@ async def test_evals_are_read_from_the_store(served: Served) -> None:
         "10-1/reverse-text",
     ]
     assert data[0]["reward_mean"] == 0.5
+
+
+async def test_limits_of_a_running_run_change_and_what_cannot_change_is_refused(
+    served: Served,
+) -> None:
+    run = await served.start("changes")
+    url = f"/v1/runs/{run['id']}"
+    change = {"dispatch": {"max_inflight_rollouts": 512, "tasks_per_minute": 600}}
+    changed = await served.http.patch(url, json=change)
+    assert changed.status_code == 200 and changed.json()["config_changes"] == change
+    assert (await served.until(run["id"], config_changes=change))["status"] == "running"
+    for body, pointer in [
+        ({"train": {"batch_size": 1}}, "/train/batch_size"),
+        ({"dispatch": {"tasks_per_minute": -1}}, "/dispatch/tasks_per_minute"),
+        ({"dispatch": {"max_inflight_rollouts": 1}}, ""),
+        ({}, ""),
+    ]:
+        refused = await served.http.patch(url, json=body)
+        found = problem(refused, 422, "invalid-request")["errors"][0]
+        assert found["pointer"] == pointer and found["message"]
+    await served.http.post(f"{url}/stop")
+    await served.until(run["id"], status="succeeded")
+    ended = await served.http.patch(url, json=change)
+    assert problem(ended, 409, "run-conflict")["run_status"] == "succeeded"
+
+
+async def test_change_that_the_run_itself_refuses_is_a_conflict(served: Served) -> None:
+    run = await served.start("refuses")
+    change = {"dispatch": {"tasks_per_minute": 600}}
+    reply = await served.http.patch(f"/v1/runs/{run['id']}", json=change)
+    assert "not now" in problem(reply, 409, "run-conflict")["detail"]
