@@ -2,6 +2,7 @@
 #
 #   SEED=1 CONFIG=configs/reverse_text.toml SET="max_steps=5 train.batch_size=64"   for make demo
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu    where pip would find a CUDA build of torch
+#   PORT=8070                                           for make teacher
 #   RATCHET_HOME=.ratchet                               state, logs and artifacts of the stack
 
 PYTHON ?= python3.11
@@ -13,10 +14,11 @@ UV_VERSION := 0.13.8
 CONFIG ?= configs/reverse_text.toml
 SEED ?= 0
 SET ?=
+PORT ?= 8070
 HARDWARE := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 LOCK := requirements/$(HARDWARE).lock
 
-.PHONY: setup demo test up down status lint lock clean bench-overlap bench-utilization bench-growth
+.PHONY: setup demo teacher examples test up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning
 
 setup: $(VENV)/.ready
 
@@ -35,14 +37,27 @@ endif
 demo: setup
 	@$(BIN)/python -m worker.demo $(CONFIG) seed=$(SEED) $(SET)
 
+# A frozen model for distillation, served until Ctrl-C at the address that the examples name.
+teacher: setup
+	@$(BIN)/python -m worker.teacher --port $(PORT)
+
+# Every example config through the real stack, some 20 minutes on two cores; ONLY="opd sft" for some.
+examples: setup
+	@$(BIN)/python -m tests.bench.examples $(ONLY)
+
 test: setup
 	$(BIN)/python -m pytest -q
+
+# Histories for the replay tests; when to: tests/workflow/histories/README.md. KINDS= names some.
+record-histories: setup
+	@$(BIN)/python -m tests.workflow.record $(KINDS)
 
 # Measurements of scheduling, run by hand; the last line of each is its result as JSON.
 #   PAIRS=2 SEED=0   for bench-overlap, about 2.5 min a pair
 #   STEPS=2000 PERMITS=256   for bench-utilization, about 20 min
 #   STEPS=20000 SAMPLE=500 OUT=.ratchet/bench-growth.jsonl HOPS=1   for bench-growth
-bench-overlap bench-utilization bench-growth: setup
+#   SEEDS="0 1 2" STEPS=40   for bench-learning, about 8 min
+bench-overlap bench-utilization bench-growth bench-learning: setup
 	@$(BIN)/python -m tests.bench.$(@:bench-%=%)
 
 up: setup

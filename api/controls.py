@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ValidationError
 
 from api.bodies import read_optional_json
-from api.models import ENDED, ConfigPatch, EvalBody, Run, StopBody
+from api.models import ENDED, ConfigPatch, EvalBody, PauseBody, Run, StopBody
 from api.observe import status_of
 from api.problems import ApiProblem, FieldError, documented, field_errors, shown
 from api.services import RunId, Served, Services
@@ -131,6 +131,36 @@ async def change_run(run_id: RunId, request: Request, services: Served) -> Run:
         raise _conflict("change", await services.execution(run_id))
     shown_run = await services.show(execution)
     return shown_run.model_copy(update={"config_changes": merged(before, patch)})
+
+
+@router.post(
+    "/{run_id}/pause",
+    status_code=202,
+    openapi_extra=_optional_body(PauseBody, {"mode": "drain", "reason": "the GPUs are needed"}),
+    responses=documented(400, 404, 409, 413, 415, 422, 503),
+)
+async def pause_run(run_id: RunId, request: Request, services: Served) -> Run:
+    """Puts a run to rest: nothing in flight, a checkpoint, no server kept; everything else stays.
+    Pausing twice is pausing once.
+    """
+    body = await _body(request, PauseBody)
+    execution = await services.execution(run_id)
+    if status_of(execution) == "stopping":
+        raise _conflict("pause", execution)
+    wish = {"mode": body.mode, "reason": body.reason or "asked over the API"}
+    shown_run = await services.show(await _tell(services, run_id, "pause", "pause", wish))
+    if shown_run.status == "paused":
+        return shown_run
+    return shown_run.model_copy(update={"status": "pausing"})
+
+
+@router.post("/{run_id}/resume", status_code=202, responses=documented(404, 409, 503))
+async def resume_run(run_id: RunId, services: Served) -> Run:
+    """Wakes a paused run, on servers of its own; a run that is not paused goes on as it was."""
+    execution = await services.execution(run_id)
+    paused = status_of(execution) in ("pausing", "paused")
+    shown_run = await services.show(await _tell(services, run_id, "resume", "resume", None))
+    return shown_run.model_copy(update={"status": "starting"}) if paused else shown_run
 
 
 @router.post(

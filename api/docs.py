@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic.json_schema import models_json_schema
 
-from api.models import ConfigPatch, EvalBody, StopBody
+from api.models import ConfigPatch, EvalBody, PauseBody, StopBody
 from api.problems import ProblemDocument
 from configs.run import RunConfig
 
@@ -35,6 +35,7 @@ def _schemas() -> dict[str, Any]:
             (RunConfig, "validation"),
             (StopBody, "validation"),
             (EvalBody, "validation"),
+            (PauseBody, "validation"),
             (ConfigPatch, "validation"),
             (ProblemDocument, "serialization"),
         ],

@@ -274,6 +274,17 @@ class StopBody(BaseModel):
     reason: str = Field(default="", max_length=200, examples=["reward has converged"])
 
 
+class PauseBody(BaseModel):
+    """Optional body of a pause."""
+
+    mode: Literal["drain", "cancel"] = Field(
+        default="drain",
+        description="What becomes of rollouts in flight: they end first, or they are given up and "
+        "rolled out anew after the pause.",
+    )
+    reason: str = Field(default="", max_length=200, examples=["the GPUs are needed elsewhere"])
+
+
 class LiveDispatch(BaseModel):
     """Limits of a running run; null puts a key back to its default."""
 

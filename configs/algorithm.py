@@ -6,7 +6,7 @@ sections (group sizes) is checked by `RunConfig`. All but 'sft' train on what th
 sampled, which their losses rely on: only 'sft' has a `source`.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -96,7 +96,14 @@ LengthPenaltyConfig = Annotated[
 ]
 
 
-class _GroupMeanSection(Section):
+class AlgorithmSection(Section):
+    """What every algorithm says of itself."""
+
+    needs_task: ClassVar[bool] = False
+    """Whether it looks at the data of a group's task."""
+
+
+class _GroupMeanSection(AlgorithmSection):
     """What algorithms share whose advantages are rewards minus the group's mean."""
 
     group_relative: ClassVar[bool] = True
@@ -128,7 +135,7 @@ class GrpoConfig(_GroupMeanSection):
     type: Literal["grpo"] = "grpo"
 
 
-class HierarchicalGrpoConfig(Section):
+class HierarchicalGrpoConfig(AlgorithmSection):
     """Rewards of agents compared among equals: within an episode, or within the group."""
 
     type: Literal["hierarchical_grpo"] = "hierarchical_grpo"
@@ -144,7 +151,7 @@ class HierarchicalGrpoConfig(Section):
         return not self.episode_agents
 
 
-class MaxRlConfig(Section):
+class MaxRlConfig(AlgorithmSection):
     """Reward minus the group's mean, divided by that mean (arXiv:2602.02710)."""
 
     group_relative: ClassVar[bool] = True
@@ -152,7 +159,7 @@ class MaxRlConfig(Section):
     type: Literal["max_rl"] = "max_rl"
 
 
-class RewardConfig(Section):
+class RewardConfig(AlgorithmSection):
     """The reward as it is; rollouts are not compared with each other."""
 
     group_relative: ClassVar[bool] = False
@@ -160,7 +167,7 @@ class RewardConfig(Section):
     type: Literal["reward"] = "reward"
 
 
-class RaeConfig(Section):
+class RaeConfig(AlgorithmSection):
     """Reward minus a moving average of the agent's past rewards in this env."""
 
     group_relative: ClassVar[bool] = False
@@ -201,7 +208,7 @@ class EchoConfig(_GroupMeanSection):
     )
 
 
-class OpdConfig(Section):
+class OpdConfig(AlgorithmSection):
     """On-policy distillation: the policy's own tokens are pulled towards a frozen teacher's."""
 
     group_relative: ClassVar[bool] = False
@@ -222,10 +229,11 @@ class OpdConfig(Section):
         return _with_frozen(data, "teacher", message)
 
 
-class OpsdConfig(Section):
+class OpsdConfig(AlgorithmSection):
     """On-policy self-distillation: the teacher is the policy that has seen a demonstration."""
 
     group_relative: ClassVar[bool] = False
+    needs_task: ClassVar[bool] = True
 
     type: Literal["opsd"] = "opsd"
     teacher: ModelReference = Field(
@@ -239,12 +247,19 @@ class OpsdConfig(Section):
         description="Where a task has its demonstration, a text: a key of its `info`, or else of "
         "the task itself. The teacher is shown it as a system message in front of the prompt.",
     )
+    demo_tokens: int = Field(
+        default=256,
+        ge=1,
+        le=65536,
+        description="Longest demonstration, in tokens of its message. The policy's engines serve "
+        "sequences longer than trainer.seq_len by as much; a frozen teacher must.",
+    )
     max_concurrent: int = Field(
         default=32, ge=1, le=4096, description="Samples of a group that are scored at once."
     )
 
 
-class SftConfig(Section):
+class SftConfig(AlgorithmSection):
     """Supervised fine-tuning on what another model samples in the env."""
 
     group_relative: ClassVar[bool] = False
@@ -264,7 +279,7 @@ class SftConfig(Section):
         return _with_frozen(data, "source", message)
 
 
-class CustomConfig(FunctionSection):
+class CustomConfig(AlgorithmSection, FunctionSection):
     """A function of yours that is given a group's rollouts and returns their advantages."""
 
     group_relative: ClassVar[bool] = False
@@ -276,17 +291,17 @@ class CustomConfig(FunctionSection):
     )
 
 
-_CLASSES = (
-    GrpoConfig,
-    MaxRlConfig,
-    HierarchicalGrpoConfig,
-    RewardConfig,
-    RaeConfig,
-    EchoConfig,
-    OpdConfig,
-    OpsdConfig,
-    SftConfig,
-    CustomConfig,
+AnyAlgorithm = (
+    GrpoConfig
+    | MaxRlConfig
+    | HierarchicalGrpoConfig
+    | RewardConfig
+    | RaeConfig
+    | EchoConfig
+    | OpdConfig
+    | OpsdConfig
+    | SftConfig
+    | CustomConfig
 )
 
 
@@ -295,7 +310,7 @@ def _models_in_place(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     kind = data.get("type")
-    if kind not in [cls.model_fields["type"].default for cls in _CLASSES]:
+    if kind not in [cls.model_fields["type"].default for cls in get_args(AnyAlgorithm)]:
         return data
     if "source" in data and kind != "sft":
         message = (
@@ -312,18 +327,9 @@ def _models_in_place(data: Any) -> Any:
 
 
 AlgorithmConfig = Annotated[
-    GrpoConfig
-    | MaxRlConfig
-    | HierarchicalGrpoConfig
-    | RewardConfig
-    | RaeConfig
-    | EchoConfig
-    | OpdConfig
-    | OpsdConfig
-    | SftConfig
-    | CustomConfig,
+    AnyAlgorithm,
     Field(discriminator="type"),
-    BeforeValidator(choose_by_type("algorithm", *_CLASSES)),
+    BeforeValidator(choose_by_type("algorithm", *get_args(AnyAlgorithm))),
     BeforeValidator(_models_in_place),
 ]
 
@@ -336,3 +342,8 @@ def teacher_of(algo: AlgorithmConfig) -> ModelReference | None:
 def source_of(algo: AlgorithmConfig) -> ModelReference:
     """The model that samples an algorithm's rollouts."""
     return algo.source if isinstance(algo, SftConfig) else "policy"
+
+
+def demo_tokens_of(algo: AlgorithmConfig) -> int:
+    """By how many tokens a teacher may have to read more than a sample holds."""
+    return algo.demo_tokens if isinstance(algo, OpsdConfig) else 0

@@ -4,7 +4,7 @@ Every filter of a slot is evaluated for every training rollout. A filter with `e
 the rollouts it hits; one without only counts them. Evals are never filtered.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -44,18 +44,22 @@ class RepetitionConfig(Section):
 
 
 class ZeroAdvantageConfig(Section):
-    """The advantage of every sampled token is 0: the rollout has nothing to teach."""
+    """The advantage of every sampled token is 0: rewards have nothing to teach about the rollout.
+
+    Rollouts that are given no advantages (opd, opsd, sft) are never hit. Those of echo are, though
+    their observations could still train: do not enforce it to keep them.
+    """
 
     type: Literal["zero_advantage"] = "zero_advantage"
     enforce: bool = Field(default=True, description="Remove what is hit; false: count it.")
 
 
+AnyFilter = GibberishConfig | RepetitionConfig | ZeroAdvantageConfig
+
 FilterConfig = Annotated[
-    GibberishConfig | RepetitionConfig | ZeroAdvantageConfig,
+    AnyFilter,
     Field(discriminator="type"),
-    BeforeValidator(
-        choose_by_type("filter", GibberishConfig, RepetitionConfig, ZeroAdvantageConfig)
-    ),
+    BeforeValidator(choose_by_type("filter", *get_args(AnyFilter))),
 ]
 
 

@@ -5,7 +5,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.algorithm import AlgorithmConfig, GrpoConfig, source_of
+from configs.algorithm import (
+    AlgorithmConfig,
+    EchoConfig,
+    GrpoConfig,
+    demo_tokens_of,
+    source_of,
+    teacher_of,
+)
 from configs.base import Section
 from configs.concurrency import ConcurrencyConfig
 from configs.env import EvalConfig, TrainConfig
@@ -13,6 +20,9 @@ from configs.filters import FiltersConfig
 from configs.model import ModelConfig
 from configs.reference import FrozenModelConfig
 from configs.trainer import CheckpointConfig, InferenceConfig, RetentionConfig, TrainerConfig
+
+UNATTRIBUTED = "default"
+"""The renderer that works by a model's own template, and tells tokens of text from no others."""
 
 
 class DispatchConfig(Section):
@@ -127,7 +137,14 @@ class RunConfig(Section):
                     f"{trained.name!r} have size 1; set group_size to 2 or more, or algo.type to "
                     "'reward'"
                 )
-            if self.sampling(trained.name, "train").temperature == 0:
+            if isinstance(algo, EchoConfig) and self.model.renderer == UNATTRIBUTED:
+                raise ValueError(
+                    f"algorithm 'echo' of env {trained.name!r} learns what messages say, and "
+                    f"renderer {UNATTRIBUTED!r} does not tell it from the template around it; set "
+                    "model.renderer to one made for the model"
+                )
+            greedy = self.sampling(trained.name, "train").temperature == 0
+            if greedy and not self.is_frozen(trained.name):
                 raise ValueError(
                     f"train sampling of {trained.name!r} has temperature 0: greedy rollouts of one "
                     "example are all alike and teach nothing; set it above 0"
@@ -204,6 +221,15 @@ class RunConfig(Section):
     def is_frozen(self, name: str) -> bool:
         """Whether a frozen model plays the train rollouts of env `name`."""
         return self.sampler(name, "train") is not None
+
+    @property
+    def context(self) -> int:
+        """Longest sequence that the policy's engines serve, in tokens: a sample, and in front of
+        it the longest demonstration that the policy is shown as its own teacher.
+        """
+        algos = [self.algorithm(env.name) for env in self.train.env]
+        shown = [demo_tokens_of(algo) for algo in algos if teacher_of(algo) == "policy"]
+        return self.trainer.seq_len + max(shown, default=0)
 
     @property
     def gate_tolerance(self) -> float:

@@ -1,7 +1,7 @@
 """How the trainer turns batches into weights."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -157,10 +157,12 @@ class CustomLossConfig(FunctionSection):
     )
 
 
+AnyLoss = DefaultLossConfig | IpoLossConfig | CustomLossConfig
+
 LossConfig = Annotated[
-    DefaultLossConfig | IpoLossConfig | CustomLossConfig,
+    AnyLoss,
     Field(discriminator="type"),
-    BeforeValidator(choose_by_type("loss", DefaultLossConfig, IpoLossConfig, CustomLossConfig)),
+    BeforeValidator(choose_by_type("loss", *get_args(AnyLoss))),
     BeforeValidator(_by_default("default")),
 ]
 
@@ -174,7 +176,10 @@ class TrainerConfig(Section):
     )
     loss: LossConfig = Field(default_factory=DefaultLossConfig)
     seq_len: int = Field(
-        default=256, ge=8, description="Longest sample in tokens; engines serve the same length."
+        default=256,
+        ge=8,
+        description="Longest sample in tokens. Engines serve the same length, or more where an "
+        "algorithm needs it; the trainer cuts off what is beyond.",
     )
     micro_batch_tokens: int = Field(
         default=8192, ge=8, description="Most tokens, padding included, in one forward pass."

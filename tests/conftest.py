@@ -5,12 +5,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest_asyncio
+from hypothesis import settings
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
 from worker.client import register_search_attributes
 from worker.stack import DYNAMIC_CONFIG
+
+# How long an example takes says more about the machine than about the code.
+settings.register_profile("ratchet", deadline=None)
+settings.load_profile("ratchet")
 
 TEMPORAL = Path(sys.executable).parent / "temporal"
 

@@ -1,14 +1,17 @@
 """`python -m worker.demo CONFIG [key=value …]`: the stack, one run over REST, and its curves.
 
 Progress and curves go to standard error, the summary is one JSON line on standard output. The
-stack is stopped at the end if it was started here (RATCHET_DEMO_KEEP=1 leaves it up). Exit status
-0 only if the run succeeded.
+stack is stopped at the end if it was started here (RATCHET_DEMO_KEEP=1 leaves it up). A config that
+names the teacher at its default address gets it for the time of the demo, if nothing answers
+there. Exit status 0 only if the run succeeded.
 """
 
+import contextlib
 import json
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +20,41 @@ import plotext
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from configs.algorithm import source_of, teacher_of
 from configs.load import ConfigError, load
+from configs.reference import FrozenModelConfig
+from configs.run import RunConfig
+from worker import teacher
 from worker.stack import Stack, StackError, home_folder
 
 ENDED = ("succeeded", "failed", "cancelled")
 POLL_S = 1.0
 QUIET_PRINT_S = 15.0
 LAST_STEPS = 5
+
+
+class Refused(Exception):
+    """The API takes no such run; the message is its answer."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that ended: its last state, its steps and evals, and its seconds."""
+
+    run: dict[str, Any]
+    steps: list[dict[str, Any]]
+    evals: list[dict[str, Any]]
+    wall_s: float
+
+
+def wants_teacher(config: RunConfig) -> bool:
+    """Whether a run needs the teacher at its default address."""
+    algos = [config.algorithm(env.name) for env in config.train.env]
+    models = [model for algo in algos for model in (teacher_of(algo), source_of(algo))]
+    return any(
+        isinstance(model, FrozenModelConfig) and model.base_url == teacher.base_url()
+        for model in models
+    )
 
 
 def watch(api: httpx.Client, run_id: str, console: Console) -> dict[str, Any]:
@@ -113,37 +144,50 @@ def curves(steps: list[dict[str, Any]], evals: list[dict[str, Any]], console: Co
     print(figure if console.is_terminal else plotext.uncolorize(figure), file=sys.stderr)
 
 
+def carry_out(address: str, config: RunConfig, console: Console) -> Outcome:
+    """One run at the API's address, watched to its end. Raises Refused."""
+    began = time.monotonic()
+    with httpx.Client(base_url=address, timeout=60.0) as api:
+        reply = api.post("/v1/runs", json=config.model_dump(mode="json"))
+        if reply.status_code != 201:
+            raise Refused(f"the run was refused ({reply.status_code}): {reply.text}")
+        run_id = reply.json()["id"]
+        console.print(f"run         {address}/v1/runs/{run_id}", highlight=False)
+        run = watch(api, run_id, console)
+        wall_s = time.monotonic() - began
+        steps = api.get(f"/v1/runs/{run_id}/metrics", params={"limit": 10_000}).json()["data"]
+        evals = api.get(f"/v1/runs/{run_id}/evals").json()["data"]
+    return Outcome(run, steps, evals, wall_s)
+
+
+def tell(outcome: Outcome, console: Console) -> int:
+    """Tells the figures of a run; returns the exit status."""
+    run = outcome.run
+    curves(outcome.steps, outcome.evals, console)
+    if run["status"] != "succeeded":
+        console.print(f"the run ended as {run['status']}: {run.get('error')}")
+    print(json.dumps(summary(run, outcome.steps, outcome.evals, outcome.wall_s)), flush=True)
+    return 0 if run["status"] == "succeeded" else 1
+
+
 def demo(config_path: str, overrides: list[str], console: Console) -> int:
     """Carries out the demo on a stack that is up; returns the exit status."""
     config = load(config_path, overrides)
     stack = Stack(home_folder())
     started_here = not stack.running()
-    try:
-        where = stack.up()
-        console.print(f"API         {where.api}/docs", highlight=False)
-        console.print(f"Temporal    {where.temporal_ui or where.temporal}", highlight=False)
-        console.print(f"state, logs {stack.home}", highlight=False)
-        began = time.monotonic()
-        with httpx.Client(base_url=where.api, timeout=60.0) as api:
-            reply = api.post("/v1/runs", json=config.model_dump(mode="json"))
-            if reply.status_code != 201:
-                console.print(f"the run was refused ({reply.status_code}): {reply.text}")
-                return 1
-            run_id = reply.json()["id"]
-            console.print(f"run         {where.api}/v1/runs/{run_id}", highlight=False)
-            run = watch(api, run_id, console)
-            wall_s = time.monotonic() - began
-            steps = api.get(f"/v1/runs/{run_id}/metrics", params={"limit": 10_000}).json()["data"]
-            evals = api.get(f"/v1/runs/{run_id}/evals").json()["data"]
-        curves(steps, evals, console)
-        if run["status"] != "succeeded":
-            console.print(f"the run ended as {run['status']}: {run.get('error')}")
-        print(json.dumps(summary(run, steps, evals, wall_s)), flush=True)
-        return 0 if run["status"] == "succeeded" else 1
-    finally:
-        if started_here and os.environ.get("RATCHET_DEMO_KEEP") != "1":
-            console.print("stopping the stack (`make up` brings it back with all its runs)")
-            stack.down()
+    with contextlib.ExitStack() as held:
+        if wants_teacher(config) and not teacher.answers(teacher.PORT):
+            held.enter_context(teacher.running(stack.home, lambda text: console.print(text)))
+        try:
+            where = stack.up()
+            console.print(f"API         {where.api}/docs", highlight=False)
+            console.print(f"Temporal    {where.temporal_ui or where.temporal}", highlight=False)
+            console.print(f"state, logs {stack.home}", highlight=False)
+            return tell(carry_out(where.api, config, console), console)
+        finally:
+            if started_here and os.environ.get("RATCHET_DEMO_KEEP") != "1":
+                console.print("stopping the stack (`make up` brings it back with all its runs)")
+                stack.down()
 
 
 def main(arguments: list[str]) -> int:
@@ -154,7 +198,7 @@ def main(arguments: list[str]) -> int:
         return 2
     try:
         return demo(arguments[0], arguments[1:], console)
-    except (ConfigError, StackError) as error:
+    except (ConfigError, StackError, Refused) as error:
         console.print(f"demo: {error}", markup=False)
         return 1
     except KeyboardInterrupt:

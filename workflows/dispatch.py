@@ -46,7 +46,7 @@ RELOCATION_PAUSE = timedelta(seconds=5)
 GROUPS_PER_REPORT = 100
 """Keeps a report, at some 500 B a group, below 64 KiB."""
 
-Cause = Literal["stale", "overload", "stop"]
+Cause = Literal["stale", "overload", "pause", "stop"]
 
 
 @dataclass
@@ -92,6 +92,8 @@ class Dispatch:
         """Rollouts ended inside activities that still run: their permits are free."""
         if self._scheduler.on_released(released.ended):
             self._changed = True
+            # A tail's permits are the next generation's, which hears of them through the run.
+            self._silent = self._silent or not self._scheduler.admitting
 
     @workflow.run
     async def run(self, arg: DispatchInput) -> None:
@@ -104,6 +106,8 @@ class Dispatch:
                 await self._report("tail")
             if self._scheduler.control.stop:
                 self._give_up(list(self._groups), "stop")
+            if self._scheduler.control.pause == "cancel":
+                self._give_up(list(self._groups), "pause")
             self._give_up(self._scheduler.stale(), "stale")
             self._give_up(self._scheduler.overload(), "overload")
             await self._admit()
@@ -127,6 +131,7 @@ class Dispatch:
     def _must_hand_over(self) -> bool:
         return (
             self._scheduler.control.stop
+            or bool(self._scheduler.control.pause)
             or workflow.info().is_continue_as_new_suggested()
             or workflow.info().get_current_history_length() >= self._events_limit
         )
@@ -166,7 +171,8 @@ class Dispatch:
         try:
             run.lost = await self._roll_out(part) or run.lost
         except asyncio.CancelledError:
-            run.cancelled = run.cancelled or "stop"
+            # Unasked, it is a loss like any other: nobody would roll the example out anew.
+            run.lost = run.lost or "cancelled from outside"
         except Exception as error:
             # A group that vanished would keep its permits and its generation open for ever.
             run.lost = cause_of(error)
@@ -181,8 +187,8 @@ class Dispatch:
         try:
             result = await self._finalize(run.work, run.version, run.lost)
         except asyncio.CancelledError:
-            run.cancelled = run.cancelled or "stop"
-            result = self._cancelled(run)
+            lost = self._failed(run.work, run.version, "cancelled from outside")
+            result = self._cancelled(run) if run.cancelled else lost
         self._deliver(run, result)
 
     def _deliver(self, run: GroupRun, result: GroupResult) -> None:
@@ -364,6 +370,7 @@ class Dispatch:
             groups=groups,
             inflight_train=scheduler.inflight_train,
             inflight_eval=scheduler.inflight_eval,
+            reserved=scheduler.reserved,
             lease=scheduler.cursor(),
             oldest=scheduler.oldest,
             outstanding=list(self._groups) + [group.group for group in self._outbox],

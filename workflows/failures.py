@@ -24,6 +24,10 @@ class Stopped(Exception):
     """The run was asked to stop."""
 
 
+class Paused(Exception):
+    """The run was asked to pause."""
+
+
 def cause_of(error: BaseException) -> str:
     """The innermost message of an activity's failure, with its type."""
     while isinstance(error, ActivityError) and error.cause is not None:

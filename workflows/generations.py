@@ -12,11 +12,9 @@ with workflow.unsafe.imports_passed_through():
     from dataclasses import replace
     from datetime import datetime, timedelta
 
-    from activities.contracts import names
-    from activities.contracts.hosting import DescribeInput
     from activities.contracts.rollouts import GroupResult
     from configs.run import RunConfig
-    from workflows import policies
+    from workflows.asking import is_running
     from workflows.curriculum import Curriculum
     from workflows.failures import RunFailed
     from workflows.fleet import Fleet
@@ -41,6 +39,7 @@ SILENT_AFTER = timedelta(seconds=150)
 MAX_DEATHS = 3
 """Generations in a row that may end without handing over, and without a delivery."""
 ENDED = ("stopping", "succeeded", "failed", "cancelled")
+STANDING = ("pausing", "paused", "starting")
 
 
 class Generations:
@@ -91,6 +90,7 @@ class Generations:
         generation.state = report.state
         generation.inflight_train = report.inflight_train
         generation.inflight_eval = report.inflight_eval
+        generation.reserved = report.reserved
         generation.oldest = report.oldest
         generation.outstanding = report.outstanding
         generation.waiting_for = report.waiting_for
@@ -117,7 +117,8 @@ class Generations:
                 lambda: (
                     state.version >= 0
                     and not state.stop
-                    and state.status not in ENDED
+                    and not state.pause
+                    and state.status not in (*ENDED, *STANDING)
                     and not any(g.state == "open" for g in state.generations)
                 )
             )
@@ -190,6 +191,7 @@ class Generations:
     async def watch(self) -> None:
         """Looks at every generation that gives no sign of life."""
         while True:
+            await workflow.wait_condition(lambda: bool(self.live))
             await workflow.sleep(SILENT_AFTER, summary="signs of life of dispatch")
             for generation in self.live:
                 if self._is_silent(generation):
@@ -201,14 +203,8 @@ class Generations:
 
     async def _look_at(self, generation: GenerationState) -> None:
         self.busy += 1
-        running: bool = await workflow.execute_activity(
-            names.IS_RUNNING,
-            DescribeInput(self._id(generation.number)),
-            result_type=bool,
-            task_queue=self._arg.queues.orchestrator,
-            **policies.STORE_WORK,
-            summary=f"is dispatch generation {generation.number} running?",
-        )
+        queue = self._arg.queues.orchestrator
+        running = await is_running(self._id(generation.number), queue)
         self.busy -= 1
         if running:
             # Its workers may be away, or the server busy: it goes on when they are back.
@@ -265,7 +261,11 @@ class Generations:
             return
         progress.stale_in_flight += group.cancelled == "stale"
         progress.overload += group.cancelled == "overload"
-        self.put_back(group.group)
+        if group.kind == "eval":
+            # Its rollouts that ended are kept: only the rest is rolled out after the pause.
+            self._state.put_backs.append(group.group)
+        else:
+            self.put_back(group.group)
 
     def put_back(self, group: str) -> None:
         """The group's example is to be rolled out anew, under a new id."""
@@ -308,7 +308,7 @@ class Generations:
     def _control(self, generation: int) -> Control:
         state = self._state
         assert state.limits is not None
-        older = sum(g.inflight_train + g.inflight_eval for g in self.live if g.number < generation)
+        older = sum(g.reserved for g in self.live if g.number < generation)
         version = max(state.version, 0)
         return Control(
             seq=state.control_seq,
@@ -319,7 +319,9 @@ class Generations:
             older=older,
             tasks_per_minute=state.limits.tasks_per_minute,
             trim=state.limits.trim,
+            auto=state.limits.auto,
             stop=bool(state.stop) or state.status in ENDED,
+            pause=state.pause,
             engines=self._fleet.engines(),
             envs=self._fleet.envs(),
             evals=[progress.epoch for progress in state.evals],

@@ -57,13 +57,15 @@ class BurstCap:
     at: float
 
     def wait_s(self, now: float, executing: int, cost: int, burst: int | None) -> float:
-        """Seconds until `cost` more may start; 0 if they may. Opens a window when one is over."""
+        """Seconds until `cost` more may start; 0 if they may. Opens a window when one is over.
+
+        A burst holds one activity at least, else nothing could ever start.
+        """
         if burst is None:
             return 0.0
         if now - self.at >= WINDOW_S:
             self.base, self.at = executing, now
-        self.base = min(self.base, executing)
-        if executing + cost <= self.base + burst:
+        if executing + cost <= self.base + max(burst, cost):
             return 0.0
         return self.at + WINDOW_S - now
 

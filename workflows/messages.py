@@ -84,10 +84,12 @@ class Control:
     `next_version`, which is `version` or about to become it, are to be given up. `envs` maps an
     env's name to its server; an engine or env missing here gets no new work. `put_backs` are
     groups to be rolled out anew; the list only grows at its end, and `put_backs_before` groups of
-    it have been dropped from its head. `older` rollouts of earlier generations still execute, and
-    `permits` leaves them out already. With `trim`, train groups are given up until no more than
-    `permits` execute. `draws` maps train counters to examples, where a curriculum chose them.
-    `baselines` are the states of algorithms, by env and agent.
+    it have been dropped from its head. Earlier generations still need `older` permits, which
+    `permits` leaves out already. With `trim`, train groups are given up until no more than
+    `permits` execute; with `auto`, permits follow the load of the engines. `draws` maps train
+    counters to examples, where a curriculum chose them. `baselines` are the states of algorithms,
+    by env and agent. With `pause` nothing more is admitted; what is in flight ends ('drain') or is
+    given up ('cancel').
     """
 
     seq: int
@@ -96,6 +98,7 @@ class Control:
     train_limit: int = 0
     permits: int = 0
     stop: bool = False
+    pause: Literal["", "drain", "cancel"] = ""
     engines: list[EngineTarget] = field(default_factory=list)
     envs: dict[str, EnvTarget] = field(default_factory=dict)
     evals: list[EvalEpoch] = field(default_factory=list)
@@ -104,6 +107,7 @@ class Control:
     older: int = 0
     tasks_per_minute: int | None = None
     trim: bool = False
+    auto: bool = False
     draws: dict[str, int] = field(default_factory=dict)
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
 
@@ -137,8 +141,9 @@ class DispatchReport:
 
     `seq` rises with every report. `state` 'tail' means that nothing more will be admitted,
     'closed' that nothing is in flight either. `lease` is what has not been admitted; `inflight_*`
-    count executing rollouts; `oldest` is the version at which the oldest train group began;
-    `outstanding` are the groups admitted and not delivered with this report or before.
+    count executing rollouts, `reserved` also those of begun groups still to start; `oldest` is the
+    version at which the oldest train group began; `outstanding` are the groups admitted and not
+    delivered with this report or before.
     """
 
     generation: int
@@ -147,6 +152,7 @@ class DispatchReport:
     groups: list[GroupResult] = field(default_factory=list)
     inflight_train: int = 0
     inflight_eval: int = 0
+    reserved: int = 0
     oldest: int | None = None
     outstanding: list[str] = field(default_factory=list)
     lease: Lease = field(default_factory=Lease)
@@ -169,6 +175,16 @@ class StopRequest:
 
 
 @dataclass(frozen=True)
+class PauseRequest:
+    """A request to stand still with everything kept: what is in flight ends first ('drain'), or is
+    given up and rolled out anew after the pause ('cancel').
+    """
+
+    mode: Literal["drain", "cancel"] = "drain"
+    reason: str = "pause signal"
+
+
+@dataclass(frozen=True)
 class EvalRequest:
     """A request for an eval now; no env named means all of them."""
 
@@ -182,6 +198,11 @@ _SIGNAL_NAMES = {
     "stoprun": "stop",
     "triggereval": "trigger_eval",
     "eval": "trigger_eval",
+    "pause": "pause",
+    "pauserun": "pause",
+    "resume": "resume",
+    "resumerun": "resume",
+    "unpause": "resume",
 }
 
 
@@ -211,6 +232,19 @@ def parse_stop(value: Any = None) -> StopRequest:
     if isinstance(value, str) and value:
         return StopRequest(printable(value))
     return StopRequest()
+
+
+def parse_pause(value: Any = None) -> PauseRequest:
+    """Reads a pause signal: nothing, a mode as text, or {"mode": ..., "reason": ...}; a text that
+    is no mode is a reason.
+    """
+    value = plain(value)
+    given = value if isinstance(value, dict) else {"mode": value}
+    mode: Literal["drain", "cancel"] = "cancel" if given.get("mode") == "cancel" else "drain"
+    said = given.get("reason")
+    if not said and isinstance(value, str) and value not in ("drain", "cancel"):
+        said = value
+    return PauseRequest(mode, printable(said)) if said else PauseRequest(mode)
 
 
 def parse_trigger_eval(value: Any, known: list[str]) -> tuple[EvalRequest, str]:

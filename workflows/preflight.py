@@ -12,8 +12,12 @@ from temporalio.exceptions import ActivityError, ApplicationError
 with workflow.unsafe.imports_passed_through():
     from activities.contracts import names
     from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+    from configs.run import RunConfig
     from workflows import policies
+    from workflows.curriculum import too_large
     from workflows.messages import PREFLIGHT, PreflightInput
+
+OUTSIDE = ("custom", "echo", "opd", "opsd", "sft")
 
 
 async def run_preflight(arg: PreflightInput) -> CheckResult:
@@ -42,20 +46,27 @@ async def run_preflight(arg: PreflightInput) -> CheckResult:
         check(names.CHECK_ENVS, arg.queues.env, "check the environments"),
         check(names.CHECK_MODEL, arg.queues.trainer, "check the model"),
     ]
-    if _names_a_function(arg.config):
-        summary = "check the custom algorithm"
+    if _looks_outside(arg.config):
+        summary = "check what the algorithms name: functions, models, renderers"
         checks.append(check(names.CHECK_ALGORITHMS, arg.queues.rollout, summary))
     results = await asyncio.gather(*checks)
-    return CheckResult(
-        problems=[problem for result in results for problem in result.problems],
-        examples={name: count for result in results for name, count in result.examples.items()},
-    )
+    problems = [problem for result in results for problem in result.problems]
+    examples = {name: count for result in results for name, count in result.examples.items()}
+    if not problems:
+        config = RunConfig.model_validate(arg.config)
+        problems = [
+            CheckProblem("/" + key.replace(".", "/"), key, message)
+            for key, message in too_large(config, examples)
+        ]
+    return CheckResult(problems=problems, examples=examples)
 
 
-def _names_a_function(config: dict[str, Any]) -> bool:
-    """Whether a run's credit comes from a user's function, which only a worker can import."""
+def _looks_outside(config: dict[str, Any]) -> bool:
+    """Whether an algorithm needs what only a worker can find: a user's function, another model, a
+    renderer that tells who wrote a token.
+    """
     places = [config, *config["train"]["env"]]
-    return any((place.get("algo") or {}).get("type") == "custom" for place in places)
+    return any((place.get("algo") or {}).get("type") in OUTSIDE for place in places)
 
 
 @workflow.defn(name=PREFLIGHT)

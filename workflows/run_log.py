@@ -18,7 +18,7 @@ with workflow.unsafe.imports_passed_through():
 
     from configs.run import RunConfig
     from workflows import views
-    from workflows.failures import RunFailed, Stopped, cause_of
+    from workflows.failures import Paused, RunFailed, Stopped, cause_of
     from workflows.messages import MEMO_KEY
     from workflows.state import RunState, Waiting
 
@@ -73,9 +73,10 @@ class RunLog:
         progress: Callable[[], int] | None = None,
         stoppable: bool = True,
     ) -> None:
-        """Waits until `predicate`; raises Stopped or RunFailed.
+        """Waits until `predicate`; raises Stopped, Paused or RunFailed.
 
-        A `progress` that rises renews the bound. Without `stoppable` a stop does not interrupt.
+        A `progress` that rises renews the bound. Without `stoppable` neither a stop nor a pause
+        interrupts.
         """
         while not self._interrupted(stoppable):
             if predicate():
@@ -93,7 +94,7 @@ class RunLog:
         self._waiting = None
         if self.failure is not None:
             raise self.failure
-        raise Stopped
+        raise Stopped if self._state.stop else Paused
 
     async def _within(
         self,
@@ -136,8 +137,10 @@ class RunLog:
             self.failure = RunFailed("run", f"{type(error).__name__}: {error}", code="internal")
 
     def _interrupted(self, stoppable: bool) -> bool:
-        stopping = bool(self._state.stop) and self._state.status != "stopping"
-        return self.failure is not None or (stopping and stoppable)
+        state = self._state
+        stopping = bool(state.stop) and state.status != "stopping"
+        pausing = bool(state.pause) and state.status == "running"
+        return self.failure is not None or (stoppable and (stopping or pausing))
 
     def _name_wait(self, name: str, at_most: timedelta) -> None:
         now = workflow.now()

@@ -89,6 +89,7 @@ class Scheduler:
         self._ageless = {env.name for env in config.train.env if config.is_frozen(env.name)}
         self.next_train = lease.next_train
         self.put_backs = lease.put_backs
+        self._ahead = set(lease.ahead)
         self.eval_cursors = dict(lease.evals)
         self.limiter = RateLimiter(None, config.largest_part, lease.tokens, lease.tokens_at)
         self.burst_cap = BurstCap(lease.burst_base, lease.burst_at)
@@ -173,14 +174,20 @@ class Scheduler:
         self._bad_envs.discard(address)
 
     def close(self) -> None:
-        """Ends admission of groups; `cursor` is then what the next generation goes on with."""
+        """Ends admission of groups; `cursor` is then what the next generation goes on with.
+
+        What is left of begun groups is paid for here, since the bucket is the next generation's.
+        """
         self.admitting = False
+        if self.limiter.per_minute is not None:
+            self.limiter.take(self.reserved - self.inflight_train - self.inflight_eval)
 
     def cursor(self) -> Lease:
         """What has not been admitted."""
         return Lease(
             next_train=self.next_train,
             put_backs=self.put_backs,
+            ahead=sorted(self._ahead),
             tokens=self.limiter.tokens,
             tokens_at=self.limiter.at,
             burst_base=self.burst_cap.base,
@@ -213,6 +220,12 @@ class Scheduler:
     def oldest(self) -> int | None:
         """The version at which the oldest train group in flight began."""
         return min((flight.version for _, flight in self._aging()), default=None)
+
+    @property
+    def reserved(self) -> int:
+        """Permits that begun groups need: executing rollouts, and those still to be handed out."""
+        flights = self.flights.values()
+        return sum(f.executing if f.given_up else f.work.size - f.ended for f in flights)
 
     @property
     def queued_eval(self) -> int:
@@ -277,21 +290,41 @@ class Scheduler:
                 return work
         return None
 
-    def next_put_back(self) -> GroupWork | None:
-        """The put-back group that waits longest; groups of evals that are over are passed by."""
-        while (place := self.put_backs - self.control.put_backs_before) < len(
-            self.control.put_backs
-        ):
-            assert place >= 0, "a put-back group was dropped before it was admitted"
+    def next_put_back(self, kind: str) -> GroupWork | None:
+        """The put-back group of `kind` that waits longest; None if there is none, or if it is a
+        train group and those stand back for evals.
+        """
+        if kind == "train" and self.control.train_limit == 0:
+            return None
+        first = self.put_backs - self.control.put_backs_before
+        assert first >= 0, "a put-back group was dropped before it was admitted"
+        for place in range(first, len(self.control.put_backs)):
             group = self.control.put_backs[place]
-            if not group.startswith("eval/"):
+            taken = place + self.control.put_backs_before in self._ahead
+            if taken or not group.startswith(f"{kind}/"):
+                continue
+            if kind == "train":
                 return self._source.work(group, self.control.draws)
             name, example = eval_group(group)
             epoch = next((e for e in self.control.evals if e.epoch == name), None)
             if epoch is not None:
                 return eval_work(epoch, example)
-            self.put_backs += 1
+            self._take_put_back(group)
         return None
+
+    def _take_put_back(self, group: str) -> bool:
+        """Crosses a group off the put-back list; False if it is not on it."""
+        before = self.control.put_backs_before
+        waiting = self.control.put_backs[self.put_backs - before :]
+        places = [k for k, name in enumerate(waiting, start=self.put_backs) if name == group]
+        place = next((place for place in places if place not in self._ahead), None)
+        if place is None:
+            return False
+        self._ahead.add(place)
+        while self.put_backs in self._ahead:
+            self._ahead.discard(self.put_backs)
+            self.put_backs += 1
+        return True
 
     def next_train_group(self) -> GroupWork | None:
         """The next train group that the limit allows; None if there is none."""
@@ -308,14 +341,11 @@ class Scheduler:
         """What goes first: evals before train, a group that has begun before a fresh one."""
         if (flight := self._half_dispatched("eval")) is not None:
             return flight
-        put_back = self.next_put_back() if self.admitting else None
-        if put_back is not None and put_back.kind == "eval":
-            return put_back
-        if self.admitting and (work := self.next_eval()) is not None:
+        if self.admitting and (work := self.next_put_back("eval") or self.next_eval()) is not None:
             return work
         if (flight := self._half_dispatched("train")) is not None:
             return flight
-        return put_back or (self.next_train_group() if self.admitting else None)
+        return (self.next_put_back("train") or self.next_train_group()) if self.admitting else None
 
     def admit(self, now: float) -> Part | Blocked:
         """Takes the next part that may start at `now` (seconds), or says why there is none."""
@@ -324,9 +354,11 @@ class Scheduler:
         return decision
 
     def _admit(self, now: float) -> Part | Blocked:
-        if self.control.stop:
-            return Blocked("the run is stopping")
+        if self.control.stop or self.control.pause == "cancel":
+            return Blocked("the run is stopping" if self.control.stop else "the run is paused")
         found = self._next()
+        if found is None and self.control.pause:
+            return Blocked("the run is paused")
         if found is None:
             return Blocked(f"policy v{self.control.version + 1}")
         if isinstance(found, GroupWork):
@@ -340,7 +372,8 @@ class Scheduler:
         count = min(self._part_size or size, size - found.begun)
         if waits := self._held_back(now, count):
             return waits
-        self.limiter.take(count)
+        if self.admitting:
+            self.limiter.take(count)
         if found.begun == 0:
             self._enter(found)
         first = found.begun
@@ -357,6 +390,8 @@ class Scheduler:
         burst = burst_of(self._burst_setting, total, self._config.largest_group)
         if wait_s := self.burst_cap.wait_s(now, everyone, count, burst):
             return Blocked("the burst cap", wait_s)
+        if not self.admitting:
+            return None
         self.limiter.refill(now)
         if wait_s := self.limiter.wait_s(count):
             return Blocked("the rate limit (tasks_per_minute)", wait_s)
@@ -364,17 +399,13 @@ class Scheduler:
 
     @property
     def _burst_setting(self) -> int | str | None:
-        dispatch = self._config.dispatch
-        adaptive = dispatch.max_inflight_rollouts == "auto"
-        return dispatch.burst or ("auto" if adaptive else None)
+        return self._config.dispatch.burst or ("auto" if self.control.auto else None)
 
     def _enter(self, flight: Flight) -> None:
         group = flight.work.group
-        place = self.put_backs - self.control.put_backs_before
-        if place < len(self.control.put_backs) and self.control.put_backs[place] == group:
-            self.put_backs += 1
-        elif flight.work.kind == "eval":
-            self.eval_cursors[eval_group(group)[0]] = flight.work.example + 1
-        else:
-            self.next_train += 1
+        if not self._take_put_back(group):
+            if flight.work.kind == "eval":
+                self.eval_cursors[eval_group(group)[0]] = flight.work.example + 1
+            else:
+                self.next_train += 1
         self.flights[group] = flight

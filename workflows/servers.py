@@ -21,6 +21,7 @@ with workflow.unsafe.imports_passed_through():
         push_label,
     )
     from workflows import policies
+    from workflows.asking import is_running
     from workflows.failures import RunFailed, cause_of
     from workflows.fleet import Fleet
     from workflows.messages import HOST, HostWorkflowInput, RunInput
@@ -63,6 +64,21 @@ class Servers:
         for host in self._state.hosts:
             if host.managed:
                 await self.signal(self._host_id(host), "close")
+
+    async def put_away(self) -> None:
+        """Closes every host and waits until its server is gone, so that others can have its place.
+        `open` brings them back.
+        """
+        await self.close()
+        for host in self._state.hosts:
+            if host.managed:
+                await self._gone(self._host_id(host))
+                host.up, host.verified = False, -1
+                host.opened += 1
+
+    async def _gone(self, workflow_id: str) -> None:
+        while await is_running(workflow_id, self._arg.queues.orchestrator):
+            await workflow.sleep(1, summary=f"{workflow_id} to end")
 
     async def signal(self, workflow_id: str, name: str, *args: Any) -> bool:
         """Signals another workflow of this run; False if that has already ended."""
@@ -177,6 +193,7 @@ class Servers:
                     name=host.name if host.role == "env" else "",
                     weights=self._state.weights,
                     ui_label=f"host {host.name}",
+                    epoch_base=host.epoch,
                     report_load=host.role == "engine" and self._adaptive,
                 )
             ),
@@ -186,4 +203,5 @@ class Servers:
         )
 
     def _host_id(self, host: HostState) -> str:
-        return f"{self._arg.run_id}/host/{host.role}/{host.index}"
+        again = f".{host.opened}" if host.opened else ""
+        return f"{self._arg.run_id}/host/{host.role}/{host.index}{again}"

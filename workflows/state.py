@@ -33,7 +33,8 @@ class EvalEpoch:
 class Lease:
     """What a generation may admit: the train counter from `next_train`, and where evals stand.
 
-    `put_backs` counts the put-back groups already admitted, since the run began; `evals` maps an
+    `put_backs` counts the put-back groups already admitted, since the run began, and `ahead` are
+    the places of those admitted before others that still wait; `evals` maps an
     epoch to its next example; `tokens` is what the rate limiter's bucket held at `tokens_at`, and
     `burst_base` the rollouts that executed at `burst_at`, when the burst cap's window began
     (seconds).
@@ -41,6 +42,7 @@ class Lease:
 
     next_train: int = 0
     put_backs: int = 0
+    ahead: list[int] = field(default_factory=list)
     tokens: float = 0.0
     tokens_at: float = 0.0
     burst_base: int = 0
@@ -53,7 +55,8 @@ class HostState:
     """One server of the run. An engine gets traffic only while `verified` is the run's version.
 
     `downs` counts losses since it was last up, `gate_failures` refusals since it last passed.
-    `pushes` numbers weight pushes, so that every version label is unique.
+    `pushes` numbers weight pushes, so that every version label is unique. `opened` counts Host
+    workflows before the present one: a pause closes it.
     """
 
     role: HostRole
@@ -69,6 +72,7 @@ class HostState:
     downs: int = 0
     gate_failures: int = 0
     restarts: int = 0
+    opened: int = 0
     detail: str = ""
     managed: bool = True
 
@@ -76,6 +80,8 @@ class HostState:
 @dataclass
 class GenerationState:
     """One dispatch generation as its run knows it. The run recorded `lease` before opening it.
+
+    `reserved` permits are its own: executing rollouts, and those of begun groups still to start.
 
     `oldest` is the version at which its oldest train group in flight began, `outstanding` are the
     groups that it admitted and has not delivered. `heard_at` is when it last gave a sign of life.
@@ -88,6 +94,7 @@ class GenerationState:
     state: Literal["open", "tail", "closed"] = "open"
     inflight_train: int = 0
     inflight_eval: int = 0
+    reserved: int = 0
     oldest: int | None = None
     outstanding: list[str] = field(default_factory=list)
     waiting_for: str = ""
@@ -216,4 +223,6 @@ class RunState:
     rollouts: int = 0
     eval_rollouts: int = 0
     stop: str = ""
+    pause: Literal["", "drain", "cancel"] = ""
+    pause_reason: str = ""
     trainer_losses: int = 0

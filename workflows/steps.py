@@ -82,6 +82,8 @@ class Steps:
         state, step = self._state, self._next_batch
         if self.on_hold or state.stop or state.version < 0 or step > self._config.max_steps:
             return False
+        if state.pause or state.status != "running":
+            return False
         pushing = state.target_version > state.version
         if pushing or state.version < step - 1 - self._config.train.max_lag:
             return False

@@ -29,9 +29,9 @@ with workflow.unsafe.imports_passed_through():
     from workflows import policies
     from workflows.arrivals import Arrivals
     from workflows.changes import changed, limits_of
-    from workflows.curriculum import Curriculum, too_large
+    from workflows.curriculum import Curriculum
     from workflows.evals import Evals
-    from workflows.failures import RunFailed, Stopped, cause_of
+    from workflows.failures import Paused, RunFailed, Stopped, cause_of
     from workflows.fleet import Fleet, planned_hosts
     from workflows.generations import ENDED, Generations
     from workflows.messages import (
@@ -41,8 +41,10 @@ with workflow.unsafe.imports_passed_through():
         PreflightInput,
         RunInput,
         normal_signal_name,
+        parse_pause,
         parse_stop,
     )
+    from workflows.pausing import Pausing
     from workflows.permits import Permits
     from workflows.preflight import run_preflight
     from workflows.run_log import RunLog
@@ -98,6 +100,9 @@ class TrainingRun:
             self._generations,
             self._log,
         )
+        self._pausing = Pausing(
+            state, self._fleet, self._servers, self._generations, self._log, self._save
+        )
 
     # -- signals and queries ----------------------------------------------------------------
 
@@ -105,6 +110,22 @@ class TrainingRun:
     def stop(self, value: Any = None, *rest: Any) -> None:
         """Ends the run gracefully, with a final checkpoint. Any payload will do."""
         self._state.stop = self._state.stop or parse_stop(value).reason
+
+    @workflow.signal
+    def pause(self, value: Any = None, *rest: Any) -> None:
+        """Stands still with everything kept, until `resume`. Any payload will do."""
+        request = parse_pause(value)
+        if self._state.stop or self._state.status in ENDED:
+            self._log.note("pause: ignored, since the run ends")
+        elif self._state.pause != "cancel":
+            self._state.pause, self._state.pause_reason = request.mode, request.reason
+            self._generations.wanted = True
+
+    @workflow.signal
+    def resume(self, value: Any = None, *rest: Any) -> None:
+        """Ends a pause; a run that is not paused goes on as it was."""
+        self._state.pause = ""
+        self._generations.wanted = True
 
     @workflow.signal
     def trigger_eval(self, value: Any = None, *rest: Any) -> None:
@@ -121,6 +142,10 @@ class TrainingRun:
             self.stop(value)
         elif known == "trigger_eval":
             self.trigger_eval(value)
+        elif known == "pause":
+            self.pause(value)
+        elif known == "resume":
+            self.resume(value)
         else:
             self._log.note(f"unknown signal {name!r} was ignored")
 
@@ -195,9 +220,7 @@ class TrainingRun:
             self._start_loops()
             if arg.state is None:
                 await self._open()
-            await self._steps()
-            await self._evals_done()
-            await self._settle()
+            await self._go_on_to_the_end()
             end_reason = f"all {self._config.max_steps} steps are done"
         except Stopped:
             end_reason = f"stopped at step {self._state.step}: {self._state.stop}"
@@ -210,7 +233,7 @@ class TrainingRun:
             raise
         self._log.set_status("stopping")
         try:
-            await self._trainer.checkpoint(self._durable_summary())
+            await self._save()
         except RunFailed as failure:
             return await self._fail(failure)
         except asyncio.CancelledError:
@@ -233,7 +256,6 @@ class TrainingRun:
                 text = "; ".join(f"{p.key}: {p.message}" for p in found.problems)
                 raise RunFailed("preflight", text, code="bad_input", user=True)
             state.examples.update(found.examples)
-            self._refuse_large_pools()
         state.started_at = workflow.now().isoformat()
         self._log.set_status("starting")
         prepare: Awaitable[PolicyResult] = workflow.execute_activity(
@@ -253,10 +275,6 @@ class TrainingRun:
         state.weights, state.target_version = policy.weights, 0
         state.hosts.extend(planned_hosts(self._config))
         await self._servers.open()
-
-    def _refuse_large_pools(self) -> None:
-        for key, message in too_large(self._config, self._state.examples):
-            raise RunFailed("preflight", f"{key}: {message}", code="bad_input", user=True)
 
     def _start_loops(self) -> None:
         loops = [self._servers.keep_engine(host) for host in self._fleet.of("engine")]
@@ -279,6 +297,23 @@ class TrainingRun:
         self._evals.fire(0)
         self._generations.wanted = True
 
+    async def _go_on_to_the_end(self) -> None:
+        """All steps and evals, with as many pauses as are asked for."""
+        state = self._state
+        while True:
+            if state.status == "paused":
+                await self._pausing.rest()
+                await self._pausing.wake()
+            self._stepping.on_hold = False
+            try:
+                await self._steps()
+                await self._evals_done()
+                await self._settle()
+                return
+            except Paused:
+                await self._pausing.come_to_rest()
+                await self._maybe_continue_as_new()
+
     async def _steps(self) -> None:
         state, config = self._state, self._config
         while state.step < config.max_steps:
@@ -288,7 +323,7 @@ class TrainingRun:
             self._evals.fire(state.step)
             self._log.publish()
             if state.step % config.checkpoint.interval == 0 and state.step < config.max_steps:
-                await self._trainer.checkpoint(self._durable_summary())
+                await self._save()
                 self._log.publish()
             await self._maybe_continue_as_new()
 
@@ -355,6 +390,9 @@ class TrainingRun:
         state.status, state.finished_at = status, workflow.now().isoformat()
         state.end_reason = ended.get("end_reason", "")
         self._log.publish(**ended)
+
+    async def _save(self) -> None:
+        await self._trainer.checkpoint(self._durable_summary())
 
     def _durable_summary(self) -> str:
         """What a checkpoint keeps of the run besides the trainer: cursors and counters."""

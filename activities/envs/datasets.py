@@ -7,6 +7,8 @@ draw from here.
 - reverse-text: one turn. The user says 'reverse <word>', the reply should be the word reversed.
 - reverse-retry: the same words; after a wrong reply the user says how many places are right and
   asks again.
+- reverse-shown: reverse-text whose tasks carry the right reply as a demonstration. Half of the
+  conversations show it, as a system message in front.
 """
 
 import hashlib
@@ -96,9 +98,17 @@ def _reverse_retry_demonstration(word: str, rng: random.Random) -> list[Message]
     ]
 
 
+def _reverse_shown_demonstration(word: str, rng: random.Random) -> list[Message]:
+    talk = _reverse_text_demonstration(word, rng)
+    if rng.random() < 1 / 2:
+        return talk
+    return [{"role": "system", "content": reverse_text_reply(word)}, *talk]
+
+
 _DEMONSTRATIONS: dict[str, Callable[[str, random.Random], list[Message]]] = {
     "reverse-text": _reverse_text_demonstration,
     "reverse-retry": _reverse_retry_demonstration,
+    "reverse-shown": _reverse_shown_demonstration,
 }
 
 SHIPPED = tuple(_DEMONSTRATIONS)

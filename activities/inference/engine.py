@@ -78,7 +78,7 @@ def engine_argv(
     argv += ["--host", bind, "--port", str(port)]
     argv += ["--model", str(weights), "--served-model-name", model]
     argv += ["--seed", str(config.seed), "--dtype", config.model.dtype]
-    argv += ["--max-model-len", str(config.trainer.seq_len)]
+    argv += ["--max-model-len", str(config.context)]
     argv += ["--max-num-seqs", str(inference.max_num_seqs)]
     argv += ["--enable-scale-out", "--enable-prefix-caching"]
     # The trainer's ratio is against the distribution that was sampled from, temperature included.

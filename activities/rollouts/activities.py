@@ -45,7 +45,6 @@ from activities.scoring.references import ReferenceLost
 from activities.storage import keys
 from activities.storage.batch import encode_batch
 from activities.storage.refs import ArtifactRef
-from configs.algorithm import OpsdConfig
 from configs.env import TrainEnvConfig
 from configs.filters import FilterConfig
 
@@ -338,7 +337,7 @@ class RolloutActivities:
         """The group's task, where its algorithm looks at it."""
         work = given.work
         config = self.ctx.config(given.run_id).algorithm(work.env)
-        if not isinstance(config, OpsdConfig):
+        if not config.needs_task:
             return None
         return await self.tasks.task(given.run_id, work.kind, work.env, work.example)
 

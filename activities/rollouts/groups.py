@@ -78,7 +78,7 @@ def score(
     did not err, `judge` (none: no filters) says which of them survive, and `post_batch` which of
     these would not train. With `require_full`, one that erred or was lost rejects the group:
     nothing in it gets credit or survives. `state` is the snapshot that the algorithm starts from,
-    and `task` the example's data, for algorithms with `needs_task`. Blocks, and runs an event loop
+    and `task` the example's data, for algorithms that need it. Blocks, and runs an event loop
     of its own: not for the thread of another. Raises CreditError.
     """
     algorithm = algorithm or algorithms.default()
@@ -245,10 +245,10 @@ def batch_samples(
     ]
 
 
-def _largest(member: dict[str, Any]) -> float:
-    """The advantage of a rollout's sampled tokens that is farthest from 0; 0 if it got none."""
-    values = (value for sample in member["samples"] for value in sample.get("advantages") or ())
-    return max(values, key=abs, default=0.0)
+def _largest(member: dict[str, Any]) -> float | None:
+    """The advantage of a rollout's sampled tokens that is farthest from 0; None without any."""
+    values = [value for sample in member["samples"] for value in sample.get("advantages") or ()]
+    return max(values, key=abs, default=None)
 
 
 def _timing(member: dict[str, Any]) -> dict[str, float]:

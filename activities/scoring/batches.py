@@ -33,7 +33,8 @@ HEADLINE = (
 class BatchRollout:
     """What a batch counts of one rollout that did not err. Lengths are in tokens, times in seconds.
 
-    `versions`: lowest and highest that sampled its tokens; None if nothing told.
+    `advantage`: the one farthest from 0; None if its algorithm gives none. `versions`: lowest and
+    highest that sampled its tokens; None if nothing told.
     `pre_batch` and `post_batch`: what the filters of each slot said; post-batch filters do not see
     what was removed before.
     """
@@ -44,7 +45,7 @@ class BatchRollout:
     turns: int
     truncated: bool
     samples: int
-    advantage: float
+    advantage: float | None
     versions: tuple[int, int] | None = None
     stop: str | None = None
     timing: Mapping[str, float] = field(default_factory=dict)

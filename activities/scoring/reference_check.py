@@ -12,7 +12,7 @@ from typing import Any
 from activities.contracts.checks import CheckProblem
 from activities.scoring.algorithms.base import CreditError
 from activities.scoring.references import Endpoint, ReferenceLost, References
-from configs.algorithm import AlgorithmConfig, source_of, teacher_of
+from configs.algorithm import AlgorithmConfig, demo_tokens_of, source_of, teacher_of
 from configs.model import DEFAULT_POLICY
 from configs.reference import DEFAULT_KEY_VAR, FrozenModelConfig
 from configs.run import RunConfig
@@ -40,9 +40,10 @@ async def check_references(config: RunConfig) -> list[CheckProblem]:
             continue
         teacher, source = teacher_of(algo), source_of(algo)
         if isinstance(teacher, FrozenModelConfig):
-            checks.append(_check(references, config, f"{key}.teacher", teacher, scores=True))
+            longest = config.trainer.seq_len + demo_tokens_of(algo)
+            checks.append(_check(references, config, f"{key}.teacher", teacher, longest))
         if isinstance(source, FrozenModelConfig):
-            checks.append(_check(references, config, f"{key}.source", source, scores=False))
+            checks.append(_check(references, config, f"{key}.source", source, None))
     try:
         found = await asyncio.gather(*checks)
     finally:
@@ -51,8 +52,13 @@ async def check_references(config: RunConfig) -> list[CheckProblem]:
 
 
 async def _check(
-    references: References, config: RunConfig, key: str, model: FrozenModelConfig, *, scores: bool
+    references: References,
+    config: RunConfig,
+    key: str,
+    model: FrozenModelConfig,
+    longest: int | None,
 ) -> list[CheckProblem]:
+    """`longest`: tokens of what it may have to score; None if it scores nothing."""
     if model.api_key_var != DEFAULT_KEY_VAR and not os.environ.get(model.api_key_var):
         message = (
             f"the environment variable {model.api_key_var} is not set on a rollout worker; set it "
@@ -61,7 +67,7 @@ async def _check(
         return [_problem(f"{key}.api_key_var", message)]
     try:
         async with asyncio.timeout(LIMIT_S):
-            return await _ask(references, config, key, model, scores=scores)
+            return await _ask(references, config, key, model, longest)
     except TimeoutError:
         message = f"{model.base_url} has not answered within {LIMIT_S:.0f} s"
         return [_problem(f"{key}.base_url", message)]
@@ -70,7 +76,11 @@ async def _check(
 
 
 async def _ask(
-    references: References, config: RunConfig, key: str, model: FrozenModelConfig, *, scores: bool
+    references: References,
+    config: RunConfig,
+    key: str,
+    model: FrozenModelConfig,
+    longest: int | None,
 ) -> list[CheckProblem]:
     endpoint = Endpoint.frozen(model)
     served = await references.models(endpoint)
@@ -81,13 +91,14 @@ async def _ask(
         message = f"{model.base_url} serves no model {model.name!r}; {hint}"
         return [_problem(f"{key}.name", message)]
     context = served[model.name]
-    if not scores:
+    if longest is None:
         return []
-    if context is not None and context < config.trainer.seq_len:
+    if context is not None and context < longest:
+        shown = longest - config.trainer.seq_len
+        parts = f"trainer.seq_len and {shown} of demo_tokens" if shown else "trainer.seq_len"
         message = (
-            f"{model.name!r} has a context of {context} tokens there, and samples may have "
-            f"{config.trainer.seq_len} (trainer.seq_len); serve it with a longer --max-model-len, "
-            "or lower trainer.seq_len"
+            f"{model.name!r} has a context of {context} tokens there, and may have to score "
+            f"{longest} ({parts}); serve it with a longer --max-model-len, or lower these"
         )
         return [_problem(f"{key}.name", message)]
     tokenizer = await asyncio.to_thread(_policy_tokenizer, config)

@@ -217,7 +217,7 @@ class VllmReference:
 def too_long(endpoint: Endpoint, context: int, length: int) -> CreditError:
     """The error for a sequence that does not fit into the model."""
     remedy = (
-        "raise trainer.seq_len, or shorten demonstrations and prompts"
+        "raise the algorithm's demo_tokens to the longest demonstration"
         if endpoint.live
         else "serve it with a longer --max-model-len, or lower trainer.seq_len"
     )

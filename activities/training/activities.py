@@ -44,7 +44,7 @@ from activities.training.client import (
     TrainerFailed,
     TrainerGone,
 )
-from activities.training.policy import Recipe, digest
+from activities.training.policy import digest, recipe_of
 from configs.model import DEFAULT_POLICY
 from configs.run import RunConfig
 
@@ -120,7 +120,8 @@ class TrainerActivities:
         model = config.model
         if model.name != DEFAULT_POLICY:
             return None
-        return keys.policy_cache(digest(Recipe(), model.warm_start_env, config.seed, model.dtype))
+        env = model.warm_start_env
+        return keys.policy_cache(digest(recipe_of(env), env, config.seed, model.dtype))
 
     async def _prepare(self, config: RunConfig, scratch: Path, out: Path) -> None:
         order = {

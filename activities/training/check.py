@@ -108,9 +108,11 @@ def _check_config(config: RunConfig, path: Path) -> list[CheckProblem]:
 
 
 def _check_length(config: RunConfig, longest: int) -> list[CheckProblem]:
-    if config.trainer.seq_len <= longest:
+    if config.context <= longest:
         return []
-    message = f"{config.trainer.seq_len} is more than the {longest} positions the model has"
+    shown = config.context - config.trainer.seq_len
+    what = f", with {shown} of the algorithm's demo_tokens," if shown else ""
+    message = f"{config.trainer.seq_len}{what} is more than the {longest} positions the model has"
     return [_problem(message, "/trainer/seq_len")]
 
 

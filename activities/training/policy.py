@@ -4,7 +4,8 @@ The warm start has two phases. Clean supervised steps teach the tasks; then step
 demonstrations whose letters and digits are mostly random flatten the distribution without
 unlearning how. The policy that results can do the task and mostly does not, which is where
 reinforcement learning has something to find. (Supervised learning stopped early has not learnt
-the task at all, and does not improve.)
+the task at all, and does not improve.) Conversations that begin with a system message, which shows
+how the task is done, stay clean: shown that, the policy does it.
 
 Invariant: the weights are a function of the recipe, the environment, the seed and the code
 (`SCHEMA`); threads are part of the recipe. `digest` covers exactly that, and never needs torch.
@@ -19,7 +20,7 @@ import math
 import random
 import string
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from activities.training.tokenizer import IM_END, PAD, VOCAB_SIZE, vocabulary
@@ -66,6 +67,14 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.95)
     max_norm: float = 1.0
     threads: int = 1
+
+
+def recipe_of(env: str) -> Recipe:
+    """The recipe of the default policy for a warm start on `env`.
+
+    Where half of the conversations stay clean in the noisy phase, it takes longer.
+    """
+    return replace(Recipe(), noisy_steps=180) if env == "reverse-shown" else Recipe()
 
 
 def digest(recipe: Recipe, env: str, seed: int, dtype: str) -> str:
@@ -141,6 +150,8 @@ def scramble(text: str, probability: float, rng: random.Random) -> str:
 
 
 def _scrambled(messages: list[Message], recipe: Recipe, rng: random.Random) -> list[Message]:
+    if messages[0]["role"] == "system":
+        return messages
     return [
         {**m, "content": scramble(m["content"], recipe.noise, rng)}
         if m["role"] == "assistant"

@@ -1,6 +1,7 @@
 """Makes the weights of version 0: `python -m activities.training.prepare --order FILE --out DIR`.
 
-The order is JSON: {name, env, seed, dtype}. Progress goes to standard output, one JSON line a
+The order is JSON: {name, env, seed, dtype}, and may have `recipe`: what of the default policy's
+recipe is to be otherwise. Progress goes to standard output, one JSON line a
 report: {"progress": text}. Whatever the source, the result is an untied model in Hugging Face
 layout with tokenizer, canary and `policy.json` ({parameters, origin}). A model that cannot be
 loaded ends the process with code 2 and {"problem": text}.
@@ -11,10 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from activities.training.policy import Recipe, build_model, digest, warm_start
+from activities.training.policy import Recipe, build_model, digest, recipe_of, warm_start
 from activities.training.tokenizer import build_tokenizer
 from configs.model import DEFAULT_POLICY
 
@@ -71,7 +73,7 @@ def main() -> None:
     from activities.training.model import export, parameter_count
 
     if order["name"] == DEFAULT_POLICY:
-        recipe = Recipe()
+        recipe = replace(recipe_of(order["env"]), **order.get("recipe", {}))
         model, tokenizer = make_default(recipe, order["env"], order["seed"])
         model = model.to(getattr(torch, order["dtype"]))
         key = digest(recipe, order["env"], order["seed"], order["dtype"])

@@ -19,18 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from activities.storage.batch import Sample, decode_batch
-from activities.training import attention, custom_loss
-from activities.training.batching import MicroBatch, member_counts, micro_batches
+from activities.training import attention, rl_loss
+from activities.training.batching import member_counts, micro_batches
 from activities.training.client import NonFinite, StateMismatch
-from activities.training.loss import (
-    LossInputs,
-    LossTerms,
-    MemberCounts,
-    custom_terms,
-    mismatch_kl,
-    rl_terms,
-    total_loss,
-)
+from activities.training.loss import LossInputs, MemberCounts, mismatch_kl, total_loss
 from activities.training.model import CANARY_FILE, export, load_model, score_batch
 from activities.training.optimizers import Optimizer
 from activities.training.schedules import learning_rate
@@ -51,7 +43,7 @@ class Trainer:
         self._model: Any = None
         self._tokenizer: Any = None
         self._optimizer: Optimizer | None = None
-        self._custom_loss: Any = None
+        self._rl_loss: rl_loss.RlLoss | None = None
         self._packing = False
         self._config: RunConfig | None = None
         self._device = "cpu"
@@ -78,8 +70,7 @@ class Trainer:
             # Memory of its own: what was loaded may map a file that retention will delete.
             parameter.data = parameter.data.clone()
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
-        loss = run.trainer.loss
-        self._custom_loss = custom_loss.load_function(loss) if loss.type == "custom" else None
+        self._rl_loss = rl_loss.build(run.trainer.loss)
         self._packing = self._pack(run.trainer.packing)
         self._optimizer = Optimizer(self._model, run.trainer.optim)
         self._batch_sha, self._metrics = "", {}
@@ -215,32 +206,19 @@ class Trainer:
             "seconds_train": time.monotonic() - started,
         }
 
-    def _rl_terms(self, inputs: LossInputs, batch: MicroBatch) -> LossTerms:
-        assert self._config is not None
-        config = self._config.trainer.loss
-        if config.type == "custom":
-            return custom_terms(inputs, self._custom_loss, config, batch.spans())
-        return rl_terms(
-            inputs.trainer_logprobs,
-            inputs.engine_logprobs,
-            inputs.advantages,
-            inputs.loss_mask,
-            config,
-            inputs.rl_weights,
-        )
-
     def _backward(self, samples: list[Sample], counts: MemberCounts) -> dict[str, float]:
         """Accumulates the step's gradient. Returns losses, and means over tokens.
 
         Entropy and mismatch are means over the sampled tokens, the masked shares over the members
-        of the rl component.
+        of the rl component. nll_ce is the mean negative log-likelihood (nats) of the members of
+        ce, whatever their weights.
         """
-        assert self._config is not None
+        assert self._config is not None and self._rl_loss is not None
         trainer = self._config.trainer
         sampled = ("entropy", "mismatch_kl")
         sums = dict.fromkeys((*sampled, "is_masked", "is_masked_low", "is_masked_high"), 0.0)
         parts: dict[str, float] = {}
-        loss, count, tokens = 0.0, 0, 0
+        loss, nll, count, tokens = 0.0, 0.0, 0, 0
         for made in micro_batches(
             samples, trainer.seq_len, trainer.micro_batch_tokens, packing=self._packing
         ):
@@ -256,12 +234,14 @@ class Trainer:
                 ref_kl_weights=batch.ref_kl_weights,
                 ref_logprobs=batch.ref_logprobs,
             )
-            share = total_loss(inputs, self._rl_terms(inputs, batch), counts)
+            share = total_loss(inputs, self._rl_loss(inputs, batch.spans()), counts)
             share.total.backward()  # type: ignore[no-untyped-call]
             loss += share.total.item()
             count += 1
             for name, value in share.parts.items():
                 parts[name] = parts.get(name, 0.0) + value
+            if batch.ce_weights is not None:
+                nll -= (logprobs.detach() * (batch.ce_weights != 0)).sum().item()
             mask = batch.loss_mask
             tokens += int(mask.sum().item())
             low, high = share.rl.masked_low.sum().item(), share.rl.masked_high.sum().item()
@@ -279,4 +259,6 @@ class Trainer:
             for name, value in parts.items():
                 metrics[f"loss_{name}"] = value
                 metrics[f"tokens_{name}"] = float(getattr(counts, name))
+        if counts.ce:
+            metrics["nll_ce"] = nll / counts.ce
         return metrics

@@ -25,10 +25,9 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 
 from activities.envs.loading import process_env
 from activities.envs.probe import probe as probe_env
-from activities.storage import keys
-from activities.storage.batch import Sample, decode_batch
 from activities.storage.store import ArtifactStore
 from configs.load import load
+from tests.e2e.rescoring import batch_samples, worst_difference
 from worker.stack import ROOT, Addresses, Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -158,29 +157,13 @@ def test_kills_of_every_kind_do_not_stop_a_run_that_learns(
 def test_every_sampled_token_rescored_agrees_with_the_engine(
     stack: Stack, finished: tuple[Addresses, str, Any]
 ) -> None:
-    from activities.training.model import load_model, rescore
-
     _, run_id, _ = finished
     store = ArtifactStore(f"file://{stack.home}/store")
-    samples: list[Sample] = []
-    for step in range(1, STEPS + 1):
-        samples += decode_batch(store.get(store.require(keys.batch(run_id, step))))
+    samples = batch_samples(store, run_id, STEPS)
     versions = {v for sample in samples for v in sample.versions if v >= 0}
     assert len(versions) >= STEPS // 2, "the kills leave some versions without a token"
-    checked, worst = 0, 0.0
-    for version in sorted(versions):
-        folder = store.fetch_folder(store.require(keys.weights(run_id, version)))
-        served = [sample for sample in samples if version in sample.versions]
-        scores = rescore(load_model(folder, "float32"), served, seq_len=64, micro_batch_tokens=8192)
-        for sample, row in zip(served, scores, strict=True):
-            for mask, at, engine, ours in zip(
-                sample.loss_mask, sample.versions, sample.logprobs, row, strict=True
-            ):
-                if mask and at == version:
-                    checked += 1
-                    worst = max(worst, abs(engine - ours))
-    sampled = sum(sum(sample.loss_mask) for sample in samples)
-    assert checked == sampled > 3000
+    worst, checked = worst_difference(store, run_id, samples, seq_len=64)
+    assert checked == sum(sum(sample.loss_mask) for sample in samples) > 3000
     assert worst <= 1e-4, f"{worst} over {checked} tokens"
 
 

@@ -62,6 +62,8 @@ class World:
     rolled_out: Counter[str] = field(default_factory=Counter)
     examples: Counter[tuple[str, int]] = field(default_factory=Counter)
     executing: int = 0
+    serving: int = 0
+    loaded: list[int] = field(default_factory=list)
     most_executing: int = 0
     trained: list[int] = field(default_factory=list)
     replayed: list[int] = field(default_factory=list)
@@ -117,9 +119,11 @@ class World:
         )
         await run.signal("host_report", report)
         beat = asyncio.create_task(self._beat())
+        self.serving += 1
         try:
             await lost.wait()
         finally:
+            self.serving -= 1
             beat.cancel()
         down = HostReport(host.role, host.index, epoch, "down", detail="killed by the test")
         await run.signal("host_report", down)
@@ -239,6 +243,7 @@ class World:
     async def load_trainer(self, arg: LoadTrainerInput) -> LoadTrainerResult:
         step = int(arg.checkpoint.key.rpartition("/")[2]) if arg.checkpoint else 0
         self.trainer_step, self.trainer_epoch = step, arg.trainer.epoch
+        self.loaded.append(step)
         return LoadTrainerResult(step)
 
     @activity.defn(name=names.TRAIN_STEP)

@@ -2,9 +2,8 @@
 
 Each scoring hook waits for more than the one before: `score_rollout` for one rollout,
 `score_group` for all that its group will have, `score_survivors` for the filters. A hook returns
-credit, or None to leave what is there; what a later one says replaces it. To add an algorithm,
-write a module here with one class, a config class in `configs/algorithm.py`, and a line in
-`build`.
+credit, or None to leave what is there; what a later one says replaces it. `activities/EXTENDING.md`
+says how to add an algorithm.
 
 Invariant: algorithms hold no state. What one must remember between groups comes in as a snapshot
 and goes out as `observed` rewards; the run keeps it (`activities/contracts/baselines.py`).
@@ -69,7 +68,8 @@ class RolloutView:
     `input_tokens` (the rest) are over all of them, as are `token_ids` and `logprobs` [L], which
     hold the sampled tokens alone, in sample order. `messages` are the last branch's. `prompts`
     are what the samples begin with, each {'messages', 'tools'}. `task` is the task's data, for
-    algorithms with `needs_task`. Where several agents play, `traces` are theirs, in sample order.
+    algorithms whose config says `needs_task`. Where several agents play, `traces` are theirs, in
+    sample order.
     """
 
     index: int
@@ -145,8 +145,6 @@ class Algorithm:
     """
 
     name: ClassVar[str]
-    needs_task: ClassVar[bool] = False
-    """Whether views must carry the task's data."""
 
     async def score_rollout(self, rollout: RolloutView) -> Credit | None:
         """Credit that needs nothing but the rollout itself."""

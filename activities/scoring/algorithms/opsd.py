@@ -24,7 +24,6 @@ class Opsd(Algorithm):
     """All sampled tokens in ref_kl with weight 1; no advantages, rewards are only watched."""
 
     name = "opsd"
-    needs_task = True
 
     def __init__(
         self, config: OpsdConfig, reference: Reference, render: Render, seq_len: int

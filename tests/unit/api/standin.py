@@ -95,5 +95,13 @@ class TrainingRun:
         return patch
 
     @workflow.signal
+    def pause(self, arg: Any = None, *rest: Any) -> None:
+        self.tell(signals=[*self.memo["signals"], ["pause", arg]], status="paused")
+
+    @workflow.signal
+    def resume(self, arg: Any = None, *rest: Any) -> None:
+        self.tell(signals=[*self.memo["signals"], ["resume", arg]], status="running")
+
+    @workflow.signal
     def trigger_eval(self, arg: Any = None, *rest: Any) -> None:
         self.tell(signals=[*self.memo["signals"], ["trigger_eval", arg]])

@@ -295,3 +295,26 @@ async def test_change_that_the_run_itself_refuses_is_a_conflict(served: Served) 
     change = {"dispatch": {"tasks_per_minute": 600}}
     reply = await served.http.patch(f"/v1/runs/{run['id']}", json=change)
     assert "not now" in problem(reply, 409, "run-conflict")["detail"]
+
+
+async def test_pause_and_resume_tell_the_run_and_show_what_comes(served: Served) -> None:
+    run = await served.start("pauses")
+    url = f"/v1/runs/{run['id']}"
+    await served.until(run["id"], status="running")
+    wrong = await served.http.post(f"{url}/pause", json={"mode": "x"})
+    assert problem(wrong, 422, "invalid-request")
+    paused = await served.http.post(f"{url}/pause", json={"mode": "cancel"})
+    assert paused.status_code == 202 and paused.json()["status"] == "pausing"
+    await served.until(run["id"], status="paused")
+    again = await served.http.post(f"{url}/pause")
+    assert again.status_code == 202 and again.json()["status"] == "paused"
+    resumed = await served.http.post(f"{url}/resume")
+    assert resumed.status_code == 202 and resumed.json()["status"] == "starting"
+    await served.until(run["id"], status="running")
+    heard = await signals(served, run["id"], 3)
+    first = {"mode": "cancel", "reason": "asked over the API"}
+    assert [name for name, _ in heard] == ["pause", "pause", "resume"] and heard[0][1] == first
+    await served.http.post(f"{url}/stop")
+    await served.until(run["id"], status="succeeded")
+    for verb in ("pause", "resume"):
+        assert problem(await served.http.post(f"{url}/{verb}"), 409, "run-conflict")

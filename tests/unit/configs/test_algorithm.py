@@ -177,3 +177,32 @@ def test_which_algorithms_do_with_groups_of_one(algo: dict[str, Any], alone: boo
         assert not validate({**MINIMAL, "train": train}).algorithm("reverse-text").group_relative
     else:
         assert "compares the rollouts of a group" in refused(train=train)[""]
+
+
+@pytest.mark.parametrize(
+    ("opsd", "context"),
+    [
+        ({}, 256 + 256),
+        ({"demo_tokens": 40}, 256 + 40),
+        ({"teacher": FROZEN, "demo_tokens": 40}, 256),
+    ],
+)
+def test_engines_have_room_for_what_the_policy_is_shown(opsd: dict[str, Any], context: int) -> None:
+    """Only where the policy is its own teacher."""
+    train = {"env": [{"id": "a"}, {"id": "b", "algo": {"type": "opsd", **opsd}}]}
+    assert validate({**MINIMAL, "train": train}).context == context
+
+
+def test_echo_refuses_a_renderer_that_attributes_nothing() -> None:
+    echo = {"type": "echo"}
+    message = refused(algo=echo, model={"renderer": "default"})[""]
+    assert "env 'reverse-text'" in message and "set model.renderer" in message
+    assert validate({**MINIMAL, "algo": echo, "model": {"renderer": "qwen3"}}).algo.type == "echo"
+    assert validate({**MINIMAL, "model": {"renderer": "default"}}).algo.type == "grpo"
+
+
+def test_only_a_frozen_model_may_play_greedily() -> None:
+    train = {"env": [{"id": "a"}], "sampling": {"temperature": 0}}
+    assert validate({**MINIMAL, "train": train, "algo": {"type": "sft", "source": FROZEN}})
+    for algo in ({"type": "opd", "teacher": FROZEN}, {"type": "grpo"}):
+        assert "temperature 0" in refused(train=train, algo=algo)[""]

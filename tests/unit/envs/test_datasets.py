@@ -58,8 +58,12 @@ def test_demonstrations(env: str) -> None:
     """All from the warm split, ending right, short, and steady under a larger count."""
     shown = demonstrations(env, 200, 7)
     assert shown[:50] == demonstrations(env, 50, 7)
-    assert {len(talk) for talk in shown} == ({2} if env == "reverse-text" else {2, 4})
+    lengths = {"reverse-text": {2}, "reverse-retry": {2, 4}, "reverse-shown": {2, 3}}
+    assert {len(talk) for talk in shown} == lengths[env]
     for talk in shown:
+        if talk[0]["role"] == "system":
+            assert talk[0]["content"] == talk[-1]["content"], "it shows the right reply"
+            talk = talk[1:]
         word = talk[0]["content"].removeprefix("reverse ")
         assert split_of(word) == "warm"
         assert talk[-1] == {"role": "assistant", "content": word[::-1]}
@@ -72,7 +76,7 @@ def test_demonstrations(env: str) -> None:
 
 
 def test_unknown_env_names_the_known() -> None:
-    with pytest.raises(ValueError, match="known: 'reverse-text', 'reverse-retry'"):
+    with pytest.raises(ValueError, match="known: 'reverse-text', 'reverse-retry', 'reverse-shown'"):
         demonstrations("chess", 1, 0)
 
 

@@ -202,7 +202,7 @@ def test_one_failure_rejects_the_whole_group(
     members = document["rollouts"]
     assert [member["rollout"] for member in members] == [0, 1, 2]
     assert members[0]["samples"] and members[2]["samples"], "all keep what they have"
-    assert [rollout.advantage for rollout in groups.batch_group(document).rollouts] == [0.0, 0.0]
+    assert [rollout.advantage for rollout in groups.batch_group(document).rollouts] == [None, None]
 
 
 def test_a_complete_group_is_scored_as_ever() -> None:

@@ -53,7 +53,7 @@ def test_eval_summary() -> None:
     assert evals.summarize([], 4, 2) == {"valid_count": 0.0, "errored_count": 4.0}
 
 
-def _member(reward: float, advantage: float, seq_len: int = 10) -> BatchRollout:
+def _member(reward: float, advantage: float | None, seq_len: int = 10) -> BatchRollout:
     return BatchRollout(reward, seq_len, 4, 1, False, 1, advantage)
 
 
@@ -75,6 +75,12 @@ def test_batch_summary_is_of_group_means() -> None:
     assert metrics["staleness/mean"] == pytest.approx(4 / 3)
     assert metrics["staleness/max"] == 2
     assert metrics["batch/a"] == pytest.approx(2 / 3)
+
+
+def test_rollouts_without_advantages_are_not_of_zero_advantage() -> None:
+    members = [_member(1.0, None), _member(1.0, 0.0), _member(0.0, None), _member(0.0, 0.5)]
+    metrics = batches.summarize([BatchGroup("a", 4, 0, 3, members)], step=4)
+    assert metrics["zero_advantage/a"] == metrics["zero_advantage/all"] == 0.25
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_zero_advantage_does_not_hit_rollouts_without_advantages() -> None:
     assert row.advantages is None and row.ce_weights == [0.0, 1.0, 1.0]
     told = groups.result(made, ArtifactRef("k", "0" * 64, 1, "p"))
     assert told.advantage_range is None and told.survivors == 1
-    assert [rollout.advantage for rollout in groups.batch_group(made).rollouts] == [0.0, 0.0]
+    assert [rollout.advantage for rollout in groups.batch_group(made).rollouts] == [0.0, None]
 
 
 # -- batch files ----------------------------------------------------------------------------

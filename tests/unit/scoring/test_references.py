@@ -16,6 +16,7 @@ from activities.scoring.algorithms.base import CreditError
 from activities.scoring.check import AlgorithmLibrary
 from activities.scoring.reference_check import check_references
 from activities.scoring.references import ReferenceLost, References, VllmReference
+from configs.algorithm import OpsdConfig
 from configs.load import validate
 from configs.reference import FrozenModelConfig
 
@@ -280,3 +281,14 @@ async def test_a_short_context_is_found_out(server: Server) -> None:
     longer = config.trainer.model_copy(update={"seq_len": CONTEXT + 1})
     (problem,) = await check_references(config.model_copy(update={"trainer": longer}))
     assert "context of 16 tokens" in problem.message and "--max-model-len" in problem.message
+
+
+async def test_a_frozen_teacher_needs_room_for_demonstrations(server: Server) -> None:
+    config = _config("opsd", name="big", base_url=server.url)
+    assert isinstance(config.algo, OpsdConfig)
+    short = config.trainer.model_copy(update={"seq_len": CONTEXT - 4})
+    for shown, room in ((4, True), (5, False)):
+        algo = config.algo.model_copy(update={"demo_tokens": shown})
+        found = await check_references(config.model_copy(update={"trainer": short, "algo": algo}))
+        assert [problem.key for problem in found] == ([] if room else ["algo.teacher.name"])
+        assert room or "17 (trainer.seq_len and 5 of demo_tokens)" in found[0].message

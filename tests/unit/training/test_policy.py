@@ -13,9 +13,11 @@ from transformers import AutoTokenizer
 from activities.envs import datasets
 from activities.training.policy import (
     Recipe,
+    _scrambled,
     build_model,
     digest,
     encode_conversation,
+    recipe_of,
     scramble,
     warm_start,
 )
@@ -30,7 +32,7 @@ MESSAGES = [
 ]
 
 
-@given(st.text(alphabet="".join(CHARACTERS), max_size=60))
+@given(st.text(alphabet="".join(CHARACTERS), max_size=60).filter(lambda text: "<|" not in text))
 def test_one_token_a_character_and_back(text: str) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     assert len(ids) == len(text)
@@ -90,6 +92,18 @@ def test_digest_covers_what_matters() -> None:
     }
     assert len(others | {base}) == 5
     assert base == digest(Recipe(), "reverse-text", 0, "float32")
+
+
+def test_what_is_shown_stays_clean_and_takes_longer() -> None:
+    import random
+
+    shown = [{"role": "system", "content": "cba"}, *MESSAGES[:2]]
+    noisy = dataclasses.replace(Recipe(), noise=1.0)
+    assert _scrambled(shown, noisy, random.Random(0)) == shown
+    (user, reply) = _scrambled(MESSAGES[:2], noisy, random.Random(0))
+    assert user == MESSAGES[0] and reply["content"] != "ba"
+    assert recipe_of("reverse-text") == recipe_of("reverse-retry") == Recipe()
+    assert recipe_of("reverse-shown").noisy_steps > Recipe().noisy_steps
 
 
 @pytest.mark.parametrize("env", datasets.SHIPPED)

@@ -64,3 +64,20 @@ def test_rewarded_tokens_become_likelier(tmp_path: Path, policy: Path) -> None:
         for a, old, new in zip(s.advantages, *rows, strict=True)
     )
     assert gain > 0
+
+
+def test_nll_of_ce_members_whatever_their_weights(tmp_path: Path, policy: Path) -> None:
+    """Members are the first two tokens of each prompt but its first, which nothing predicts."""
+    samples = [
+        replace(s, ce_weights=[0.0, 0.1, 2.0, *[0.0] * (len(s.token_ids) - 3)])
+        for s in make_batch(4)
+    ]
+    model = load_model(policy, "float32")
+    scores = rescore(model, samples, seq_len=32, micro_batch_tokens=256)
+    expected = -sum(row[1] + row[2] for row in scores) / (2 * len(samples))
+    weighted = -sum(0.1 * row[1] + 2.0 * row[2] for row in scores) / (2 * len(samples))
+    metrics = loaded(policy).train(1, encode_batch(samples), tmp_path / "v1")
+    assert metrics["nll_ce"] == pytest.approx(expected, rel=1e-4)
+    assert metrics["loss_ce"] == pytest.approx(weighted, rel=1e-4)
+    assert metrics["tokens_ce"] == 2 * len(samples)
+    assert "nll_ce" not in loaded(policy).train(1, encode_batch(make_batch(4)), tmp_path / "v2")

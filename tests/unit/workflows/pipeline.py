@@ -1,30 +1,27 @@
 """A whole run in one thread: the workflows' pure parts, wired as the workflows wire them.
 
-`World` stands for TrainingRun and uses its Generations, Evals, Steps and Arrivals themselves
-wherever they wait for nothing; `Generation` stands for one Dispatch workflow. Activities, time and
-signals are whatever the test makes happen. Every broken promise is an AssertionError.
+`World` stands for TrainingRun and uses its Generations, Evals and Arrivals themselves
+wherever they wait for nothing; dispatching.py has the generations. Activities, time and signals
+are whatever the test makes happen. Every broken promise is an AssertionError.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from dataclasses import replace
+from typing import Any, cast
 
 from activities.contracts.rollouts import GroupResult, GroupWork
 from activities.storage.refs import ArtifactRef
 from configs.run import RunConfig
+from tests.unit.workflows.dispatching import Generation, Running
 from workflows.arrivals import Arrivals
 from workflows.changes import changed, limits_of
 from workflows.curriculum import Curriculum
 from workflows.evals import Evals
 from workflows.fleet import Fleet, planned_hosts
 from workflows.generations import Generations
-from workflows.messages import Control, DispatchReport, RunInput
-from workflows.scheduler import Part, Scheduler
+from workflows.messages import DispatchReport, RunInput
 from workflows.sinks import TrainSink
-from workflows.sources import eval_group, train_counter
+from workflows.sources import train_counter
 from workflows.state import GenerationState, Lease, RunState, ShippedBatch
-from workflows.steps import Steps
-
-Cause = Literal["stale", "overload", "stop"]
 
 
 class Log:
@@ -36,157 +33,6 @@ class Log:
     def in_background(self, work: Any) -> None:
         """Side work is not carried out."""
         work.close()
-
-
-@dataclass
-class Running:
-    """A part that an activity carries out; `told` of its rollouts were reported as ended."""
-
-    part: Part
-    version: int
-    label: str
-    told: int = 0
-
-    @property
-    def size(self) -> int:
-        """Rollouts of the part."""
-        return self.part.last - self.part.first
-
-
-@dataclass
-class Group:
-    """A group in flight, as Dispatch keeps it."""
-
-    work: GroupWork
-    version: int
-    parts: dict[int, Running] = field(default_factory=dict)
-    cancelled: Cause | Literal[""] = ""
-    finalizing: bool = False
-
-
-class Generation:
-    """One Dispatch workflow. `inbox` holds controls under way to it."""
-
-    def __init__(self, world: "World", number: int, lease: Lease, control: Control) -> None:
-        self.world = world
-        self.number = number
-        self.scheduler = Scheduler(world.config, world.state.examples, lease)
-        self.scheduler.on_control(control)
-        self.groups: dict[str, Group] = {}
-        self.outbox: list[GroupResult] = []
-        self.inbox: list[Control] = []
-        self.over = False
-        self._seq = 0
-
-    @property
-    def granted(self) -> int:
-        """Permits of the whole run, as far as this generation was told."""
-        return self.scheduler.control.permits + self.scheduler.control.older
-
-    @property
-    def running(self) -> list[Running]:
-        """Parts that activities carry out."""
-        return [p for g in self.groups.values() if not g.finalizing for p in g.parts.values()]
-
-    @property
-    def finalizing(self) -> list[str]:
-        """Groups whose rollouts have all ended."""
-        return [name for name, group in self.groups.items() if group.finalizing]
-
-    def hear(self) -> None:
-        """The next control arrives."""
-        self.scheduler.on_control(self.inbox.pop(0))
-
-    def turn(self, *, hand_over: bool = False, sign_of_life: bool = False) -> None:
-        """One turn of Dispatch's loop."""
-        scheduler = self.scheduler
-        if scheduler.admitting and (hand_over or scheduler.control.stop):
-            scheduler.close()
-            self._report("tail")
-        if scheduler.control.stop:
-            self._give_up(list(self.groups), "stop")
-        self._give_up(scheduler.stale(), "stale")
-        self._give_up(scheduler.overload(), "overload")
-        while isinstance(part := scheduler.admit(self.world.now), Part):
-            self._start(part)
-        if self.outbox or sign_of_life:
-            self._report("open" if scheduler.admitting else "tail")
-        if not scheduler.admitting and not self.groups and not self.outbox:
-            self._report("closed")
-            self.over = True
-
-    def release(self, running: Running, *, told: bool) -> None:
-        """A rollout ends while others of its part go on; `told` is whether the signal arrives."""
-        self.world.commit(running)
-        if told and running.told < running.size:
-            running.told += 1
-            name = f"{running.part.work.group}/{running.part.first}"
-            assert self.scheduler.on_released({name: running.told})
-            assert not self.scheduler.on_released({name: running.told})
-
-    def end(self, running: Running) -> None:
-        """A part's activity ends, cancelled or not."""
-        self.world.commit(running)
-        name, first = running.part.work.group, running.part.first
-        group = self.groups[name]
-        complete = self.scheduler.on_ended(name, first)
-        if len(group.parts) > 1 or not (complete or group.cancelled):
-            del group.parts[first]
-        elif group.cancelled:
-            self._deliver(group, self._cancelled(group))
-        else:
-            group.finalizing = True
-
-    def finalize(self, name: str, survivors: int, trainable: int) -> None:
-        """The finalized group is delivered, unless it was given up meanwhile."""
-        group = self.groups[name]
-        if group.cancelled:
-            self._deliver(group, self._cancelled(group))
-        else:
-            self._deliver(group, self.world.finalized(group.work, survivors, trainable))
-
-    def _start(self, part: Part) -> None:
-        name, version = part.work.group, self.scheduler.control.version
-        if part.first == 0:
-            self.world.on_begun(self, part.work)
-            self.groups[name] = Group(part.work, version)
-        world = self.world
-        self.groups[name].parts[part.first] = Running(part, world.sampled_at, world.label)
-        world.on_started(self, part)
-
-    def _give_up(self, names: list[str], why: Cause) -> None:
-        for name in names:
-            group = self.groups[name]
-            group.cancelled = group.cancelled or why
-            self.scheduler.give_up(name)
-            if not group.parts:
-                self._deliver(group, self._cancelled(group))
-
-    def _deliver(self, group: Group, result: GroupResult) -> None:
-        self.scheduler.on_finished(group.work.group)
-        del self.groups[group.work.group]
-        self.outbox.append(result)
-
-    def _cancelled(self, group: Group) -> GroupResult:
-        result = self.world.result(group.work, 0, 0, ref=None)
-        return replace(result, version_start=group.version, cancelled=group.cancelled)
-
-    def _report(self, state: Literal["open", "tail", "closed"]) -> None:
-        groups, self.outbox = self.outbox[:2], self.outbox[2:]
-        scheduler = self.scheduler
-        self._seq += 1
-        report = DispatchReport(
-            generation=self.number,
-            seq=self._seq,
-            state=state,
-            groups=groups,
-            inflight_train=scheduler.inflight_train,
-            inflight_eval=scheduler.inflight_eval,
-            lease=scheduler.cursor(),
-            oldest=scheduler.oldest,
-            outstanding=list(self.groups) + [group.group for group in self.outbox],
-        )
-        self.world.mail.append(report)
 
 
 class World:
@@ -209,7 +55,6 @@ class World:
         )
         self.arrivals = Arrivals(config, state, self.sink, self.curriculum)
         self.evals = Evals(arg, config, state, log)
-        self.steps = Steps(arg, config, state, fleet, self.arrivals, none, self.generations, log)
         self.live: list[Generation] = []
         self.dead: list[Generation] = []
         self.mail: list[DispatchReport] = []
@@ -234,6 +79,12 @@ class World:
         """What engines stamp on the tokens that they sample now."""
         return f"{self.sampled_at}.{self.pushes}"
 
+    @property
+    def permits(self) -> int:
+        """Rollouts that may execute at once."""
+        assert self.state.limits is not None
+        return self.state.limits.permits
+
     def fire(self, step: int) -> None:
         """Opens the evals that are due."""
         self.evals.fire(step)
@@ -251,9 +102,18 @@ class World:
         state.limits = limits_of(config, state.limits)
 
     @property
+    def waiting(self) -> list[str]:
+        """Put-back groups that no generation has begun, as far as the run was told."""
+        state = self.state
+        begun = state.generations[-1].lease.ahead
+        places = enumerate(state.put_backs, start=state.put_backs_before)
+        return [group for place, group in places if place not in begun]
+
+    @property
     def may_open(self) -> bool:
         """Whether the next generation is due."""
-        return not self.state.stop and not any(g.state == "open" for g in self.state.generations)
+        running = self.state.status == "running"
+        return running and not any(g.state == "open" for g in self.state.generations)
 
     def open(self) -> None:
         """Leases what was not admitted to the next generation."""
@@ -272,7 +132,8 @@ class World:
         self.generations.put_back_refused()
         self.state.control_seq += 1
         for generation in self.live:
-            generation.inbox.append(self.generations._control(generation.number))
+            control = self.generations._control(generation.number)
+            generation.inbox.append((control, self.permits))
 
     def receive(self) -> None:
         """The next report arrives."""
@@ -282,6 +143,7 @@ class World:
         generation.seq, generation.state = report.seq, report.state
         generation.inflight_train = report.inflight_train
         generation.inflight_eval = report.inflight_eval
+        generation.reserved = report.reserved
         generation.oldest, generation.outstanding = report.oldest, report.outstanding
         generation.lease = report.lease
         if report.groups:
@@ -322,11 +184,16 @@ class World:
 
     def ship(self, *, empty: bool = False) -> bool:
         """Cuts the next batch if it is due and full; `empty` ones have nothing to train on."""
-        step, state, train = self.steps._next_batch, self.state, self.config.train
-        if not self.steps._may_ship():
+        state, train = self.state, self.config.train
+        step = state.step + len(state.shipped) + 1
+        due = state.version >= step - 1 - train.max_lag and step <= self.config.max_steps
+        if self.pushing or not due:
+            return False
+        self.generations.put_back_refused()
+        self.generations.put_back_stale(step)
+        if not self.sink.full:
             return False
         groups = self.arrivals.cut()
-        assert state.version >= step - 1 - train.max_lag, "a batch shipped before its version"
         for group in groups:
             assert step - 1 - group.version_start <= train.max_off_policy_steps, "a stale group"
             assert not set(group.labels) & set(state.rejected_labels), "refused weights"
@@ -337,7 +204,7 @@ class World:
             rollouts = [g.trainable if train.backfill else g.survivors for g in groups]
             assert sum(rollouts) >= cast(int, train.batch_size)
         if empty:
-            self.steps._on_empty(step, groups)
+            self.sink.on_empty()
         else:
             state.train.empty_batches = 0
             state.shipped.append(ShippedBatch(step, _ref(f"batch/{step}"), {}, None, 0.0))
@@ -367,10 +234,12 @@ class World:
     # -- what activities do -----------------------------------------------------------------
 
     def commit(self, running: Running) -> None:
-        """Rollouts of the part are in the store; a later attempt at the group adopts them."""
+        """Rollouts of the part are in the store; a later attempt at the group adopts them. They
+        were sampled from whatever the engines had from their start on.
+        """
         name = running.part.work.group
         version, labels = self.committed.get(name, (running.version, set()))
-        self.committed[name] = min(version, running.version), labels | {running.label}
+        self.committed[name] = min(version, running.version), labels | {running.label, self.label}
 
     def result(
         self, work: GroupWork, survivors: int, trainable: int, ref: ArtifactRef | None
@@ -404,8 +273,7 @@ class World:
     @property
     def executing(self) -> int:
         """Rollouts that hold a permit."""
-        each = (g.scheduler for g in self.live)
-        return sum(s.inflight_train + s.inflight_eval for s in each)
+        return sum(f.executing for g in self.live for f in g.scheduler.flights.values())
 
     def on_begun(self, generation: Generation, work: GroupWork) -> None:
         """A group is begun by one generation, and by another only if the first is dead."""
@@ -419,21 +287,10 @@ class World:
             assert counter not in self.spent, f"{work.group} was {self.spent.get(counter)}"
             assert self.example_of.setdefault(counter, served) == served, "another example"
 
-    def on_started(self, generation: Generation, part: Part) -> None:
-        """Permits hold, and no train work starts while its generation has eval work to start."""
+    def on_started(self) -> None:
+        """Permits hold over all generations."""
         granted = max(g.granted for g in self.live)
         assert self.executing <= granted, f"{self.executing} execute, {granted} are permitted"
-        if part.work.kind == "train":
-            scheduler = generation.scheduler
-            begun = scheduler._half_dispatched("eval")
-            assert begun is None, f"{part.work.group} went before the rest of an eval group"
-            if scheduler.admitting:
-                assert scheduler.next_eval() is None, f"{part.work.group} went before an eval"
-                open_epochs = {epoch.epoch for epoch in scheduler.control.evals}
-                place = scheduler.put_backs - scheduler.control.put_backs_before
-                for name in scheduler.control.put_backs[max(place, 0) :]:
-                    waiting = name.startswith("eval/") and eval_group(name)[0] in open_epochs
-                    assert not waiting, f"{part.work.group} went before {name}"
 
 
 def _ref(key: str) -> ArtifactRef:

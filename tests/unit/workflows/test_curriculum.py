@@ -242,6 +242,7 @@ def test_standard_envs_remember_nothing() -> None:
     it = curriculum(5)
     it.observe("b", 3, 1.0)
     assert not it.samples("b") and it.samples("a")
+    it.draw("a", 0)
     assert set(it.state.pools) == {"a"}
 
 

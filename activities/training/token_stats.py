@@ -1,0 +1,90 @@
+"""What a training step says of its tokens: distributions of entropy, mismatch and masking.
+
+Keys are '<family>/<statistic>', and where a family is told per env '<family>/<scope>/<statistic>'
+with scope 'all' or an env's name; statistics are mean, median, std, min and max over tokens. A
+family without tokens in the step has no keys. Nothing here has a gradient.
+
+entropy, mismatch_kl: of sampled tokens, by scope. masked_mismatch_kl, unmasked_mismatch_kl: of the
+rl component's members, dropped from its policy term or kept; is_masked, is_masked_low,
+is_masked_high: shares dropped; masked_advantage_positive, masked_advantage_negative: shares of the
+dropped ones by sign. ref_kl: trainer minus reference log-probability of the ref_kl members; nll:
+negative log-likelihood of the ce members. All in nats. kl_ent_ratio/mean: mismatch over entropy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from activities.training.loss import LossInputs, LossTerms
+
+STATISTICS = ("mean", "median", "std", "min", "max")
+
+
+def statistics(values: np.ndarray) -> dict[str, float]:
+    """The STATISTICS of values [n], n > 0; the deviation is that of the population."""
+    found = (
+        values.mean(),
+        np.median(values),
+        values.std(),
+        values.min(),
+        values.max(),
+    )
+    return dict(zip(STATISTICS, map(float, found), strict=True))
+
+
+class TokenStats:
+    """Collects the tokens of one step, micro-batch by micro-batch."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[np.ndarray]] = {}
+
+    def _keep(self, family: str, values: Tensor, where: Tensor) -> None:
+        kept = values[where].detach().to("cpu").double().numpy()
+        if kept.size:
+            self._values.setdefault(family, []).append(kept)
+
+    def add(
+        self,
+        inputs: LossInputs,
+        rl: LossTerms,
+        entropy: Tensor,
+        mismatch: Tensor,
+        envs: dict[str, Tensor],
+    ) -> None:
+        """Takes a micro-batch. All tensors are [B, T]; `envs` marks the tokens of each env."""
+        sampled = inputs.loss_mask
+        for scope, own in {"all": sampled, **envs}.items():
+            self._keep(f"entropy/{scope}", entropy, sampled & own)
+            self._keep(f"mismatch_kl/{scope}", mismatch, sampled & own)
+        dropped = rl.masked_low | rl.masked_high
+        self._keep("masked_mismatch_kl", rl.mismatch_kl, dropped)
+        self._keep("unmasked_mismatch_kl", rl.mismatch_kl, rl.members & ~dropped)
+        for name, mask in (
+            ("is_masked", dropped),
+            ("is_masked_low", rl.masked_low),
+            ("is_masked_high", rl.masked_high),
+        ):
+            self._keep(name, mask.double(), rl.members)
+        self._keep("masked_advantage_positive", (inputs.advantages > 0).double(), dropped)
+        self._keep("masked_advantage_negative", (inputs.advantages < 0).double(), dropped)
+        t = inputs.trainer_logprobs
+        if inputs.ref_kl_weights is not None and inputs.ref_logprobs is not None:
+            self._keep("ref_kl", t - inputs.ref_logprobs, inputs.ref_kl_weights != 0)
+        if inputs.ce_weights is not None:
+            self._keep("nll", -t, inputs.ce_weights != 0)
+
+    def metrics(self) -> dict[str, float]:
+        """All keys of the step."""
+        found: dict[str, float] = {}
+        for family, parts in self._values.items():
+            for statistic, value in statistics(np.concatenate(parts)).items():
+                found[f"{family}/{statistic}"] = value
+        entropy = found.get("entropy/all/mean", 0.0)
+        if entropy > 0:
+            found["kl_ent_ratio/mean"] = found["mismatch_kl/all/mean"] / entropy
+        return found

@@ -1,0 +1,131 @@
+"""Changes of a running run: what may change, what a change makes of the limits, what is refused."""
+
+from typing import Any
+
+import pytest
+
+from configs.load import ConfigError
+from configs.run import RunConfig
+from tests.unit.workflows.support import config
+from workflows.changes import LIVE_KEYS, changed, limits_of
+from workflows.state import Limits
+
+PLAIN: dict[str, Any] = {
+    "max_steps": 10,
+    "train": {"env": [{"id": "a"}], "batch_size": 8, "group_size": 4},
+    "dispatch": {"tasks_per_minute": 60, "rollouts_per_activity": 2},
+}
+
+
+def change(patch: dict[str, Any], overrides: dict[str, Any] | None = None) -> RunConfig:
+    """The config after one change."""
+    return changed(PLAIN, overrides or {}, patch)[1]
+
+
+def test_changes_add_up_and_leave_the_rest_alone() -> None:
+    first, _ = changed(PLAIN, {}, {"dispatch": {"max_inflight_rollouts": 16}})
+    both, after = changed(PLAIN, first, {"dispatch": {"tasks_per_minute": 600}})
+    assert both == {"dispatch": {"max_inflight_rollouts": 16, "tasks_per_minute": 600}}
+    assert (after.permits, after.dispatch.tasks_per_minute) == (16, 600)
+    assert after.dispatch.rollouts_per_activity == 2
+    assert first == {"dispatch": {"max_inflight_rollouts": 16}}, "nothing is changed in place"
+    assert PLAIN["dispatch"] == {"tasks_per_minute": 60, "rollouts_per_activity": 2}
+
+
+def test_a_later_change_replaces_an_earlier_one() -> None:
+    earlier = {"dispatch": {"max_inflight_rollouts": 16}}
+    assert change({"dispatch": {"max_inflight_rollouts": 9}}, earlier).permits == 9
+
+
+def test_null_takes_a_limit_back() -> None:
+    assert change({"dispatch": {"tasks_per_minute": None}}).dispatch.tasks_per_minute is None
+    earlier = {"dispatch": {"max_inflight_rollouts": 16}}
+    after = change({"dispatch": {"max_inflight_rollouts": None}}, earlier)
+    assert after.permits == 8, "without a number permits are the batch size"
+
+
+@pytest.mark.parametrize(
+    ("patch", "named"),
+    [
+        ({"max_steps": 20}, "max_steps"),
+        ({"train": {"batch_size": 16}}, "train.batch_size"),
+        ({"dispatch": {"burst": 4}}, "dispatch.burst"),
+        ({"dispatch": {"tasks_per_minute": 60, "burst": 4}}, "dispatch.burst"),
+        ({"dispatch": {"tasks_per_minit": 60}}, "dispatch.tasks_per_minit"),
+        ({"dispatch": {"tasks_per_minute": {"a": 1}}}, "dispatch.tasks_per_minute.a"),
+        ({"dispatch": {}}, "dispatch"),
+        ({"dispatch": 5}, "dispatch"),
+        ({"nothing": None}, "nothing"),
+    ],
+)
+def test_any_other_key_is_refused_by_name(patch: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match="cannot change") as refused:
+        change(patch)
+    (problem,) = refused.value.problems
+    assert problem.key == named and problem.pointer == "/" + named.replace(".", "/")
+    assert all(key in problem.message for key in LIVE_KEYS)
+
+
+def test_every_fixed_key_is_named() -> None:
+    with pytest.raises(ConfigError) as refused:
+        change({"seed": 1, "train": {"max_lag": 2}, "dispatch": {"tasks_per_minute": 6}})
+    assert [problem.key for problem in refused.value.problems] == ["seed", "train.max_lag"]
+
+
+def test_empty_change_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing to change") as refused:
+        change({})
+    assert all(key in str(refused.value) for key in LIVE_KEYS)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, "many", [], {}, "AUTO"])
+def test_value_out_of_range_is_refused_with_its_key(value: Any) -> None:
+    for key in LIVE_KEYS:
+        section, name = key.split(".")
+        with pytest.raises(ConfigError) as refused:
+            change({section: {name: value}})
+        assert any(problem.key.startswith(key) for problem in refused.value.problems)
+
+
+def test_dotted_key_is_refused_as_unknown() -> None:
+    with pytest.raises(ConfigError, match="unknown key"):
+        change({"dispatch.tasks_per_minute": 60})
+
+
+def test_permits_must_hold_what_one_activity_carries_out() -> None:
+    assert change({"dispatch": {"max_inflight_rollouts": 2}}).permits == 2
+    with pytest.raises(ConfigError, match=r"max_inflight_rollouts \(1\) must hold"):
+        change({"dispatch": {"max_inflight_rollouts": 1}})
+
+
+def test_token_batches_need_a_number_or_auto() -> None:
+    plain = {
+        **PLAIN,
+        "train": {"env": [{"id": "a"}], "token_batch_size": 99},
+        "dispatch": {"max_inflight_rollouts": 8},
+    }
+    with pytest.raises(ConfigError, match="token_batch_size"):
+        changed(plain, {}, {"dispatch": {"max_inflight_rollouts": None}})
+
+
+# -- limits ---------------------------------------------------------------------------------
+
+
+def test_limits_are_those_of_the_config() -> None:
+    assert limits_of(config()) == Limits(permits=8)
+    made = config(dispatch={"max_inflight_rollouts": 5, "tasks_per_minute": 7})
+    assert limits_of(made) == Limits(permits=5, tasks_per_minute=7)
+
+
+def test_auto_starts_where_it_is_told_or_small_and_goes_on_from_where_permits_are() -> None:
+    auto = config(dispatch={"max_inflight_rollouts": "auto"})
+    assert limits_of(auto) == Limits(permits=2, auto=True)
+    told = {"max_inflight_rollouts": "auto", "concurrency": {"initial": 30}}
+    assert limits_of(config(dispatch=told)).permits == 30
+    assert limits_of(auto, Limits(permits=40)) == Limits(permits=40, auto=True)
+    assert limits_of(auto, Limits(permits=1)).permits == 2, "one activity's worth at least"
+
+
+def test_number_ends_auto_and_its_trim() -> None:
+    before = Limits(permits=40, auto=True, trim=True)
+    assert limits_of(config(dispatch={"max_inflight_rollouts": 6}), before) == Limits(permits=6)

@@ -1,0 +1,313 @@
+"""Whatever happens to a run, every group counts once, permits hold, and the run can be finished."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any, TypeVar
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from configs.load import validate
+from configs.run import RunConfig
+from tests.unit.workflows.dispatching import Generation
+from tests.unit.workflows.pipeline import World
+from workflows.generations import MAX_DEATHS
+from workflows.sources import train_counter
+
+EXAMPLES = {"train/a": 7, "train/b": 5, "eval/a": 2, "eval/b": 2}
+MAX_STEPS = 8
+ROUNDS_PER_STEP = 40
+"""Far more than a step takes: what is not done by then is never done."""
+
+T = TypeVar("T")
+
+seeds = st.integers(0, 2**16)
+
+options = st.fixed_dictionaries(
+    {
+        "lag": st.integers(0, 2),
+        "slack": st.integers(0, 1),
+        "pooled": st.booleans(),
+        "tokens": st.booleans(),
+        "backfill": st.booleans(),
+        "overlap": st.sampled_from([True, True, False]),
+        "permits": st.sampled_from([4, 6, 9, 16]),
+        "part": st.sampled_from([None, 1]),
+        "rate": st.sampled_from([None, None, 60]),
+        "burst": st.sampled_from([None, None, 4, "auto"]),
+    }
+)
+
+
+def config(of: dict[str, Any]) -> RunConfig:
+    """Two envs of unlike ratio and group size, under every kind of batch and dispatch."""
+    pool = {"sampler": {"type": "difficulty_pool"}} if of["pooled"] else {}
+    return validate(
+        {
+            "max_steps": MAX_STEPS,
+            "train": {
+                "env": [
+                    {"id": "a", "ratio": 2, "group_size": 2},
+                    {"id": "b", "group_size": 4, "curriculum": pool},
+                ],
+                "max_lag": of["lag"],
+                "max_off_policy_steps": of["lag"] + of["slack"],
+                "backfill": of["backfill"],
+                **({"token_batch_size": 24} if of["tokens"] else {"batch_size": 8}),
+            },
+            "eval": {
+                "env": [{"id": "a"}, {"id": "b", "group_size": 3}],
+                "interval": 2,
+                "num_examples": 2,
+                "group_size": 2,
+                "overlap": of["overlap"],
+            },
+            "dispatch": {
+                "max_inflight_rollouts": of["permits"],
+                "rollouts_per_activity": of["part"],
+                "tasks_per_minute": of["rate"],
+                "burst": of["burst"],
+            },
+        }
+    )
+
+
+def round_trip(world: World, *, stragglers: int = 0, survivors: int = 4) -> None:
+    """Everything that is under way arrives and ends, and whatever may go on does; the oldest
+    groups of each generation straggle, and no more than `survivors` of a group survive.
+    """
+    while world.mail:
+        world.receive()
+    if world.may_open:
+        world.open()
+    world.inform()
+    for generation in world.live:
+        while generation.inbox:
+            generation.hear()
+        generation.turn()
+        late = list(generation.groups)[:stragglers]
+        for running in generation.running:
+            if running.part.work.group not in late:
+                generation.end(running)
+        for name in generation.finalizing:
+            generation.finalize(name, survivors, 4)
+    if world.pushing:
+        world.verify()
+    elif world.state.shipped:
+        world.push()
+    while world.ship():
+        pass
+    world.now += 10
+
+
+def there(world: World) -> list[Generation]:
+    """Generations whose workflows run."""
+    return [g for g in world.live if not g.over]
+
+
+def young(begun: list[T], rng: Random) -> T:
+    """One of them, a young one rather than an old one, so that some straggle."""
+    return begun[int(len(begun) * rng.random() ** 0.25)]
+
+
+def end(world: World, rng: Random, *, whole: bool, told: bool = True) -> None:
+    """A part ends, or one of its rollouts while the others go on."""
+    if running := [(g, part) for g in there(world) for part in g.running]:
+        generation, part = young(running, rng)
+        if whole:
+            generation.end(part)
+        else:
+            generation.release(part, told=told)
+
+
+def finalize(world: World, rng: Random, *, well: bool) -> None:
+    """A group is finalized; `well` if no rollout of it is lost."""
+    if groups := [(g, name) for g in there(world) for name in g.finalizing]:
+        generation, name = young(groups, rng)
+        generation.finalize(name, *((4, 4) if well else (rng.randint(0, 4), rng.randint(0, 4))))
+
+
+def hear(world: World, rng: Random) -> None:
+    """Controls arrive at a generation."""
+    if heard := [g for g in there(world) if g.inbox]:
+        generation = rng.choice(heard)
+        for _ in range(rng.randint(1, len(generation.inbox))):
+            generation.hear()
+
+
+def turn(world: World, rng: Random, *, hand_over: bool = False) -> None:
+    """A generation acts on what it has heard."""
+    if live := there(world):
+        rng.choice(live).turn(hand_over=hand_over, sign_of_life=rng.random() < 0.1)
+
+
+def die(world: World, rng: Random) -> None:
+    """A generation ends without a word."""
+    if (live := there(world)) and world.state.generation_deaths < MAX_DEATHS - 1:
+        world.kill(rng.choice(live))
+
+
+def deliver(world: World, rng: Random) -> None:
+    """Reports arrive at the run."""
+    for _ in range(rng.randint(0, len(world.mail))):
+        world.receive()
+
+
+def train(world: World, rng: Random) -> None:
+    """The next batch is trained, or its weights are refused or verified."""
+    if world.pushing:
+        world.refuse() if rng.random() < 0.4 else world.verify()
+    elif world.state.shipped:
+        world.push()
+
+
+def ship(world: World, rng: Random) -> None:
+    """The next batch ships if it may, now and then with nothing to train on."""
+    world.ship(empty=rng.random() < 0.1 and world.state.train.empty_batches < 2)
+
+
+def ask(world: World, rng: Random) -> None:
+    """People change limits and ask for evals."""
+    tokens = world.config.train.token_batch_size is not None
+    permits = rng.choice([5 if tokens else None, "auto", 4, 12, 20])
+    if rng.random() < 0.5:
+        world.trigger()
+    else:
+        world.change(
+            {"max_inflight_rollouts": permits, "tasks_per_minute": rng.choice([None, 60, 600])}
+        )
+
+
+def squeeze(world: World, rng: Random) -> None:
+    """The engines bear less, or more."""
+    limits, least = world.state.limits, world.config.largest_part
+    assert limits is not None
+    permits, trim = rng.randint(least, 16), rng.random() < 0.5
+    world.state.limits = replace(limits, permits=permits, trim=trim)
+
+
+def wait(world: World, rng: Random) -> None:
+    """Time passes (seconds)."""
+    world.now += rng.uniform(0, 12)
+
+
+def reopen(world: World, rng: Random) -> None:
+    """The run leases the next generation, if one is due."""
+    if world.may_open:
+        world.open()
+
+
+EVENTS: dict[str, tuple[int, Callable[[World, Random], None]]] = {
+    "a part ends": (20, partial(end, whole=True)),
+    "a rollout ends": (5, partial(end, whole=False)),
+    "a rollout ends, untold": (1, partial(end, whole=False, told=False)),
+    "a group is finalized": (14, partial(finalize, well=True)),
+    "a group is finalized with losses": (4, partial(finalize, well=False)),
+    "a turn": (16, turn),
+    "a hand-over": (1, partial(turn, hand_over=True)),
+    "a death": (1, die),
+    "controls are sent": (8, lambda world, rng: world.inform()),
+    "controls arrive": (12, hear),
+    "reports arrive": (14, deliver),
+    "a generation opens": (5, reopen),
+    "a batch ships": (12, ship),
+    "training goes on": (8, train),
+    "a person acts": (1, ask),
+    "the engines bear less": (2, squeeze),
+    "time passes": (6, wait),
+}
+"""What may happen, by name, and how often it does."""
+
+
+class Pipeline(RuleBasedStateMachine):
+    """A run to which anything may happen at any time."""
+
+    world: World
+
+    @initialize(of=options)
+    def begin(self, of: dict[str, Any]) -> None:
+        self.world = World(config(of), dict(EXAMPLES))
+        self.world.open()
+
+    @rule(event=st.sampled_from(sorted(EVENTS)), seed=seeds)
+    def happens(self, event: str, seed: int) -> None:
+        EVENTS[event][1](self.world, Random(seed))
+
+    @rule(seed=seeds, events=st.integers(20, 200))
+    def much_happens(self, seed: int, events: int) -> None:
+        rng = Random(seed)
+        weights = [weight for weight, _ in EVENTS.values()]
+        for event in rng.choices(list(EVENTS), weights, k=events):
+            EVENTS[event][1](self.world, rng)
+
+    @rule(
+        rounds=st.integers(1, 20),
+        stragglers=st.sampled_from([0, 0, 1, 2]),
+        survivors=st.sampled_from([4, 4, 3, 1]),
+    )
+    def it_goes_on(self, rounds: int, stragglers: int, survivors: int) -> None:
+        for _ in range(rounds):
+            round_trip(self.world, stragglers=stragglers, survivors=survivors)
+
+    # -- what always holds ------------------------------------------------------------------
+
+    @invariant()
+    def books_balance(self) -> None:
+        """A permit is held by a rollout that runs, and nothing is put back twice."""
+        for generation in self.world.live:
+            flights = generation.scheduler.flights
+            held = sum(flight.executing for flight in flights.values())
+            assert held == sum(part.size - part.told for part in generation.running)
+            assert set(flights) == set(generation.groups)
+        assert max(Counter(self.world.waiting).values(), default=1) == 1
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            finish(self.world)
+
+
+def finish(world: World) -> None:
+    """The run goes on to its end, whatever state it is in, and its books balance."""
+    state = world.state
+    for _ in range(ROUNDS_PER_STEP * (MAX_STEPS + 1)):
+        if state.step == MAX_STEPS and not state.evals:
+            break
+        round_trip(world)
+    assert state.step == MAX_STEPS, f"stuck: {[g.scheduler.blocked for g in world.live]}"
+    assert not state.evals, "an eval never ended"
+    for _ in range(10):
+        round_trip(world)
+    assert world.executing == 0 and not any(g.groups for g in world.live)
+    ready = {train_counter(group.group)[0] for group in state.train.ready}
+    assert not ready & world.spent.keys()
+    admitted = range(world.generations.next_train)
+    assert ready | world.spent.keys() == set(admitted), "a counter was lost"
+    assert state.curriculum.draws.keys() <= {str(n) for n in range(state.drawn_below)} - {
+        str(n) for n in world.spent
+    }
+    served_in_turn(world, len(admitted))
+    state.status = "stopping"
+    for _ in range(3):
+        round_trip(world)
+    assert not world.live and not world.generations.live, "a generation never closed"
+
+
+def served_in_turn(world: World, counters: int) -> None:
+    """Every epoch of an env without a curriculum serves each of its examples once."""
+    for env in world.config.train.env:
+        if world.curriculum.samples(env.name):
+            continue
+        served = [world.example_of[n] for n in range(counters)]
+        examples = [example for name, example in served if name == env.name]
+        size = EXAMPLES[f"train/{env.name}"]
+        for start in range(0, len(examples), size):
+            epoch = examples[start : start + size]
+            assert len(set(epoch)) == len(epoch), "an example was served twice in an epoch"
+
+
+Pipeline.TestCase.settings = settings(max_examples=100, stateful_step_count=15, deadline=None)
+TestPipeline = Pipeline.TestCase

@@ -1,0 +1,385 @@
+"""The kinds of run whose histories are recorded, each with how it is played and what shows it.
+
+All are as short as their kind allows. The doubles and their faults are those of `world.py`; every
+run has an id and a queue of its own, named after its kind.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
+from temporalio.exceptions import ApplicationError
+
+from activities.contracts import names
+from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+from activities.contracts.hosting import ENGINE_LOAD, EngineLoad
+from configs.load import validate
+from tests.workflow.running import config, until
+from tests.workflow.world import World
+from workflows.dispatch import SIGN_OF_LIFE
+from workflows.messages import PREFLIGHT, TRAINING_RUN, PreflightInput, RunInput
+
+TEXT = {"id": "reverse-text"}
+RETRY = {"id": "reverse-retry", "group_size": 4}
+
+Handle = WorkflowHandle[Any, Any]
+
+
+@dataclass
+class Stage(World):
+    """The doubles of one kind; its runs are `roots`, and the first one's id is the kind's name."""
+
+    kind: str = ""
+    roots: list[Handle] = field(default_factory=list)
+
+    @activity.defn(name=names.CHECK_ALGORITHMS)
+    async def check_algorithms(self, arg: CheckInput) -> CheckResult:
+        if arg.config["train"]["env"][0]["algo"]["function"] == "credit:missing":
+            raise ApplicationError("no such function", type=names.BAD_INPUT, non_retryable=True)
+        return CheckResult()
+
+    async def start(self, **overrides: Any) -> Handle:
+        """Starts the kind's run: batches of 8 rollouts in groups of 2, unless told otherwise."""
+        arg = RunInput(self.kind, config(**overrides), self.queues, created_at="2026-01-01")
+        return await self._start(TRAINING_RUN, arg, self.kind)
+
+    async def preflight(self, name: str, env: dict[str, Any]) -> None:
+        """Carries out the preflight of a run that trains on `env`."""
+        data = validate({"max_steps": 1, "train": {"env": [env]}}).model_dump(mode="json")
+        arg = PreflightInput(data, self.queues)
+        await (await self._start(PREFLIGHT, arg, f"{self.kind}/{name}")).result()
+
+    async def _start(self, kind: str, arg: Any, workflow_id: str) -> Handle:
+        queue = self.queues.orchestrator
+        handle = await self.client.start_workflow(kind, arg, id=workflow_id, task_queue=queue)
+        self.roots.append(handle)
+        return handle
+
+    async def trained_to(self, step: int) -> None:
+        """Waits until batch `step` was trained."""
+        await until(lambda: step in self.trained)
+
+    async def end_generation(self, number: int) -> None:
+        """Ends a dispatch generation without its knowledge."""
+        dispatch = f"{self.kind}/dispatch/{number}"
+        await self.client.get_workflow_handle(dispatch).terminate("it dies")
+
+
+async def failed(handle: Handle) -> None:
+    """Waits for a run that must fail."""
+    try:
+        await handle.result()
+    except WorkflowFailureError:
+        return
+    raise AssertionError(f"{handle.id} was to fail, and succeeded")
+
+
+class Stubborn(set[int]):
+    """Forgets nothing."""
+
+    def discard(self, value: object) -> None:
+        """Leaves `value` in the set."""
+
+
+class TrainGroups(set[str]):
+    """Every train group."""
+
+    def __contains__(self, group: object) -> bool:
+        return str(group).startswith("train/")
+
+
+async def plain(stage: Stage) -> None:
+    """Evals and checkpoints on the way, nothing else."""
+    await (await stage.start(max_steps=3)).result()
+
+
+async def two_envs_in_parts(stage: Stage) -> None:
+    """Two envs by their ratios, with one rollout an activity."""
+    train = {"env": [{**TEXT, "ratio": 3}, {**RETRY, "ratio": 1}], "batch_size": 8}
+    dispatch = {"rollouts_per_activity": 1, "max_inflight_rollouts": 6}
+    train["group_size"] = 2
+    await (await stage.start(max_steps=3, train=train, dispatch=dispatch)).result()
+
+
+async def released_permits(stage: Stage) -> None:
+    """Rollouts that end before the others of their activity free their permits."""
+    stage.releases = True
+    stage.rollout_s_of = lambda group, index: 0.5 if index % 3 == 2 else 0.02  # type: ignore[method-assign]
+    train = {"env": [TEXT], "batch_size": 8, "group_size": 4}
+    dispatch = {"rollouts_per_activity": 3, "max_inflight_rollouts": 5}
+    await (await stage.start(max_steps=2, train=train, dispatch=dispatch)).result()
+
+
+async def hand_overs(stage: Stage) -> None:
+    """Generations hand over and the run continues as new."""
+    await (await stage.start(max_steps=6, dispatch={"generation_events": 100})).result()
+
+
+async def lost_trainer(stage: Stage) -> None:
+    """A trainer is lost; the next one trains the batches since the checkpoint again."""
+    stage.lose_trainer_at = {4}
+    await (await stage.start(max_steps=4)).result()
+    assert stage.replayed == [3]
+
+
+async def refused_gate(stage: Stage) -> None:
+    """An engine fails the gate and is restarted."""
+    stage.refuse_gate_at = {2}
+    await (await stage.start(max_steps=3)).result()
+
+
+async def killed_engine(stage: Stage) -> None:
+    """An engine dies, and a group finds it gone."""
+    stage.lose_engine_in = {"train/5"}
+    handle = await stage.start(max_steps=4)
+    await stage.trained_to(2)
+    stage.kill("engine/0")
+    await handle.result()
+
+
+async def lost_env(stage: Stage) -> None:
+    """Only rollouts find an env server gone; the run has it restarted."""
+    stage.dead_env_epochs = {1}
+    await (await stage.start(max_steps=2)).result()
+    assert stage.epochs["env/0"] == 2
+
+
+async def stale_group(stage: Stage) -> None:
+    """A group gets too old in flight and is rolled out anew."""
+    stage.slow_groups = {"train/1"}
+    train = {"env": [TEXT], "batch_size": 8, "group_size": 2, "max_off_policy_steps": 2}
+    await (await stage.start(max_steps=4, train=train)).result()
+
+
+async def failed_groups(stage: Stage) -> None:
+    """Groups fail and are made up for."""
+    stage.fail_group = {"train/1", "train/5"}
+    await (await stage.start(max_steps=3)).result()
+
+
+async def empty_batch(stage: Stage) -> None:
+    """Filters leave nothing of a batch."""
+    stage.empty_ships = 1
+    await (await stage.start(max_steps=2)).result()
+
+
+async def evals_alone(stage: Stage) -> None:
+    """Training stands still for evals."""
+    evals = {"env": [TEXT], "interval": 1, "num_examples": 6, "overlap": False}
+    await (await stage.start(max_steps=3, eval=evals)).result()
+
+
+async def stopped(stage: Stage) -> None:
+    """A stop with a reason, and a signal that nobody knows."""
+    handle = await stage.start(max_steps=1000)
+    await stage.trained_to(2)
+    await handle.signal("no_such_signal", {"any": 1})
+    await handle.signal("stop", {"reason": "enough"})
+    await handle.result()
+
+
+async def drained_pause(stage: Stage) -> None:
+    """A pause that lets what is in flight end, and a second run of all servers after it."""
+    handle = await stage.start(max_steps=4)
+    await stage.trained_to(2)
+    await handle.signal("pause", {"reason": "the machine is needed"})
+    await until(lambda: stage.serving == 0)
+    await handle.signal("resume")
+    await handle.result()
+
+
+async def cancelled_pause(stage: Stage) -> None:
+    """A pause that gives up what is in flight; it is rolled out anew."""
+    stage.rollout_s = 0.3
+    handle = await stage.start(max_steps=3)
+    await stage.trained_to(1)
+    await until(lambda: stage.executing > 0)
+    await handle.signal("pause", "cancel")
+    await until(lambda: stage.serving == 0)
+    await handle.signal("resume")
+    await handle.result()
+
+
+async def triggered_evals(stage: Stage) -> None:
+    """Evals by signal, of known and unknown envs."""
+    handle = await stage.start(max_steps=1000, eval={**config()["eval"], "interval": 1000})
+    await stage.trained_to(1)
+    await handle.signal("trigger_eval")
+    await handle.signal("TriggerEval", {"envs": ["reverse-text", "other"]})
+    await until(lambda: len(stage.evals) == 3)
+    await handle.signal("stop")
+    await handle.result()
+
+
+async def changed_config(stage: Stage) -> None:
+    """Limits change by update; a change that cannot be is refused."""
+    stage.rollout_s = 0.1
+    handle = await stage.start(max_steps=6)
+    await stage.trained_to(1)
+    await handle.execute_update("change_config", {"dispatch": {"max_inflight_rollouts": 2}})
+    await stage.trained_to(3)
+    try:
+        await handle.execute_update("change_config", {"train": {"batch_size": 4}})
+    except WorkflowUpdateFailedError:
+        both = {"dispatch": {"max_inflight_rollouts": 8, "tasks_per_minute": 1200}}
+        await handle.execute_update("change_config", both)
+    await handle.result()
+
+
+async def dead_generation(stage: Stage) -> None:
+    """A generation dies, and the run finds out by speaking to it."""
+    stage.rollout_s = 0.2
+    handle = await stage.start(max_steps=4)
+    await until(lambda: 2 in stage.trained and stage.executing > 0)
+    await stage.end_generation(0)
+    await handle.result()
+
+
+async def silent_generation(stage: Stage) -> None:
+    """A generation gives a sign of life, then dies while the run has nothing to tell it."""
+    stage.rollout_s = 3600.0
+    handle = await stage.start(max_steps=1, eval={})
+    await until(lambda: stage.executing == 8)
+    await asyncio.sleep(SIGN_OF_LIFE.total_seconds() + 5)
+    await stage.end_generation(0)
+    stage.rollout_s = 0.02
+    # The run looks at silent generations every 150 s, and this one was heard of within the first.
+    await handle.result()
+
+
+async def dying_generations(stage: Stage) -> None:
+    """Generations that keep dying fail the run."""
+    stage.rollout_s = 3600.0
+    handle = await stage.start(max_steps=1, eval={})
+    for number in range(3):
+        # Its rollouts of before may be executing still: those that begin are counted.
+        begun = 8 * (number + 1)
+        await until(lambda begun=begun: len(stage.started) >= begun)  # type: ignore[misc]
+        await stage.end_generation(number)
+        change = {"dispatch": {"tasks_per_minute": 60000 + number}}
+        await handle.execute_update("change_config", change)
+    await failed(handle)
+
+
+async def refused_config(stage: Stage) -> None:
+    """The preflight finds a problem."""
+    stage.problems = [CheckProblem("/train/env/0/id", "train.env.0.id", "no such taskset")]
+    await failed(await stage.start())
+
+
+async def gate_never_passes(stage: Stage) -> None:
+    """An engine is never verified; the run fails."""
+    stage.refuse_gate_at = Stubborn({2})
+    await failed(await stage.start())
+
+
+async def failing_env(stage: Stage) -> None:
+    """Every group fails; the run fails with the reason."""
+    stage.fail_group = TrainGroups()
+    await failed(await stage.start(eval={}))
+
+
+async def difficulty_pools(stage: Stage) -> None:
+    """A curriculum draws the examples, and a gate keeps groups from training."""
+    curriculum = {
+        "sampler": {"type": "difficulty_pool"},
+        "gates": [{"type": "advantage_range", "reject_min": 0.0, "reject_max": 0.0}],
+    }
+    stage.flat_groups = {"train/1", "train/2"}
+    train = {"env": [{**TEXT, "curriculum": curriculum}], "batch_size": 8, "group_size": 2}
+    dispatch = {"generation_events": 120}
+    await (await stage.start(max_steps=4, train=train, dispatch=dispatch)).result()
+
+
+async def token_batches(stage: Stage) -> None:
+    """Batches are counted in tokens, of what the filters leave."""
+    stage.trainable_of = lambda group: int(group.split("/")[1]) % 3
+    train = {"env": [TEXT], "token_batch_size": 40, "group_size": 2, "backfill": True}
+    dispatch = {"max_inflight_rollouts": 4}
+    await (await stage.start(max_steps=3, train=train, eval={}, dispatch=dispatch)).result()
+
+
+async def auto_permits(stage: Stage) -> None:
+    """Permits follow the engines' load, up and down; the youngest groups are given up."""
+    stage.rollout_s = 0.5
+    bounds = {"initial": 4, "max_inflight": 16}
+    dispatch = {"max_inflight_rollouts": "auto", "concurrency": bounds, "burst": 16}
+    handle = await stage.start(max_steps=1000, eval={}, dispatch=dispatch)
+    await stage.trained_to(1)
+    async with asyncio.timeout(40):
+        while stage.most_executing <= 4:
+            await handle.signal(ENGINE_LOAD, EngineLoad(0, 1, 0.1, 4, 0, 0, 100_000, 1000))
+            await asyncio.sleep(1)
+    stage.rollout_s = 3.0
+    await asyncio.sleep(5)
+    await handle.signal(ENGINE_LOAD, EngineLoad(0, 1, 0.95, 4, 0, 0, 100_000, 1000))
+    await until(lambda: any("cancelled train/" in event for event in stage.events))
+    await handle.signal("stop")
+    await handle.result()
+
+
+async def cancelled(stage: Stage) -> None:
+    """The run is cancelled, as an operator would."""
+    handle = await stage.start(max_steps=1000)
+    await stage.trained_to(2)
+    await handle.cancel()
+    await failed(handle)
+
+
+async def preflight(stage: Stage) -> None:
+    """The preflight on its own: a good config, a bad one, and custom algorithms."""
+    await stage.preflight("good", TEXT)
+    for name in ("half", "missing"):
+        algo = {"type": "custom", "function": f"credit:{name}"}
+        await stage.preflight(f"custom-{name}", {**TEXT, "algo": algo})
+    stage.problems = [CheckProblem("/train/env/0/id", "train.env.0.id", "no such taskset")]
+    await stage.preflight("bad", TEXT)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of run: how it is played, and what its histories must say."""
+
+    play: Callable[[Stage], Awaitable[None]]
+    shows: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.play.__name__
+
+
+# The longest comes first, so that the others are played beside it.
+KINDS: tuple[Kind, ...] = (
+    Kind(silent_generation, (names.IS_RUNNING, '"state":"open","groups":[]')),
+    Kind(auto_permits, (ENGINE_LOAD, '"cancelled":"overload"')),
+    Kind(hand_overs, ("EXECUTION_CONTINUED_AS_NEW", '"state":"tail"', '"generation":2')),
+    Kind(plain, (names.FINALIZE_EVAL, names.SAVE_CHECKPOINT, "all 3 steps are done")),
+    Kind(two_envs_in_parts, ("train/reverse-retry", '"first":3,"last":4')),
+    Kind(released_permits, (names.RELEASED, '"ended":{"train/0/0":')),
+    Kind(lost_trainer, (names.TRAINER_LOST, "TIMER_STARTED")),
+    Kind(refused_gate, (names.GATE_FAILED, "ACTIVITY_TASK_CANCEL_REQUESTED")),
+    Kind(killed_engine, (names.ENGINE_LOST, "relocate train/5", "killed by the test")),
+    Kind(lost_env, (names.ENV_LOST, '"role":"env"', "ACTIVITY_TASK_CANCEL_REQUESTED")),
+    Kind(stale_group, ('"cancelled":"stale"', "train/1.1")),
+    Kind(failed_groups, ("TaskError: broken reward",)),
+    Kind(empty_batch, ('"ref":null',)),
+    Kind(evals_alone, ('"overlap":false', '"train_limit":0')),
+    Kind(stopped, ("no_such_signal", "stopped at step")),
+    Kind(drained_pause, ("host/engine/0.1", '"pause":"drain"')),
+    Kind(cancelled_pause, ('"cancelled":"pause"', '"pause":"cancel"')),
+    Kind(triggered_evals, ("trigger_eval", "TriggerEval")),
+    Kind(changed_config, ("EXECUTION_UPDATE_COMPLETED", "rate limit")),
+    Kind(dead_generation, ("EXECUTION_TERMINATED", "the last report of generation 0")),
+    Kind(dying_generations, ("3 dispatch generations in a row", "EXECUTION_FAILED")),
+    Kind(refused_config, ("no such taskset", "EXECUTION_FAILED")),
+    Kind(gate_never_passes, ("engine -1.5, trainer -1.2", "EXECUTION_FAILED")),
+    Kind(failing_env, ("groups in a row had no rollout to train on", "EXECUTION_FAILED")),
+    Kind(difficulty_pools, ('"type":"difficulty_pool"', '"draws":{"0":')),
+    Kind(token_batches, ('"token_batch_size":40', '"backfill":true')),
+    Kind(cancelled, ("EXECUTION_CANCELED",)),
+    Kind(preflight, (names.CHECK_ALGORITHMS, "BadInput", "no such taskset")),
+)

@@ -1,0 +1,90 @@
+"""Pausing and resuming on a real server: nothing runs meanwhile, and nothing is lost by it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from temporalio.client import Client, WorkflowHandle
+
+from tests.workflow.running import check_exactly_once, memo, start, until, world_of
+from tests.workflow.world import World
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(90)]
+
+
+async def status(handle: WorkflowHandle[Any, Any], wanted: str) -> dict[str, Any]:
+    """The run once it has a status."""
+    async with asyncio.timeout(40):
+        while (seen := await memo(handle)).get("status") != wanted:
+            await asyncio.sleep(0.05)
+    return seen
+
+
+async def rests(world: World) -> None:
+    """The witness of a pause: nothing is rolled out, trained or served."""
+    done = (len(world.started), len(world.trained), len(world.pushes))
+    await asyncio.sleep(0.5)
+    assert done == (len(world.started), len(world.trained), len(world.pushes))
+    assert world.executing == 0 and world.serving == 0
+
+
+@pytest.mark.parametrize("mode", ["drain", "cancel"])
+async def test_pause_frees_every_server_and_resume_goes_on_where_it_stood(
+    temporal: Client, mode: str
+) -> None:
+    async with world_of(temporal) as world:
+        world.rollout_s = 0.3
+        handle = await start(world, max_steps=8)
+        await until(lambda: len(world.trained) >= 2 and world.executing > 0)
+        await handle.signal("pause", {"mode": mode, "reason": "the machine is needed"})
+        seen = await status(handle, "paused")
+        assert world.checkpoints[-1] == seen["step"] == len(world.trained) < 8
+        await rests(world)
+        cancelled = [event for event in world.events if event.startswith("cancelled")]
+        assert bool(cancelled) == (mode == "cancel")
+        assert seen["waiting_for"] is None or seen["waiting_for"]["name"] == "resume"
+        await handle.signal("resume")
+        result = await handle.result()
+        assert result["status"] == "succeeded" and result["step"] == 8
+        assert world.epochs["trainer/0"] == 2 and world.epochs["engine/0"] == 2
+        assert world.loaded == [0, seen["step"]], "the trainer came back from the checkpoint"
+        if mode == "drain":
+            check_exactly_once(world, 8)
+        assert world.trained == list(range(1, 9)) and not world.replayed
+        shipped = [group for groups in world.batches.values() for group in groups]
+        assert len({group.split(".")[0] for group in shipped}) == len(shipped) == 32
+        assert sorted((e.step, e.num_examples) for e in world.evals) == [
+            (0, 4),
+            (3, 4),
+            (6, 4),
+            (8, 4),
+        ]
+
+
+async def test_two_pauses_with_hand_overs_between_them(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=16, dispatch={"generation_events": 120})
+        for trained in (3, 8):
+            await until(lambda trained=trained: len(world.trained) >= trained)
+            await handle.signal("pause")
+            await status(handle, "paused")
+            await rests(world)
+            await handle.signal("resume")
+        result = await handle.result()
+        assert result["step"] == 16 and world.epochs["engine/0"] == 3
+        check_exactly_once(world, 16)
+
+
+async def test_stop_ends_a_paused_run_and_resume_of_a_running_one_does_nothing(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=1000)
+        await until(lambda: len(world.trained) >= 1)
+        await handle.signal("resume")
+        await handle.signal("pause", "drain")
+        seen = await status(handle, "paused")
+        await handle.signal("stop", "enough")
+        result = await handle.result()
+        assert result["status"] == "succeeded" and result["step"] == seen["step"]
+        assert world.checkpoints[-1] == seen["step"]

@@ -1,0 +1,230 @@
+"""`python -m worker.teacher [--port N]`: a frozen model that can do what the tiny policy should.
+
+It is the same model as the policy, warm-started on reverse-text without the phase that flattens
+it. A plain vLLM serves it, which is what anyone would start by hand: no control endpoints, no
+token-in-token-out. It stays in the foreground until Ctrl-C. Example configs name it at its default
+address, and the demo starts it if nothing answers there.
+
+Invariants: the weights are made once per recipe, below RATCHET_HOME, and appear there whole or not
+at all. The server ends with the process that started it. Its state is apart from the stack's, so
+that `make down` leaves it alone.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from activities.hosting.process import ServerProcess
+from activities.hosting.spec import ServerSpec
+from activities.inference.engine import (
+    engine_env,
+    engine_healthy,
+    engine_threads,
+    free_port,
+    on_cpu,
+)
+from activities.training.policy import Recipe, digest
+from configs.model import DEFAULT_POLICY
+from configs.run import RunConfig
+from worker.stack import ROOT, StackError, home_folder
+
+NAME = "teacher"
+PORT = 8070
+ENV = "reverse-text"
+SEED = 0
+RECIPE = replace(Recipe(), noisy_steps=0)
+CONTEXT = 512
+"""Longest sequence that it scores or plays, in tokens."""
+POLL_S = 0.25
+LOG_TAIL = 2000
+
+Say = Callable[[str], object]
+
+
+def base_url(port: int = PORT) -> str:
+    """Where the teacher is served on this machine."""
+    return f"http://127.0.0.1:{port}/v1"
+
+
+def weights(home: Path, say: Say) -> Path:
+    """The folder of the teacher's weights below `home`; they are made if they are not there.
+
+    `say` is told how far that is. Raises StackError if it fails.
+    """
+    key = digest(RECIPE, ENV, SEED, "float32")
+    folder = home / "teacher" / f"weights-{key[:16]}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as scratch:
+        order, out = Path(scratch, "order.json"), Path(scratch, "weights")
+        policy = {"name": DEFAULT_POLICY, "env": ENV, "seed": SEED, "dtype": "float32"}
+        order.write_text(json.dumps(policy | {"recipe": asdict(RECIPE)}))
+        _prepare(order, out, Path(scratch, "errors.log"), say)
+        try:
+            out.rename(folder)
+        except OSError:
+            # Another process may have been first, with the same content.
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def _prepare(order: Path, out: Path, errors: Path, say: Say) -> None:
+    command = [sys.executable, "-m", "activities.training.prepare"]
+    with errors.open("wb") as log:
+        process = subprocess.Popen(
+            [*command, "--order", str(order), "--out", str(out)],
+            cwd=ROOT,
+            env={**os.environ, "TQDM_DISABLE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            # Libraries print too.
+            message = json.loads(line) if line.startswith(b'{"') else {}
+            if "progress" in message:
+                say(f"teacher: {message['progress']}")
+        code = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+    if code:
+        tail = errors.read_text(errors="replace")[-LOG_TAIL:]
+        raise StackError(f"making the teacher ended with code {code}:\n{tail}")
+
+
+def server_argv(folder: Path, name: str, port: int, *, context: int, cpu: bool) -> list[str]:
+    """The server's command line; `context` is in tokens."""
+    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    argv += ["--host", "127.0.0.1", "--port", str(port)]
+    argv += ["--model", str(folder), "--served-model-name", name]
+    argv += ["--dtype", "float32", "--max-model-len", str(context)]
+    argv += ["--generation-config", "vllm", "--disable-uvicorn-access-log"]
+    if cpu:
+        return [*argv, "--enforce-eager", "--kv-cache-memory-bytes", str(2**28)]
+    return [*argv, "--gpu-memory-utilization", "0.1"]
+
+
+def server_env(key: str, *, cpu: bool) -> dict[str, str]:
+    """What is added to the server's environment: an engine's, without control endpoints.
+
+    On a CPU it is bound to no core and takes an even share, next to an engine and a trainer.
+    """
+    config = RunConfig.model_validate({"max_steps": 1, "train": {"env": [{"id": ENV}]}})
+    env = engine_env(config, cpu=cpu)
+    del env["VLLM_SERVER_DEV_MODE"]
+    if cpu:
+        env["OMP_NUM_THREADS"] = str(engine_threads(len(os.sched_getaffinity(0)), 2))
+    return env | ({"VLLM_API_KEY": key} if key else {})
+
+
+def server_of(
+    folder: Path, name: str, home: Path, *, port: int = 0, context: int = CONTEXT, key: str = ""
+) -> ServerProcess:
+    """A server, not started yet, of the weights in `folder` under `name`.
+
+    Port 0 is any that is free. It asks for `key`, if one is given. State and logs are in `home`.
+    """
+    cpu = on_cpu()
+    port = port or free_port("127.0.0.1")
+    url = f"http://127.0.0.1:{port}"
+    home.mkdir(parents=True, exist_ok=True)
+    spec = ServerSpec(
+        name=f"frozen {name}",
+        argv=server_argv(folder, name, port, context=context, cpu=cpu),
+        address=url,
+        cwd=home,
+        probe=lambda: engine_healthy(url),
+        env=server_env(key, cpu=cpu),
+        model=name,
+    )
+    return ServerProcess(spec, home=home, run="frozen", host=name, epoch=1)
+
+
+async def start(server: ServerProcess) -> None:
+    """Starts a server; returns when it is healthy. Raises StackError if it does not get there."""
+    await server.start()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(server.spec.start_timeout_s):
+            while not server.exited.is_set() and not await server.spec.probe():
+                await asyncio.sleep(POLL_S)
+    # What answers in the place of a server that ended is somebody else's.
+    if server.exited.is_set() or not await server.spec.probe():
+        what = "ended" if server.exited.is_set() else "is not healthy"
+        tail = server.log_tail(LOG_TAIL)
+        raise StackError(f"{server.spec.name} {what}; the end of {server.log}:\n{tail}")
+
+
+def answers(port: int) -> bool:
+    """Whether anything listens at a port of this machine."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def running(home: Path, say: Say, port: int = PORT) -> Iterator[ServerProcess]:
+    """The teacher, served during the block and gone after it. An event loop in a thread keeps it.
+
+    Raises StackError if the port is taken or the teacher does not start.
+    """
+    if answers(port):
+        raise StackError(
+            f"port {port} is taken: something answers at 127.0.0.1:{port}; if that is a teacher, "
+            "there is nothing to do, else stop it or choose another port (PORT=8071)"
+        )
+    folder = weights(home, say)
+    say(f"teacher: vLLM starts at {base_url(port)}")
+    server = server_of(folder, NAME, home / "teacher", port=port)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="teacher", daemon=True)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(start(server), loop).result()
+        yield server
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m worker.teacher", description=__doc__)
+    parser.add_argument("--port", type=int, default=PORT, help=f"by default {PORT}")
+    port = parser.parse_args(arguments).port
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
+    try:
+        with running(home_folder(), lambda text: print(text, file=sys.stderr), port) as server:
+            print(f"base_url {base_url(port)}\nname     {NAME}", flush=True)
+            print("Ctrl-C ends it", file=sys.stderr)
+            while not server.exited.is_set() and not stop.wait(POLL_S):
+                pass
+            if not stop.is_set():
+                raise StackError(f"vLLM ended by itself:\n{server.log_tail(LOG_TAIL)}")
+    except StackError as error:
+        print(f"teacher: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("teacher: ended", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

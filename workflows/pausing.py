@@ -1,0 +1,78 @@
+"""A run that stands still: nothing in flight, a checkpoint, no server kept, everything else kept.
+
+Invariant: what was rolled out, collected or shipped before a pause trains after it; nothing is
+rolled out twice but groups that were given up to pause at once.
+"""
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from collections.abc import Awaitable, Callable
+    from datetime import timedelta
+
+    from workflows.fleet import Fleet
+    from workflows.generations import Generations
+    from workflows.run_log import RunLog
+    from workflows.servers import Servers
+    from workflows.state import RunState
+    from workflows.steps import STALLED_AFTER, START_AT_MOST
+
+PAUSED_AT_MOST = timedelta(days=3650)
+
+
+class Pausing:
+    """Puts one run to rest and wakes it."""
+
+    def __init__(
+        self,
+        state: RunState,
+        fleet: Fleet,
+        servers: Servers,
+        generations: Generations,
+        log: RunLog,
+        checkpoint: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._state = state
+        self._fleet = fleet
+        self._servers = servers
+        self._generations = generations
+        self._log = log
+        self._checkpoint = checkpoint
+
+    async def come_to_rest(self) -> None:
+        """From 'running' to 'paused'."""
+        state, generations = self._state, self._generations
+        self._log.note(f"pausing: {state.pause_reason}")
+        self._log.set_status("pausing")
+        generations.wanted = True
+        await self._log.wait(
+            lambda: f"{self._in_flight()} rollouts in flight to end",
+            lambda: not (generations.live or self._log.busy or self._servers.pushes_in_flight),
+            STALLED_AFTER,
+            progress=lambda: state.train.delivered + state.eval_rollouts,
+        )
+        await self._checkpoint()
+        await self._servers.put_away()
+        self._log.set_status("paused")
+
+    async def rest(self) -> None:
+        """Until somebody resumes or stops the run."""
+        state = self._state
+        await self._log.wait(lambda: "resume", lambda: not state.pause, PAUSED_AT_MOST)
+
+    async def wake(self) -> None:
+        """From 'paused' to 'running', on servers of their own."""
+        state, fleet = self._state, self._fleet
+        state.pause_reason = ""
+        self._log.set_status("starting")
+        await self._servers.open()
+        await self._log.wait(
+            lambda: f"servers to come up: {', '.join(fleet.missing()) or 'weights verified'}",
+            lambda: not fleet.missing() and fleet.synced(state.version),
+            START_AT_MOST,
+        )
+        self._log.set_status("running")
+        self._generations.wanted = True
+
+    def _in_flight(self) -> int:
+        return sum(g.inflight_train + g.inflight_eval for g in self._generations.live)
