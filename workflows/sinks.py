@@ -20,7 +20,7 @@ class TrainSink:
         self._rollouts, self._tokens = train.batch_size, train.token_batch_size
         self._backfill = train.backfill
         self._largest_group = config.largest_group
-        self._seq_len = config.trainer.seq_len
+        self._context = config.context
         self._max_steps = config.max_steps
         self._max_lag = train.max_lag
         self._max_off_policy_steps = train.max_off_policy_steps
@@ -125,11 +125,11 @@ class TrainSink:
 
     def _wanted_for(self, tokens: int) -> int:
         """Rollouts that give so many tokens, by the mean of those so far; before the first there
-        is a bound alone, since none is longer than seq_len.
+        is a bound alone, since none is longer than the context.
         """
         progress = self.progress
         if not progress.counted_tokens:
-            return max(-(-tokens // self._seq_len), self._largest_group)
+            return max(-(-tokens // self._context), self._largest_group)
         return -(-tokens * progress.counted_rollouts // progress.counted_tokens)
 
     def rollouts_wanted(self, version: int) -> int:

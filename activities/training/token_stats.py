@@ -13,6 +13,7 @@ negative log-likelihood of the ce members. All in nats. kl_ent_ratio/mean: misma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,8 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from activities.storage.batch import Sample
+    from activities.training.batching import MicroBatch
     from activities.training.loss import LossInputs, LossTerms
 
 STATISTICS = ("mean", "median", "std", "min", "max")
@@ -35,6 +38,17 @@ def statistics(values: np.ndarray) -> dict[str, float]:
         values.max(),
     )
     return dict(zip(STATISTICS, map(float, found), strict=True))
+
+
+def env_masks(batch: MicroBatch, samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """Which tokens [B, T] of a micro-batch belong to which env, by name."""
+    import torch
+
+    masks: dict[str, Tensor] = {}
+    for index, (row, start, stop) in zip(batch.indices, batch.spans(), strict=True):
+        empty = torch.zeros_like(batch.loss_mask)
+        masks.setdefault(samples[index].env, empty)[row, start:stop] = True
+    return masks
 
 
 class TokenStats:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from activities.training.loss import LossInputs, MemberCounts, mismatch_kl, tota
 from activities.training.model import CANARY_FILE, export, load_model, score_batch
 from activities.training.optimizers import Optimizer
 from activities.training.schedules import learning_rate
+from activities.training.token_stats import TokenStats, env_masks
 from configs.run import RunConfig
 
 SCHEMA_VERSION = 1
@@ -33,6 +35,15 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer.json"
 
 log = logging.getLogger(__name__)
+
+
+def _peak_memory_gib(device: str) -> float:
+    """The most memory that tensors (cuda) or this process (cpu) have taken so far, in GiB."""
+    import torch
+
+    if device == "cuda":
+        return float(torch.cuda.max_memory_allocated() / 2**30)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 class Trainer:
@@ -199,11 +210,17 @@ class Trainer:
         lr = learning_rate(trainer.scheduler, trainer.optim.lr, step - 1, self._config.max_steps)
         self._optimizer.step(lr)
         self.step = step
+        seconds = time.monotonic() - started
+        tokens = sum(min(len(sample.token_ids), trainer.seq_len) for sample in samples)
         self._metrics = metrics | {
             "grad_norm": norm,
             "lr": lr,
+            "optim/grad_norm": norm,
+            "optim/lr": lr,
+            "perf/throughput": tokens / seconds,
+            "perf/peak_memory": _peak_memory_gib(self._device),
             "samples": float(len(samples)),
-            "seconds_train": time.monotonic() - started,
+            "seconds_train": seconds,
         }
 
     def _backward(self, samples: list[Sample], counts: MemberCounts) -> dict[str, float]:
@@ -211,10 +228,11 @@ class Trainer:
 
         Entropy and mismatch are means over the sampled tokens, the masked shares over the members
         of the rl component. nll_ce is the mean negative log-likelihood (nats) of the members of
-        ce, whatever their weights.
+        ce, whatever their weights. Distributions over tokens are those of TokenStats.
         """
         assert self._config is not None and self._rl_loss is not None
         trainer = self._config.trainer
+        stats = TokenStats()
         sampled = ("entropy", "mismatch_kl")
         sums = dict.fromkeys((*sampled, "is_masked", "is_masked_low", "is_masked_high"), 0.0)
         parts: dict[str, float] = {}
@@ -242,13 +260,15 @@ class Trainer:
                 parts[name] = parts.get(name, 0.0) + value
             if batch.ce_weights is not None:
                 nll -= (logprobs.detach() * (batch.ce_weights != 0)).sum().item()
+            mismatch = mismatch_kl(logprobs, batch.logprobs, batch.loss_mask)
+            stats.add(inputs, share.rl, entropy, mismatch, env_masks(batch, samples))
             mask = batch.loss_mask
             tokens += int(mask.sum().item())
             low, high = share.rl.masked_low.sum().item(), share.rl.masked_high.sum().item()
             sums["is_masked_low"] += low
             sums["is_masked_high"] += high
             sums["is_masked"] += low + high
-            sums["mismatch_kl"] += mismatch_kl(logprobs, batch.logprobs, mask).sum().item()
+            sums["mismatch_kl"] += mismatch.sum().item()
             sums["entropy"] += (entropy * mask).sum().item()
         means = {
             name: value / max(tokens if name in sampled else counts.rl, 1)
@@ -261,4 +281,4 @@ class Trainer:
                 metrics[f"tokens_{name}"] = float(getattr(counts, name))
         if counts.ce:
             metrics["nll_ce"] = nll / counts.ce
-        return metrics
+        return stats.metrics() | metrics
