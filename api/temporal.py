@@ -36,12 +36,12 @@ from temporalio.client import (
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
 from temporalio.common import WorkflowIDReusePolicy
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contracts.checks import CheckResult
 from activities.contracts.names import Queues
+from activities.contracts.wire import WIRE
 from api.problems import ApiProblem
 from workflows.messages import (
     CHANGE_CONFIG,
@@ -123,9 +123,7 @@ class Temporal:
             if self._client is None:
                 try:
                     async with asyncio.timeout(self._timeout.total_seconds()):
-                        self._client = await Client.connect(
-                            **self._connect, data_converter=pydantic_data_converter
-                        )
+                        self._client = await Client.connect(**self._connect, data_converter=WIRE)
                 except TimeoutError:
                     raise self._unreachable("connecting timed out") from None
                 except RuntimeError as error:

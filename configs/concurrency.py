@@ -17,7 +17,7 @@ class ConcurrencyConfig(Section):
     min_inflight: int = Field(
         default=1, ge=1, description="Never fewer permits; one activity's worth is always granted."
     )
-    max_inflight: int = Field(default=1024, ge=1, description="Never more permits.")
+    max_inflight: int = Field(default=1024, ge=1, le=1_000_000, description="Never more permits.")
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> "ConcurrencyConfig":

@@ -114,6 +114,7 @@ def _unique_names(envs: list[Any], where: str) -> None:
 
 
 DEFAULT_BATCH_SIZE = 128
+MOST_AT_ONCE = 1_000_000
 
 
 class TrainConfig(Section):
@@ -125,11 +126,13 @@ class TrainConfig(Section):
     batch_size: int | None = Field(
         default=None,
         ge=1,
+        le=MOST_AT_ONCE,
         description="Rollouts in a batch; 128 if token_batch_size is not set either.",
     )
     token_batch_size: int | None = Field(
         default=None,
         ge=1,
+        le=10**9,
         description="Tokens in a batch, instead of batch_size: it ships with the group that "
         "reaches them. Counted are the tokens that are shipped.",
     )
@@ -155,8 +158,9 @@ class TrainConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _batch_size_defaults(cls, data: Any) -> Any:
-        if isinstance(data, dict) and not (data.get("batch_size") or data.get("token_batch_size")):
-            return {**data, "batch_size": data.get("batch_size", DEFAULT_BATCH_SIZE)}
+        sizes = ("batch_size", "token_batch_size")
+        if isinstance(data, dict) and all(data.get(size) is None for size in sizes):
+            return {**data, "batch_size": DEFAULT_BATCH_SIZE}
         return data
 
     @model_validator(mode="after")

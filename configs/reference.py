@@ -64,7 +64,10 @@ class FrozenModelConfig(Section):
         "servers. The default may be unset, for endpoints without one; any other must be set.",
     )
     max_concurrent: int = Field(
-        default=32, ge=1, le=4096, description="Requests in flight at once, per worker process."
+        default=32,
+        ge=1,
+        le=4096,
+        description="Requests in flight at once, per worker process; of a source, rollouts.",
     )
 
     @model_validator(mode="before")

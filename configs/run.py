@@ -15,7 +15,7 @@ from configs.algorithm import (
 )
 from configs.base import Section
 from configs.concurrency import ConcurrencyConfig
-from configs.env import EvalConfig, TrainConfig
+from configs.env import MOST_AT_ONCE, EvalConfig, TrainConfig
 from configs.filters import FiltersConfig
 from configs.model import ModelConfig
 from configs.reference import FrozenModelConfig
@@ -25,10 +25,13 @@ UNATTRIBUTED = "default"
 """The renderer that works by a model's own template, and tells tokens of text from no others."""
 
 
+Count = Annotated[int, Field(ge=1, le=MOST_AT_ONCE)]
+
+
 class DispatchConfig(Section):
     """Permits, shared by train and eval."""
 
-    max_inflight_rollouts: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+    max_inflight_rollouts: Count | Literal["auto"] | None = Field(
         default=None,
         description="Rollouts executing at once, train and eval together; none: batch_size; "
         "'auto': follows the load that the engines report, as [dispatch.concurrency] says.",
@@ -40,9 +43,12 @@ class DispatchConfig(Section):
         "suits long agentic rollouts: each frees its permit as it ends.",
     )
     tasks_per_minute: int | None = Field(
-        default=None, ge=1, description="Rollouts started per minute, train and eval together."
+        default=None,
+        ge=1,
+        le=MOST_AT_ONCE,
+        description="Rollouts started per minute, train and eval together.",
     )
-    burst: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
+    burst: Count | Literal["auto"] | None = Field(
         default=None,
         description="Most by which executing rollouts may grow within 5 seconds; 'auto': a tenth "
         "of the permits, but a group's worth at least, and 8; none: a cap with 'auto' permits "

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest_asyncio
 from hypothesis import settings
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.testing import WorkflowEnvironment
 
+from activities.contracts.wire import WIRE
 from worker.client import register_search_attributes
 from worker.stack import DYNAMIC_CONFIG
 
@@ -27,7 +27,7 @@ async def temporal() -> AsyncIterator[Client]:
     async with await WorkflowEnvironment.start_local(
         dev_server_existing_path=str(TEMPORAL),
         dev_server_extra_args=extra,
-        data_converter=pydantic_data_converter,
+        data_converter=WIRE,
     ) as environment:
         await register_search_attributes(environment.client)
         yield environment.client

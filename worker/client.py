@@ -8,10 +8,10 @@ from temporalio.api.operatorservice.v1 import (
     ListSearchAttributesRequest,
 )
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RPCError, RPCStatusCode
 
+from activities.contracts.wire import WIRE
 from workflows.messages import SEARCH_ATTRIBUTES
 
 TYPES = {
@@ -30,7 +30,7 @@ async def connect() -> Client:
     settings = ClientConfig.load_client_connect_config()
     address = settings.get("target_host", "localhost:7233")
     try:
-        return await Client.connect(**settings, data_converter=pydantic_data_converter)
+        return await Client.connect(**settings, data_converter=WIRE)
     except RuntimeError as error:
         raise TemporalUnreachable(
             f"Temporal does not answer at {address}: start it with `make up`, or set "

@@ -47,7 +47,12 @@ def changed(
         pointers = [(key, "/" + key.replace(".", "/")) for key in fixed]
         raise ConfigError([Problem(p, key, None, f"cannot change; {may}") for key, p in pointers])
     together = merged(overrides, patch)
-    return together, validate(merged(config, together))
+    result = validate(merged(config, together))
+    if result.permits is None and validate(config).permits is not None:
+        key = "dispatch.max_inflight_rollouts"
+        text = "cannot become 'auto': only the engines of a run that began so report their load"
+        raise ConfigError([Problem("/" + key.replace(".", "/"), key, "auto", text)])
+    return together, result
 
 
 def limits_of(config: RunConfig, before: Limits | None = None) -> Limits:

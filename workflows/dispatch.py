@@ -57,6 +57,7 @@ class GroupRun:
     version: int
     parts: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     lost: str = ""
+    user_error: bool = False
     cancelled: Cause | Literal[""] = ""
 
 
@@ -70,12 +71,14 @@ class Dispatch:
         self._arg = arg
         self._events_limit = config.dispatch.generation_events
         self._timeouts = {env.name: env.timeout_s for env in [*config.train.env, *config.eval.env]}
+        self._frozen = {env.name for env in config.train.env if config.is_frozen(env.name)}
         self._scheduler = Scheduler(config, arg.examples, arg.lease)
         self._scheduler.on_control(arg.control)
         self._groups: dict[str, GroupRun] = {}
         self._outbox: list[GroupResult] = []
         self._lost: list[LostServer] = []
         self._alarm: asyncio.Task[None] | None = None
+        self._rings_at = 0.0
         self._seq = 0
         self._changed = False
         self._silent = False
@@ -147,8 +150,18 @@ class Dispatch:
             if admitted % MAX_ADMISSIONS_PER_TASK == 0:
                 # A timer ends the workflow task, so that one task never carries too many commands.
                 await workflow.sleep(0.001)
-        if decision.retry_s and (self._alarm is None or self._alarm.done()):
-            self._alarm = asyncio.create_task(self._ring_after(decision.retry_s))
+        if decision.retry_s:
+            self._set_alarm(decision.retry_s)
+
+    def _set_alarm(self, seconds: float) -> None:
+        """Looks again after `seconds`, unless an alarm will ring by then."""
+        rings_at = workflow.time() + seconds
+        if self._alarm is not None and not self._alarm.done():
+            if self._rings_at <= rings_at + 0.05:
+                return
+            self._alarm.cancel()
+        self._rings_at = rings_at
+        self._alarm = asyncio.create_task(self._ring_after(seconds))
 
     async def _ring_after(self, seconds: float) -> None:
         await workflow.sleep(seconds, summary="rate limit or burst cap")
@@ -169,7 +182,7 @@ class Dispatch:
         """One part; the last of its group to end finalizes the group and delivers it."""
         scheduler, group = self._scheduler, run.work.group
         try:
-            run.lost = await self._roll_out(part) or run.lost
+            run.lost = await self._roll_out(run, part) or run.lost
         except asyncio.CancelledError:
             # Unasked, it is a loss like any other: nobody would roll the example out anew.
             run.lost = run.lost or "cancelled from outside"
@@ -183,6 +196,10 @@ class Dispatch:
             return
         if run.cancelled:
             self._deliver(run, self._cancelled(run))
+            return
+        if run.user_error:
+            failed = self._failed(run.work, run.version, run.lost)
+            self._deliver(run, replace(failed, user_error=True))
             return
         try:
             result = await self._finalize(run.work, run.version, run.lost)
@@ -201,7 +218,7 @@ class Dispatch:
         text = f"Cancelled: {run.cancelled}"
         return replace(self._failed(run.work, run.version, text), cancelled=run.cancelled)
 
-    async def _roll_out(self, part: Part) -> str:
+    async def _roll_out(self, run: GroupRun, part: Part) -> str:
         """Returns '' once every rollout of the part ended, or why they were given up."""
         work, engine = part.work, part.engine
         reason, tried = "", 0
@@ -234,6 +251,7 @@ class Dispatch:
                     raise asyncio.CancelledError from None
                 reason, kind = cause_of(error), type_of(error)
             if kind not in (names.ENGINE_LOST, names.ENV_LOST):
+                run.user_error = kind == names.BAD_INPUT
                 return reason
             tried += 1
             if kind == names.ENGINE_LOST:
@@ -323,7 +341,7 @@ class Dispatch:
             ),
             result_type=GroupResult,
             task_queue=self._arg.queues.rollout,
-            **policies.STORE_WORK,
+            **policies.SCORING,
             summary=f"finalize {self._summary(work, version)}",
         )
         return result
@@ -345,8 +363,11 @@ class Dispatch:
         )
 
     def _rollout_timeout(self, work: GroupWork) -> timedelta:
-        """Twice the longest rollout: once to run, once to queue inside the engine."""
-        return timedelta(seconds=2 * self._timeouts[work.env] + 60)
+        """Twice the longest rollout: once to run, once to queue inside the engine. Those that a
+        frozen model plays may have to queue for it among all others.
+        """
+        queued = policies.FROZEN_QUEUE if work.env in self._frozen else timedelta()
+        return timedelta(seconds=2 * self._timeouts[work.env] + 60) + queued
 
     def _summary(self, work: GroupWork, version: int, part: Part | None = None) -> str:
         name = work.group.removeprefix("train/").removeprefix("eval/")

@@ -321,14 +321,15 @@ class Generations:
             trim=state.limits.trim,
             auto=state.limits.auto,
             stop=bool(state.stop) or state.status in ENDED,
-            pause=state.pause,
+            # A pause that was begun is carried through: resume opens the next generation.
+            pause=state.pause or ("drain" if state.status == "pausing" else ""),
             engines=self._fleet.engines(),
             envs=self._fleet.envs(),
             evals=[progress.epoch for progress in state.evals],
             put_backs=list(state.put_backs),
             put_backs_before=state.put_backs_before,
             draws=dict(self._curriculum.state.draws),
-            baselines=state.baselines,
+            baselines=dict(state.baselines),
         )
 
     def _id(self, number: int) -> str:

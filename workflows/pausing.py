@@ -15,7 +15,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.run_log import RunLog
     from workflows.servers import Servers
     from workflows.state import RunState
-    from workflows.steps import STALLED_AFTER, START_AT_MOST
+    from workflows.steps import STALLED_AFTER, START_AT_MOST, Steps
 
 PAUSED_AT_MOST = timedelta(days=3650)
 
@@ -29,14 +29,19 @@ class Pausing:
         fleet: Fleet,
         servers: Servers,
         generations: Generations,
+        stepping: Steps,
         log: RunLog,
         checkpoint: Callable[[], Awaitable[None]],
+        longest_s: float,
     ) -> None:
+        """`longest_s`: seconds that the slowest rollout may take."""
         self._state = state
         self._fleet = fleet
         self._servers = servers
         self._generations = generations
+        self._stepping = stepping
         self._log = log
+        self._drained_within = max(STALLED_AFTER, timedelta(seconds=2 * longest_s + 300))
         self._checkpoint = checkpoint
 
     async def come_to_rest(self) -> None:
@@ -47,12 +52,12 @@ class Pausing:
         generations.wanted = True
         await self._log.wait(
             lambda: f"{self._in_flight()} rollouts in flight to end",
-            lambda: not (generations.live or self._log.busy or self._servers.pushes_in_flight),
-            STALLED_AFTER,
+            self._at_rest,
+            self._drained_within,
             progress=lambda: state.train.delivered + state.eval_rollouts,
         )
         await self._checkpoint()
-        await self._servers.put_away()
+        await self._log.carry_out("servers to end", self._servers.put_away(), START_AT_MOST)
         self._log.set_status("paused")
 
     async def rest(self) -> None:
@@ -73,6 +78,10 @@ class Pausing:
         )
         self._log.set_status("running")
         self._generations.wanted = True
+
+    def _at_rest(self) -> bool:
+        side_work = self._log.busy or self._stepping.shipping or self._servers.pushes_in_flight
+        return not (self._generations.live or side_work)
 
     def _in_flight(self) -> int:
         return sum(g.inflight_train + g.inflight_eval for g in self._generations.live)

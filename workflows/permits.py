@@ -39,6 +39,8 @@ class Permits:
         self._loads[load.index] = load
         up = {host.index: host.epoch for host in self._fleet.of("engine") if host.up}
         loads = [known for known in self._loads.values() if up.get(known.index) == known.epoch]
+        if len(loads) < len(up):
+            return ""
         inflight = sum(
             g.inflight_train + g.inflight_eval
             for g in self._state.generations

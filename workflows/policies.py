@@ -42,6 +42,10 @@ STORE_WORK: dict[str, Any] = {
     "retry_policy": LIGHT,
 }
 """Options of short work on the store; a worker that died with it is noticed by its silence."""
+FROZEN_QUEUE = timedelta(hours=6)
+"""How long rollouts may wait for a frozen model that plays few at once."""
+SCORING: dict[str, Any] = {**STORE_WORK, "start_to_close_timeout": timedelta(hours=6)}
+"""Options of finalizing a group, which may ask a busy model about every rollout."""
 SYNC_TIMEOUT = timedelta(minutes=12)
 STEP_TIMEOUT = timedelta(hours=6)
 PREPARE_TIMEOUT = timedelta(hours=2)

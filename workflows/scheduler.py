@@ -303,14 +303,20 @@ class Scheduler:
             taken = place + self.control.put_backs_before in self._ahead
             if taken or not group.startswith(f"{kind}/"):
                 continue
-            if kind == "train":
-                return self._source.work(group, self.control.draws)
-            name, example = eval_group(group)
-            epoch = next((e for e in self.control.evals if e.epoch == name), None)
-            if epoch is not None:
-                return eval_work(epoch, example)
-            self._take_put_back(group)
+            work = self._put_back_work(group)
+            if work is None:
+                self._take_put_back(group)
+            elif self.env_address(work.env) is not None:
+                return work
         return None
+
+    def _put_back_work(self, group: str) -> GroupWork | None:
+        """The work of a put-back group; None if its eval is over."""
+        if not group.startswith("eval/"):
+            return self._source.work(group, self.control.draws)
+        name, example = eval_group(group)
+        epoch = next((e for e in self.control.evals if e.epoch == name), None)
+        return eval_work(epoch, example) if epoch is not None else None
 
     def _take_put_back(self, group: str) -> bool:
         """Crosses a group off the put-back list; False if it is not on it."""

@@ -32,7 +32,11 @@ MAX_GATE_FAILURES = 3
 
 
 class Servers:
-    """The hosts of one run. `changed` tells whether dispatch must hear of something."""
+    """The hosts of one run. `changed` tells whether dispatch must hear of something.
+
+    `pushes_to_serving` counts pushes under way to engines that had traffic before: what they
+    sample until the gate has spoken may have to be given up.
+    """
 
     def __init__(
         self,
@@ -51,6 +55,7 @@ class Servers:
         self._tolerance = tolerance
         self._adaptive = adaptive
         self.pushes_in_flight = 0
+        self.pushes_to_serving = 0
         self.changed = False
 
     async def open(self) -> None:
@@ -77,8 +82,11 @@ class Servers:
                 host.opened += 1
 
     async def _gone(self, workflow_id: str) -> None:
-        while await is_running(workflow_id, self._arg.queues.orchestrator):
-            await workflow.sleep(1, summary=f"{workflow_id} to end")
+        for seconds in (1, 2, 4, 8, 15, 30, 60):
+            if not await is_running(workflow_id, self._arg.queues.orchestrator):
+                return
+            await workflow.sleep(seconds, summary=f"{workflow_id} to end")
+        self._log.note(f"{workflow_id} does not end; its server may still hold its place")
 
     async def signal(self, workflow_id: str, name: str, *args: Any) -> bool:
         """Signals another workflow of this run; False if that has already ended."""
@@ -122,7 +130,9 @@ class Servers:
             )
             host.pushes += 1
             seen, version = replace(host), state.target_version
+            serving = seen.verified >= 0
             self.pushes_in_flight += 1
+            self.pushes_to_serving += serving
             try:
                 result = await self._push(seen, version)
             except ActivityError as error:
@@ -135,6 +145,7 @@ class Servers:
                 self.changed = True
             finally:
                 self.pushes_in_flight -= 1
+                self.pushes_to_serving -= serving
 
     async def _push(self, engine: HostState, version: int) -> SyncResult:
         assert self._state.weights is not None

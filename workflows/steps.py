@@ -30,6 +30,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.messages import RunInput
     from workflows.permits import Permits
     from workflows.run_log import RunLog
+    from workflows.servers import Servers
     from workflows.sinks import ship_input
     from workflows.state import RunState, ShippedBatch
     from workflows.trainer import Trainer
@@ -54,6 +55,7 @@ class Steps:
         fleet: Fleet,
         arrivals: Arrivals,
         permits: Permits,
+        servers: Servers,
         trainer: Trainer,
         generations: Generations,
         log: RunLog,
@@ -65,6 +67,7 @@ class Steps:
         self._arrivals = arrivals
         self._sink = arrivals.sink
         self._permits = permits
+        self._servers = servers
         self._trainer = trainer
         self._generations = generations
         self._log = log
@@ -84,8 +87,9 @@ class Steps:
             return False
         if state.pause or state.status != "running":
             return False
-        pushing = state.target_version > state.version
-        if pushing or state.version < step - 1 - self._config.train.max_lag:
+        if state.target_version > state.version or self._servers.pushes_to_serving:
+            return False
+        if state.version < step - 1 - self._config.train.max_lag:
             return False
         self._generations.put_back_refused()
         self._generations.put_back_stale(step)
@@ -105,21 +109,21 @@ class Steps:
     async def _ship(self, step: int) -> None:
         """Writes batch `step`; if the filters leave nothing of it, its step needs another."""
         began = workflow.now()
-        groups = self._arrivals.cut()
+        progress, groups = self._state.train, self._arrivals.cut()
+        barren, progress.barren_filters = progress.barren_filters, FilterTally()
         batch: BatchResult = await workflow.execute_activity(
             names.SHIP_BATCH,
-            ship_input(self._arg.run_id, step, groups, self._state.train.barren_filters),
+            ship_input(self._arg.run_id, step, groups, barren),
             result_type=BatchResult,
             task_queue=self._arg.queues.rollout,
             **policies.STORE_WORK,
             summary=f"ship batch {step} · {len(groups)} groups",
         )
-        progress = self._state.train
         if batch.ref is None:
+            progress.barren_filters = barren.plus(progress.barren_filters)
             self._on_empty(step, groups)
             return
         progress.empty_batches = 0
-        progress.barren_filters = FilterTally()
         rollouts = sum(group.survivors for group in groups)
         if batch.rollouts <= rollouts * LOW_SHARE:
             self._log.note(f"batch {step}: only {batch.rollouts} of {rollouts} rollouts can train")
@@ -145,7 +149,7 @@ class Steps:
             lambda: self._waits_for_batch(step),
             lambda: bool(state.shipped),
             STALLED_AFTER,
-            progress=lambda: state.train.delivered,
+            progress=lambda: state.train.delivered + state.eval_rollouts,
         )
         batch = state.shipped[0]
         assert batch.step == step

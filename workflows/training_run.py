@@ -96,12 +96,20 @@ class TrainingRun:
             self._fleet,
             self._arrivals,
             self._permits,
+            self._servers,
             self._trainer,
             self._generations,
             self._log,
         )
         self._pausing = Pausing(
-            state, self._fleet, self._servers, self._generations, self._log, self._save
+            state,
+            self._fleet,
+            self._servers,
+            self._generations,
+            self._stepping,
+            self._log,
+            self._save,
+            longest_s=max(env.timeout_s for env in [*config.train.env, *config.eval.env]),
         )
 
     # -- signals and queries ----------------------------------------------------------------
@@ -156,6 +164,7 @@ class TrainingRun:
         state.overrides, config = changed(self._arg.config, state.overrides, patch)
         state.limits = limits_of(config, state.limits)
         self._log.note(f"config changed: {json.dumps(patch)}")
+        self._log.publish()
         self._generations.wanted = True
         return state.overrides
 

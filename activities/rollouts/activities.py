@@ -12,7 +12,9 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +41,22 @@ from activities.rollouts.releases import Releases
 from activities.rollouts.tasks import TaskLibrary, env_of
 from activities.scoring import batches, evals, filters, subsets
 from activities.scoring.algorithms import CreditError, Render
+from activities.scoring.algorithms.base import Algorithm
 from activities.scoring.algorithms.rendering import load_renderer
 from activities.scoring.check import AlgorithmLibrary, bad_input, engine_lost
 from activities.scoring.references import ReferenceLost
+from activities.scoring.threads import aside
 from activities.storage import keys
 from activities.storage.batch import encode_batch
 from activities.storage.refs import ArtifactRef
+from configs.algorithm import teacher_of
 from configs.env import TrainEnvConfig
 from configs.filters import FilterConfig
 
 HEARTBEAT_S = 2.0
 CORRUPT = "CorruptArtifact"
+SCORING_THREADS = 64
+"""For algorithms that may block, as those of users; others wait in the event loop."""
 
 
 class _EngineTrouble(Exception):
@@ -66,6 +73,8 @@ class RolloutActivities:
         self.algorithms = AlgorithmLibrary(ctx, self._load_render)
         self.connections = EnvConnections()
         self._layouts = frozen.Layouts()
+        self._seats = frozen.Seats()
+        self._scoring = ThreadPoolExecutor(SCORING_THREADS, thread_name_prefix="scoring")
         self._gauges: dict[str, RunGauges] = {}
         self._tokenizers: dict[str, str] = {}
         self._vocab_sizes: dict[str, int] = {}
@@ -77,8 +86,8 @@ class RolloutActivities:
         """Runs the group's rollouts at once, committing each as it ends.
 
         Raises ApplicationError ENV_LOST as soon as the env server is gone, ENGINE_LOST when the
-        others have ended if the engine ended one, BAD_INPUT if the task cannot be had. Errors of
-        the environment and timeouts are results like any other.
+        others have ended if the engine ended one, BAD_INPUT if the task cannot be had or a frozen
+        model refuses to play. Errors of the environment and timeouts are results like any other.
         """
         work = given.work
         found = await asyncio.to_thread(self._adopt, given)
@@ -227,10 +236,13 @@ class RolloutActivities:
         """Runs and commits one rollout; returns the document that the store holds."""
         work = given.work
         config = self.ctx.config(given.run_id)
+        played_by = config.sampler(work.env, work.kind)
         limit = env_of(config, work.kind, work.env).timeout_s
         try:
-            async with asyncio.timeout(limit):
-                episode = await connection.client.run(**request)
+            # Its time begins when it has a seat: waiting for one is not the rollout's fault.
+            async with self._seats.of(played_by) if played_by else nullcontext():
+                async with asyncio.timeout(limit):
+                    episode = await connection.client.run(**request)
         except TimeoutError:
             rollout = samples.failed("Timeout", f"not finished after {limit:g} s")
         except RuntimeError as error:
@@ -238,11 +250,13 @@ class RolloutActivities:
             rollout = samples.failed("EnvServer", str(error))
         else:
             rollout = await self._read(given, episode)
-        played_by = config.sampler(work.env, work.kind)
+        if played_by is not None and rollout.error is not None:
+            if rollout.provider:
+                failure = frozen.trouble(played_by, rollout.error, rollout.status)
+                raise bad_input(failure) if isinstance(failure, CreditError) else failure
+            rollout = replace(rollout, error=frozen.shown(played_by, rollout.error))
         if rollout.provider:
             assert rollout.error is not None
-            if played_by is not None:
-                raise frozen.lost(played_by, rollout.error)
             raise _EngineTrouble(f"{rollout.error['type']}: {rollout.error['message']}")
         document = {
             "group": work.group,
@@ -331,7 +345,14 @@ class RolloutActivities:
                 judge = await self._judge(given.run_id, slots.pre_batch)
                 post_batch = await self._judge(given.run_id, slots.post_batch)
                 task = await self._task_for_algorithm(given)
-            return await asyncio.to_thread(self._finalize_group, given, judge, post_batch, task)
+            key = keys.group(given.run_id, given.work.group)
+            ref = await asyncio.to_thread(self.ctx.store.committed, key)
+            if ref is None:
+                document = await self._score_group(given, judge, post_batch, task)
+                ref = await asyncio.to_thread(
+                    self.ctx.store.put_json, key, document, attempt=attempt_token()
+                )
+            return groups.result(await asyncio.to_thread(self.ctx.store.get_json, ref), ref)
 
     async def _task_for_algorithm(self, given: FinalizeGroupInput) -> dict[str, Any] | None:
         """The group's task, where its algorithm looks at it."""
@@ -362,48 +383,54 @@ class RolloutActivities:
             self._vocab_sizes[run_id] = size
         return self._vocab_sizes[run_id]
 
-    def _finalize_group(
+    async def _score_group(
         self,
         given: FinalizeGroupInput,
         judge: groups.Judge | None,
         post_batch: groups.Judge | None,
         task: dict[str, Any] | None,
-    ) -> GroupResult:
+    ) -> dict[str, Any]:
+        """The document of a group; whoever gives up on it ends what is asked for it, too."""
+        work = given.work
+        config = self.ctx.config(given.run_id)
+        env = env_of(config, work.kind, work.env)
+        rollouts, algorithm = await asyncio.to_thread(self._unscored, given)
+        score = functools.partial(
+            groups.scored,
+            work,
+            rollouts,
+            given.version,
+            given.lost,
+            algorithm,
+            judge,
+            post_batch=post_batch,
+            require_full=isinstance(env, TrainEnvConfig) and env.require_full_group,
+            state=given.algo_state,
+            task=task,
+        )
+        # Groups that wait for a model hold no thread: there may be many, for a long time.
+        waits = work.kind == "train" and teacher_of(config.algorithm(work.env)) is not None
+        try:
+            return await (score() if waits else aside(self._scoring, score))
+        except CreditError as error:
+            raise bad_input(error) from error
+        except ReferenceLost as error:
+            if error.live:
+                raise engine_lost(error) from error
+            raise
+
+    def _unscored(
+        self, given: FinalizeGroupInput
+    ) -> tuple[list[dict[str, Any] | None], Algorithm | None]:
+        """A group's rollout documents [size], None where there is none, and its algorithm."""
         store, work = self.ctx.store, given.work
-        key = keys.group(given.run_id, work.group)
-        ref = store.committed(key)
-        if ref is None:
-            refs = [
-                self._committed_rollout(given.run_id, work.group, index)
-                for index in range(work.size)
-            ]
-            rollouts = [None if found is None else store.get_json(found) for found in refs]
-            trains = work.kind == "train"
-            algorithm = (
-                self.algorithms.algorithm(given.run_id, work.env, given.engine) if trains else None
-            )
-            env = env_of(self.ctx.config(given.run_id), work.kind, work.env)
-            try:
-                document = groups.score(
-                    work,
-                    rollouts,
-                    given.version,
-                    given.lost,
-                    algorithm,
-                    judge,
-                    post_batch=post_batch,
-                    require_full=isinstance(env, TrainEnvConfig) and env.require_full_group,
-                    state=given.algo_state,
-                    task=task,
-                )
-            except CreditError as error:
-                raise bad_input(error) from error
-            except ReferenceLost as error:
-                if error.live:
-                    raise engine_lost(error) from error
-                raise
-            ref = store.put_json(key, document, attempt=attempt_token())
-        return groups.result(store.get_json(ref), ref)
+        refs = [
+            self._committed_rollout(given.run_id, work.group, index) for index in range(work.size)
+        ]
+        rollouts = [None if found is None else store.get_json(found) for found in refs]
+        if work.kind != "train":
+            return rollouts, None
+        return rollouts, self.algorithms.algorithm(given.run_id, work.env, given.engine)
 
     @activity.defn(name=names.FINALIZE_EVAL)
     async def finalize_eval(self, given: FinalizeEvalInput) -> EvalResult:

@@ -5,18 +5,22 @@ token ids would take vLLM's `--enable-scale-out`, and the policy's vocabulary. W
 out in the policy's tokens by the policy's renderer, as the policy would have had to say it. So
 its samples have no log-probabilities (0.0), no policy version (-1) and no weight labels: they
 never age, and only supervised losses make sense of them.
+
+What ends such a rollout is told without the endpoint's key, which HTTP libraries may repeat.
 """
 
 import asyncio
+import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from activities.rollouts.samples import RolloutSample, UnusableTrace
-from activities.scoring.references import ReferenceLost
+from activities.scoring.algorithms.base import CreditError
+from activities.scoring.references import ReferenceLost, without_key
 from configs.env import SamplingConfig
-from configs.reference import FrozenModelConfig
+from configs.reference import HIDDEN, FrozenModelConfig
 
 if TYPE_CHECKING:
     from verifiers.v1.trace import Branch, Trace
@@ -24,6 +28,22 @@ if TYPE_CHECKING:
 TEMPERATURE = 1.0
 """At which the trainer reads these samples: how the frozen model was sampled is not the policy's
 distribution."""
+
+_ACCESS = (401, 403)
+_BAD_HEADER = "illegal header"
+"""How HTTP libraries begin to repeat a header; the key that an env server has need not be ours."""
+
+
+class Seats:
+    """How many rollouts each frozen model plays at once in a process; all are of one event loop."""
+
+    def __init__(self) -> None:
+        self._taken: dict[tuple[str, int], asyncio.Semaphore] = {}
+
+    def of(self, frozen: FrozenModelConfig) -> asyncio.Semaphore:
+        """The seats at an endpoint, `max_concurrent` of them; configs that agree share them."""
+        place = (frozen.root, frozen.max_concurrent)
+        return self._taken.setdefault(place, asyncio.Semaphore(frozen.max_concurrent))
 
 
 class Renderer(Protocol):
@@ -66,13 +86,38 @@ def request(
     }
 
 
-def lost(frozen: FrozenModelConfig, error: dict[str, str]) -> ReferenceLost:
-    """What an activity fails with, to be tried again, when the frozen model ended a rollout."""
-    return ReferenceLost(
-        f"the frozen model {frozen.name!r} at {frozen.root} ended a rollout "
-        f"({error['type']}: {error['message'][:300]}); is it still served there?",
-        live=False,
-    )
+def shown(frozen: FrozenModelConfig, error: dict[str, str]) -> dict[str, str]:
+    """An error of a rollout {'type', 'message'} in which the endpoint's key does not occur."""
+    message = error["message"]
+    unfit = _BAD_HEADER in message.lower()
+    return {**error, "message": HIDDEN if unfit else without_key(message, frozen.api_key_var)}
+
+
+def trouble(
+    frozen: FrozenModelConfig, error: dict[str, str], status: int | None = None
+) -> ReferenceLost | CreditError:
+    """What the activity fails with when the frozen model, by HTTP `status`, ended a rollout.
+
+    ReferenceLost is to be tried again, CreditError is the user's to mend.
+    """
+    who = f"the frozen model {frozen.name!r} at {frozen.root}"
+    if _BAD_HEADER in error["message"].lower():
+        return CreditError(
+            f"the environment variable {frozen.api_key_var} of env servers holds what cannot be "
+            f"the key of {who}: there is white space or a special character in it"
+        )
+    if status in _ACCESS:
+        return CreditError(
+            f"{who} refuses access (HTTP {status}); the environment variable "
+            f"{frozen.api_key_var} of env servers must hold a key that it accepts"
+        )
+    said = f"{error['type']}: {shown(frozen, error)['message'][:300]}"
+    if status == 404:
+        return CreditError(
+            f"{who} is not served there (HTTP 404: {said}); name must be one of its /v1/models, "
+            "and base_url that of an OpenAI-compatible endpoint"
+        )
+    return ReferenceLost(f"{who} ended a rollout ({said}); is it still served there?", live=False)
 
 
 def lay_out(
@@ -169,16 +214,17 @@ class Layout:
 
 
 class Layouts:
-    """The layouts of all runs of a process, each loaded once."""
+    """The layouts of all runs of a process; each tokenizer and renderer is loaded once."""
 
     def __init__(self) -> None:
-        self._loading: dict[str, asyncio.Task[Layout]] = {}
+        self._loading: dict[tuple[str, str], asyncio.Task[Layout]] = {}
 
     async def layout(self, tokenizer: str, renderer: dict[str, Any]) -> Layout:
         """The layout for a folder with the policy's tokenizer; a failed load is tried again."""
-        found = self._loading.get(tokenizer)
+        key = (tokenizer, json.dumps(renderer, sort_keys=True))
+        found = self._loading.get(key)
         if found is None or (found.done() and (found.cancelled() or found.exception())):
             work = asyncio.to_thread(Layout.load, tokenizer, renderer)
-            found = self._loading[tokenizer] = asyncio.create_task(work)
+            found = self._loading[key] = asyncio.create_task(work)
         # Shielded: whoever gives up must not take it from the others.
         return await asyncio.shield(found)

@@ -59,7 +59,7 @@ async def _give_credit(
         _write_credit(members[place], given)
 
 
-def score(
+async def scored(
     work: GroupWork,
     rollouts: list[dict[str, Any] | None],
     version: int,
@@ -78,8 +78,8 @@ def score(
     did not err, `judge` (none: no filters) says which of them survive, and `post_batch` which of
     these would not train. With `require_full`, one that erred or was lost rejects the group:
     nothing in it gets credit or survives. `state` is the snapshot that the algorithm starts from,
-    and `task` the example's data, for algorithms that need it. Blocks, and runs an event loop
-    of its own: not for the thread of another. Raises CreditError.
+    and `task` the example's data, for algorithms that need it. A user's own algorithm may block
+    the event loop. Raises CreditError.
     """
     algorithm = algorithm or algorithms.default()
     members: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ def score(
             for index, rollout in enumerate(rollouts)
             if rollout is not None and rollout["error"] is None
         ]
-        asyncio.run(_give_credit(algorithm, valid, views, judge, state))
+        await _give_credit(algorithm, valid, views, judge, state)
         observed = algorithm.observed(views)
         for member in valid:
             if post_batch is not None and not member["filtered"]:
@@ -139,6 +139,11 @@ def score(
         "observed": observed,
         "rollouts": members,
     }
+
+
+def score(*args: Any, **options: Any) -> dict[str, Any]:
+    """`scored` in an event loop of its own; blocks, so it is not for the thread of another."""
+    return asyncio.run(scored(*args, **options))
 
 
 def valid_of(document: dict[str, Any]) -> list[dict[str, Any]]:

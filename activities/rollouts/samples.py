@@ -52,7 +52,8 @@ class Rollout:
     """One finished rollout, as stored. `record` is for people: what was said, and how it went.
 
     `error` is {'type', 'message'} or None. `provider` tells that the engine, not the
-    environment, ended it; such a rollout is not stored.
+    environment, ended it; such a rollout is not stored. `status` is then the engine's HTTP status,
+    if it is known.
     """
 
     reward: float
@@ -61,6 +62,7 @@ class Rollout:
     labels: list[str] = field(default_factory=list)
     error: dict[str, str] | None = None
     provider: bool = False
+    status: int | None = None
 
     @property
     def sampled_tokens(self) -> int:
@@ -255,6 +257,13 @@ def _is_provider(error: Any) -> bool:
     return error.type == "ProviderError" and error.status_code not in (400, 413, 422)
 
 
+def _status_of(episode: Any) -> int | None:
+    """HTTP status of the error that ended the first trace that failed; None if it has none."""
+    failed = next((trace for trace in episode.traces if not trace.ok), None)
+    status = failed.last_error.status_code if failed and failed.last_error else None
+    return None if status is None else int(status)
+
+
 def _error_of(episode: Any) -> tuple[dict[str, str] | None, bool]:
     """What ended the rollout badly, if anything, and whether it was the engine."""
     for trace in episode.traces:
@@ -338,6 +347,7 @@ def from_episode(
         labels=sorted(labels),
         error=error,
         provider=provider,
+        status=_status_of(episode) if provider else None,
     )
 
 

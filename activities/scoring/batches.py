@@ -231,9 +231,10 @@ def summarize(
     are there as 0. `barren` are groups that no rollout survived, which are in no batch.
 
     staleness/{mean,max}: versions between what sampled a group's oldest token and version
-    `step - 1`, which the batch trains on top of. off_policy/…: the same of each rollout, split at
-    its newest token. batch/trainable: share of the rollouts in the batch that train; batch/empty:
-    1 if none does.
+    `step - 1`, which the batch trains on top of, over groups of which the policy sampled any
+    token; without such a group the keys are absent. off_policy/…: the same of each rollout, split
+    at its newest token. batch/trainable: share of the rollouts in the batch that train;
+    batch/empty: 1 if none does.
     """
     metrics = _scope(groups, "all", post_batch)
     for env in sorted({group.env for group in groups}):
@@ -242,9 +243,14 @@ def summarize(
         metrics[f"batch/{env}"] = len(own) / len(groups)
         by_name = _own_means([[r.metrics for r in group.rollouts] for group in own])
         metrics |= {f"metrics/{env}/{name}": fmean(values) for name, values in by_name.items()}
-    stale = [float(max(0, step - 1 - group.version_start)) for group in groups]
-    metrics["staleness/mean"] = fmean(stale)
-    metrics["staleness/max"] = max(stale)
+    stale = [
+        float(max(0, step - 1 - group.version_start))
+        for group in groups
+        if any(rollout.versions for rollout in group.rollouts)
+    ]
+    if stale:
+        metrics["staleness/mean"] = fmean(stale)
+        metrics["staleness/max"] = max(stale)
     metrics |= _pre_filters(groups, pre_batch, barren or FilterTally())
     collected = [r for group in groups for r in group.rollouts if r.collected]
     metrics |= _off_policy(collected, step)

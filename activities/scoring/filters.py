@@ -2,12 +2,14 @@
 
 Invariants: every filter of a slot is evaluated for every rollout, so that a hit that is only
 counted never hides one that removes; the verdict does not depend on the order of the slot. The
-limits themselves are never a hit: both comparisons are strict.
+limits themselves are never a hit: both comparisons are strict. Rules over log-probabilities skip
+tokens of which there is none, as with those that a frozen model said.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 from configs.filters import (
@@ -22,12 +24,13 @@ from configs.filters import (
 class SampledTokens:
     """What the policy sampled in one rollout: N tokens, over all samples and turns in order.
 
-    token_ids [N]; logprobs [N]: the engine's, in nats; advantages [N], or None if the rollout was
-    not given any.
+    token_ids [N]; logprobs [N]: the engine's, in nats; measured [N]: whether an engine of the
+    policy told that log-probability; advantages [N], or None if the rollout was not given any.
     """
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
+    measured: Sequence[bool]
     advantages: Sequence[float] | None
 
 
@@ -43,17 +46,19 @@ def sampled_tokens(samples: Sequence[Mapping[str, Any]]) -> SampledTokens:
     """The sampled tokens of a rollout's scored samples (of a group document)."""
     token_ids: list[int] = []
     logprobs: list[float] = []
+    measured: list[bool] = []
     advantages: list[float] | None = []
     for sample in samples:
         mask = sample["loss_mask"]
         token_ids += [token for token, on in zip(sample["token_ids"], mask, strict=True) if on]
         logprobs += [value for value, on in zip(sample["logprobs"], mask, strict=True) if on]
+        measured += [by >= 0 for by, on in zip(sample["versions"], mask, strict=True) if on]
         credit = sample.get("advantages")
         if credit is None:
             advantages = None
         elif advantages is not None:
             advantages += [value for value, on in zip(credit, mask, strict=True) if on]
-    return SampledTokens(token_ids, logprobs, advantages)
+    return SampledTokens(token_ids, logprobs, measured, advantages)
 
 
 def is_gibberish(tokens: SampledTokens, config: GibberishConfig, vocab_size: int) -> bool:
@@ -63,8 +68,10 @@ def is_gibberish(tokens: SampledTokens, config: GibberishConfig, vocab_size: int
     """
     least = -math.log(vocab_size) - config.logprob_offset
     return any(
-        token > config.token_id_threshold and logprob < least
-        for token, logprob in zip(tokens.token_ids, tokens.logprobs, strict=True)
+        told and token > config.token_id_threshold and logprob < least
+        for token, logprob, told in zip(
+            tokens.token_ids, tokens.logprobs, tokens.measured, strict=True
+        )
     )
 
 
@@ -75,7 +82,7 @@ def is_repetition(tokens: SampledTokens, config: RepetitionConfig) -> bool:
     """
     least = math.log(config.prob_threshold)
     run = 0
-    for logprob in tokens.logprobs:
+    for logprob in compress(tokens.logprobs, tokens.measured):
         run = run + 1 if logprob > least else 0
         if run == config.window:
             return True

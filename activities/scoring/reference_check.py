@@ -6,12 +6,17 @@ machine can have it: the check of the model itself tells what is wrong with that
 
 import asyncio
 import difflib
-import os
 from typing import Any
 
 from activities.contracts.checks import CheckProblem
 from activities.scoring.algorithms.base import CreditError
-from activities.scoring.references import Endpoint, ReferenceLost, References
+from activities.scoring.references import (
+    Endpoint,
+    ReferenceLost,
+    References,
+    key_of,
+    read_json,
+)
 from configs.algorithm import AlgorithmConfig, demo_tokens_of, source_of, teacher_of
 from configs.model import DEFAULT_POLICY
 from configs.reference import DEFAULT_KEY_VAR, FrozenModelConfig
@@ -59,7 +64,11 @@ async def _check(
     longest: int | None,
 ) -> list[CheckProblem]:
     """`longest`: tokens of what it may have to score; None if it scores nothing."""
-    if model.api_key_var != DEFAULT_KEY_VAR and not os.environ.get(model.api_key_var):
+    try:
+        key_is_set = bool(key_of(model.api_key_var))
+    except CreditError as error:
+        return [_problem(f"{key}.api_key_var", str(error))]
+    if model.api_key_var != DEFAULT_KEY_VAR and not key_is_set:
         message = (
             f"the environment variable {model.api_key_var} is not set on a rollout worker; set it "
             "there and on env servers, or leave api_key_var out if the endpoint has no key"
@@ -115,7 +124,10 @@ async def _check_vocabulary(
     ids: list[int] = tokenizer.encode(PROBE, add_special_tokens=False)
     body = {"model": model.name, "prompt": PROBE, "add_special_tokens": False}
     answer = await references.ask(endpoint, "POST", "/tokenize", body)
-    if answer.status_code == 200 and (theirs := answer.json().get("tokens")) != ids:
+    said = read_json(answer) if answer.status_code == 200 else {}
+    theirs = said.get("tokens") if isinstance(said, dict) else None
+    # Anything else may answer there: that tells nothing of the vocabulary.
+    if isinstance(theirs, list) and theirs != ids:
         message = (
             f"its tokenizer is not the policy's: the same text is {theirs[:6]}… to it and "
             f"{ids[:6]}… to the policy; token ids can only be scored by a model of the same "

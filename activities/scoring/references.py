@@ -10,8 +10,9 @@ without special flags. Facts about vLLM 0.32 this rests on:
 - A token id that the model does not have is a 400 answer, a model that it does not serve a 404.
 
 Invariants: the key of an endpoint is read from the environment when a request is made, goes into
-its header and nowhere else. One process never has more requests in flight at an endpoint than the
-config allows, from however many event loops they come.
+its header and nowhere else: what others say is masked before it becomes part of an error. One
+process never has more requests in flight at an endpoint than the config allows, from however many
+event loops they come.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from typing import Any, TypeVar
 import httpx
 
 from activities.scoring.algorithms.base import CreditError
-from configs.reference import DEFAULT_KEY_VAR, FrozenModelConfig
+from configs.reference import DEFAULT_KEY_VAR, HIDDEN, FrozenModelConfig
 
 T = TypeVar("T")
 
@@ -34,9 +35,14 @@ LIVE_CONCURRENT = 32
 TIMEOUT = httpx.Timeout(60.0, connect=10.0, pool=None)
 BACKOFFS_S = (0.0, 0.5, 1.0, 2.0)
 """Waits before each try of a request that met a server in trouble."""
+BUSY_S = 2.0
+"""Wait before a live engine that is paused or has too much to do is asked again."""
 
 _SHOWN = 300
 _ACCESS = (401, 403)
+_BUSY = (429, 502, 503, 504)
+_UNREADABLE = (httpx.LocalProtocolError, httpx.UnsupportedProtocol)
+"""Errors about the request itself, which repeat parts of it; headers are among these."""
 
 
 class ReferenceLost(Exception):
@@ -48,6 +54,28 @@ class ReferenceLost(Exception):
     def __init__(self, message: str, *, live: bool) -> None:
         super().__init__(message)
         self.live = live
+
+
+def key_of(variable: str) -> str:
+    """The key in an environment variable, without white space around it; "" if there is none.
+
+    Raises CreditError, which names the variable alone, if no header can hold it.
+    """
+    key = os.environ.get(variable, "").strip() if variable else ""
+    if not (key.isascii() and key.isprintable()):
+        raise CreditError(
+            f"the environment variable {variable} of this worker holds what cannot be a key: "
+            "there are characters other than printable ASCII in it"
+        )
+    return key
+
+
+def without_key(text: str, variable: str) -> str:
+    """`text` with the key that an environment variable holds masked wherever it occurs."""
+    held = os.environ.get(variable, "") if variable else ""
+    for key in (held, held.strip()):
+        text = text.replace(key, HIDDEN) if key else text
+    return text
 
 
 @dataclass(frozen=True)
@@ -66,9 +94,13 @@ class Endpoint:
         return Endpoint(config.root, config.name, config.api_key_var, config.max_concurrent)
 
     def headers(self) -> dict[str, str]:
-        """Authorization, if the endpoint has a key."""
-        key = os.environ.get(self.key_var, "") if self.key_var else ""
+        """Authorization, if the endpoint has a key. Raises CreditError as `key_of` does."""
+        key = key_of(self.key_var)
         return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def shown(self, text: str) -> str:
+        """The beginning of what was said about a request there, without the key."""
+        return without_key(text, self.key_var)[:_SHOWN]
 
     def __str__(self) -> str:
         what = "the policy's engine" if self.live else "the reference"
@@ -82,7 +114,7 @@ class References:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client = httpx.AsyncClient()
         self._slots: dict[str, asyncio.Semaphore] = {}
-        self._contexts: dict[tuple[str, str], int | None] = {}
+        self._contexts: dict[tuple[str, str], int] = {}
 
     def bind(self) -> None:
         """Makes the running event loop the one in which requests are made; safe to repeat."""
@@ -131,21 +163,32 @@ class References:
     ) -> httpx.Response:
         """One request; tried again while the server cannot be reached or has trouble of its own.
 
-        Returns an answer below 500 that is not 429. Raises ReferenceLost.
+        A live engine that is only slow or busy, as one that is paused, is asked for as long as
+        the caller waits. Returns an answer below 500 that is not 429. Raises ReferenceLost, and
+        CreditError if the endpoint's key cannot be one.
         """
-        trouble = ""
-        for wait in BACKOFFS_S:
-            await asyncio.sleep(wait)
+        trouble, failures = "", 0
+        headers = endpoint.headers()
+        while failures < len(BACKOFFS_S):
+            await asyncio.sleep(BACKOFFS_S[failures])
             try:
                 answer = await self._client.request(
-                    method, f"{endpoint.root}{path}", json=body, headers=endpoint.headers()
+                    method, f"{endpoint.root}{path}", json=body, headers=headers
                 )
             except httpx.HTTPError as error:
-                trouble = f"{type(error).__name__} {error}".strip()
-                continue
-            if answer.status_code < 500 and answer.status_code != 429:
-                return answer
-            trouble = f"HTTP {answer.status_code}: {answer.text[:_SHOWN]}"
+                busy = isinstance(error, httpx.ReadTimeout)
+                said = "" if isinstance(error, _UNREADABLE) else endpoint.shown(str(error))
+                trouble = f"{type(error).__name__} {said}".strip()
+            else:
+                if answer.status_code < 500 and answer.status_code != 429:
+                    return answer
+                busy = answer.status_code in _BUSY
+                trouble = f"HTTP {answer.status_code}: {endpoint.shown(answer.text)}"
+            if endpoint.live and busy:
+                failures = 0
+                await asyncio.sleep(BUSY_S)
+            else:
+                failures += 1
         raise ReferenceLost(
             f"{endpoint} does not answer ({trouble}); is a server running there?",
             live=endpoint.live,
@@ -159,21 +202,36 @@ class References:
         answer = await self.ask(endpoint, "GET", "/v1/models")
         if answer.status_code != 200:
             raise refused(endpoint, answer)
-        found = _json(answer)
+        found = read_json(answer)
         cards = found.get("data") if isinstance(found, dict) else None
         if not isinstance(cards, list):
             raise CreditError(
                 f"{endpoint}: /v1/models answers with no list of models; base_url must be that "
                 "of an OpenAI-compatible endpoint"
             )
-        return {str(card.get("id")): card.get("max_model_len") for card in cards}
+        lengths = {
+            str(card.get("id")): card.get("max_model_len")
+            for card in cards
+            if isinstance(card, dict)
+        }
+        return {
+            name: length if isinstance(length, int) else None for name, length in lengths.items()
+        }
 
-    async def context(self, endpoint: Endpoint) -> int | None:
-        """The context length of the endpoint's model in tokens, asked for once."""
+    async def context(self, endpoint: Endpoint, length: int) -> int | None:
+        """The context of the endpoint's model in tokens; None if it is not told.
+
+        What is known is good enough for a sequence of `length` that fits into it: else the server
+        is asked, as another may listen there by then.
+        """
         place = (endpoint.root, endpoint.model)
-        if place not in self._contexts:
-            self._contexts[place] = (await self.models(endpoint)).get(endpoint.model)
-        return self._contexts[place]
+        known = self._contexts.get(place)
+        if known is not None and length <= known:
+            return known
+        told = (await self.models(endpoint)).get(endpoint.model)
+        if told is not None:
+            self._contexts[place] = told
+        return told
 
 
 class VllmReference:
@@ -197,7 +255,7 @@ class VllmReference:
     async def _score(self, ids: list[int]) -> list[float]:
         references, endpoint = self._references, self.endpoint
         async with references.slots(endpoint):
-            context = await references.context(endpoint)
+            context = await references.context(endpoint, len(ids))
             if context is not None and len(ids) > context:
                 raise too_long(endpoint, context, len(ids))
             full = context is not None and len(ids) == context
@@ -206,7 +264,7 @@ class VllmReference:
         if answer.status_code != 200:
             raise refused(endpoint, answer)
         try:
-            return scores(_json(answer), ids, full=full)
+            return scores(read_json(answer), ids, full=full)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise CreditError(
                 f"{endpoint} does not score every token of a prompt ({error}); a vLLM server "
@@ -259,13 +317,12 @@ def refused(endpoint: Endpoint, answer: httpx.Response) -> CreditError | Referen
         # Another epoch of the engine, or another server, listens there.
         return ReferenceLost(f"{endpoint} is not served any more (HTTP {code})", live=True)
     if code in _ACCESS:
-        unset = not os.environ.get(endpoint.key_var, "")
-        state = "is not set" if unset else "holds a key that it does not accept"
+        state = "holds a key that it does not accept" if key_of(endpoint.key_var) else "is not set"
         return CreditError(
             f"{endpoint} asks for a key (HTTP {code}), and the environment variable "
             f"{endpoint.key_var or DEFAULT_KEY_VAR} of this worker {state}"
         )
-    said = answer.text[:_SHOWN]
+    said = endpoint.shown(answer.text)
     if code == 404:
         return CreditError(
             f"{endpoint} is not served there (HTTP 404: {said}); name must be one of its "
@@ -277,7 +334,8 @@ def refused(endpoint: Endpoint, answer: httpx.Response) -> CreditError | Referen
     return CreditError(f"{endpoint} refuses to score a sample (HTTP {code}: {said}){remedy}")
 
 
-def _json(answer: httpx.Response) -> Any:
+def read_json(answer: httpx.Response) -> Any:
+    """The answer's JSON, whatever it is; {} if it is none."""
     try:
         return answer.json()
     except ValueError:

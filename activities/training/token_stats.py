@@ -4,11 +4,12 @@ Keys are '<family>/<statistic>', and where a family is told per env '<family>/<s
 with scope 'all' or an env's name; statistics are mean, median, std, min and max over tokens. A
 family without tokens in the step has no keys. Nothing here has a gradient.
 
-entropy, mismatch_kl: of sampled tokens, by scope. masked_mismatch_kl, unmasked_mismatch_kl: of the
-rl component's members, dropped from its policy term or kept; is_masked, is_masked_low,
-is_masked_high: shares dropped; masked_advantage_positive, masked_advantage_negative: shares of the
-dropped ones by sign. ref_kl: trainer minus reference log-probability of the ref_kl members; nll:
-negative log-likelihood of the ce members. All in nats. kl_ent_ratio/mean: mismatch over entropy.
+entropy: of sampled tokens, by scope. mismatch_kl: of those that an engine of the policy measured,
+by scope. masked_mismatch_kl, unmasked_mismatch_kl: of the rl component's members, dropped from its
+policy term or kept; is_masked, is_masked_low, is_masked_high: shares dropped;
+masked_advantage_positive, masked_advantage_negative: shares of the dropped ones by sign. ref_kl:
+trainer minus reference log-probability of the ref_kl members; nll: negative log-likelihood of the
+ce members. All in nats. kl_ent_ratio/mean: mismatch over entropy.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from activities.training.loss import members
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +54,16 @@ def env_masks(batch: MicroBatch, samples: Sequence[Sample]) -> dict[str, Tensor]
     return masks
 
 
+def measured(inputs: LossInputs) -> Tensor:
+    """Sampled tokens that are members of rl or ref_kl [*] bool: those that have a log-probability
+    of the engine's. A token that is only learnt, as one that a frozen model said, may have none.
+    """
+    found = members(inputs.loss_mask, inputs.rl_weights)
+    if inputs.ref_kl_weights is None:
+        return found
+    return found | (inputs.loss_mask & (inputs.ref_kl_weights != 0))
+
+
 class TokenStats:
     """Collects the tokens of one step, micro-batch by micro-batch."""
 
@@ -71,10 +84,10 @@ class TokenStats:
         envs: dict[str, Tensor],
     ) -> None:
         """Takes a micro-batch. All tensors are [B, T]; `envs` marks the tokens of each env."""
-        sampled = inputs.loss_mask
+        sampled, told = inputs.loss_mask, measured(inputs)
         for scope, own in {"all": sampled, **envs}.items():
             self._keep(f"entropy/{scope}", entropy, sampled & own)
-            self._keep(f"mismatch_kl/{scope}", mismatch, sampled & own)
+            self._keep(f"mismatch_kl/{scope}", mismatch, told & own)
         dropped = rl.masked_low | rl.masked_high
         self._keep("masked_mismatch_kl", rl.mismatch_kl, dropped)
         self._keep("unmasked_mismatch_kl", rl.mismatch_kl, rl.members & ~dropped)
@@ -99,6 +112,6 @@ class TokenStats:
             for statistic, value in statistics(np.concatenate(parts)).items():
                 found[f"{family}/{statistic}"] = value
         entropy = found.get("entropy/all/mean", 0.0)
-        if entropy > 0:
+        if entropy > 0 and "mismatch_kl/all/mean" in found:
             found["kl_ent_ratio/mean"] = found["mismatch_kl/all/mean"] / entropy
         return found

@@ -27,7 +27,7 @@ from activities.training.loss import LossInputs, MemberCounts, mismatch_kl, tota
 from activities.training.model import CANARY_FILE, export, load_model, score_batch
 from activities.training.optimizers import Optimizer
 from activities.training.schedules import learning_rate
-from activities.training.token_stats import TokenStats, env_masks
+from activities.training.token_stats import TokenStats, env_masks, measured
 from configs.run import RunConfig
 
 SCHEMA_VERSION = 1
@@ -226,17 +226,18 @@ class Trainer:
     def _backward(self, samples: list[Sample], counts: MemberCounts) -> dict[str, float]:
         """Accumulates the step's gradient. Returns losses, and means over tokens.
 
-        Entropy and mismatch are means over the sampled tokens, the masked shares over the members
-        of the rl component. nll_ce is the mean negative log-likelihood (nats) of the members of
-        ce, whatever their weights. Distributions over tokens are those of TokenStats.
+        Entropy is the mean over the sampled tokens, mismatch over those that an engine measured
+        (0 without any), the masked shares over the members of the rl component. nll_ce is the mean
+        negative log-likelihood (nats) of the members of ce, whatever their weights. Distributions
+        over tokens are those of TokenStats.
         """
         assert self._config is not None and self._rl_loss is not None
         trainer = self._config.trainer
         stats = TokenStats()
-        sampled = ("entropy", "mismatch_kl")
-        sums = dict.fromkeys((*sampled, "is_masked", "is_masked_low", "is_masked_high"), 0.0)
+        shares = ("is_masked", "is_masked_low", "is_masked_high")
+        sums = dict.fromkeys(("entropy", "mismatch_kl", *shares), 0.0)
         parts: dict[str, float] = {}
-        loss, nll, count, tokens = 0.0, 0.0, 0, 0
+        loss, nll, count, tokens, told = 0.0, 0.0, 0, 0, 0
         for made in micro_batches(
             samples, trainer.seq_len, trainer.micro_batch_tokens, packing=self._packing
         ):
@@ -260,20 +261,20 @@ class Trainer:
                 parts[name] = parts.get(name, 0.0) + value
             if batch.ce_weights is not None:
                 nll -= (logprobs.detach() * (batch.ce_weights != 0)).sum().item()
-            mismatch = mismatch_kl(logprobs, batch.logprobs, batch.loss_mask)
+            engine_told = measured(inputs)
+            mismatch = mismatch_kl(logprobs, batch.logprobs, engine_told)
             stats.add(inputs, share.rl, entropy, mismatch, env_masks(batch, samples))
             mask = batch.loss_mask
             tokens += int(mask.sum().item())
+            told += int(engine_told.sum().item())
             low, high = share.rl.masked_low.sum().item(), share.rl.masked_high.sum().item()
             sums["is_masked_low"] += low
             sums["is_masked_high"] += high
             sums["is_masked"] += low + high
             sums["mismatch_kl"] += mismatch.sum().item()
             sums["entropy"] += (entropy * mask).sum().item()
-        means = {
-            name: value / max(tokens if name in sampled else counts.rl, 1)
-            for name, value in sums.items()
-        }
+        over = {"entropy": tokens, "mismatch_kl": told}
+        means = {name: value / max(over.get(name, counts.rl), 1) for name, value in sums.items()}
         metrics = {"loss": loss, "micro_batches": float(count), "tokens": float(tokens)} | means
         if set(parts) - {"rl"}:
             for name, value in parts.items():

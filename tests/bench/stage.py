@@ -25,7 +25,6 @@ from typing import Any
 import psutil
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Worker
 
 from activities.contracts import names
@@ -37,6 +36,7 @@ from activities.contracts.training import (
     TrainStepInput,
     TrainStepResult,
 )
+from activities.contracts.wire import WIRE
 from configs.load import validate
 from tests.bench.ledger import Ledger
 from tests.workflow.world import World
@@ -170,7 +170,7 @@ async def _connect(address: str) -> Client:
     async with asyncio.timeout(ANSWERS_WITHIN_S):
         while True:
             try:
-                return await Client.connect(address, data_converter=pydantic_data_converter)
+                return await Client.connect(address, data_converter=WIRE)
             except RuntimeError:
                 await asyncio.sleep(0.2)
 

@@ -21,8 +21,8 @@ import httpx
 import psutil
 import pytest
 from temporalio.client import Client
-from temporalio.contrib.pydantic import pydantic_data_converter
 
+from activities.contracts.wire import WIRE
 from activities.envs.loading import process_env
 from activities.envs.probe import probe as probe_env
 from activities.storage.store import ArtifactStore
@@ -171,7 +171,7 @@ def test_temporal_ui_shows_the_run_and_its_groups(finished: tuple[Addresses, str
     where, run_id, _ = finished
 
     async def look() -> tuple[dict[str, Any], set[str]]:
-        client = await Client.connect(where.temporal, data_converter=pydantic_data_converter)
+        client = await Client.connect(where.temporal, data_converter=WIRE)
         described = await client.get_workflow_handle(run_id).describe()
         attributes = {key.name: value for key, value in described.typed_search_attributes}
         summaries = set()

@@ -26,11 +26,11 @@ from typing import Any
 
 from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client, WorkflowHistory
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.testing import WorkflowEnvironment
 
 from activities.contracts.names import Queues
+from activities.contracts.wire import WIRE
 from tests.workflow.kinds import KINDS, Handle, Kind, Stage
 from tests.workflow.running import worker
 from worker.client import register_search_attributes
@@ -165,7 +165,7 @@ async def main(wanted: list[str]) -> None:
         dev_server_existing_path=str(Path(sys.executable).parent / "temporal"),
         dev_server_extra_args=extra,
         dev_server_log_level="error",
-        data_converter=pydantic_data_converter,
+        data_converter=WIRE,
         identity="recorder",
         runtime=Runtime(telemetry=TelemetryConfig(logging=LoggingConfig(filter=QUIET))),
     ) as environment:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from temporalio import workflow
 from temporalio.client import WorkflowHistory
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 
 from activities.contracts.checks import CheckResult
 from activities.contracts.rollouts import EngineTarget, GroupResult, GroupWork
+from activities.contracts.wire import WIRE
 from tests.workflow.kinds import KINDS
 from tests.workflow.record import HISTORIES, WORKFLOW_TYPES, missing, read, started
 from workflows.dispatch import Dispatch
@@ -49,7 +49,7 @@ async def replay(path: Path, *workflows: type) -> None:
     replayer = Replayer(
         workflows=workflows,
         workflow_runner=UnsandboxedWorkflowRunner(),
-        data_converter=pydantic_data_converter,
+        data_converter=WIRE,
     )
     workflow_id = started(history)["workflowId"]
     await replayer.replay_workflow(WorkflowHistory.from_json(workflow_id, history))

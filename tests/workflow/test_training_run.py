@@ -152,6 +152,7 @@ async def test_stale_group_is_given_up_before_the_push_and_rolled_out_anew(
         train = {"env": envs, "batch_size": 8, "group_size": 2, "max_off_policy_steps": 2}
         result = await (await start(world, max_steps=6, train=train)).result()
         assert result["status"] == "succeeded"
+        await until(lambda: len(world.events) == 2)
         assert world.events == ["slow train/1", "cancelled train/1"]
         shipped = {group: step for step, groups in world.batches.items() for group in groups}
         assert "train/1" not in shipped and shipped["train/1.1"] >= 3

@@ -46,7 +46,7 @@ async def ref_logprobs(
 ) -> list[Credit]:
     """Credit [n] with the reference's log-probabilities for the samples of n rollouts.
 
-    At most `max_concurrent` samples are asked about at once.
+    At most `max_concurrent` samples are asked about at once, and none any more after one failed.
     """
     gate = asyncio.Semaphore(max_concurrent)
 
@@ -54,7 +54,11 @@ async def ref_logprobs(
         async with gate:
             return await _answer(reference, question, seq_len)
 
-    answers = await asyncio.gather(
-        *(asyncio.gather(*(one(question) for question in own)) for own in questions)
-    )
-    return [Credit(ref_logprobs=own) for own in answers]
+    asked = [[asyncio.ensure_future(one(question)) for question in own] for own in questions]
+    waiting = [answer for own in asked for answer in own]
+    try:
+        await asyncio.gather(*waiting)
+    finally:
+        for answer in waiting:
+            answer.cancel()
+    return [Credit(ref_logprobs=[answer.result() for answer in own]) for own in asked]

@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.envconfig import ClientConnectConfig
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.contracts.names import Queues
+from activities.contracts.wire import WIRE
 from activities.storage.store import ArtifactStore
 from api.app import create_app
 from api.settings import Settings
@@ -72,7 +72,7 @@ class Served:
 async def temporal() -> AsyncIterator[WorkflowEnvironment]:
     async with await WorkflowEnvironment.start_local(
         dev_server_existing_path=temporal_binary(),
-        data_converter=pydantic_data_converter,
+        data_converter=WIRE,
         dev_server_extra_args=["--dynamic-config-value", "frontend.WorkflowPauseEnabled=true"],
     ) as env:
         yield env

@@ -114,6 +114,15 @@ def test_repetition_goes_on_over_turns_and_samples() -> None:
     assert _hits(config, turns), "what the env says between two turns does not end a run"
 
 
+def test_tokens_that_nobody_measured_are_no_hit() -> None:
+    """A frozen model's tokens have log-probability 0.0, which would be certainty."""
+    unversioned = _sample([RARE] * 4, [0.0] * 4, versions=[-1] * 4)
+    assert not _hits(RepetitionConfig(window=3), unversioned)
+    assert not _hits(GibberishConfig(), _sample([RARE], [-99.0], versions=[-1]))
+    two = _sample([1] * 4, [CERTAIN, 0.0, -9.0, CERTAIN], versions=[0, -1, -1, 0])
+    assert _hits(RepetitionConfig(window=2), two), "they neither count nor end a run"
+
+
 def test_default_window() -> None:
     assert not _hits(RepetitionConfig(), _sample([1] * 2999, [CERTAIN] * 2999))
     assert _hits(RepetitionConfig(), _sample([1] * 3000, [CERTAIN] * 3000))

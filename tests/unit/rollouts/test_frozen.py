@@ -1,18 +1,31 @@
 """A frozen model's words in the policy's tokens: what trains, and where samples end."""
 
+import asyncio
+import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
 
-from activities.contracts.rollouts import GroupWork
+from activities.context import WorkerContext
+from activities.contracts import names
+from activities.contracts.rollouts import EngineTarget, GroupWork, RunRolloutsInput
 from activities.envs.shipped.ratchet_chatml import ChatMLRenderer
 from activities.rollouts import frozen, groups
+from activities.rollouts.activities import RolloutActivities, renderer_config
 from activities.rollouts.frozen import Layout, Turn, lay_out
 from activities.rollouts.samples import RolloutSample, from_episode, to_document
+from activities.scoring.algorithms.base import CreditError
+from activities.scoring.references import ReferenceLost
+from activities.storage import keys
 from activities.training.tokenizer import IM_END, build_tokenizer, vocabulary
 from configs.env import SamplingConfig
+from configs.load import validate
 from configs.reference import FrozenModelConfig
 from tests.unit.rollouts.test_samples import _episode
 
@@ -127,6 +140,65 @@ def test_a_group_of_a_frozen_model_is_as_young_as_can_be() -> None:
     assert scored["version_start"] == 7 and groups.served_versions(scored) == set()
 
 
+KEY = "sk-very-secret-1234567890"
+BIG = FrozenModelConfig(name="big", base_url="http://h:1", api_key_var="BIG_KEY")
+
+
+@pytest.mark.parametrize(
+    ("held", "message", "status", "error", "words"),
+    [
+        (f"{KEY}\n", f"Illegal header value b'Bearer {KEY}\\n'", 503, CreditError, "BIG_KEY"),
+        ("", f"Illegal header value b'Bearer {KEY}\\n'", 503, CreditError, "BIG_KEY"),
+        (KEY, f"on fire with {KEY}", 500, ReferenceLost, "still served"),
+        (f" {KEY} ", f"no {KEY}", 502, ReferenceLost, "still served"),
+        (KEY, f"bad key {KEY}", 401, CreditError, "BIG_KEY"),
+        (KEY, "forbidden", 403, CreditError, "BIG_KEY"),
+        (KEY, f"no model for {KEY}", 404, CreditError, "'big' .*/v1/models"),
+        (KEY, "timed out", None, ReferenceLost, "timed out"),
+    ],
+)
+def test_what_a_frozen_model_ends_is_told_without_its_key(
+    monkeypatch: pytest.MonkeyPatch,
+    held: str,
+    message: str,
+    status: int | None,
+    error: type[Exception],
+    words: str,
+) -> None:
+    monkeypatch.setenv("BIG_KEY", held)
+    said = {"type": "ProviderError", "message": message}
+    found = frozen.trouble(BIG, said, status)
+    assert type(found) is error and re.search(words, str(found))
+    assert KEY not in str(found) + repr(frozen.shown(BIG, said))
+
+
+async def test_a_frozen_model_plays_few_at_a_time() -> None:
+    seats, busy, most = frozen.Seats(), 0, 0
+
+    async def play(model: FrozenModelConfig) -> None:
+        nonlocal busy, most
+        async with seats.of(model):
+            busy += 1
+            most = max(most, busy)
+            await asyncio.sleep(0)
+            busy -= 1
+
+    few = BIG.model_copy(update={"max_concurrent": 3})
+    alias = few.model_copy(update={"name": "other"})
+    await asyncio.gather(*(play(few) for _ in range(5)), *(play(alias) for _ in range(5)))
+    assert most == 3
+
+
+async def test_each_renderer_has_its_layout(tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    layouts = frozen.Layouts()
+    ours = renderer_config("ratchet-chatml")
+    first, again = [await layouts.layout(str(tmp_path), dict(ours)) for _ in range(2)]
+    assert first is again
+    other = await layouts.layout(str(tmp_path), {"name": "default"})
+    assert type(other._renderer) is not type(first._renderer)
+
+
 def test_the_frozen_endpoint_is_asked_without_salt(monkeypatch: pytest.MonkeyPatch) -> None:
     model = FrozenModelConfig(name="big", base_url="http://h:1", api_key_var="BIG_KEY")
     sampling = SamplingConfig(temperature=0.5, max_tokens=9)
@@ -136,3 +208,66 @@ def test_the_frozen_endpoint_is_asked_without_salt(monkeypatch: pytest.MonkeyPat
     assert asked["model"] == "big"
     assert asked["sampling"].model_dump(exclude_none=True) == {"temperature": 0.5, "max_tokens": 9}
     assert "sk-secret" not in repr(asked)
+
+
+# -- rollouts of a frozen model, by the activity -----------------------------------------------
+
+
+class Client:
+    """An env server's client whose rollouts take `takes_s` and end by an error."""
+
+    def __init__(self, takes_s: float, **error: Any) -> None:
+        self._takes_s = takes_s
+        self._error = error
+        self.busy = self.most = 0
+
+    async def run(self, **request: Any) -> Any:
+        self.busy += 1
+        self.most = max(self.most, self.busy)
+        await asyncio.sleep(self._takes_s)
+        self.busy -= 1
+        return _episode([], ok=False, errors=[self._error])
+
+
+async def _play(tmp_path: Path, client: Client, count: int) -> list[Any]:
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    source = {**BIG.model_dump(mode="json"), "max_concurrent": 2}
+    env = {"id": "reverse-text", "timeout_s": 1.0}
+    algo = {"type": "sft", "source": source}
+    config = validate({"max_steps": 1, "algo": algo, "train": {"env": [env]}})
+    ctx.store.put_json(keys.config("r"), config.model_dump(mode="json"))
+    policy = tmp_path / "policy"
+    TOKENIZER.save_pretrained(policy)
+    ctx.store.put_folder(keys.weights("r", 0), policy, attempt="0")
+    rooms = RolloutActivities(ctx)
+    work = GroupWork("train/0", "train", "reverse-text", 0, count)
+    engine = EngineTarget(0, 1, "http://e:1", "policy", 0)
+    given = RunRolloutsInput("r", work, engine, "tcp://env:1")
+
+    async def play() -> list[Any]:
+        connection: Any = SimpleNamespace(client=client)
+        playing = [rooms._one(given, connection, {}, index) for index in range(count)]
+        return await asyncio.gather(*playing, return_exceptions=True)
+
+    return list(await ActivityEnvironment().run(play))
+
+
+async def test_rollouts_wait_for_a_seat_before_their_time_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BIG_KEY", KEY)
+    client = Client(0.4, type="HarnessError", message=f"exited: {KEY}")
+    documents = await _play(tmp_path, client, 8)
+    assert client.most == 2
+    assert [document["error"]["type"] for document in documents] == ["HarnessError"] * 8
+    assert KEY not in str(documents)
+
+
+@pytest.mark.parametrize(("status", "words"), [(401, "BIG_KEY"), (404, "'big'")])
+async def test_a_refusal_of_a_frozen_model_is_the_users(
+    tmp_path: Path, status: int, words: str
+) -> None:
+    client = Client(0.0, type="ProviderError", message="no", status_code=status)
+    (error,) = await _play(tmp_path, client, 1)
+    assert isinstance(error, ApplicationError) and words in str(error)
+    assert error.type == names.BAD_INPUT and error.non_retryable

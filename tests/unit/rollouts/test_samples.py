@@ -124,6 +124,7 @@ def test_who_is_to_blame(status: int, provider: bool) -> None:
     rollout = from_episode(_episode([], ok=False, errors=errors), 1)
     assert rollout.error == {"type": "ProviderError", "message": "gone"}
     assert rollout.provider is provider
+    assert rollout.status == (status if provider else None)
 
 
 def test_other_bad_ends() -> None:

@@ -54,7 +54,7 @@ def test_eval_summary() -> None:
 
 
 def _member(reward: float, advantage: float | None, seq_len: int = 10) -> BatchRollout:
-    return BatchRollout(reward, seq_len, 4, 1, False, 1, advantage)
+    return BatchRollout(reward, seq_len, 4, 1, False, 1, advantage, versions=(3, 4))
 
 
 def test_batch_summary_is_of_group_means() -> None:
@@ -75,6 +75,14 @@ def test_batch_summary_is_of_group_means() -> None:
     assert metrics["staleness/mean"] == pytest.approx(4 / 3)
     assert metrics["staleness/max"] == 2
     assert metrics["batch/a"] == pytest.approx(2 / 3)
+
+
+def test_groups_that_the_policy_did_not_play_have_no_age() -> None:
+    played = BatchGroup("a", 1, 0, 3, [_member(1.0, None)])
+    frozen = BatchGroup("b", 1, 0, 9, [replace(_member(1.0, None), versions=None)])
+    metrics = batches.summarize([played, frozen], step=6)
+    assert metrics["staleness/mean"] == metrics["staleness/max"] == 2
+    assert not any(key.startswith("staleness") for key in batches.summarize([frozen], step=6))
 
 
 def test_rollouts_without_advantages_are_not_of_zero_advantage() -> None:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import httpx
 import pytest
 from aiohttp import web
 
@@ -15,7 +16,7 @@ from activities.scoring import references as module
 from activities.scoring.algorithms.base import CreditError
 from activities.scoring.check import AlgorithmLibrary
 from activities.scoring.reference_check import check_references
-from activities.scoring.references import ReferenceLost, References, VllmReference
+from activities.scoring.references import Endpoint, ReferenceLost, References, VllmReference
 from configs.algorithm import OpsdConfig
 from configs.load import validate
 from configs.reference import FrozenModelConfig
@@ -31,7 +32,9 @@ class Server:
         self.url = ""
         self.troubles: list[tuple[int, str]] = []
         self.vocabulary = 128
+        self.context: int | None = CONTEXT
         self.tokenize: Callable[[str], list[int]] | None = None
+        self.tokenized: web.Response | None = None
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.busy = self.busiest = 0
@@ -39,8 +42,8 @@ class Server:
 
     async def models(self, request: web.Request) -> web.Response:
         self.keys.append(request.headers.get("Authorization"))
-        card = {"id": "big", "max_model_len": CONTEXT}
-        return web.json_response({"data": [card, {"id": "small", "max_model_len": 4096}]})
+        card = {"id": "big", "max_model_len": self.context}
+        return web.json_response({"data": [card, {"id": "small", "max_model_len": 4096}, None]})
 
     async def complete(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -53,7 +56,7 @@ class Server:
             status, text = self.troubles.pop(0)
             return web.Response(status=status, text=text)
         ids = body["prompt"]
-        if len(ids) >= CONTEXT and body["model"] == "big":
+        if self.context and len(ids) >= self.context and body["model"] == "big":
             return web.Response(status=400, text="max_tokens must be at least 1, got 0.")
         if max(ids) >= self.vocabulary:
             return web.Response(status=400, text="Token id is out of vocabulary")
@@ -66,7 +69,7 @@ class Server:
 
     async def split(self, request: web.Request) -> web.Response:
         if self.tokenize is None:
-            return web.Response(status=404)
+            return self.tokenized or web.Response(status=404)
         body = await request.json()
         return web.json_response({"tokens": self.tokenize(body["prompt"])})
 
@@ -90,6 +93,7 @@ async def server() -> AsyncIterator[Server]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFFS_S", (0.0, 0.01, 0.02))
+    monkeypatch.setattr(module, "BUSY_S", 0.01)
 
 
 def _reference(server: Server, **changes: Any) -> VllmReference:
@@ -118,6 +122,56 @@ async def test_nothing_to_score_asks_nobody(server: Server, ids: list[int]) -> N
 async def test_too_long_says_what_to_do(server: Server) -> None:
     with pytest.raises(CreditError, match=r"16 tokens and cannot score 17; .*--max-model-len"):
         await _reference(server).logprobs([1] * (CONTEXT + 1))
+
+
+@pytest.mark.parametrize("before", [None, CONTEXT])
+async def test_a_context_is_asked_for_again_when_it_is_too_short(
+    server: Server, before: int | None
+) -> None:
+    reference = _reference(server)
+    server.context = before
+    assert await reference.logprobs([1, 2]) == pytest.approx(_scores([1, 2]))
+    server.context = 2 * CONTEXT
+    ids = [3] * (2 * CONTEXT)
+    assert await reference.logprobs(ids) == pytest.approx(_scores(ids))
+    asked = len(server.keys)
+    await reference.logprobs(ids)
+    assert len(server.keys) == asked, "a context that is known is not asked for"
+
+
+async def test_a_slow_engine_is_waited_for_and_a_slow_reference_is_not(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TIMEOUT", httpx.Timeout(0.05))
+    references = References()
+    references.bind()
+    tries = len(module.BACKOFFS_S)
+    server.delay_s = 1.0
+    with pytest.raises(ReferenceLost, match="ReadTimeout"):
+        await _reference(server).logprobs([1, 2])
+    assert len(server.asked) == tries
+    asking = asyncio.create_task(references.live(server.url, "small").logprobs([1, 2]))
+    while len(server.asked) < 3 * tries:
+        await asyncio.sleep(0.01)
+    assert not asking.done(), "an engine that is paused is not lost"
+    server.delay_s, server.troubles = 0.0, [(503, "too much to do")] * 2 * tries
+    assert await asking == pytest.approx(_scores([1, 2]))
+    assert server.troubles == []
+
+
+async def test_whoever_gives_up_asks_no_more(server: Server) -> None:
+    references = References()
+    references.bind()
+    server.troubles = [(503, "paused")] * 10_000
+    asking = asyncio.create_task(references.live(server.url, "small").logprobs([1, 2]))
+    while len(server.asked) < 5:
+        await asyncio.sleep(0.01)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    asked = len(server.asked)
+    await asyncio.sleep(0.1)
+    assert len(server.asked) == asked
 
 
 async def test_trouble_is_ridden_out_and_then_told(server: Server) -> None:
@@ -173,6 +227,46 @@ async def test_the_key_is_sent_and_never_said(
         await reference.logprobs([1, 2])
     assert server.keys == [f"Bearer {KEY}"]
     assert KEY not in str(caught.value) + repr(reference) + repr(reference.endpoint) + caplog.text
+
+
+@pytest.mark.parametrize("held", [f"{KEY}\n", f"\t{KEY} "])
+async def test_white_space_around_a_key_is_left_out(
+    server: Server, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    monkeypatch.setenv("RATCHET_REFERENCE_KEY", held)
+    assert await _reference(server).logprobs([1, 2]) == pytest.approx(_scores([1, 2]))
+    assert server.keys == [f"Bearer {KEY}"]
+
+
+@pytest.mark.parametrize("held", [f"{KEY}\nX-Evil: 1", f"{KEY}\u00e9", f"{KEY}\x7f"])
+async def test_what_cannot_be_a_key_is_refused_unseen(
+    server: Server, monkeypatch: pytest.MonkeyPatch, held: str
+) -> None:
+    monkeypatch.setenv("RATCHET_REFERENCE_KEY", held)
+    with pytest.raises(CreditError, match="variable RATCHET_REFERENCE_KEY") as caught:
+        await _reference(server).logprobs([1, 2])
+    (problem,) = await check_references(_config("opd", name="big", base_url=server.url))
+    assert problem.key == "algo.teacher.api_key_var"
+    assert KEY not in str(caught.value) + problem.message and server.keys == []
+
+
+@pytest.mark.parametrize("status", [400, 404, 500])
+async def test_a_key_that_a_server_repeats_is_masked(
+    server: Server, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setenv("RATCHET_REFERENCE_KEY", f"{KEY}\n")
+    # The cut of a long answer must not leave half a key.
+    server.troubles = [(status, "x" * 290 + f" Bearer {KEY}")] * 3
+    with pytest.raises((CreditError, ReferenceLost)) as caught:
+        await _reference(server).logprobs([1, 2])
+    assert "xxx Bearer" in str(caught.value) and "sk-" not in str(caught.value)
+
+
+async def test_errors_about_a_request_do_not_repeat_it() -> None:
+    references = References()
+    references.bind()
+    with pytest.raises(ReferenceLost, match=r"\(UnsupportedProtocol\)"):
+        await references.ask(Endpoint("gopher://h", "big"), "GET", "/v1/models")
 
 
 async def test_requests_are_bounded_over_all_loops(server: Server) -> None:
@@ -242,6 +336,12 @@ async def test_a_good_teacher_passes(server: Server) -> None:
 
 
 async def test_an_endpoint_without_tokenize_passes(server: Server) -> None:
+    assert await check_references(_config("opd", name="big", base_url=server.url)) == []
+
+
+@pytest.mark.parametrize("said", ["<html>no</html>", "[]", "{}", '{"tokens": "no"}'])
+async def test_whatever_answers_to_tokenize_is_no_proof(server: Server, said: str) -> None:
+    server.tokenized = web.Response(text=said)
     assert await check_references(_config("opd", name="big", base_url=server.url)) == []
 
 

@@ -59,6 +59,19 @@ def test_reference_and_cross_entropy_are_about_their_members_alone() -> None:
     assert found["entropy/all/mean"] == 3.5
 
 
+def test_tokens_that_are_only_learnt_have_no_mismatch() -> None:
+    """The middle four are members of rl, the outer two of ce alone."""
+    on = torch.tensor([[0.0, 1.0, 1.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
+    found = stats(rl_weights=on, ce_weights=1 - on)
+    golden = [0.0357332925, 0.0721317748, 0.0950036292, 0.0057505955]
+    assert found["mismatch_kl/all/mean"] == pytest.approx(sum(golden) / 4, abs=1e-9)
+    assert found["entropy/all/mean"] == 3.5
+    learnt = stats(rl_weights=0 * on, ce_weights=1 + 0 * on)
+    assert not any(key.startswith(("mismatch_kl", "kl_ent")) for key in learnt)
+    pulled = stats(rl_weights=0 * on, ref_kl_weights=on, ref_logprobs=T)
+    assert pulled["mismatch_kl/all/mean"] == found["mismatch_kl/all/mean"]
+
+
 def test_step_without_sampled_tokens_has_no_keys() -> None:
     nothing = torch.zeros(1, 6, dtype=torch.bool)
     inputs = LossInputs(T, I, A, nothing)

@@ -44,6 +44,23 @@ def test_micro_batches_give_the_gradient_of_the_whole(tmp_path: Path, policy: Pa
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
+def test_tokens_of_a_frozen_model_do_not_count_as_mismatch(tmp_path: Path, policy: Path) -> None:
+    played = make_batch(0)
+    alone = loaded(policy).train(1, encode_batch(played), tmp_path / "alone")
+    learnt = [
+        replace(
+            s,
+            logprobs=[0.0] * len(s.token_ids),
+            rl_weights=[0.0] * len(s.token_ids),
+            ce_weights=[float(on) for on in s.loss_mask],
+        )
+        for s in played
+    ]
+    mixed = loaded(policy).train(1, encode_batch([*played, *learnt]), tmp_path / "mixed")
+    assert mixed["tokens"] == 2 * alone["tokens"]
+    assert mixed["mismatch_kl"] == pytest.approx(alone["mismatch_kl"], rel=1e-4)
+
+
 def test_rewarded_tokens_become_likelier(tmp_path: Path, policy: Path) -> None:
     model = load_model(policy, "float32")
     samples = make_batch(3)

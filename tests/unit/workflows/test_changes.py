@@ -129,3 +129,13 @@ def test_auto_starts_where_it_is_told_or_small_and_goes_on_from_where_permits_ar
 def test_number_ends_auto_and_its_trim() -> None:
     before = Limits(permits=40, auto=True, trim=True)
     assert limits_of(config(dispatch={"max_inflight_rollouts": 6}), before) == Limits(permits=6)
+
+
+def test_auto_permits_cannot_be_asked_of_engines_that_report_no_load() -> None:
+    plain = config().model_dump(mode="json")
+    with pytest.raises(ConfigError, match="cannot become 'auto'"):
+        changed(plain, {}, {"dispatch": {"max_inflight_rollouts": "auto"}})
+    auto = config(dispatch={"max_inflight_rollouts": "auto"}).model_dump(mode="json")
+    first, _ = changed(auto, {}, {"dispatch": {"max_inflight_rollouts": 64}})
+    _, back = changed(auto, first, {"dispatch": {"max_inflight_rollouts": "auto"}})
+    assert back.permits is None

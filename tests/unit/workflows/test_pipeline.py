@@ -173,7 +173,7 @@ def ship(world: World, rng: Random) -> None:
 def ask(world: World, rng: Random) -> None:
     """People change limits and ask for evals."""
     tokens = world.config.train.token_batch_size is not None
-    permits = rng.choice([5 if tokens else None, "auto", 4, 12, 20])
+    permits = rng.choice([5 if tokens else None, 4, 12, 20])
     if rng.random() < 0.5:
         world.trigger()
     else:
