@@ -103,15 +103,3 @@ def test_two_algorithms_share_a_batch(place: Place, tmp_path: Path) -> None:
         assert metrics["zero_advantage/reverse-text"] == 0.0
         mixed += 1
     assert mixed, "some batch holds samples of both"
-
-
-def test_distillation_raises_the_reward(place: Place) -> None:
-    steps = 6
-    outcome = place.run("sft", "algo.source", f"max_steps={steps}", f"eval.interval={steps}")
-    assert outcome.run["status"] == "succeeded", outcome.run
-    first, last = (record["reward_mean"] for record in outcome.evals)
-    assert first < 0.35 and last > first + 0.15, (first, last)
-    metrics = [step["metrics"] for step in outcome.steps]
-    assert min(step["reward/all/mean"] for step in metrics) > 0.9, "the teacher played"
-    assert metrics[-1]["nll_ce"] < 0.8 * metrics[0]["nll_ce"]
-    assert all("off_policy/mean" not in step for step in metrics), "a teacher's words never age"
