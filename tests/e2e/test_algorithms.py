@@ -1,7 +1,6 @@
-"""Algorithms with a teacher on the whole real stack: a batch of two of them, and one that learns.
+"""Two algorithms in one batch on the whole real stack, one of them with a teacher.
 
-The teacher is a second vLLM beside the run's own, served as `make teacher` serves it. One stack
-carries both runs.
+The teacher is a second vLLM beside the run's own, served as `make teacher` serves it.
 """
 
 import os

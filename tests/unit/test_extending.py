@@ -130,7 +130,12 @@ async def test_an_algorithm_does_the_work_of_a_filter(tmp_path: Path) -> None:
     slot = validate(_config("an algorithm", tmp_path)).filters.post_batch
     removed = []
     for credit in await _users_credit(tmp_path, [0.25, 1.0]):
-        sample = {"token_ids": [7, 8], "loss_mask": [False, True], "logprobs": [0.0, -1.0]}
+        sample = {
+            "token_ids": [7, 8],
+            "loss_mask": [False, True],
+            "logprobs": [0.0, -1.0],
+            "versions": [-1, 0],
+        }
         (streams,) = lay_out(credit, [[False, True]])
         removed.append(filters.judge(slot, [sample | streams], 1000).removed)
     assert removed == [True, False]
@@ -168,7 +173,8 @@ from configs.load import validate
 slot = validate(json.loads(sys.argv[1])).filters.pre_batch
 found = []
 for mask in ([False, True, False], [False, True, True]):
-    sample = {"token_ids": [1, 2, 3], "loss_mask": mask, "logprobs": [0.0, -1.0, -1.0]}
+    sample = {"token_ids": [1, 2, 3], "loss_mask": mask, "logprobs": [0.0, -1.0, -1.0],
+                  "versions": [-1, 0, 0]}
     verdict = judge(slot, [sample], None)
     found.append([list(verdict.hits), verdict.removed])
 print(json.dumps(found))
