@@ -28,7 +28,7 @@ from activities.envs.probe import probe as probe_env
 from activities.storage.store import ArtifactStore
 from configs.load import load
 from tests.e2e.rescoring import batch_samples, worst_difference
-from worker.stack import ROOT, Addresses, Stack
+from worker.stack import GRACE_S, ROOT, Addresses, Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -268,6 +268,7 @@ def test_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
         assert demo.poll() is None and time.monotonic() < deadline, "no server ever started"
         time.sleep(0.2)
     demo.send_signal(signal.SIGINT)
-    printed, _ = demo.communicate(timeout=60)
+    # Workers, API and Temporal are stopped one after the other, each within GRACE_S.
+    printed, _ = demo.communicate(timeout=4 * GRACE_S)
     assert demo.returncode == 130 and printed == ""
     assert not processes_of(tmp_path)
