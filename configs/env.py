@@ -186,11 +186,6 @@ class TrainConfig(Section):
         """Rollouts in a group of `env`."""
         return env.group_size or self.group_size
 
-    @property
-    def smallest_group(self) -> int:
-        """Rollouts of the smallest group."""
-        return min(self.size_of(env) for env in self.env)
-
 
 class EvalConfig(Section):
     """Evaluation: at step 0, every `interval` steps, and when asked."""
