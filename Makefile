@@ -18,9 +18,9 @@ PORT ?= 8070
 HARDWARE := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 LOCK := requirements/$(HARDWARE).lock
 
-.PHONY: setup demo teacher examples test up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning
+.PHONY: setup demo teacher examples test test-long chaos up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
 
-setup: $(VENV)/.ready
+setup: $(VENV)/.ready $(BIN)/ratchet
 
 $(VENV)/.ready: $(LOCK) Makefile
 	@command -v $(PYTHON) >/dev/null || { echo "setup: $(PYTHON) is not on PATH; install Python 3.11 or say PYTHON=/path/to/python3.11" >&2; exit 1; }
@@ -34,6 +34,11 @@ endif
 	@$(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None and "$(HARDWARE)" == "cpu")' 2>/dev/null || { echo "setup: pip found no CPU build of torch $(TORCH_VERSION); run again with TORCH_INDEX=https://download.pytorch.org/whl/cpu" >&2; exit 1; }
 	@touch $@
 
+# The command line, from any folder; -P keeps that folder's own modules out of the way.
+$(BIN)/ratchet: $(VENV)/.ready
+	@printf '#!/bin/sh\nPYTHONPATH="%s" exec "%s/python" -P -m api.client "$$@"\n' "$(CURDIR)" "$(abspath $(BIN))" >$@
+	@chmod +x $@
+
 demo: setup
 	@$(BIN)/python -m worker.demo $(CONFIG) seed=$(SEED) $(SET)
 
@@ -45,8 +50,25 @@ teacher: setup
 examples: setup
 	@$(BIN)/python -m tests.bench.examples $(ONLY)
 
+# Tests wait more than they compute, and run side by side; what measures time has the machine to
+# itself.
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 4 --dist loadfile -m "not alone" tests/unit tests/workflow
+	$(BIN)/python -m pytest -q -m alone tests/unit tests/workflow
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not long" tests/e2e
+
+# A run through everything that its users may ask of it, by REST and in a browser; some six minutes.
+test-long: setup
+	$(BIN)/python -m pytest -q -m long tests/e2e
+
+# Faults on the real stack, and proof that nothing was lost: every role once, some 7 minutes on two
+# cores. SOAK=1h for randomly spaced faults, FAULTS=150 of them; SEED=1 for others.
+chaos: setup
+	@$(BIN)/python -m tests.chaos --seed $(SEED) $(if $(SOAK),--soak $(SOAK),--quick) $(if $(FAULTS),--faults $(FAULTS)) $(if $(EVERY),--every $(EVERY))
+
+# Trains recorded batches again and compares the bits: RUN=…, FROM=0 TO=20, OPTIONS="--threads 2".
+replay: setup
+	@$(BIN)/python -m activities.training.replay $(RUN) $(if $(FROM),--from $(FROM)) $(if $(TO),--to $(TO)) $(OPTIONS)
 
 # Histories for the replay tests; when to: tests/workflow/histories/README.md. KINDS= names some.
 record-histories: setup
@@ -57,7 +79,8 @@ record-histories: setup
 #   STEPS=2000 PERMITS=256   for bench-utilization, about 20 min
 #   STEPS=20000 SAMPLE=500 OUT=.ratchet/bench-growth.jsonl HOPS=1   for bench-growth
 #   SEEDS="0 1 2" STEPS=40   for bench-learning, about 8 min
-bench-overlap bench-utilization bench-growth bench-learning: setup
+#   SECONDS=60 WATCHERS=200 RATE=100   for bench-load, about 4 min
+bench-overlap bench-utilization bench-growth bench-learning bench-load: setup
 	@$(BIN)/python -m tests.bench.$(@:bench-%=%)
 
 up: setup

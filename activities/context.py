@@ -20,14 +20,14 @@ class WorkerContext:
         self.home = home
         self.store = ArtifactStore(store_url)
         self.own_queue = own_queue
-        self._configs: dict[str, RunConfig] = {}
+        self._configs: dict[tuple[str, int], RunConfig] = {}
 
-    def config(self, run_id: str) -> RunConfig:
-        """The run's resolved config, read once from the store."""
-        if run_id not in self._configs:
-            ref = self.store.require(keys.config(run_id))
-            self._configs[run_id] = RunConfig.model_validate(self.store.get_json(ref))
-        return self._configs[run_id]
+    def config(self, run_id: str, revision: int = 0) -> RunConfig:
+        """A revision of the run's resolved config, read once from the store."""
+        if (run_id, revision) not in self._configs:
+            ref = self.store.require(keys.config(run_id, revision))
+            self._configs[run_id, revision] = RunConfig.model_validate(self.store.get_json(ref))
+        return self._configs[run_id, revision]
 
     def scratch(self, name: str) -> Path:
         """A local folder for working files; nothing durable lives there."""

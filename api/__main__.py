@@ -11,10 +11,13 @@ import os
 import signal
 import socket
 import sys
+from dataclasses import replace
 
 import uvicorn
 
 from api.app import create_app
+from api.security import is_loopback
+from api.settings import Settings
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -58,12 +61,32 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def settings_for(host: str) -> Settings:
+    """Settings of the environment for an API bound to `host`.
+
+    Without keys it must be an address that only this machine reaches, and answers to that
+    machine's names only, so that no web page can lead a browser here under a name of its own.
+    Raises ValueError.
+    """
+    settings = Settings.from_env()
+    if settings.keys:
+        return settings
+    if not is_loopback(host):
+        raise ValueError(
+            f"refusing to listen on {host} without API keys, since everyone who reaches it could "
+            "start and stop runs; make a key with `python -m api.keys NAME`, set RATCHET_API_KEYS, "
+            "or bind with --host 127.0.0.1"
+        )
+    return replace(settings, hosts=("localhost", "127.0.0.1", "::1", host))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0 after a graceful end, 1 if the API could not start."""
     arguments = parse_arguments(argv)
     try:
+        settings = settings_for(arguments.host)
         listener = bind(arguments.host, arguments.port)
-        app = create_app()
+        app = create_app(settings)
     except (ValueError, RuntimeError, ImportError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         print(f"ratchet api: {first}", file=sys.stderr)
@@ -71,7 +94,7 @@ def main(argv: list[str] | None = None) -> int:
     port = listener.getsockname()[1]
     print(f"ratchet api: listening on http://{arguments.host}:{port}", flush=True)
     config = uvicorn.Config(
-        app, log_level=arguments.log_level, timeout_graceful_shutdown=5, server_header=False
+        app, log_level=arguments.log_level, timeout_graceful_shutdown=2, server_header=False
     )
     # uvicorn shuts down gracefully and then raises the signal it was ended with once more.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -3,13 +3,32 @@
 Nothing here may import torch, vllm, transformers or verifiers: the API starts in under 3 s.
 """
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from fastapi import FastAPI
-from fastapi.responses import RedirectResponse
 from temporalio.envconfig import ClientConnectConfig
 
 from activities.storage.store import ArtifactStore
-from api import controls, docs, health, metrics, problems, runs
+from api import (
+    belongings,
+    controls,
+    docs,
+    events,
+    health,
+    machines,
+    metrics,
+    problems,
+    prometheus,
+    restoring,
+    rollouts,
+    runs,
+)
+from api.dashboard import pages
+from api.histories import Histories
 from api.records import Records
+from api.rollout_records import Rollouts
+from api.security import Guard
 from api.services import Services
 from api.settings import Settings
 from api.temporal import Temporal
@@ -22,19 +41,40 @@ def create_app(
 ) -> FastAPI:
     """The app. `settings` and `connect` (Temporal) are read from the environment if not given."""
     settings = settings or Settings.from_env()
-    app = FastAPI(title="Ratchet", version=VERSION, docs_url=None, redoc_url=None)
+    temporal = Temporal(connect, timeout_s=settings.rpc_timeout_s)
+    records = Records(ArtifactStore(settings.store_url))
+    histories = Histories(temporal)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        histories.close()
+
+    app = FastAPI(
+        title="Ratchet", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan
+    )
     app.state.services = Services(
         settings=settings,
-        temporal=Temporal(connect, timeout_s=settings.rpc_timeout_s),
-        records=Records(ArtifactStore(settings.store_url)),
+        temporal=temporal,
+        records=records,
+        histories=histories,
+        rollouts=Rollouts(records),
     )
     problems.install(app)
     docs.install(app)
-    for resource in (runs, controls, metrics, health):
+    for resource in (
+        runs,
+        controls,
+        restoring,
+        metrics,
+        events,
+        rollouts,
+        belongings,
+        machines,
+        health,
+    ):
         app.include_router(resource.router)
-
-    @app.get("/", include_in_schema=False)
-    async def index() -> RedirectResponse:
-        return RedirectResponse("/docs")
-
+    prometheus.install(app)
+    pages.install(app)
+    app.add_middleware(Guard, keys=settings.keys, hosts=settings.hosts)
     return app

@@ -21,7 +21,8 @@ def _too_large(limit: int) -> ApiProblem:
     )
 
 
-def _unsupported(detail: str) -> ApiProblem:
+def wrong_media(detail: str) -> ApiProblem:
+    """415: the body is of a type that is not read here."""
     return ApiProblem(415, "unsupported-media-type", "The media type is not supported", detail)
 
 
@@ -50,7 +51,7 @@ def media_of(request: Request) -> str:
     header = request.headers.get("content-type", "")
     media = MEDIA_TYPES.get(header.partition(";")[0].strip().lower())
     if media is None:
-        raise _unsupported(
+        raise wrong_media(
             f"Content-Type is {header[:100]!r}; send application/json or application/toml."
         )
     return media
@@ -97,7 +98,7 @@ async def read_optional_json(request: Request, limit: int) -> dict[str, Any]:
     if not data.strip():
         return {}
     if media_of(request) != "json":
-        raise _unsupported("Send application/json.")
+        raise wrong_media("Send application/json.")
     value = require_portable(decode(data, "json"))
     if not isinstance(value, dict):
         raise unreadable("The body must be a JSON object.")

@@ -14,8 +14,10 @@ from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic.json_schema import models_json_schema
 
-from api.models import ConfigPatch, EvalBody, PauseBody, StopBody
+from api.models import ConfigPatch, EvalBody, PauseBody, ReasonBody, StopBody
 from api.problems import ProblemDocument
+from api.resources import ForkBody
+from api.security import documented_security
 from configs.run import RunConfig
 
 ASSETS = Path(__file__).parent / "static" / "swagger-ui"
@@ -37,6 +39,8 @@ def _schemas() -> dict[str, Any]:
             (EvalBody, "validation"),
             (PauseBody, "validation"),
             (ConfigPatch, "validation"),
+            (ReasonBody, "validation"),
+            (ForkBody, "validation"),
             (ProblemDocument, "serialization"),
         ],
         ref_template="#/components/schemas/{model}",
@@ -73,12 +77,17 @@ def install(app: FastAPI) -> None:
                 tags=[
                     {"name": "runs", "description": "Training runs."},
                     {"name": "metrics", "description": "What a run measured."},
+                    {"name": "events", "description": "What happened to a run."},
+                    {"name": "rollouts", "description": "What the policy said."},
+                    {"name": "artifacts", "description": "What a run left besides."},
+                    {"name": "machines", "description": "What carries runs out."},
                     {"name": "health", "description": "For probes."},
                 ],
             )
             known = document.setdefault("components", {}).setdefault("schemas", {})
             document["components"]["schemas"] = {**_schemas(), **known}
             _drop_default_errors(document)
+            documented_security(document)
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -3,53 +3,120 @@ Temporal's retention.
 """
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query, Request, Response
 
-from api.models import EvalRecord, GaugeSample, ListOf, StepMetrics
+from api.curves import Table
+from api.models import EvalRecord, GaugeSample, ListOf
 from api.problems import documented
-from api.services import RUN_ID, RunId, Served, Services, unknown_run
+from api.resources import MetricsRow
+from api.services import JSON, RUN_ID, RunId, Served, Services, asked, unknown_run
 
 router = APIRouter(prefix="/v1/runs", tags=["metrics"])
 
-
-async def _require_recorded(services: Services, run_id: str) -> None:
-    if RUN_ID.fullmatch(run_id) is not None:
-        config = await asyncio.to_thread(services.records.config, run_id)
-        if config is not None:
-            return
-    raise unknown_run(run_id)
+MOST_ROWS = 10_000
+CSV = "text/csv; charset=utf-8"
 
 
-@router.get("/{run_id}/metrics", responses=documented(404, 422))
+async def require_recorded(services: Services, run_id: str) -> None:
+    """Raises 404 if nothing was ever recorded of a run."""
+    if services.records.remembers(run_id):
+        return
+    if RUN_ID.fullmatch(run_id) is None or not await asyncio.to_thread(
+        services.records.knows, run_id
+    ):
+        raise unknown_run(run_id)
+
+
+@router.get(
+    "/{run_id}/metrics",
+    response_model=ListOf[MetricsRow],
+    responses={
+        200: {"content": {"text/csv": {"schema": {"type": "string"}}}},
+        **documented(404, 422),
+    },
+)
 async def list_metrics(
     run_id: RunId,
+    request: Request,
     services: Served,
-    after_step: Annotated[int, Query(ge=-1, description="Only steps above this one.")] = -1,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="Most steps in the answer.")] = 1000,
-) -> ListOf[StepMetrics]:
-    """Metrics of every trainer step, ascending."""
-    await _require_recorded(services, run_id)
-    data, more = await asyncio.to_thread(services.records.steps, run_id, after_step, limit)
-    return ListOf[StepMetrics](
-        data=[StepMetrics.model_validate(record) for record in data], has_more=more
-    )
+    after_step: Annotated[
+        int, Query(ge=-1, le=2**53, description="Only steps above this one; also the cursor.")
+    ] = -1,
+    until_step: Annotated[
+        int | None, Query(ge=0, le=2**53, description="Only steps up to this one.")
+    ] = None,
+    names: Annotated[
+        str | None,
+        Query(
+            alias="keys",
+            max_length=8000,
+            description="Only these metrics, separated by commas.",
+            examples=["reward/all/mean,loss"],
+        ),
+    ] = None,
+    points: Annotated[
+        int | None,
+        Query(
+            ge=4,
+            le=MOST_ROWS,
+            description="Of each metric at most so many values over the range that `limit` cuts: "
+            "the first, the last, and of each stretch between the lowest and the highest. Every "
+            "value is one that was measured, at its own step; a row has only the values that are "
+            "left of it.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int, Query(ge=1, le=MOST_ROWS, description="Most steps in the answer.")
+    ] = 1000,
+    form: Annotated[
+        Literal["json", "csv"] | None,
+        Query(alias="format", description="What to answer with; `Accept: text/csv` says it too."),
+    ] = None,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+) -> Response:
+    """Metrics of every trainer step, ascending; the store is the run's own, so that after a resume
+    no point is lost or doubled. With `points` all steps of the range are looked at, whatever the
+    `limit`.
+    """
+    await require_recorded(services, run_id)
+    wanted = [name for name in names.split(",") if name] if names is not None else None
+    as_csv = form == "csv" or (form is None and "text/csv" in accept)
+
+    def work() -> bytes:
+        most = limit + 1 if points is None else None
+        spans = services.records.spans(run_id)
+        table: Table = services.records.curves.table(
+            spans, after=after_step, until=until_step, names=wanted, limit=most
+        )
+        more = points is None and len(table.steps) > limit
+        table = table.first(limit) if points is None else table.thinned(points)
+        return table.as_csv().encode() if as_csv else table.as_json(has_more=more)
+
+    media = CSV if as_csv else JSON
+    answer = await services.reply(asked(request), lambda: asyncio.to_thread(work), media)
+    if as_csv:
+        answer.headers["Content-Disposition"] = f'attachment; filename="{run_id}.csv"'
+    return answer
 
 
-@router.get("/{run_id}/evals", responses=documented(404))
-async def list_evals(run_id: RunId, services: Served) -> ListOf[EvalRecord]:
+@router.get("/{run_id}/evals", response_model=ListOf[EvalRecord], responses=documented(404))
+async def list_evals(run_id: RunId, request: Request, services: Served) -> Response:
     """All evals of a run, by step."""
-    await _require_recorded(services, run_id)
-    data = await asyncio.to_thread(services.records.evals, run_id)
-    return ListOf[EvalRecord](
-        data=[EvalRecord.model_validate(record) for record in data], has_more=False
-    )
+    await require_recorded(services, run_id)
+
+    def work() -> bytes:
+        page = {"data": services.records.evals(run_id), "has_more": False}
+        return ListOf[EvalRecord].model_validate(page).model_dump_json().encode()
+
+    return await services.reply(asked(request), lambda: asyncio.to_thread(work))
 
 
-@router.get("/{run_id}/gauges", responses=documented(404, 422))
+@router.get("/{run_id}/gauges", response_model=ListOf[GaugeSample], responses=documented(404, 422))
 async def list_gauges(
     run_id: RunId,
+    request: Request,
     services: Served,
     after: Annotated[
         float,
@@ -60,14 +127,17 @@ async def list_gauges(
         ),
     ] = 0.0,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most samples in the answer.")] = 1000,
-) -> ListOf[GaugeSample]:
+) -> Response:
     """Gauges of all rollout workers over time, ascending: a sample each ten seconds of work.
 
     A worker's sample can be read a moment after it was taken, so that what reads along should ask
     again from some seconds before the last one it got. Samples of the same time share a page.
     """
-    await _require_recorded(services, run_id)
-    data, more = await asyncio.to_thread(services.records.gauges, run_id, after, limit)
-    return ListOf[GaugeSample](
-        data=[GaugeSample.model_validate(sample) for sample in data], has_more=more
-    )
+    await require_recorded(services, run_id)
+
+    def work() -> bytes:
+        data, more = services.records.gauges(run_id, after, limit)
+        page = {"data": data, "has_more": more}
+        return ListOf[GaugeSample].model_validate(page).model_dump_json().encode()
+
+    return await services.reply(asked(request), lambda: asyncio.to_thread(work))

@@ -5,6 +5,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
+from api.plan import Plan
 from workflows.messages import RunStatus
 
 Item = TypeVar("Item")
@@ -146,6 +147,12 @@ class Links(BaseModel):
     metrics: str = Field(examples=["/v1/runs/reverse-1a2b3c/metrics"])
     evals: str = Field(examples=["/v1/runs/reverse-1a2b3c/evals"])
     gauges: str = Field(examples=["/v1/runs/reverse-1a2b3c/gauges"])
+    events: str = Field(examples=["/v1/runs/reverse-1a2b3c/events"])
+    checkpoints: str = Field(examples=["/v1/runs/reverse-1a2b3c/checkpoints"])
+    config: str = Field(examples=["/v1/runs/reverse-1a2b3c/config"])
+    batches: str = Field(examples=["/v1/runs/reverse-1a2b3c/batches"])
+    rollouts: str = Field(examples=["/v1/runs/reverse-1a2b3c/rollouts"])
+    logs: str = Field(examples=["/v1/runs/reverse-1a2b3c/logs"])
     temporal_ui: str | None = Field(default=None, description="The run in Temporal's Web UI.")
 
 
@@ -165,7 +172,12 @@ RUN_EXAMPLE: dict[str, Any] = {
     "reward": 0.58,
     "rollouts": {"train": 1536, "eval": 96},
     "eval": {"reverse-text": {"step": 10, "reward": 0.61}},
-    "restarts": {"engine": 0},
+    "attempt": 1,
+    "attempts": {"engine": 1, "env": 1, "trainer": 1},
+    "restarts": {"engine": 0, "env": 0, "trainer": 0},
+    "lineage": None,
+    "paused_because": None,
+    "config_revision": 0,
     "error": None,
     "end_reason": None,
     "metadata": {"owner": "ana"},
@@ -184,9 +196,27 @@ RUN_EXAMPLE: dict[str, Any] = {
         "metrics": "/v1/runs/reverse-1a2b3c/metrics",
         "evals": "/v1/runs/reverse-1a2b3c/evals",
         "gauges": "/v1/runs/reverse-1a2b3c/gauges",
+        "events": "/v1/runs/reverse-1a2b3c/events",
+        "checkpoints": "/v1/runs/reverse-1a2b3c/checkpoints",
+        "config": "/v1/runs/reverse-1a2b3c/config",
+        "batches": "/v1/runs/reverse-1a2b3c/batches",
+        "rollouts": "/v1/runs/reverse-1a2b3c/rollouts",
+        "logs": "/v1/runs/reverse-1a2b3c/logs",
         "temporal_ui": "http://127.0.0.1:8233/namespaces/default/workflows/reverse-1a2b3c",
     },
 }
+
+
+class Lineage(BaseModel):
+    """Where a run that did not begin at step 0 comes from."""
+
+    source: str = Field(description="The run.")
+    step: int | None = Field(
+        default=None, description="Step of its checkpoint; none until that was chosen."
+    )
+    kind: Literal["fork", "resume"] = Field(
+        default="fork", description="'resume': an earlier attempt of the same run."
+    )
 
 
 class Run(BaseModel):
@@ -211,8 +241,27 @@ class Run(BaseModel):
     )
     checkpoint: CheckpointSummary | None = None
     eval: dict[str, EvalSummary] = Field(default_factory=dict, description="Latest eval by env.")
+    attempt: int = Field(
+        default=1, description="1; one more each time the run is resumed after it had ended."
+    )
+    attempts: dict[str, int] = Field(
+        default_factory=dict, description="Starts of servers by role, the first included."
+    )
     restarts: dict[str, int] = Field(default_factory=dict, description="Restarts by role.")
+    lineage: Lineage | None = Field(
+        default=None, description="The run and the checkpoint it goes on from."
+    )
+    alarm: str | None = Field(
+        default=None,
+        description="Trainer and engines drift apart: the last step's mismatch KL is too high.",
+    )
+    paused_because: str | None = Field(
+        default=None, description="Why the run paused itself; it goes on once that is mended."
+    )
     error: RunError | None = None
+    config_revision: int = Field(
+        default=0, description="Revision of the config that holds; 0: as it began."
+    )
     config_changes: dict[str, Any] = Field(
         default_factory=dict,
         description="What was changed of the config while the run ran, as nested sections.",
@@ -224,26 +273,11 @@ class Run(BaseModel):
 
 
 class ResolvedConfig(BaseModel):
-    """Answer to a dry run: the config with every default written out."""
+    """Answer to a dry run: the config with every default written out, and what it would do."""
 
     object: Literal["config"] = "config"
     config: dict[str, Any]
-
-
-class StepMetrics(BaseModel):
-    """All metrics of one trainer step."""
-
-    model_config = ConfigDict(
-        extra="allow",
-        json_schema_extra={
-            "examples": [
-                {"step": 3, "time": 1767268800.0, "metrics": {"reward": 0.41, "loss": -0.02}}
-            ]
-        },
-    )
-    step: int
-    time: float | str | None = None
-    metrics: dict[str, float | None] = Field(default_factory=dict)
+    plan: Plan
 
 
 class EvalRecord(BaseModel):
@@ -285,19 +319,29 @@ class PauseBody(BaseModel):
     reason: str = Field(default="", max_length=200, examples=["the GPUs are needed elsewhere"])
 
 
-class LiveDispatch(BaseModel):
-    """Limits of a running run; null puts a key back to its default."""
-
-    model_config = ConfigDict(extra="allow")
-    max_inflight_rollouts: int | Literal["auto"] | None = Field(default=None, examples=[128])
-    tasks_per_minute: int | None = Field(default=None, examples=[600])
-
-
 class ConfigPatch(BaseModel):
-    """A change of a running run's config: sections like a config's own, with what is to change."""
+    """A change of a running run: sections like a config's own, with what is to change; train envs
+    are named (`{"train": {"env": {"reverse-text": {"ratio": 2}}}}`). Refusals list the keys that
+    may change.
+    """
 
-    model_config = ConfigDict(extra="allow")
-    dispatch: LiveDispatch | None = None
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "examples": [
+                {"dispatch": {"max_inflight_rollouts": 128}, "metadata": {"note": "halved"}}
+            ]
+        },
+    )
+    metadata: dict[str, str | None] | None = Field(
+        default=None, description="Pairs to add or change; null takes one out."
+    )
+
+
+class ReasonBody(BaseModel):
+    """Optional body of a verb that takes a reason, which is kept in the run's log."""
+
+    reason: str = Field(default="", max_length=200, examples=["before the GPUs are taken"])
 
 
 class EvalBody(BaseModel):

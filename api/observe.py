@@ -7,6 +7,7 @@ from outside could not update its memo any more.
 from typing import Any
 from urllib.parse import quote
 
+from activities.contracts.names import workflow_of
 from api.models import ENDED, STATUSES, Links, Progress, Run, RunError, WaitingFor
 from api.temporal import Execution
 
@@ -49,6 +50,11 @@ def _error(execution: Execution, status: str, reason: str) -> RunError | None:
     )
 
 
+def _lineage(told: Any) -> dict[str, Any] | None:
+    """Where the run comes from, with runs named by their own ids."""
+    return {**told, "source": workflow_of(told["source"])} if isinstance(told, dict) else None
+
+
 def links(run_id: str, ui: str, namespace: str) -> Links:
     """Addresses of a run."""
     here = f"/v1/runs/{run_id}"
@@ -58,6 +64,12 @@ def links(run_id: str, ui: str, namespace: str) -> Links:
         metrics=f"{here}/metrics",
         evals=f"{here}/evals",
         gauges=f"{here}/gauges",
+        events=f"{here}/events",
+        checkpoints=f"{here}/checkpoints",
+        config=f"{here}/config",
+        batches=f"{here}/batches",
+        rollouts=f"{here}/rollouts",
+        logs=f"{here}/logs",
         temporal_ui=there,
     )
 
@@ -96,7 +108,15 @@ def run_object(
             "rollouts": memo.get("rollouts") or {},
             "checkpoint": memo.get("checkpoint"),
             "eval": memo.get("eval") or {},
+            "attempt": memo.get("attempt") or 1,
+            "attempts": {role: n + 1 for role, n in (memo.get("restarts") or {}).items()},
             "restarts": memo.get("restarts") or {},
+            "lineage": _lineage(memo.get("lineage")),
+            "paused_because": None
+            if ended
+            else memo.get("paused_because") or memo.get("trouble") or None,
+            "alarm": None if ended else memo.get("alarm"),
+            "config_revision": memo.get("config_revision") or 0,
             "error": _error(execution, status, reason),
             "config_changes": memo.get("config_changes") or {},
             "end_reason": memo.get("end_reason") or None,

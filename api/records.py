@@ -1,7 +1,8 @@
 """What the API reads from the artifact store: configs, step metrics, evals, gauges.
 
-Every method blocks and is called through `asyncio.to_thread`. Committed records never change, so
-those already read are kept, up to a bound.
+Every method blocks, unless it says otherwise, and is called through `asyncio.to_thread`. Committed
+records never change, so those already read are kept, up to a bound. A run is named by its own id;
+what it left may lie under the ids of its attempts, and under those of the run it was forked from.
 """
 
 import threading
@@ -9,28 +10,29 @@ import time
 from collections import OrderedDict
 from typing import Any
 
+from activities.contracts.names import attempt_id
 from activities.storage import keys, series
+from activities.storage.lineage import segments
 from activities.storage.store import ArtifactStore, free_bytes
+from api.curves import Curves, Span
 from api.models import Progress
 from api.problems import ApiProblem
 from configs.run import RunConfig
 
-KEPT = 20_000
-
-
-def _step_of(key: str) -> int:
-    return int(key.rsplit("step-", 1)[1].removesuffix(".json"))
+KEPT = 4096
 
 
 class Records:
-    """Reads and the two writes (config, readiness probe) of the API."""
+    """Reads, and the writes of the API: configs and the readiness probe."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self.store = store
+        self.curves = Curves(store)
         self._kept: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
 
-    def _read(self, key: str) -> Any:
+    def read(self, key: str) -> Any:
+        """A committed JSON value; raises FileNotFoundError."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -57,40 +59,78 @@ class Records:
                 "to a larger disk for the API and every worker.",
             )
 
-    def save_config(self, run_id: str, config: dict[str, Any]) -> None:
-        """Commits a run's resolved config; workers read it from there."""
-        self.store.put_json(keys.config(run_id), config, attempt="api")
+    def save_config(self, attempt: str, config: dict[str, Any]) -> None:
+        """Commits the resolved config of an attempt; workers read it from there."""
+        self.store.put_json(keys.config(attempt), config, attempt="api")
 
     def config(self, run_id: str) -> RunConfig | None:
-        """A run's resolved config, or None if there is no such run."""
+        """The config that a run's newest attempt began with, or None if there is no such run."""
         try:
-            return RunConfig.model_validate(self._read(keys.config(run_id)))
+            return RunConfig.model_validate(self.read(keys.config(self.attempts(run_id)[-1])))
         except FileNotFoundError:
             return None
 
-    # -- metrics ----------------------------------------------------------------------------
+    def remembers(self, run_id: str) -> bool:
+        """Whether the run is known without a look at the store. Does not block."""
+        return keys.config(run_id) in self._kept
 
-    def steps(self, run_id: str, after: int, limit: int) -> tuple[list[dict[str, Any]], bool]:
-        """Records of steps above `after`, ascending, at most `limit`; and whether more follow."""
-        wanted = sorted(
-            (step, key)
-            for key in self.store.committed_keys(keys.step_records(run_id))
-            if (step := _step_of(key)) > after
-        )
-        data = [{"step": step, **self._read(key)} for step, key in wanted[:limit]]
-        return data, len(wanted) > limit
+    def knows(self, run_id: str) -> bool:
+        """Whether anything was ever recorded of a run."""
+        try:
+            self.read(keys.config(run_id))
+        except FileNotFoundError:
+            return False
+        return True
+
+    # -- attempts ---------------------------------------------------------------------------
+
+    def attempts(self, run_id: str) -> list[str]:
+        """Ids of a run's attempts that have begun to leave something, oldest first.
+
+        A later one counts once its checkpoint was restored: before that, all there is to see is
+        what came before it.
+        """
+        found, number = [run_id], 2
+        while self.store.committed(keys.config(attempt_id(run_id, number))) is not None:
+            attempt = attempt_id(run_id, number)
+            if self.store.committed(keys.lineage(attempt)) is not None:
+                found.append(attempt)
+            number += 1
+        return found
+
+    def spans(self, run_id: str) -> list[Span]:
+        """Which steps of which attempts make up a run, oldest first."""
+        spans: list[Span] = []
+        for attempt, last in reversed(segments(self.store, self.attempts(run_id)[-1])):
+            first = spans[-1].last if spans and spans[-1].last is not None else -1
+            spans.append(Span(attempt, first, last))
+        return spans
+
+    # -- evals ------------------------------------------------------------------------------
 
     def evals(self, run_id: str) -> list[dict[str, Any]]:
-        """Records of all evals, by step and env. An epoch's id is '<step>-<k>/<env>'."""
-        root = keys.eval_records(run_id)
+        """Records of all evals, by step and env. An epoch's id is '<step>-<k>/<env>'.
+
+        Where a restored run evaluated a step again, its own record counts.
+        """
+        found: dict[tuple[Any, Any, str], dict[str, Any]] = {}
+        for span in self.spans(run_id):
+            for record in self._evals_of(span.attempt):
+                step = record.get("step") or 0
+                if span.last is None or step <= span.last:
+                    epoch = record["epoch"]
+                    found[step, record.get("env"), epoch] = record
+        return [found[key] for key in sorted(found, key=lambda key: (key[0], key[2]))]
+
+    def _evals_of(self, attempt: str) -> list[dict[str, Any]]:
+        root = keys.eval_records(attempt)
         found = self.store.committed_keys(root)
         for folder in self.store.folders(root):
             found += self.store.committed_keys(f"{root}/{folder}")
-        records = [
-            {"epoch": key.removeprefix(f"{root}/").removesuffix(".json"), **self._read(key)}
+        return [
+            {"epoch": key.removeprefix(f"{root}/").removesuffix(".json"), **self.read(key)}
             for key in found
         ]
-        return sorted(records, key=lambda r: (r.get("step") or 0, r["epoch"]))
 
     # -- gauges -----------------------------------------------------------------------------
 
@@ -101,7 +141,8 @@ class Records:
         rates are each worker's own and add up.
         """
         now = time.time()
-        records = [self.store.read_live(k) for k in self.store.live_keys(keys.live_records(run_id))]
+        found = self.store.live_keys(keys.live_records(run_id))
+        records = [self.store.read_live(key) for key in found]
         fresh = [r for r in records if r is not None and now - float(r["time"]) <= max_age_s]
         if not fresh:
             return None

@@ -1,15 +1,19 @@
 """The runs resource: create, list, get."""
 
+import asyncio
+import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from api.asking import newest
 from api.bodies import media_of, read_bytes
-from api.launch import launch, read_config, resolved
+from api.idempotency import HEADER, LONGEST, Once
+from api.launch import launch, read_config, require_allowed, resolved
 from api.models import ListOf, ResolvedConfig, Run
-from api.observe import run_object
+from api.plan import plan_of
 from api.problems import documented
-from api.services import RunId, Served, unknown_run
+from api.services import JSON, RunId, Served, unknown_run
 from workflows.messages import RunStatus
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -37,7 +41,16 @@ EXAMPLE_JSON: dict[str, Any] = {
     "train": {"batch_size": 64, "group_size": 8, "env": [{"id": "reverse-text"}]},
     "eval": {"interval": 10, "env": [{"id": "reverse-text"}]},
 }
+IDEMPOTENCY: dict[str, Any] = {
+    "name": HEADER,
+    "in": "header",
+    "required": False,
+    "description": "The same key and body give the same reply and one run, however often they are "
+    "sent; the same key with another body is a 409.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST},
+}
 BODY = {
+    "parameters": [IDEMPOTENCY],
     "requestBody": {
         "required": True,
         "description": "The run's config, as `configs/` defines it.",
@@ -48,7 +61,21 @@ BODY = {
             },
             "application/toml": {"schema": {"type": "string"}, "example": EXAMPLE_TOML},
         },
-    }
+    },
+}
+METADATA = re.compile(r"metadata\[(.+)\]", re.DOTALL)
+FILTERS = {
+    "parameters": [
+        {
+            "name": "metadata",
+            "in": "query",
+            "required": False,
+            "style": "deepObject",
+            "explode": True,
+            "description": "Only runs whose metadata has these pairs: `metadata[owner]=ana`.",
+            "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+        }
+    ]
 }
 
 
@@ -58,8 +85,8 @@ BODY = {
     response_model=Run,
     openapi_extra=BODY,
     responses={
-        200: {"model": ResolvedConfig, "description": "Dry run: the resolved config."},
-        **documented(400, 413, 415, 422, 503, 507),
+        200: {"model": ResolvedConfig, "description": "Dry run: the resolved config and a plan."},
+        **documented(400, 409, 413, 415, 422, 503, 507),
     },
 )
 async def create_run(
@@ -77,44 +104,68 @@ async def create_run(
     """
     media = media_of(request)
     data = await read_bytes(request, services.settings.max_body_bytes)
+    once = Once.of(request, data) if not dry_run else None
+    store = services.records.store
+    if once is not None and (given := await asyncio.to_thread(once.reply, store)):
+        response.headers["Location"] = f"/v1/runs/{given['run_id']}"
+        return given["run"]
     config = read_config(data, media)
     if dry_run:
+        require_allowed(services, config)
         response.status_code = 200
         return Response(
-            ResolvedConfig(config=resolved(config)).model_dump_json(),
+            ResolvedConfig(config=resolved(config), plan=plan_of(config)).model_dump_json(),
             media_type="application/json",
         )
-    run_id = await launch(services, config)
+    run_id = await launch(services, config, once=once)
     response.headers["Location"] = f"/v1/runs/{run_id}"
-    return await services.show(await services.execution(run_id))
+    run = await services.show(await newest(services, run_id))
+    if once is not None:
+        kept = await asyncio.to_thread(once.keep, store, run_id, run.model_dump(mode="json"))
+        return kept["run"]
+    return run
 
 
-@router.get("", responses=documented(404, 422, 503))
+@router.get(
+    "", response_model=ListOf[Run], openapi_extra=FILTERS, responses=documented(404, 422, 503)
+)
 async def list_runs(
+    request: Request,
     services: Served,
     limit: Annotated[int, Query(ge=1, le=100, description="Most runs in the answer.")] = 20,
     after: Annotated[
         str | None, Query(description="Cursor: the id of the last run of the page before.")
     ] = None,
     status: Annotated[RunStatus | None, Query(description="Only runs in this status.")] = None,
-) -> ListOf[Run]:
+) -> Response:
     """Lists runs, the newest first. Live gauges are left out; ask for one run to get them."""
-    found = [
-        run_object(e, ui=services.settings.temporal_ui, namespace=services.temporal.namespace)
-        for e in await services.temporal.runs()
-    ]
-    order = sorted(found, key=lambda run: (run.created_at, run.id), reverse=True)
+    order = await services.listed()
     if after is not None:
         # The cursor is found before the filter: its run may have changed status since.
         place = next((i for i, run in enumerate(order) if run.id == after), None)
         if place is None:
             raise unknown_run(after)
         order = order[place + 1 :]
-    wanted = [run for run in order if status is None or run.status == status]
-    return ListOf[Run](data=wanted[:limit], has_more=len(wanted) > limit)
+    pairs = {
+        matched[1]: value
+        for name, value in request.query_params.multi_items()
+        if (matched := METADATA.fullmatch(name))
+    }
+    wanted = [
+        run
+        for run in order
+        if (status is None or run.status == status) and pairs.items() <= run.metadata.items()
+    ]
+    page = ListOf[Run](data=wanted[:limit], has_more=len(wanted) > limit)
+    return Response(page.model_dump_json(), media_type=JSON)
 
 
-@router.get("/{run_id}", responses=documented(404, 503))
-async def get_run(run_id: RunId, services: Served) -> Run:
+@router.get("/{run_id}", response_model=Run, responses=documented(404, 503))
+async def get_run(run_id: RunId, request: Request, services: Served) -> Response:
     """One run, with live progress while it runs."""
-    return await services.show(await services.execution(run_id))
+
+    async def shown() -> bytes:
+        run = await services.show(await services.execution(run_id))
+        return run.model_dump_json().encode()
+
+    return await services.reply(run_id, shown)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from activities.contracts.names import Queues
+from api.keys import ApiKey, load_keys
 
 KIB = 1024
 GIB = 1024**3
@@ -15,7 +16,10 @@ GIB = 1024**3
 class Settings:
     """Durations in seconds, sizes in bytes.
 
-    `temporal_ui` is the address of Temporal's Web UI, for links; empty: no links.
+    `temporal_ui` is the address of Temporal's Web UI, for links; empty: no links. `keys` may use
+    the API; without any, everyone who reaches it may. `hosts` are the names by which the API may be
+    addressed; empty: any. `custom_code` lists modules and folders of code that a config may name;
+    None: any.
     """
 
     store_url: str
@@ -26,16 +30,25 @@ class Settings:
     live_max_age_s: float = 15.0
     max_body_bytes: int = 1024 * KIB
     min_free_bytes: int = GIB
+    keys: tuple[ApiKey, ...] = ()
+    hosts: tuple[str, ...] = ()
+    custom_code: tuple[str, ...] | None = None
 
     @staticmethod
     def from_env(env: Mapping[str, str] = os.environ) -> "Settings":
         """Reads RATCHET_*; raises ValueError naming a variable that cannot be used."""
         home = Path(env.get("RATCHET_HOME") or ".ratchet").absolute()
+        keys = load_keys(env.get("RATCHET_API_KEYS"), home / "api_keys.json")
+        listed = env.get("RATCHET_CUSTOM_CODE")
+        allowed = tuple(part.strip() for part in (listed or "").split(",") if part.strip())
         return Settings(
             store_url=env.get("RATCHET_STORE") or f"file://{home}/store",
             queues=Queues.prefixed(env.get("RATCHET_QUEUE_PREFIX") or "ratchet"),
             temporal_ui=(env.get("RATCHET_TEMPORAL_UI") or "").rstrip("/"),
             preflight_timeout_s=_seconds(env, "RATCHET_PREFLIGHT_TIMEOUT_S", 20.0),
+            keys=keys,
+            # Without keys only this machine's own users get here, who may run code anyway.
+            custom_code=allowed if listed is not None or keys else None,
         )
 
 

@@ -1,13 +1,10 @@
-"""The only door to Temporal: connects on first use, bounds every call, names every failure.
+"""The only door to Temporal: what the API asks of it, and has it do. Every call is bounded.
 
 Executions are read as raw protobuf: the SDK's own `describe` and `list` raise ValueError on any
 workflow that an operator has paused (status 8 is missing from its enum in 1.35).
 """
 
 import asyncio
-import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -35,14 +32,13 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.common import WorkflowIDReusePolicy
-from temporalio.envconfig import ClientConfig, ClientConnectConfig
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from activities.contracts.checks import CheckResult
-from activities.contracts.names import Queues
-from activities.contracts.wire import WIRE
-from api.problems import ApiProblem
+from activities.contracts.names import Queues, workflow_of
+from api.connection import Connection
 from workflows.messages import (
     CHANGE_CONFIG,
     MEMO_KEY,
@@ -52,14 +48,16 @@ from workflows.messages import (
     RunInput,
 )
 
-UNREACHABLE = {RPCStatusCode.UNAVAILABLE, RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.CANCELLED}
 PAGE = 1000
+
+UPDATE_AGAIN_AFTER_S = 0.3
 
 
 @dataclass(frozen=True)
 class Execution:
     """A workflow as Temporal knows it. `state` is Temporal's status in lower case; `memo` what
-    the run last said about itself.
+    the run last said about itself; `run` Temporal's id of this execution of it, and `events` how
+    long its history is.
     """
 
     id: str
@@ -68,6 +66,8 @@ class Execution:
     started: datetime
     closed: datetime | None
     memo: dict[str, Any]
+    run: str = ""
+    events: int = 0
 
 
 class Unanswered(Exception):
@@ -80,95 +80,30 @@ def a_worker_on(queues: list[str]) -> str:
     return f"{plural} {', '.join(queues)}"
 
 
-def _cause(error: RuntimeError) -> str:
-    """The operating system's words out of the SDK's nested connection error."""
-    text = " ".join(str(error).split())
-    innermost = re.findall(r'message: "([^"]+)"', text)
-    return str(innermost[-1]).lower() if innermost else text[:160]
-
-
 def _when(stamp: Timestamp) -> datetime:
     return stamp.ToDatetime().replace(tzinfo=UTC)
 
 
-class Temporal:
+async def _updated(handle: WorkflowHandle[Any, Any], patch: dict[str, Any]) -> bool:
+    """Changes a run's config; False if it was just about to continue as new, and took nothing."""
+    try:
+        await handle.execute_update(CHANGE_CONFIG, patch)
+    except RPCError as error:
+        # Temporal gives up an update whose workflow task closes the execution: it is to be resent.
+        if error.status == RPCStatusCode.FAILED_PRECONDITION:
+            return False
+        raise
+    return True
+
+
+class Temporal(Connection):
     """Calls to one Temporal namespace; raises ApiProblem 503 when it does not answer."""
-
-    def __init__(self, connect: ClientConnectConfig | None, *, timeout_s: float) -> None:
-        """`connect`: as `ClientConfig.load_client_connect_config()` gives; None: load it here."""
-        config = connect if connect is not None else ClientConfig.load_client_connect_config()
-        self._connect: dict[str, Any] = {"target_host": "localhost:7233", **config}
-        self.address: str = self._connect["target_host"]
-        self.namespace: str = self._connect.get("namespace") or "default"
-        self._timeout = timedelta(seconds=timeout_s)
-        self._client: Client | None = None
-        self._lock = asyncio.Lock()
-
-    # -- connection -------------------------------------------------------------------------
-
-    def _unreachable(self, why: str) -> ApiProblem:
-        return ApiProblem(
-            503,
-            "temporal-unavailable",
-            "Temporal does not answer",
-            f"No answer from Temporal at {self.address}, namespace {self.namespace!r} ({why}). "
-            "Start it (`make up`), or set TEMPORAL_ADDRESS and TEMPORAL_NAMESPACE to one that "
-            "runs, and try again.",
-            retry_after_s=5,
-        )
-
-    async def client(self) -> Client:
-        """The connected client. A failed attempt is not remembered."""
-        async with self._lock:
-            if self._client is None:
-                try:
-                    async with asyncio.timeout(self._timeout.total_seconds()):
-                        self._client = await Client.connect(**self._connect, data_converter=WIRE)
-                except TimeoutError:
-                    raise self._unreachable("connecting timed out") from None
-                except RuntimeError as error:
-                    raise self._unreachable(_cause(error)) from None
-            return self._client
-
-    @asynccontextmanager
-    async def _calling(self) -> AsyncIterator[Client]:
-        client = await self.client()
-        try:
-            yield client
-        except RPCError as error:
-            if error.status == RPCStatusCode.RESOURCE_EXHAUSTED:
-                raise ApiProblem(
-                    503,
-                    "temporal-busy",
-                    "Temporal is busy",
-                    f"Temporal at {self.address} refuses calls over its rate limit; try again.",
-                    retry_after_s=2,
-                ) from None
-            if error.status in UNREACHABLE:
-                raise self._unreachable(error.message or error.status.name) from None
-            if error.status in (RPCStatusCode.UNAUTHENTICATED, RPCStatusCode.PERMISSION_DENIED):
-                raise ApiProblem(
-                    503,
-                    "temporal-refused",
-                    "Temporal refuses this API",
-                    f"Temporal at {self.address} refused: {error.message}. Check TEMPORAL_API_KEY "
-                    "and the TLS settings.",
-                ) from None
-            if error.status == RPCStatusCode.NOT_FOUND and "amespace" in error.message:
-                raise ApiProblem(
-                    503,
-                    "temporal-namespace-missing",
-                    "The Temporal namespace does not exist",
-                    f"Temporal at {self.address} has no namespace {self.namespace!r}; create it "
-                    "(`temporal operator namespace create`) or set TEMPORAL_NAMESPACE.",
-                ) from None
-            raise
 
     async def ping(self) -> None:
         """Returns if Temporal answers for this namespace; raises ApiProblem."""
-        async with self._calling() as client:
+        async with self.calling() as client:
             await client.workflow_service.get_system_info(
-                GetSystemInfoRequest(), timeout=self._timeout
+                GetSystemInfoRequest(), timeout=self.timeout
             )
             await self._list(client, "WorkflowId = 'none'", 1, b"")
 
@@ -185,18 +120,20 @@ class Temporal:
             started=_when(info.start_time),
             closed=_when(info.close_time) if info.HasField("close_time") else None,
             memo=memo if isinstance(memo, dict) else {},
+            run=info.execution.run_id,
+            events=info.history_length,
         )
 
     async def describe(self, run_id: str) -> Execution | None:
         """The newest execution of a run, or None."""
-        async with self._calling() as client:
+        async with self.calling() as client:
             try:
                 answer = await client.workflow_service.describe_workflow_execution(
                     DescribeWorkflowExecutionRequest(
                         namespace=self.namespace, execution=WorkflowExecution(workflow_id=run_id)
                     ),
                     retry=True,
-                    timeout=self._timeout,
+                    timeout=self.timeout,
                 )
             except RPCError as error:
                 missing = error.status == RPCStatusCode.NOT_FOUND
@@ -212,25 +149,35 @@ class Temporal:
                 namespace=self.namespace, page_size=size, next_page_token=token, query=query
             ),
             retry=True,
-            timeout=self._timeout,
+            timeout=self.timeout,
         )
 
     async def runs(self) -> list[Execution]:
         """Every run that Temporal retains, in no particular order."""
         query = f"WorkflowType = '{TRAINING_RUN}' AND ExecutionStatus != 'ContinuedAsNew'"
-        async with self._calling() as client:
-            found: list[Execution] = []
-            token = b""
+        newest: dict[str, Execution] = {}
+        for found in await self.listed(query):
+            # A run that was resumed after its end has several executions.
+            other = newest.get(found.id)
+            if other is None or found.started > other.started:
+                newest[found.id] = found
+        return list(newest.values())
+
+    async def listed(self, query: str, most: int | None = None) -> list[Execution]:
+        """Executions that match a visibility query, at most `most` of them."""
+        found: list[Execution] = []
+        token = b""
+        async with self.calling() as client:
             while True:
-                page = await self._list(client, query, PAGE, token)
+                page = await self._list(client, query, min(PAGE, most or PAGE), token)
                 found += [await self._execution(client, info) for info in page.executions]
                 token = page.next_page_token
-                if not token:
-                    return found
+                if not token or (most is not None and len(found) >= most):
+                    return found[:most]
 
     async def close_reason(self, run_id: str) -> str:
         """What Temporal recorded when the run's workflow was closed from outside or failed."""
-        async with self._calling() as client:
+        async with self.calling() as client:
             answer = await client.workflow_service.get_workflow_execution_history(
                 GetWorkflowExecutionHistoryRequest(
                     namespace=self.namespace,
@@ -240,7 +187,7 @@ class Temporal:
                     ),
                 ),
                 retry=True,
-                timeout=self._timeout,
+                timeout=self.timeout,
             )
         for event in answer.history.events:
             if event.HasField("workflow_execution_failed_event_attributes"):
@@ -260,7 +207,7 @@ class Temporal:
             queues.trainer: TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
         }
         missing = []
-        async with self._calling() as client:
+        async with self.calling() as client:
             for name, kind in kinds.items():
                 answer = await client.workflow_service.describe_task_queue(
                     DescribeTaskQueueRequest(
@@ -269,7 +216,7 @@ class Temporal:
                         task_queue_type=kind,
                     ),
                     retry=True,
-                    timeout=self._timeout,
+                    timeout=self.timeout,
                 )
                 if not answer.pollers:
                     missing.append(name)
@@ -283,7 +230,7 @@ class Temporal:
         Raises Unanswered when none came within `timeout_s` seconds or the check itself broke;
         its workflow is ended then, so that nothing runs on.
         """
-        async with self._calling() as client:
+        async with self.calling() as client:
             handle: WorkflowHandle[Any, CheckResult] = await client.start_workflow(
                 PREFLIGHT,
                 arg,
@@ -292,7 +239,7 @@ class Temporal:
                 execution_timeout=timedelta(seconds=timeout_s + 60),
                 result_type=CheckResult,
                 static_summary=f"checks the config of {run_id} before it starts",
-                rpc_timeout=self._timeout,
+                rpc_timeout=self.timeout,
             )
             try:
                 async with asyncio.timeout(timeout_s):
@@ -314,36 +261,57 @@ class Temporal:
 
     async def _end(self, handle: WorkflowHandle[Any, Any], why: str) -> None:
         try:
-            await handle.terminate(reason=why, rpc_timeout=self._timeout)
+            await handle.terminate(reason=why, rpc_timeout=self.timeout)
         except RPCError as error:
             # It may have ended by itself in the meantime.
             if error.status != RPCStatusCode.NOT_FOUND:
                 raise
 
-    async def start_run(self, arg: RunInput, memo: dict[str, Any]) -> None:
-        """Starts the run's workflow."""
-        async with self._calling() as client:
-            await client.start_workflow(
-                TRAINING_RUN,
-                arg,
-                id=arg.run_id,
-                task_queue=arg.queues.orchestrator,
-                memo={MEMO_KEY: memo},
-                static_summary=f"{memo['name']}: {memo['max_steps']} steps",
-                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-                rpc_timeout=self._timeout,
-            )
+    async def start_run(self, arg: RunInput, memo: dict[str, Any], *, again: bool = False) -> bool:
+        """Starts the run's workflow, or with `again` another attempt of a run that has ended.
+
+        False if there is such a run already, or if it has not ended.
+        """
+        policy = WorkflowIDReusePolicy
+        async with self.calling() as client:
+            try:
+                await client.start_workflow(
+                    TRAINING_RUN,
+                    arg,
+                    id=workflow_of(arg.run_id),
+                    task_queue=arg.queues.orchestrator,
+                    memo={MEMO_KEY: memo},
+                    static_summary=f"{memo['name']}: {memo['max_steps']} steps",
+                    id_reuse_policy=policy.ALLOW_DUPLICATE if again else policy.REJECT_DUPLICATE,
+                    id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+                    rpc_timeout=self.timeout,
+                )
+            except WorkflowAlreadyStartedError:
+                return False
+            return True
+
+    async def cancel(self, run_id: str) -> bool:
+        """Asks for a run's end without any more work; False if it has ended."""
+        async with self.calling() as client:
+            try:
+                await client.get_workflow_handle(run_id).cancel(rpc_timeout=self.timeout)
+            except RPCError as error:
+                if error.status == RPCStatusCode.NOT_FOUND and "amespace" not in error.message:
+                    return False
+                raise
+            return True
 
     async def change(self, run_id: str, patch: dict[str, Any]) -> bool:
         """Changes the config of a run; False if it has ended in the meantime.
 
         Raises ValueError if the run refuses, Unanswered if no worker takes it up in time.
         """
-        async with self._calling() as client:
+        async with self.calling() as client:
             handle = client.get_workflow_handle(run_id)
             try:
-                async with asyncio.timeout(self._timeout.total_seconds()):
-                    await handle.execute_update(CHANGE_CONFIG, patch)
+                async with asyncio.timeout(self.timeout.total_seconds()):
+                    while not await _updated(handle, patch):
+                        await asyncio.sleep(UPDATE_AGAIN_AFTER_S)
             except WorkflowUpdateFailedError as error:
                 raise ValueError(str(error.cause)) from None
             except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError):
@@ -357,11 +325,9 @@ class Temporal:
 
     async def signal(self, run_id: str, name: str, arg: Any) -> bool:
         """Signals a run; False if it has ended in the meantime."""
-        async with self._calling() as client:
+        async with self.calling() as client:
             try:
-                await client.get_workflow_handle(run_id).signal(
-                    name, arg, rpc_timeout=self._timeout
-                )
+                await client.get_workflow_handle(run_id).signal(name, arg, rpc_timeout=self.timeout)
             except RPCError as error:
                 missing = error.status == RPCStatusCode.NOT_FOUND
                 if missing and "amespace" not in error.message:

@@ -223,7 +223,12 @@ class CheckpointConfig(Section):
     """When a run can be picked up again from disk."""
 
     interval: int = Field(default=10, ge=1, le=1000, description="Steps between checkpoints.")
-    keep_last: int = Field(default=2, ge=2, description="Checkpoints kept, at least 2.")
+    keep_last: int = Field(default=2, ge=2, description="Newest checkpoints kept, at least 2.")
+    keep_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="Checkpoints of steps that are multiples of this are kept for good.",
+    )
 
 
 class RetentionConfig(Section):
@@ -231,6 +236,11 @@ class RetentionConfig(Section):
 
     weights: int | Literal["all"] = Field(
         default=4, description="Versions of exported weights kept, at least 2 ('all': every one)."
+    )
+    batches: Literal["checkpoint", "all"] = Field(
+        default="checkpoint",
+        description="Batches kept for training them again: those since the oldest checkpoint that "
+        "is kept, or 'all', so that every step can be replayed.",
     )
 
     @field_validator("weights", mode="before")
@@ -260,4 +270,17 @@ class InferenceConfig(Section):
         gt=0,
         description="Largest difference in canary log-probability between engine and trainer; "
         "none: 1e-4 for float32, 0.1 for bfloat16.",
+    )
+    stalled_after_s: float = Field(
+        default=12.0,
+        ge=5,
+        le=3600,
+        description="Seconds for which an engine may not answer before it is started anew; more "
+        "for a model whose weights take longer to load.",
+    )
+    drift_alarm: float | None = Field(
+        default=0.5,
+        gt=0,
+        description="Mean mismatch KL of a training step (nats) above which the run raises an "
+        "alarm: trainer and engines drift apart, or batches are too off-policy; none: never.",
     )

@@ -10,11 +10,13 @@ import sys
 
 from activities.context import WorkerContext
 from activities.hosting.reaper import sweep
+from activities.hosting.scratch import sweep_folders
 from activities.storage.store import ArtifactStore, free_bytes
 from worker.client import TemporalUnreachable, connect, register_search_attributes
 from worker.health import Pulse, serve_health
 from worker.roles import BUILDERS
 from worker.settings import ROLES, WorkerSettings, own_queue, parse_roles
+from worker.versioning import make_first_current
 
 LOW_DISK_BYTES = 1024**3
 SERVER_ROLES = {"trainer", "inference", "env"}
@@ -26,12 +28,16 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
     await register_search_attributes(client)
     free = free_bytes(ArtifactStore(settings.store_url))
     if free is not None and free < LOW_DISK_BYTES:
-        raise ValueError(
-            f"the artifact store {settings.store_url} has {free / 2**20:.0f} MiB left: free at "
-            "least 1 GiB there, or point RATCHET_STORE elsewhere"
+        # Runs that wait for space are to find workers once it is there.
+        logging.warning(
+            "the artifact store %s has %.0f MiB left: free at least 1 GiB there, or runs will "
+            "pause themselves when it is full",
+            settings.store_url,
+            free / 2**20,
         )
     if SERVER_ROLES & set(roles):
         sweep(settings.home)
+        sweep_folders(settings.home / "scratch" / "training")
     workers = []
     for role in roles:
         ctx = WorkerContext(
@@ -39,7 +45,8 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
             store_url=settings.store_url,
             own_queue=own_queue(getattr(settings.queues, role)),
         )
-        workers += BUILDERS[role](client, ctx, settings.queues)
+        versioned = {"deployment": settings.deployment} if role == "orchestrator" else {}
+        workers += BUILDERS[role](client, ctx, settings.queues, **versioned)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -50,6 +57,8 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
         async with contextlib.AsyncExitStack() as running:
             for worker in workers:
                 await running.enter_async_context(worker)
+            if settings.deployment is not None and "orchestrator" in roles:
+                await make_first_current(client, settings.deployment)
             pulse.ready = True
             logging.info("worker is up: %s", ", ".join(roles))
             await stop.wait()

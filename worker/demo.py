@@ -58,7 +58,7 @@ def wants_teacher(config: RunConfig) -> bool:
 
 
 def watch(api: httpx.Client, run_id: str, console: Console) -> dict[str, Any]:
-    """Shows a run until it ends; returns its last state."""
+    """Shows a run until it ends, or until it rests and waits for `resume`; returns its state."""
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(),
@@ -81,12 +81,19 @@ def watch(api: httpx.Client, run_id: str, console: Console) -> dict[str, Any]:
             )
             line = f"{run['status']} step {run['step']}/{run['max_steps']} {note}"
             due = time.monotonic() - printed > QUIET_PRINT_S
-            if not console.is_terminal and line != last and (due or run["status"] in ENDED):
+            over = run["status"] in ENDED or rests(run)
+            if not console.is_terminal and line != last and (due or over):
                 console.print(line, highlight=False, soft_wrap=True)
                 printed, last = time.monotonic(), line
-            if run["status"] in ENDED:
+            if over:
                 return run
             time.sleep(POLL_S)
+
+
+def rests(run: dict[str, Any]) -> bool:
+    """Whether a run has paused itself, and does not go on by itself."""
+    waiting = (run.get("waiting_for") or {}).get("name")
+    return run["status"] == "paused" and waiting == "resume" and bool(run.get("paused_because"))
 
 
 def describe(run: dict[str, Any]) -> str:
@@ -100,7 +107,9 @@ def describe(run: dict[str, Any]) -> str:
             parts.append(f"{count} {kind} rollouts in flight")
     if progress.get("tokens_per_s"):
         parts.append(f"{progress['tokens_per_s']:.0f} tokens/s")
-    if not parts and run.get("waiting_for"):
+    if run.get("paused_because"):
+        parts.append(run["paused_because"])
+    elif not parts and run.get("waiting_for"):
         parts.append(f"waiting for {run['waiting_for']['name']}")
     return " · ".join(parts)
 
@@ -164,7 +173,10 @@ def tell(outcome: Outcome, console: Console) -> int:
     """Tells the figures of a run; returns the exit status."""
     run = outcome.run
     curves(outcome.steps, outcome.evals, console)
-    if run["status"] != "succeeded":
+    if rests(run):
+        console.print(f"the run has paused itself: {run['paused_because']}", markup=False)
+        console.print(f"`make up` and POST /v1/runs/{run['id']}/resume once that is mended")
+    elif run["status"] != "succeeded":
         console.print(f"the run ended as {run['status']}: {run.get('error')}")
     print(json.dumps(summary(run, outcome.steps, outcome.evals, outcome.wall_s)), flush=True)
     return 0 if run["status"] == "succeeded" else 1

@@ -10,6 +10,8 @@ from temporalio.worker import Worker
 
 from activities.context import WorkerContext
 from activities.contracts.names import Queues
+from activities.failing import StorageFailures
+from worker.settings import Deployment
 
 HEARTBEATS_AT_LEAST_EVERY = timedelta(seconds=2)
 STICKY_TIMEOUT = timedelta(seconds=2)
@@ -31,6 +33,7 @@ def _worker(client: Client, queue: str, *owners: object, at_once: int) -> Worker
         client,
         task_queue=queue,
         activities=activities_of(*owners),
+        interceptors=[StorageFailures()],
         max_concurrent_activities=at_once,
         max_heartbeat_throttle_interval=HEARTBEATS_AT_LEAST_EVERY,
         default_heartbeat_throttle_interval=HEARTBEATS_AT_LEAST_EVERY,
@@ -38,25 +41,29 @@ def _worker(client: Client, queue: str, *owners: object, at_once: int) -> Worker
     )
 
 
-def orchestrator(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
-    """Workflow tasks and light store work; no torch in this process."""
+def orchestrator(
+    client: Client, ctx: WorkerContext, queues: Queues, deployment: Deployment | None = None
+) -> list[Worker]:
+    """Workflow tasks and light store work; no torch in this process.
+
+    With a `deployment` the worker is one build of it.
+    """
     from activities.hosting.liveness import LivenessActivities
     from activities.storage.activities import StoreActivities
-    from workflows.dispatch import Dispatch
-    from workflows.host import Host
-    from workflows.preflight import Preflight
-    from workflows.training_run import TrainingRun
+    from worker.versioning import interceptors_of, options_of, workflows_of
 
     return [
         Worker(
             client,
             task_queue=queues.orchestrator,
-            workflows=[TrainingRun, Dispatch, Host, Preflight],
+            workflows=workflows_of(deployment),
             activities=activities_of(StoreActivities(ctx), LivenessActivities(client)),
+            interceptors=[StorageFailures(), *interceptors_of(deployment)],
             max_concurrent_workflow_tasks=8,
             max_concurrent_activities=32,
             sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
             graceful_shutdown_timeout=GRACE,
+            **options_of(deployment),
         )
     ]
 
@@ -108,7 +115,7 @@ def env(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
     return [_worker(client, queues.env, EnvActivities(ctx), host, at_once=256)]
 
 
-BUILDERS: dict[str, Callable[[Client, WorkerContext, Queues], list[Worker]]] = {
+BUILDERS: dict[str, Callable[..., list[Worker]]] = {
     "orchestrator": orchestrator,
     "rollout": rollout,
     "trainer": trainer,

@@ -1,6 +1,7 @@
 """What a worker is told by its environment. Temporal's own settings are read by `worker.client`."""
 
 import os
+import re
 import socket
 import uuid
 from collections.abc import Mapping
@@ -13,13 +14,25 @@ ROLES = ("orchestrator", "rollout", "trainer", "inference", "env")
 
 
 @dataclass(frozen=True)
+class Deployment:
+    """The build of this worker, and the worker deployment it is a version of."""
+
+    name: str
+    build_id: str
+
+
+@dataclass(frozen=True)
 class WorkerSettings:
-    """Where state lives, which queues are polled, and where health is told (0: nowhere)."""
+    """Where state lives, which queues are polled, and where health is told (0: nowhere).
+
+    Without a `deployment` workers are unversioned.
+    """
 
     home: Path
     store_url: str
     queues: Queues
     health_port: int
+    deployment: Deployment | None = None
 
     @staticmethod
     def from_env(env: Mapping[str, str] = os.environ) -> "WorkerSettings":
@@ -33,7 +46,23 @@ class WorkerSettings:
             store_url=env.get("RATCHET_STORE") or f"file://{home}/store",
             queues=Queues.prefixed(env.get("RATCHET_QUEUE_PREFIX") or "ratchet"),
             health_port=int(port),
+            deployment=_deployment(env),
         )
+
+
+def _deployment(env: Mapping[str, str]) -> Deployment | None:
+    build, name = env.get("RATCHET_BUILD_ID") or "", env.get("RATCHET_DEPLOYMENT") or "ratchet"
+    # Temporal writes both as <name>.<build> and <name>:<build>.
+    if not re.fullmatch(r"[\w-]{1,100}", name):
+        raise ValueError(
+            f"RATCHET_DEPLOYMENT={name!r}: must be at most 100 letters, digits, '-' or '_'"
+        )
+    if build and not re.fullmatch(r"[\w.-]{1,100}", build):
+        raise ValueError(
+            f"RATCHET_BUILD_ID={build!r}: must be at most 100 letters, digits, '-', '_' or '.', "
+            "such as a release or a commit"
+        )
+    return Deployment(name, build) if build else None
 
 
 def parse_roles(text: str) -> list[str]:

@@ -29,6 +29,7 @@ from pathlib import Path
 from activities.hosting.process import ServerProcess
 from activities.hosting.spec import ServerSpec
 from activities.inference.engine import (
+    HEALTH,
     engine_env,
     engine_healthy,
     engine_threads,
@@ -149,7 +150,7 @@ def server_of(
         argv=server_argv(folder, name, port, context=context, cpu=cpu),
         address=url,
         cwd=home,
-        probe=lambda: engine_healthy(url),
+        probe=lambda: engine_healthy(url, HEALTH),
         env=server_env(key, cpu=cpu),
         model=name,
     )

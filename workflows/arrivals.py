@@ -45,11 +45,15 @@ class Arrivals:
             self._state.baselines[group.env] = fold(before, group.observed, algorithm.decay)
 
     def cut(self) -> list[GroupResult]:
-        """The next batch; none of its groups will be put back any more."""
-        groups = self.sink.cut()
-        for group in groups:
+        """The next batch, to be written."""
+        return self.sink.cut()
+
+    def on_written(self) -> None:
+        """The batch that was cut last is written: none of its groups will be put back any more."""
+        progress = self.sink.progress
+        for group in progress.cut:
             self._curriculum.forget(train_counter(group.group)[0])
-        return groups
+        progress.cut = []
 
     def metrics(self) -> dict[str, float]:
         """Numbers of curricula and algorithms for the record of a step; counts start anew."""

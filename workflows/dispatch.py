@@ -14,7 +14,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, CancelledErro
 with workflow.unsafe.imports_passed_through():
     from dataclasses import dataclass, field, replace
     from datetime import timedelta
-    from typing import Literal
+    from typing import Any, Literal
 
     from activities.contracts import names
     from activities.contracts.rollouts import (
@@ -43,10 +43,12 @@ MAX_RELOCATIONS = 20
 """Times a group is sent out anew after its engine or env server was lost."""
 RELOCATION_PAUSE = timedelta(seconds=5)
 """Rest before the same server is tried again: a dropped connection is no dead server."""
+STORE_RETRIED_AFTER = timedelta(seconds=2)
+STORE_RETRIED_AT_LEAST_EVERY = timedelta(seconds=30)
 GROUPS_PER_REPORT = 100
 """Keeps a report, at some 500 B a group, below 64 KiB."""
 
-Cause = Literal["stale", "overload", "pause", "stop"]
+Cause = Literal["stale", "overload", "damaged", "pause", "stop"]
 
 
 @dataclass
@@ -72,11 +74,12 @@ class Dispatch:
         self._events_limit = config.dispatch.generation_events
         self._timeouts = {env.name: env.timeout_s for env in [*config.train.env, *config.eval.env]}
         self._frozen = {env.name for env in config.train.env if config.is_frozen(env.name)}
-        self._scheduler = Scheduler(config, arg.examples, arg.lease)
+        self._scheduler = Scheduler(config, arg.examples, arg.lease, arg.shares)
         self._scheduler.on_control(arg.control)
         self._groups: dict[str, GroupRun] = {}
         self._outbox: list[GroupResult] = []
         self._lost: list[LostServer] = []
+        self._troubles: dict[str, str] = {}
         self._alarm: asyncio.Task[None] | None = None
         self._rings_at = 0.0
         self._seq = 0
@@ -135,6 +138,7 @@ class Dispatch:
         return (
             self._scheduler.control.stop
             or bool(self._scheduler.control.pause)
+            or self._scheduler.control.revision != self._arg.control.revision
             or workflow.info().is_continue_as_new_suggested()
             or workflow.info().get_current_history_length() >= self._events_limit
         )
@@ -150,6 +154,9 @@ class Dispatch:
             if admitted % MAX_ADMISSIONS_PER_TASK == 0:
                 # A timer ends the workflow task, so that one task never carries too many commands.
                 await workflow.sleep(0.001)
+                if self._scheduler.admitting and self._must_hand_over():
+                    self._changed = True
+                    return
         if decision.retry_s:
             self._set_alarm(decision.retry_s)
 
@@ -202,11 +209,19 @@ class Dispatch:
             self._deliver(run, replace(failed, user_error=True))
             return
         try:
-            result = await self._finalize(run.work, run.version, run.lost)
+            result = await self._finalize(run)
+            if run.cancelled:
+                result = self._cancelled(run)
         except asyncio.CancelledError:
             lost = self._failed(run.work, run.version, "cancelled from outside")
             result = self._cancelled(run) if run.cancelled else lost
         self._deliver(run, result)
+
+    def _on_damage(self, run: GroupRun, kind: str, reason: str) -> None:
+        """A train group of which something kept is damaged is rolled out anew, under another id."""
+        if kind == names.CORRUPT and run.work.kind == "train" and f"/{run.work.group}" in reason:
+            run.cancelled = run.cancelled or "damaged"
+            self._scheduler.give_up(run.work.group)
 
     def _deliver(self, run: GroupRun, result: GroupResult) -> None:
         self._scheduler.on_finished(run.work.group)
@@ -227,7 +242,8 @@ class Dispatch:
             if address is None:
                 engine, address = await self._place(work)
             try:
-                await workflow.execute_activity(
+                await self._with_patience(
+                    f"{work.group}/{part.first}",
                     names.RUN_ROLLOUTS,
                     RunRolloutsInput(
                         self._arg.run_id,
@@ -252,6 +268,7 @@ class Dispatch:
                 reason, kind = cause_of(error), type_of(error)
             if kind not in (names.ENGINE_LOST, names.ENV_LOST):
                 run.user_error = kind == names.BAD_INPUT
+                self._on_damage(run, kind, reason)
                 return reason
             tried += 1
             if kind == names.ENGINE_LOST:
@@ -307,9 +324,9 @@ class Dispatch:
         scheduler.flights[work.group].engine = engine
         return engine, address
 
-    async def _finalize(self, work: GroupWork, version: int, lost: str) -> GroupResult:
+    async def _finalize(self, run: GroupRun) -> GroupResult:
         """The group's result; another engine is asked where the one that served it is gone."""
-        reason = ""
+        work, version, lost, reason = run.work, run.version, run.lost, ""
         for tried in range(MAX_RELOCATIONS):
             engine = self._scheduler.flights[work.group].engine
             try:
@@ -319,6 +336,7 @@ class Dispatch:
                     raise asyncio.CancelledError from None
                 reason, kind = cause_of(error), type_of(error)
             if kind != names.ENGINE_LOST:
+                self._on_damage(run, kind, reason)
                 failed = self._failed(work, version, reason)
                 return replace(failed, user_error=kind == names.BAD_INPUT)
             await self._leave_engine(work, engine, reason, again=tried == 0)
@@ -329,7 +347,8 @@ class Dispatch:
     async def _finalize_once(
         self, work: GroupWork, version: int, lost: str, engine: EngineTarget
     ) -> GroupResult:
-        result: GroupResult = await workflow.execute_activity(
+        result: GroupResult = await self._with_patience(
+            work.group,
             names.FINALIZE_GROUP,
             FinalizeGroupInput(
                 self._arg.run_id,
@@ -345,6 +364,36 @@ class Dispatch:
             summary=f"finalize {self._summary(work, version)}",
         )
         return result
+
+    async def _with_patience(self, work: str, name: str, arg: Any, **options: Any) -> Any:
+        """Carries out an activity; while what it makes cannot be stored, tells the run and tries
+        again.
+        """
+        rest = STORE_RETRIED_AFTER
+        try:
+            while True:
+                try:
+                    return await workflow.execute_activity(name, arg, **options)
+                except ActivityError as error:
+                    if type_of(error) != names.STORE_FAILED:
+                        raise
+                    self._trouble(work, cause_of(error))
+                await workflow.sleep(rest, summary=f"store to be mended for {work}")
+                rest = min(2 * rest, STORE_RETRIED_AT_LEAST_EVERY)
+        finally:
+            self._trouble(work, "")
+
+    def _trouble(self, work: str, reason: str) -> None:
+        """What keeps `work` from being stored; '' for nothing. The run hears of the first and of
+        the last such trouble.
+        """
+        before = bool(self._troubles)
+        if reason:
+            self._troubles[work] = reason
+        else:
+            self._troubles.pop(work, None)
+        if bool(self._troubles) != before:
+            self._silent = True
 
     def _failed(self, work: GroupWork, version: int, error: str) -> GroupResult:
         return GroupResult(
@@ -397,9 +446,11 @@ class Dispatch:
             outstanding=list(self._groups) + [group.group for group in self._outbox],
             waiting_for=scheduler.blocked.reason,
             lost=lost,
+            run_id=self._arg.run_id,
+            trouble=next(iter(self._troubles.values()), ""),
         )
         self._seq += 1
-        run = workflow.get_external_workflow_handle(self._arg.run_id)
+        run = workflow.get_external_workflow_handle(names.workflow_of(self._arg.run_id))
         try:
             await run.signal("dispatch_report", report)
         except ApplicationError:

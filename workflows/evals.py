@@ -7,10 +7,13 @@ once, when all of its groups were delivered.
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
+    from collections.abc import Awaitable
+
     from activities.contracts import names
     from activities.contracts.rollouts import EvalResult, FinalizeEvalInput, GroupResult
     from configs.run import RunConfig
     from workflows import policies
+    from workflows.mending import Mending
     from workflows.messages import RunInput, parse_trigger_eval
     from workflows.run_log import RunLog
     from workflows.sinks import eval_arrival
@@ -24,10 +27,13 @@ MAX_PENDING_EVALS = 4
 class Evals:
     """Acts on the evals of a run's state."""
 
-    def __init__(self, arg: RunInput, config: RunConfig, state: RunState, log: RunLog) -> None:
+    def __init__(
+        self, arg: RunInput, config: RunConfig, state: RunState, mending: Mending, log: RunLog
+    ) -> None:
         self._arg = arg
         self._config = config
         self._state = state
+        self._mending = mending
         self._log = log
 
     def fire(self, step: int) -> None:
@@ -81,22 +87,26 @@ class Evals:
 
     async def _finalize(self, progress: EvalProgress) -> None:
         epoch = progress.epoch
-        result: EvalResult = await workflow.execute_activity(
-            names.FINALIZE_EVAL,
-            FinalizeEvalInput(
-                self._arg.run_id,
-                epoch.epoch,
-                epoch.env,
-                epoch.step,
-                epoch.num_examples,
-                epoch.group_size,
-                sorted(progress.missing),
-            ),
-            result_type=EvalResult,
-            task_queue=self._arg.queues.rollout,
-            **policies.STORE_WORK,
-            summary=f"eval of {epoch.env} at step {epoch.step}",
-        )
+
+        def finalize() -> Awaitable[EvalResult]:
+            return workflow.execute_activity(
+                names.FINALIZE_EVAL,
+                FinalizeEvalInput(
+                    self._arg.run_id,
+                    epoch.epoch,
+                    epoch.env,
+                    epoch.step,
+                    epoch.num_examples,
+                    epoch.group_size,
+                    sorted(progress.missing),
+                ),
+                result_type=EvalResult,
+                task_queue=self._arg.queues.rollout,
+                **policies.STORE_WORK,
+                summary=f"eval of {epoch.env} at step {epoch.step}",
+            )
+
+        result = await self._mending.carry_out(f"eval {epoch.epoch}", finalize)
         self._state.last_eval[epoch.env] = {
             "step": float(result.step),
             "reward": result.reward_mean,

@@ -4,13 +4,24 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 
 class RunFailed(Exception):
-    """The run cannot go on. `role` names the part that failed, `user` whose mistake it is."""
+    """The run cannot go on. `role` names the part that failed, `user` whose mistake it is.
+
+    What is `final` ends the run; anything else pauses one that has begun to step, since it may be
+    mended.
+    """
 
     def __init__(
-        self, role: str, message: str, *, code: str = "failed", user: bool = False
+        self,
+        role: str,
+        message: str,
+        *,
+        code: str = "failed",
+        user: bool = False,
+        final: bool = False,
     ) -> None:
         super().__init__(message)
         self.code = code
+        self.final = final or user
         self.error = {
             "code": code,
             "role": role,
@@ -32,9 +43,9 @@ def cause_of(error: BaseException) -> str:
     """The innermost message of an activity's failure, with its type."""
     while isinstance(error, ActivityError) and error.cause is not None:
         error = error.cause
-    named = isinstance(error, ApplicationError) and error.type
-    kind = error.type if named else type(error).__name__  # type: ignore[attr-defined]
-    return f"{kind}: {error}"[:1000]
+    if isinstance(error, ApplicationError) and error.type:
+        return f"{error.type}: {error.message}"[:1000]
+    return f"{type(error).__name__}: {error}"[:1000]
 
 
 def type_of(error: ActivityError) -> str:

@@ -53,6 +53,7 @@ class Fleet:
             host.restarts += host.epoch > 0
             host.epoch, host.up, host.verified = report.epoch, False, -1
         if report.state == "starting":
+            host.detail = report.detail or host.detail
             return True
         if report.state == "up":
             if host.up:

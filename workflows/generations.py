@@ -38,12 +38,18 @@ SILENT_AFTER = timedelta(seconds=150)
 """Two signs of life, and then some: a generation that is silent for so long is looked at."""
 MAX_DEATHS = 3
 """Generations in a row that may end without handing over, and without a delivery."""
+LAST_WORD = 2**53
+"""A sequence number above those of all controls."""
 ENDED = ("stopping", "succeeded", "failed", "cancelled")
 STANDING = ("pausing", "paused", "starting")
 
 
 class Generations:
-    """The dispatch generations of one run."""
+    """The dispatch generations of one run.
+
+    `wanted` says that they must hear of something, `busy` counts what is under way for them. While
+    `frozen` the next groups are another revision's to draw.
+    """
 
     def __init__(
         self,
@@ -68,6 +74,7 @@ class Generations:
         self._source: TrainSource | None = None
         self.busy = 0
         self.wanted = False
+        self.frozen = False
 
     @property
     def live(self) -> list[GenerationState]:
@@ -118,6 +125,7 @@ class Generations:
                     state.version >= 0
                     and not state.stop
                     and not state.pause
+                    and not state.holds
                     and state.status not in (*ENDED, *STANDING)
                     and not any(g.state == "open" for g in state.generations)
                 )
@@ -147,6 +155,7 @@ class Generations:
                 queues=self._arg.queues,
                 lease=lease,
                 control=self._control(number),
+                shares=state.shares,
             ),
             id=self._id(number),
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
@@ -158,7 +167,7 @@ class Generations:
         """Sends the control state whenever it changed."""
         while True:
             await workflow.wait_condition(self._has_news)
-            self.wanted = self._servers.changed = False
+            self.wanted = self._servers.changed = self._log.unsettled = False
             self.put_back_refused()
             self._check()
             self.busy += 1
@@ -173,7 +182,7 @@ class Generations:
         rising = state.target_version > state.version >= 0
         if rising and self._fleet.synced(state.target_version):
             return False
-        return self.wanted or self._servers.changed
+        return self.wanted or self._servers.changed or self._log.unsettled
 
     async def send(self) -> None:
         """Sends the control state to every live generation to which it would be news."""
@@ -187,6 +196,12 @@ class Generations:
             there = await self._servers.signal(self._id(generation.number), "control", control)
             if not there:
                 self._log.in_background(self._confirm_closed(generation))
+
+    async def dismiss(self, report: DispatchReport) -> None:
+        """Ends a generation of an earlier attempt of the run, which has outlived it."""
+        over = Control(seq=LAST_WORD, stop=True)
+        number = f"{report.run_id}/dispatch/{report.generation}"
+        await self._servers.signal(number, "control", over)
 
     async def watch(self) -> None:
         """Looks at every generation that gives no sign of life."""
@@ -237,11 +252,12 @@ class Generations:
             f"dispatch generation {generation.number} ended without handing over; "
             f"{len(lost)} groups in flight are leased anew"
         )
+        state.put_backs.extend(lost)
+        state.holds.pop(f"generation {generation.number}", None)
+        self.wanted = True
         if state.generation_deaths >= MAX_DEATHS:
             text = f"{state.generation_deaths} dispatch generations in a row ended unexpectedly"
             raise RunFailed("dispatch", text)
-        state.put_backs.extend(lost)
-        self.wanted = True
 
     def put_back_refused(self) -> None:
         """Groups with tokens of refused weights are rolled out anew."""
@@ -274,7 +290,7 @@ class Generations:
 
     def _check(self) -> None:
         state = self._state
-        if state.status in ENDED:
+        if state.status in (*ENDED, "paused"):
             return
         broken = self._fleet.broken()
         if broken is not None:
@@ -285,6 +301,7 @@ class Generations:
                 "rollouts",
                 f"{state.train.barren} groups in a row had no rollout to train on; "
                 f"last error: {state.train.last_error or 'none'}",
+                final=True,
             )
 
     def _train_limit(self, version: int) -> int:
@@ -292,9 +309,11 @@ class Generations:
         if self._state.evals and not self._config.eval.overlap:
             return 0
         if self._source is None:
-            self._source = TrainSource(self._config, self._state.examples)
+            self._source = TrainSource(self._config, self._state.examples, self._state.shares)
         limit = self._source.counter_for(self._sink.rollouts_wanted(version))
         state = self._state
+        if self.frozen:
+            limit = min(limit, state.drawn_below)
         fresh = range(state.drawn_below, limit)
         self._curriculum.draws_for({counter: self._source.env_of(counter) for counter in fresh})
         state.drawn_below = max(state.drawn_below, limit)
@@ -322,7 +341,7 @@ class Generations:
             auto=state.limits.auto,
             stop=bool(state.stop) or state.status in ENDED,
             # A pause that was begun is carried through: resume opens the next generation.
-            pause=state.pause or ("drain" if state.status == "pausing" else ""),
+            pause=state.pause or ("drain" if state.status == "pausing" or state.holds else ""),
             engines=self._fleet.engines(),
             envs=self._fleet.envs(),
             evals=[progress.epoch for progress in state.evals],
@@ -330,6 +349,7 @@ class Generations:
             put_backs_before=state.put_backs_before,
             draws=dict(self._curriculum.state.draws),
             baselines=dict(state.baselines),
+            revision=state.config_revision,
         )
 
     def _id(self, number: int) -> str:

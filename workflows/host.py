@@ -15,6 +15,7 @@ with workflow.unsafe.imports_passed_through():
 
     from activities.contracts import names
     from activities.contracts.hosting import HostInput, HostReport
+    from activities.contracts.names import workflow_of
     from workflows import policies
     from workflows.failures import cause_of
     from workflows.messages import HOST, HostWorkflowInput
@@ -76,5 +77,7 @@ class Host:
             state="failed",
             name=host.name,
             detail=cause_of(error),
+            run_id=host.run_id,
         )
-        await workflow.get_external_workflow_handle(host.run_id).signal("host_report", report)
+        run = workflow.get_external_workflow_handle(workflow_of(host.run_id))
+        await run.signal("host_report", report)

@@ -1,8 +1,8 @@
 """What the workflows say to each other and hear from outside.
 
-Messages between workflows are frozen dataclasses. Public signals (`stop`, `trigger_eval`) come
-from people with any payload and any encoding: `parse_stop` and `parse_trigger_eval` never raise,
-since an exception in a signal handler would stop the workflow for good.
+Messages between workflows are frozen dataclasses. Public signals come from people with any
+payload and any encoding: what parses them never raises, since an exception in a signal handler
+would stop the workflow for good.
 """
 
 import json
@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from activities.contracts.hosting import HostInput, HostRole
+from activities.contracts.names import MEMO_KEY as MEMO_KEY
 from activities.contracts.names import Queues
 from activities.contracts.rollouts import EngineTarget, GroupResult
-from workflows.state import EvalEpoch, Lease, RunState
+from activities.contracts.training import RestoreInput
+from workflows.state import EvalEpoch, Lease, RunState, Shares
 
 TRAINING_RUN = "TrainingRun"
 PREFLIGHT = "Preflight"
@@ -29,7 +31,6 @@ SEARCH_ATTRIBUTES = {
     "RatchetReward": "Double",
     "RatchetEnv": "Keyword",
 }
-MEMO_KEY = "ratchet"
 
 RunStatus = Literal[
     "queued",
@@ -54,8 +55,10 @@ class PreflightInput:
 
 @dataclass(frozen=True)
 class RunInput:
-    """Starts a run. `examples` is the preflight's count per '<kind>/<env>'; without it the run
-    carries out the preflight itself. `state` is set only when the run continues as new.
+    """Starts a run. `run_id` is the id of its attempt (`names.attempt_id`), whose config lies in
+    the store. `examples` is the preflight's count per '<kind>/<env>'; without it the run carries
+    out the preflight itself. `restore` names the checkpoint that the run begins with; without it
+    it begins at step 0. `state` is set only when the run continues as new.
     """
 
     run_id: str
@@ -63,6 +66,7 @@ class RunInput:
     queues: Queues = field(default_factory=Queues)
     examples: dict[str, int] = field(default_factory=dict)
     created_at: str = ""
+    restore: RestoreInput | None = None
     state: RunState | None = None
 
 
@@ -89,7 +93,7 @@ class Control:
     `permits` execute; with `auto`, permits follow the load of the engines. `draws` maps train
     counters to examples, where a curriculum chose them. `baselines` are the states of algorithms,
     by env and agent. With `pause` nothing more is admitted; what is in flight ends ('drain') or is
-    given up ('cancel').
+    given up ('cancel'). A generation that began with another `revision` of the config hands over.
     """
 
     seq: int
@@ -110,11 +114,12 @@ class Control:
     auto: bool = False
     draws: dict[str, int] = field(default_factory=dict)
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    revision: int = 0
 
 
 @dataclass(frozen=True)
 class DispatchInput:
-    """Opens dispatch generation `generation` of a run."""
+    """Opens dispatch generation `generation` of a run. `shares` are the changes of its ratios."""
 
     run_id: str
     generation: int
@@ -123,6 +128,7 @@ class DispatchInput:
     queues: Queues
     lease: Lease
     control: Control
+    shares: list[Shares] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ class DispatchReport:
     'closed' that nothing is in flight either. `lease` is what has not been admitted; `inflight_*`
     count executing rollouts, `reserved` also those of begun groups still to start; `oldest` is the
     version at which the oldest train group began; `outstanding` are the groups admitted and not
-    delivered with this report or before.
+    delivered with this report or before. `trouble` says what keeps its work from being stored.
     """
 
     generation: int
@@ -158,6 +164,8 @@ class DispatchReport:
     lease: Lease = field(default_factory=Lease)
     waiting_for: str = ""
     lost: list[LostServer] = field(default_factory=list)
+    run_id: str = ""
+    trouble: str = ""
 
 
 @dataclass(frozen=True)
@@ -201,6 +209,8 @@ _SIGNAL_NAMES = {
     "pause": "pause",
     "pauserun": "pause",
     "resume": "resume",
+    "checkpoint": "checkpoint",
+    "savecheckpoint": "checkpoint",
     "resumerun": "resume",
     "unpause": "resume",
 }

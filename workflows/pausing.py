@@ -10,12 +10,14 @@ with workflow.unsafe.imports_passed_through():
     from collections.abc import Awaitable, Callable
     from datetime import timedelta
 
+    from workflows.failures import RunFailed
     from workflows.fleet import Fleet
     from workflows.generations import Generations
     from workflows.run_log import RunLog
     from workflows.servers import Servers
     from workflows.state import RunState
     from workflows.steps import STALLED_AFTER, START_AT_MOST, Steps
+    from workflows.trainer import Trainer
 
 PAUSED_AT_MOST = timedelta(days=3650)
 
@@ -30,6 +32,7 @@ class Pausing:
         servers: Servers,
         generations: Generations,
         stepping: Steps,
+        trainer: Trainer,
         log: RunLog,
         checkpoint: Callable[[], Awaitable[None]],
         longest_s: float,
@@ -40,24 +43,34 @@ class Pausing:
         self._servers = servers
         self._generations = generations
         self._stepping = stepping
+        self._trainer = trainer
         self._log = log
         self._drained_within = max(STALLED_AFTER, timedelta(seconds=2 * longest_s + 300))
         self._checkpoint = checkpoint
 
-    async def come_to_rest(self) -> None:
-        """From 'running' to 'paused'."""
+    async def come_to_rest(self, failure: RunFailed | None = None) -> None:
+        """From 'running' to 'paused'; with a `failure` at once, and for its sake."""
         state, generations = self._state, self._generations
+        if failure is not None:
+            state.pause, state.pause_reason, state.trouble = "cancel", str(failure), str(failure)
+            self._log.failure = None
         self._log.note(f"pausing: {state.pause_reason}")
         self._log.set_status("pausing")
         generations.wanted = True
+        if failure is not None:
+            # The loop that would tell dispatch may be the one that failed.
+            await generations.send()
         await self._log.wait(
             lambda: f"{self._in_flight()} rollouts in flight to end",
             self._at_rest,
             self._drained_within,
             progress=lambda: state.train.delivered + state.eval_rollouts,
         )
-        await self._checkpoint()
+        if failure is None or self._trainer.stands_at(state.step):
+            await self._checkpoint()
         await self._log.carry_out("servers to end", self._servers.put_away(), START_AT_MOST)
+        for host in self._fleet.hosts:
+            host.downs = host.gate_failures = 0
         self._log.set_status("paused")
 
     async def rest(self) -> None:
@@ -68,12 +81,16 @@ class Pausing:
     async def wake(self) -> None:
         """From 'paused' to 'running', on servers of their own."""
         state, fleet = self._state, self._fleet
-        state.pause_reason = ""
+        state.pause_reason = state.trouble = ""
+        state.generation_deaths = state.trainer_losses = 0
+        for host in fleet.hosts:
+            host.downs = host.gate_failures = 0
         self._log.set_status("starting")
         await self._servers.open()
         await self._log.wait(
             lambda: f"servers to come up: {', '.join(fleet.missing()) or 'weights verified'}",
-            lambda: not fleet.missing() and fleet.synced(state.version),
+            # A push that was under way is of the version above.
+            lambda: not fleet.missing() and fleet.synced(state.target_version),
             START_AT_MOST,
         )
         self._log.set_status("running")

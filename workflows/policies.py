@@ -5,7 +5,7 @@ from typing import Any
 
 from temporalio.common import RetryPolicy
 
-HEARTBEAT = timedelta(seconds=15)
+HEARTBEAT = timedelta(seconds=10)
 """An activity or server that is silent this long counts as lost."""
 
 LIGHT = RetryPolicy(

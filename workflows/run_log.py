@@ -7,10 +7,10 @@ is an event; the details are free and follow every wait.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
@@ -19,7 +19,7 @@ with workflow.unsafe.imports_passed_through():
     from configs.run import RunConfig
     from workflows import views
     from workflows.failures import Paused, RunFailed, Stopped, cause_of
-    from workflows.messages import MEMO_KEY
+    from workflows.messages import MEMO_KEY, RunInput
     from workflows.state import RunState, Waiting
 
 STATUS = SearchAttributeKey.for_keyword("RatchetStatus")
@@ -35,7 +35,10 @@ T = TypeVar("T")
 
 
 class RunLog:
-    """The run's waits, notes, memo and search attributes."""
+    """The run's waits, notes, memo and search attributes.
+
+    `failure` is what a loop ended with. `unsettled` says that dispatch must hear of something.
+    """
 
     def __init__(self, config: RunConfig, state: RunState) -> None:
         self._config = config
@@ -45,6 +48,12 @@ class RunLog:
         self._background: dict[int, asyncio.Task[None]] = {}
         self._tasks_started = 0
         self.failure: RunFailed | None = None
+        self.unsettled = False
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """What the run waits for at this moment."""
+        return self._waiting
 
     @property
     def busy(self) -> bool:
@@ -89,7 +98,8 @@ class RunLog:
             self.publish()
             if await self._within(at_most, name, predicate, stoppable):
                 continue
-            if progress is None or progress() == mark:
+            stands = progress is None or progress() == mark
+            if stands and not self._state.holds:
                 raise RunFailed("run", f"waited {at_most} for {name()}", code="stalled")
         self._waiting = None
         if self.failure is not None:
@@ -123,6 +133,16 @@ class RunLog:
         except BaseException:
             task.cancel()
             raise
+        return await task
+
+    async def carry_out_unless(self, gone: Callable[[], bool], work: Awaitable[T]) -> T:
+        """Awaits an activity of a particular server, and gives it up, as a cancelled one, once that
+        is `gone`: what a dead process was to do would else be waited for until its time-out.
+        """
+        task = asyncio.ensure_future(work)
+        await workflow.wait_condition(lambda: task.done() or gone())
+        if not task.done():
+            task.cancel()
         return await task
 
     async def guard(self, loop: Awaitable[None]) -> None:
@@ -165,22 +185,32 @@ class RunLog:
         """The run as the API shows it."""
         return views.memo(self._config, self._state, self._waiting, **ended)
 
+    def continue_as(self, arg: RunInput) -> NoReturn:
+        """Goes on as a new execution, which shows the run as it is from its first moment."""
+        memo = {MEMO_KEY: self.memo()}
+        workflow.continue_as_new(arg, memo=memo, search_attributes=self.attributes())
+
     def set_status(self, status: str) -> None:
         """Moves the run to another status, for everyone to see."""
         self._state.status = status
         self.publish()
 
-    def publish(self, **ended: Any) -> None:
-        """Writes memo and search attributes."""
+    def attributes(self) -> TypedSearchAttributes:
+        """What the run can be searched by."""
         state = self._state
-        updates: list[SearchAttributeUpdate[Any]] = [
-            STATUS.value_set(state.status),
-            STEP.value_set(state.step),
-            VERSION.value_set(max(state.version, 0)),
-            ENV.value_set(self._config.train.env[0].name),
+        pairs: list[SearchAttributePair[Any]] = [
+            SearchAttributePair(STATUS, state.status),
+            SearchAttributePair(STEP, state.step),
+            SearchAttributePair(VERSION, max(state.version, 0)),
+            SearchAttributePair(ENV, self._config.train.env[0].name),
         ]
         if state.reward is not None:
-            updates.append(REWARD.value_set(state.reward))
+            pairs.append(SearchAttributePair(REWARD, state.reward))
+        return TypedSearchAttributes(pairs)
+
+    def publish(self, **ended: Any) -> None:
+        """Writes memo and search attributes."""
+        updates = [pair.key.value_set(pair.value) for pair in self.attributes()]
         workflow.upsert_search_attributes(updates)
         workflow.upsert_memo({MEMO_KEY: self.memo(**ended)})
         self.show()

@@ -10,7 +10,7 @@ Invariants:
 - One rate limiter and one burst cap for train and eval.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from activities.contracts.rollouts import EngineTarget, Gauges, GroupWork
@@ -19,7 +19,7 @@ from workflows.concurrency import InFlight, youngest
 from workflows.limits import BurstCap, RateLimiter, burst_of
 from workflows.messages import Control, EnvTarget
 from workflows.sources import TrainSource, eval_group, eval_work, interleave, train_group
-from workflows.state import Lease
+from workflows.state import Lease, Shares
 
 
 @dataclass
@@ -82,8 +82,14 @@ class Blocked:
 class Scheduler:
     """Permits, modes and cursors of one dispatch generation."""
 
-    def __init__(self, config: RunConfig, examples: dict[str, int], lease: Lease) -> None:
-        self._source = TrainSource(config, examples)
+    def __init__(
+        self,
+        config: RunConfig,
+        examples: dict[str, int],
+        lease: Lease,
+        shares: Sequence[Shares] = (),
+    ) -> None:
+        self._source = TrainSource(config, examples, shares)
         self._config = config
         self._part_size = config.dispatch.rollouts_per_activity
         self._ageless = {env.name for env in config.train.env if config.is_frozen(env.name)}

@@ -10,6 +10,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
+    from collections.abc import Awaitable
     from dataclasses import replace
 
     from activities.contracts import names
@@ -22,8 +23,9 @@ with workflow.unsafe.imports_passed_through():
     )
     from workflows import policies
     from workflows.asking import is_running
-    from workflows.failures import RunFailed, cause_of
+    from workflows.failures import RunFailed, cause_of, type_of
     from workflows.fleet import Fleet
+    from workflows.mending import Mending
     from workflows.messages import HOST, HostWorkflowInput, RunInput
     from workflows.run_log import RunLog
     from workflows.state import HostState, RunState
@@ -43,6 +45,7 @@ class Servers:
         arg: RunInput,
         state: RunState,
         fleet: Fleet,
+        mending: Mending,
         log: RunLog,
         tolerance: float,
         *,
@@ -51,6 +54,7 @@ class Servers:
         self._arg = arg
         self._state = state
         self._fleet = fleet
+        self._mending = mending
         self._log = log
         self._tolerance = tolerance
         self._adaptive = adaptive
@@ -58,10 +62,10 @@ class Servers:
         self.pushes_to_serving = 0
         self.changed = False
 
-    async def open(self) -> None:
-        """Starts a Host workflow for every server that is ours to keep."""
+    async def open(self, role: HostRole | None = None) -> None:
+        """Starts a Host workflow for every server that is ours to keep, or for those of a role."""
         for host in self._state.hosts:
-            if host.managed:
+            if host.managed and role in (None, host.role):
                 await self._open_host(host)
 
     async def close(self) -> None:
@@ -149,28 +153,39 @@ class Servers:
 
     async def _push(self, engine: HostState, version: int) -> SyncResult:
         assert self._state.weights is not None
-        result: SyncResult = await workflow.execute_activity(
-            names.SYNC_WEIGHTS,
-            SyncInput(
-                run_id=self._arg.run_id,
-                version=version,
-                weights=self._state.weights,
-                engine_index=engine.index,
-                engine_epoch=engine.epoch,
-                url=engine.address,
-                model=engine.model,
-                push=engine.pushes,
-                tolerance=self._tolerance,
-            ),
-            result_type=SyncResult,
-            task_queue=engine.queue,
-            schedule_to_start_timeout=policies.QUEUE_TIMEOUT,
-            start_to_close_timeout=policies.SYNC_TIMEOUT,
-            heartbeat_timeout=policies.HEARTBEAT,
-            retry_policy=policies.ONCE,
-            summary=f"push v{version} to {engine.name} and verify",
+        arg = SyncInput(
+            run_id=self._arg.run_id,
+            version=version,
+            weights=self._state.weights,
+            engine_index=engine.index,
+            engine_epoch=engine.epoch,
+            url=engine.address,
+            model=engine.model,
+            push=engine.pushes,
+            tolerance=self._tolerance,
         )
-        return result
+        summary = f"push v{version} to {engine.name} and verify"
+
+        live = self._fleet.host("engine", engine.index)
+
+        def push() -> Awaitable[SyncResult]:
+            work: Awaitable[SyncResult] = workflow.execute_activity(
+                names.SYNC_WEIGHTS,
+                arg,
+                result_type=SyncResult,
+                task_queue=engine.queue,
+                schedule_to_start_timeout=policies.QUEUE_TIMEOUT,
+                start_to_close_timeout=policies.SYNC_TIMEOUT,
+                heartbeat_timeout=policies.HEARTBEAT,
+                retry_policy=policies.ONCE,
+                summary=summary,
+            )
+            # An engine that is gone passes no gate.
+            return self._log.carry_out_unless(
+                lambda: live.epoch > engine.epoch or not live.up, work
+            )
+
+        return await self._mending.carry_out(summary, push)
 
     async def _on_push_failed(
         self, host: HostState, engine: HostState, version: int, error: ActivityError
@@ -182,6 +197,8 @@ class Servers:
         self._state.rejected_labels.extend(labels)
         self._fleet.mark_down("engine", engine.index, engine.epoch, reason)
         self.changed = True
+        if type_of(error) == names.CORRUPT:
+            raise RunFailed("store", reason, code="damaged")
         if isinstance(cause, ApplicationError) and cause.type == names.GATE_FAILED:
             host.gate_failures += 1
             if host.gate_failures >= MAX_GATE_FAILURES:

@@ -62,6 +62,10 @@ class TrainSink:
             lambda group: group.version_start < freshest and group.env not in self._ageless
         )
 
+    def take_out(self, groups: list[GroupResult]) -> list[GroupResult]:
+        """Takes out these groups."""
+        return self._take_out(lambda group: group in groups)
+
     def _take_out(self, unfit: Callable[[GroupResult], bool]) -> list[GroupResult]:
         """Their examples are to be rolled out anew, so they leave no trace in the counts."""
         taken = [group for group in self.progress.ready if unfit(group)]
@@ -109,7 +113,16 @@ class TrainSink:
             tokens += taken[-1].tokens
         progress.shipped_rollouts += rollouts
         progress.shipped_batches += 1
+        progress.cut = taken
         return taken
+
+    def uncut(self) -> None:
+        """The batch that was being written is not: its groups are ready again, before others."""
+        progress = self.progress
+        if progress.cut:
+            progress.shipped_rollouts -= sum(self._counted(group) for group in progress.cut)
+            progress.shipped_batches -= 1
+            progress.ready, progress.cut = [*progress.cut, *progress.ready], []
 
     def on_empty(self) -> None:
         """The batch just cut had nothing to train on: its step needs another."""

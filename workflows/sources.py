@@ -6,12 +6,13 @@ epoch, in an order fixed by the run's seed, and no state but the counter is need
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 from activities.contracts.rollouts import GroupWork
 from configs.run import RunConfig
-from workflows.state import EvalEpoch
+from workflows.state import EvalEpoch, Shares
 
 _FEISTEL_ROUNDS = 4
 LONGEST_CYCLE = 1000
@@ -81,31 +82,68 @@ def smooth_cycle(ratios: list[float]) -> list[int]:
     return order
 
 
-class TrainSource:
-    """Train examples by counter: envs by smooth weighted round robin, shuffled anew each epoch."""
+@dataclass(frozen=True)
+class _Turns:
+    """Turns of envs from counter `start` on: `cycle` again and again. Of env e, `before[e]` groups
+    lie below `start`, and `drawn[n][e]` among the first n of a cycle.
+    """
 
-    def __init__(self, config: RunConfig, examples: dict[str, int]) -> None:
+    start: int
+    cycle: list[int]
+    drawn: list[list[int]]
+    before: list[int]
+
+    @classmethod
+    def of(cls, start: int, ratios: list[float], before: list[int]) -> "_Turns":
+        cycle, drawn = smooth_cycle(ratios), [[0] * len(ratios)]
+        for env in cycle:
+            drawn.append([count + (k == env) for k, count in enumerate(drawn[-1])])
+        return cls(start, cycle, drawn, before)
+
+    def env_at(self, counter: int) -> int:
+        return self.cycle[(counter - self.start) % len(self.cycle)]
+
+    def count(self, env: int, counter: int) -> int:
+        """Groups of `env` below `counter`."""
+        cycles, rest = divmod(counter - self.start, len(self.cycle))
+        return self.before[env] + cycles * self.drawn[-1][env] + self.drawn[rest][env]
+
+
+class TrainSource:
+    """Train examples by counter: envs by smooth weighted round robin, shuffled anew each epoch.
+
+    `shares` are changes of the ratios, by rising start; before the first the config's hold.
+    """
+
+    def __init__(
+        self, config: RunConfig, examples: dict[str, int], shares: Sequence[Shares] = ()
+    ) -> None:
         envs = config.train.env
         self._seed = config.seed
         self._names = [env.name for env in envs]
         self._group_sizes = [config.train.size_of(env) for env in envs]
         self._examples = [examples[f"train/{name}"] for name in self._names]
-        self._cycle = smooth_cycle([env.ratio for env in envs])
-        # drawn[n][e]: groups of env e among the first n of a cycle.
-        self._drawn = [[0] * len(envs)]
-        for env in self._cycle:
-            self._drawn.append([count + (k == env) for k, count in enumerate(self._drawn[-1])])
+        self._turns: list[_Turns] = []
+        if not shares or shares[0].start > 0:
+            shares = [Shares(0, {env.name: env.ratio for env in envs}), *shares]
+        for share in shares:
+            before = [self._drawn_of(env, share.start) for env in range(len(envs))]
+            ratios = [share.ratios[name] for name in self._names]
+            self._turns.append(_Turns.of(share.start, ratios, before))
+
+    def _turns_at(self, counter: int) -> _Turns:
+        return next(turns for turns in reversed(self._turns) if turns.start <= counter)
 
     def env_of(self, counter: int) -> str:
         """The env whose turn it is at `counter`."""
-        return self._names[self._cycle[counter % len(self._cycle)]]
+        return self._names[self._turns_at(counter).env_at(counter)]
 
     def work(self, group: str, draws: Mapping[str, int] | None = None) -> GroupWork:
         """The group named `group`: which env, which example. `draws` maps counters to examples
         that a curriculum chose; all others come by turn.
         """
         counter, _ = train_counter(group)
-        env = self._cycle[counter % len(self._cycle)]
+        env = self._turns_at(counter).env_at(counter)
         if draws and (drawn_example := draws.get(str(counter))) is not None:
             size = self._group_sizes[env]
             return GroupWork(group, "train", self._names[env], drawn_example, size)
@@ -132,8 +170,7 @@ class TrainSource:
         return low
 
     def _drawn_of(self, env: int, counter: int) -> int:
-        cycles, rest = divmod(counter, len(self._cycle))
-        return cycles * self._drawn[-1][env] + self._drawn[rest][env]
+        return self._turns_at(counter).count(env, counter) if self._turns else 0
 
 
 def eval_group(group: str) -> tuple[str, int]:

@@ -114,12 +114,14 @@ class EvalProgress:
 class TrainProgress:
     """The train sink: finalized groups waiting for a batch, and what was counted.
 
+    `cut` are those of the batch that is being written: they are neither ready nor shipped.
     `ok_rollouts` of all rollouts did not err; `lost` ones were dispatched but cannot train.
     `counted_rollouts` and `counted_tokens` are of all groups so far that can, for the mean length
     of a rollout.
     """
 
     ready: list[GroupResult] = field(default_factory=list)
+    cut: list[GroupResult] = field(default_factory=list)
     shipped_rollouts: int = 0
     shipped_batches: int = 0
     ok_rollouts: int = 0
@@ -161,6 +163,40 @@ class Limits:
     trim: bool = False
 
 
+@dataclass(frozen=True)
+class Shares:
+    """By which ratios train envs take turns, from train counter `start` on."""
+
+    start: int
+    ratios: dict[str, float]
+
+
+@dataclass(frozen=True)
+class TrainedBatch:
+    """A batch that was trained, by the config of which revision."""
+
+    step: int
+    ref: ArtifactRef
+    revision: int = 0
+
+
+@dataclass
+class Recording:
+    """What a trainer is made again from: a checkpoint, and the batches trained since."""
+
+    checkpoint: CheckpointResult
+    batches: list[TrainedBatch] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run that did not begin at step 0 comes from: attempt `source`, at `step`."""
+
+    source: str
+    step: int
+    kind: Literal["resume", "fork"]
+
+
 @dataclass
 class Waiting:
     """What the run waits for, since when, and until when (ISO 8601 times)."""
@@ -179,10 +215,15 @@ class RunState:
     counters below `drawn_below`. `overrides` is what was changed of the
     config while the run ran, as nested sections. `totals` add up over all steps. `baselines` are
     the states of algorithms, by env and agent. `shipped` batches wait for the trainer; `batches`
-    are those it trained since the last checkpoint.
+    are those it trained since the last checkpoint, and `older` is the checkpoint before that, for
+    when the last one is damaged. `config_revision` numbers the configs that `overrides` have made;
+    while `config_pending` the next one is due. `holds` says, by work, what keeps the run from going
+    on until it is mended; `trouble` why the run has paused itself. `alarm` tells of a
+    last step whose mismatch KL was too high.
     """
 
     status: str = "queued"
+    attempt: int = 1
     created_at: str = ""
     started_at: str = ""
     finished_at: str = ""
@@ -210,6 +251,14 @@ class RunState:
     generation_deaths: int = 0
     limits: Limits | None = None
     overrides: dict[str, Any] = field(default_factory=dict)
+    config_revision: int = 0
+    config_pending: bool = False
+    shares: list[Shares] = field(default_factory=list)
+    origin: Origin | None = None
+    holds: dict[str, str] = field(default_factory=dict)
+    trouble: str = ""
+    alarm: str = ""
+    checkpoint_wanted: bool = False
     totals: dict[str, float] = field(default_factory=dict)
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
     concurrency: ConcurrencyState = field(default_factory=ConcurrencyState)
@@ -218,7 +267,8 @@ class RunState:
     trainer_step: int = -1
     checkpoint: CheckpointResult | None = None
     shipped: list[ShippedBatch] = field(default_factory=list)
-    batches: list[ArtifactRef] = field(default_factory=list)
+    batches: list[TrainedBatch] = field(default_factory=list)
+    older: Recording | None = None
     reward: float | None = None
     rollouts: int = 0
     eval_rollouts: int = 0

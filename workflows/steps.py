@@ -12,9 +12,11 @@ one before is trained. Invariants:
 """
 
 from temporalio import workflow
+from temporalio.exceptions import ActivityError
 
 with workflow.unsafe.imports_passed_through():
     import contextlib
+    from collections.abc import Awaitable, Callable
     from datetime import timedelta
 
     from activities.contracts import names
@@ -24,15 +26,16 @@ with workflow.unsafe.imports_passed_through():
     from configs.run import RunConfig
     from workflows import policies
     from workflows.arrivals import Arrivals
-    from workflows.failures import RunFailed
+    from workflows.failures import RunFailed, cause_of, type_of
     from workflows.fleet import Fleet
     from workflows.generations import Generations
+    from workflows.mending import Mending
     from workflows.messages import RunInput
     from workflows.permits import Permits
     from workflows.run_log import RunLog
     from workflows.servers import Servers
     from workflows.sinks import ship_input
-    from workflows.state import RunState, ShippedBatch
+    from workflows.state import RunState, ShippedBatch, TrainedBatch
     from workflows.trainer import Trainer
 
 START_AT_MOST = timedelta(minutes=30)
@@ -58,6 +61,7 @@ class Steps:
         servers: Servers,
         trainer: Trainer,
         generations: Generations,
+        mending: Mending,
         log: RunLog,
     ) -> None:
         self._arg = arg
@@ -70,6 +74,7 @@ class Steps:
         self._servers = servers
         self._trainer = trainer
         self._generations = generations
+        self._mending = mending
         self._log = log
         self.shipping = False
         self.on_hold = False
@@ -85,7 +90,7 @@ class Steps:
         state, step = self._state, self._next_batch
         if self.on_hold or state.stop or state.version < 0 or step > self._config.max_steps:
             return False
-        if state.pause or state.status != "running":
+        if state.pause or state.holds or state.status != "running":
             return False
         if state.target_version > state.version or self._servers.pushes_to_serving:
             return False
@@ -97,13 +102,17 @@ class Steps:
 
     async def keep_shipping(self) -> None:
         """Ships every batch as soon as it is due and full."""
+        # What was cut when an earlier loop failed is not being written any more.
+        self._sink.uncut()
         while True:
             await workflow.wait_condition(self._may_ship)
             if not self._may_ship():
                 continue
             self.shipping = True
-            await self._ship(self._next_batch)
-            self.shipping = False
+            try:
+                await self._ship(self._next_batch)
+            finally:
+                self.shipping = False
             self._generations.wanted = True
 
     async def _ship(self, step: int) -> None:
@@ -111,14 +120,23 @@ class Steps:
         began = workflow.now()
         progress, groups = self._state.train, self._arrivals.cut()
         barren, progress.barren_filters = progress.barren_filters, FilterTally()
-        batch: BatchResult = await workflow.execute_activity(
-            names.SHIP_BATCH,
-            ship_input(self._arg.run_id, step, groups, barren),
-            result_type=BatchResult,
-            task_queue=self._arg.queues.rollout,
-            **policies.STORE_WORK,
-            summary=f"ship batch {step} · {len(groups)} groups",
-        )
+
+        def write() -> Awaitable[BatchResult]:
+            return workflow.execute_activity(
+                names.SHIP_BATCH,
+                ship_input(self._arg.run_id, step, groups, barren),
+                result_type=BatchResult,
+                task_queue=self._arg.queues.rollout,
+                **policies.STORE_WORK,
+                summary=f"ship batch {step} · {len(groups)} groups",
+            )
+
+        try:
+            batch = await self._mending.carry_out(f"batch {step}", write)
+        except ActivityError as error:
+            self._put_back_damaged(error, barren)
+            return
+        self._arrivals.on_written()
         if batch.ref is None:
             progress.barren_filters = barren.plus(progress.barren_filters)
             self._on_empty(step, groups)
@@ -131,32 +149,54 @@ class Steps:
         shipped = ShippedBatch(step, batch.ref, batch.metrics, batch.metrics_ref, seconds)
         self._state.shipped.append(shipped)
 
+    def _put_back_damaged(self, error: ActivityError, barren: FilterTally) -> None:
+        """Groups that cannot be read any more are rolled out anew; raises any other error."""
+        reason = cause_of(error)
+        damaged = [g for g in self._state.train.cut if f"/groups/{g.group}.json" in reason]
+        if type_of(error) != names.CORRUPT or not damaged:
+            raise error
+        self._log.note(f"rolled out anew, since it is damaged: {reason}")
+        progress = self._state.train
+        progress.barren_filters = barren.plus(progress.barren_filters)
+        self._sink.uncut()
+        for group in self._sink.take_out(damaged):
+            self._generations.put_back(group.group)
+
     def _on_empty(self, step: int, groups: list[GroupResult]) -> None:
         self._sink.on_empty()
         rollouts = sum(group.survivors for group in groups)
         self._log.note(f"batch {step} had nothing to train on ({rollouts} rollouts)")
         if self._state.train.empty_batches >= MAX_EMPTY_BATCHES:
             text = f"{self._state.train.empty_batches} batches in a row had nothing to train on"
-            raise RunFailed("rollouts", f"{text}: every rollout was filtered out", code="empty")
+            text = f"{text}: every rollout was filtered out"
+            raise RunFailed("rollouts", text, code="empty", final=True)
 
     # -- steps ------------------------------------------------------------------------------
+
+    async def until_shipped(self, or_else: Callable[[], bool] = lambda: False) -> None:
+        """Until the next batch is there to be trained, or `or_else` holds."""
+        state, step = self._state, self._state.step + 1
+        await self._log.wait(
+            lambda: self._waits_for_batch(step),
+            lambda: bool(state.shipped) or or_else(),
+            STALLED_AFTER,
+            progress=lambda: state.train.delivered + state.eval_rollouts,
+        )
 
     async def step(self) -> None:
         """Batch n → train → push and verify → version n."""
         state, step = self._state, self._state.step + 1
         began = workflow.now()
-        await self._log.wait(
-            lambda: self._waits_for_batch(step),
-            lambda: bool(state.shipped),
-            STALLED_AFTER,
-            progress=lambda: state.train.delivered + state.eval_rollouts,
-        )
+        await self.until_shipped()
         batch = state.shipped[0]
         assert batch.step == step
         batch_at = workflow.now()
         trained = await self._trainer.train(step, batch.ref)
         trained_at = workflow.now()
         await self._sweep_before_push(step)
+        if state.target_version == step:
+            # It was pushed before the run came to rest.
+            self._trainer.serve(trained.weights)
         state.weights, state.target_version = trained.weights, step
         await self._log.wait(
             lambda: f"policy v{step}: weights being pushed and verified",
@@ -165,7 +205,7 @@ class Steps:
             stoppable=False,
         )
         state.shipped.pop(0)
-        state.batches.append(batch.ref)
+        state.batches.append(TrainedBatch(step, batch.ref, state.config_revision))
         state.step, state.version = step, step
         state.rejected_labels = [
             label
@@ -173,6 +213,7 @@ class Steps:
             if int(label.partition(".")[0]) > step - KEPT_LABEL_VERSIONS
         ]
         state.reward = batch.metrics["reward/all/mean"]
+        self._watch_drift(step, trained.metrics.get("mismatch_kl", 0.0))
         self._generations.wanted = True
         times = {
             "time/wait_for_batch": batch_at - began,
@@ -191,6 +232,15 @@ class Steps:
             },
             [ref for ref in (batch.metrics_ref, trained.metrics_ref) if ref is not None],
         )
+
+    def _watch_drift(self, step: int, mismatch_kl: float) -> None:
+        """Tells when trainer and engines give the sampled tokens unlike probabilities."""
+        bound = self._config.inference.drift_alarm
+        before, self._state.alarm = self._state.alarm, ""
+        if bound is not None and not mismatch_kl <= bound:
+            self._state.alarm = f"step {step}: mismatch KL {mismatch_kl:.3g} is above {bound:g}"
+            if not before:
+                self._log.note(f"drift: {self._state.alarm}")
 
     def _waits_for_batch(self, step: int) -> str:
         if self.shipping:
@@ -228,8 +278,8 @@ class Steps:
         return counts
 
     def _record(self, step: int, metrics: dict[str, float], parts: list[ArtifactRef]) -> None:
-        async def record() -> None:
-            await workflow.execute_activity(
+        def record() -> Awaitable[None]:
+            return workflow.execute_activity(
                 names.RECORD_STEP,
                 StepRecord(self._arg.run_id, step, metrics, parts),
                 task_queue=self._arg.queues.orchestrator,
@@ -237,4 +287,4 @@ class Steps:
                 summary=f"record step {step}",
             )
 
-        self._log.in_background(record())
+        self._log.in_background(self._mending.carry_out(f"record of step {step}", record))

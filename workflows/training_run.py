@@ -7,6 +7,8 @@ servers are kept alive by Host workflows; both report by signal. Invariants:
 
 - Every wait has a name and a bound, shown in the memo and the UI.
 - Public signals never raise, whatever their payload.
+- Only what nobody can mend fails a run that has begun to step; whatever else keeps it from going
+  on pauses it, with the reason.
 """
 
 import asyncio
@@ -24,16 +26,23 @@ with workflow.unsafe.imports_passed_through():
 
     from activities.contracts import names
     from activities.contracts.hosting import ENGINE_LOAD, EngineLoad, HostReport
-    from activities.contracts.training import PolicyResult, PreparePolicyInput
+    from activities.contracts.training import (
+        PolicyResult,
+        PreparePolicyInput,
+        RestoreInput,
+        RestoreResult,
+    )
+    from activities.contracts.wire import decoded
     from configs.run import RunConfig
-    from workflows import policies
+    from workflows import policies, views
     from workflows.arrivals import Arrivals
-    from workflows.changes import changed, limits_of
+    from workflows.changes import limits_of
     from workflows.curriculum import Curriculum
     from workflows.evals import Evals
     from workflows.failures import Paused, RunFailed, Stopped, cause_of
     from workflows.fleet import Fleet, planned_hosts
     from workflows.generations import ENDED, Generations
+    from workflows.mending import Mending
     from workflows.messages import (
         CHANGE_CONFIG,
         TRAINING_RUN,
@@ -47,12 +56,14 @@ with workflow.unsafe.imports_passed_through():
     from workflows.pausing import Pausing
     from workflows.permits import Permits
     from workflows.preflight import run_preflight
+    from workflows.restoring import kept, restored
+    from workflows.revisions import Revisions
     from workflows.run_log import RunLog
     from workflows.servers import Servers
     from workflows.sinks import TrainSink
     from workflows.state import RunState
     from workflows.steps import STALLED_AFTER, START_AT_MOST, Steps
-    from workflows.trainer import Trainer
+    from workflows.trainer import MOST_RECORDED, Trainer
 
 QUEUED_AT_MOST = timedelta(days=7)
 CLOSE_AT_MOST = timedelta(seconds=60)
@@ -69,22 +80,26 @@ class TrainingRun:
         self._state = state = arg.state or RunState(
             created_at=arg.created_at, examples=dict(arg.examples)
         )
+        state.attempt = names.attempt_of(arg.run_id)
         state.limits = state.limits or limits_of(config)
         self._fleet = Fleet(state.hosts)
         self._log = RunLog(config, state)
         self._curriculum = Curriculum(config, state.examples, state.curriculum)
         self._sink = TrainSink(config, state.train)
+        self._mending = mending = Mending(state, self._log)
         self._servers = Servers(
             arg,
             state,
             self._fleet,
+            mending,
             self._log,
             config.gate_tolerance,
             adaptive=config.permits is None,
         )
+        self._revisions = Revisions(arg, state, mending)
         self._permits = Permits(config, state, self._fleet)
-        self._trainer = Trainer(arg.run_id, state, self._fleet, self._servers, self._log)
-        self._evals = Evals(arg, config, state, self._log)
+        self._trainer = Trainer(arg.run_id, state, self._fleet, self._servers, mending, self._log)
+        self._evals = Evals(arg, config, state, mending, self._log)
         self._generations = Generations(
             arg, config, state, self._fleet, self._sink, self._servers, self._curriculum, self._log
         )
@@ -99,6 +114,7 @@ class TrainingRun:
             self._servers,
             self._trainer,
             self._generations,
+            mending,
             self._log,
         )
         self._pausing = Pausing(
@@ -107,6 +123,7 @@ class TrainingRun:
             self._servers,
             self._generations,
             self._stepping,
+            self._trainer,
             self._log,
             self._save,
             longest_s=max(env.timeout_s for env in [*config.train.env, *config.eval.env]),
@@ -136,6 +153,11 @@ class TrainingRun:
         self._generations.wanted = True
 
     @workflow.signal
+    def checkpoint(self, value: Any = None, *rest: Any) -> None:
+        """Commits a checkpoint before the next step. Any payload will do."""
+        self._state.checkpoint_wanted = True
+
+    @workflow.signal
     def trigger_eval(self, value: Any = None, *rest: Any) -> None:
         """Evaluates now: all envs, or those named."""
         self._evals.on_trigger(value)
@@ -154,6 +176,8 @@ class TrainingRun:
             self.pause(value)
         elif known == "resume":
             self.resume(value)
+        elif known == "checkpoint":
+            self.checkpoint(value)
         else:
             self._log.note(f"unknown signal {name!r} was ignored")
 
@@ -161,8 +185,7 @@ class TrainingRun:
     def change_config(self, patch: dict[str, Any]) -> dict[str, Any]:
         """Changes the config of the running run; returns all that was changed so far."""
         state = self._state
-        state.overrides, config = changed(self._arg.config, state.overrides, patch)
-        state.limits = limits_of(config, state.limits)
+        self._revisions.take(patch)
         self._log.note(f"config changed: {json.dumps(patch)}")
         self._log.publish()
         self._generations.wanted = True
@@ -172,11 +195,15 @@ class TrainingRun:
     def _check_change(self, patch: dict[str, Any]) -> None:
         if self._state.stop or self._state.status in ENDED:
             raise ValueError(f"the run is {self._state.status} and changes no more")
-        changed(self._arg.config, self._state.overrides, patch)
+        if self._arg.restore is not None:
+            raise ValueError("the run is being restored and takes no change yet; try again")
+        self._revisions.check(patch)
 
     @workflow.signal
     def host_report(self, report: HostReport) -> None:
         """A server came up or went down."""
+        if report.run_id and report.run_id != self._arg.run_id:
+            return
         if self._fleet.on_report(report):
             self._generations.wanted = True
             if report.state != "up":
@@ -186,6 +213,8 @@ class TrainingRun:
     @workflow.signal(name=ENGINE_LOAD)
     def engine_load(self, load: EngineLoad) -> None:
         """An engine says how loaded it is; 'auto' permits follow."""
+        if load.run_id and load.run_id != self._arg.run_id:
+            return
         # While it is paused for a push an engine goes on showing the queue of before.
         if self._servers.pushes_in_flight:
             return
@@ -196,8 +225,12 @@ class TrainingRun:
     @workflow.signal
     def dispatch_report(self, report: DispatchReport) -> None:
         """Groups were finalized, or a generation hands over."""
+        if report.run_id and report.run_id != self._arg.run_id:
+            self._log.in_background(self._generations.dismiss(report))
+            return
         if not self._generations.on_report(report):
             return
+        self._mending.hold(f"generation {report.generation}", report.trouble)
         for lost in report.lost:
             self._servers.lose(lost.role, lost.index, lost.epoch, lost.reason)
         for group in report.groups:
@@ -217,6 +250,16 @@ class TrainingRun:
     def status(self) -> dict[str, Any]:
         """The run as the API shows it."""
         return self._log.memo()
+
+    @workflow.query
+    def progress(self) -> dict[str, Any]:
+        """How far the run is, and what is in flight at this moment."""
+        return views.progress(self._config, self._state, self._log.waiting)
+
+    @workflow.query
+    def config(self) -> dict[str, Any]:
+        """The run's config with all that was changed while it ran."""
+        return self._revisions.current()
 
     # -- the run ----------------------------------------------------------------------------
 
@@ -240,8 +283,11 @@ class TrainingRun:
         except asyncio.CancelledError:
             await self._close("cancelled", end_reason="cancelled")
             raise
+        at_rest = self._state.status == "paused"
         self._log.set_status("stopping")
         try:
+            if at_rest and not self._trainer.is_saved:
+                await self._servers.open("trainer")
             await self._save()
         except RunFailed as failure:
             return await self._fail(failure)
@@ -265,25 +311,59 @@ class TrainingRun:
                 text = "; ".join(f"{p.key}: {p.message}" for p in found.problems)
                 raise RunFailed("preflight", text, code="bad_input", user=True)
             state.examples.update(found.examples)
+        if self._arg.restore is not None:
+            await self._restore(self._arg.restore)
         state.started_at = workflow.now().isoformat()
         self._log.set_status("starting")
-        prepare: Awaitable[PolicyResult] = workflow.execute_activity(
-            names.PREPARE_POLICY,
-            PreparePolicyInput(self._arg.run_id),
-            result_type=PolicyResult,
-            task_queue=queues.trainer,
-            start_to_close_timeout=policies.PREPARE_TIMEOUT,
-            heartbeat_timeout=policies.HEARTBEAT,
-            retry_policy=policies.ROLLOUTS,
-            summary=f"prepare policy {self._config.model.name}",
-        )
-        policy = await self._log.carry_out(
-            "the policy to be prepared", prepare, policies.PREPARE_TIMEOUT, stoppable=True
-        )
+
+        def prepare() -> Awaitable[PolicyResult]:
+            work: Awaitable[PolicyResult] = workflow.execute_activity(
+                names.PREPARE_POLICY,
+                PreparePolicyInput(self._arg.run_id),
+                result_type=PolicyResult,
+                task_queue=queues.trainer,
+                start_to_close_timeout=policies.PREPARE_TIMEOUT,
+                heartbeat_timeout=policies.HEARTBEAT,
+                retry_policy=policies.ROLLOUTS,
+                summary=f"prepare policy {self._config.model.name}",
+            )
+            name = "the policy to be prepared"
+            return self._log.carry_out(name, work, policies.PREPARE_TIMEOUT, stoppable=True)
+
+        policy = await self._mending.carry_out("the policy", prepare)
         state.policy_origin = policy.origin
         state.weights, state.target_version = policy.weights, 0
         state.hosts.extend(planned_hosts(self._config))
         await self._servers.open()
+
+    async def _restore(self, restore: RestoreInput) -> None:
+        """Goes on, as a new execution, from where a checkpoint stands."""
+
+        def read() -> Awaitable[RestoreResult]:
+            work: Awaitable[RestoreResult] = workflow.execute_activity(
+                names.RESTORE_RUN,
+                restore,
+                result_type=RestoreResult,
+                task_queue=self._arg.queues.orchestrator,
+                **{**policies.STORE_WORK, "start_to_close_timeout": policies.PREPARE_TIMEOUT},
+                summary=f"restore {restore.source}",
+            )
+            name = f"the checkpoint of {restore.source} to be copied"
+            return self._log.carry_out(name, work, policies.PREPARE_TIMEOUT, stoppable=True)
+
+        result = await self._mending.carry_out("the checkpoint", read)
+        for refused in result.refused:
+            self._log.note(refused)
+        found: RunState = decoded(RunState, result.run_state["state"])
+        state = restored(restore, result, found, self._config)
+        state.created_at = state.created_at or self._state.created_at
+        state.started_at = state.started_at or workflow.now().isoformat()
+        state.examples = state.examples or self._state.examples
+        # Asked for while the checkpoint was read.
+        asked = self._state
+        state.pause, state.pause_reason = asked.pause, asked.pause_reason
+        state.checkpoint_wanted = asked.checkpoint_wanted
+        RunLog(self._config, state).continue_as(replace(self._arg, restore=None, state=state))
 
     def _start_loops(self) -> None:
         loops = [self._servers.keep_engine(host) for host in self._fleet.of("engine")]
@@ -310,31 +390,69 @@ class TrainingRun:
         """All steps and evals, with as many pauses as are asked for."""
         state = self._state
         while True:
-            if state.status == "paused":
-                await self._pausing.rest()
-                await self._pausing.wake()
-            self._stepping.on_hold = False
             try:
+                if state.status == "paused":
+                    await self._pausing.rest()
+                    await self._revise()
+                    await self._maybe_continue_as_new()
+                    await self._pausing.wake()
+                self._stepping.on_hold = False
                 await self._steps()
                 await self._evals_done()
                 await self._settle()
-                return
-            except Paused:
-                await self._pausing.come_to_rest()
+                if not state.config_pending:
+                    return
+                await self._revise()
                 await self._maybe_continue_as_new()
+            except Paused:
+                await self._come_to_rest(None)
+            except RunFailed as failure:
+                await self._come_to_rest(failure)
+
+    async def _come_to_rest(self, failure: RunFailed | None) -> None:
+        """To 'paused', whatever else fails on the way."""
+        while True:
+            if failure is not None and (failure.final or self._state.stop):
+                raise failure
+            try:
+                await self._pausing.come_to_rest(failure)
+                if failure is None:
+                    await self._maybe_continue_as_new()
+                    return
+                break
+            except RunFailed as another:
+                failure = another
+        # The loop that failed is gone: all of them begin anew.
+        await workflow.wait_condition(workflow.all_handlers_finished)
+        self._go_on_as_new()
 
     async def _steps(self) -> None:
         state, config = self._state, self._config
         while state.step < config.max_steps:
             if not config.eval.overlap:
                 await self._evals_done()
-            await self._stepping.step()
-            self._evals.fire(state.step)
-            self._log.publish()
-            if state.step % config.checkpoint.interval == 0 and state.step < config.max_steps:
+            await self._stepping.until_shipped(or_else=self._asked)
+            due = False
+            if not self._asked():
+                await self._stepping.step()
+                self._evals.fire(state.step)
+                self._log.publish()
+                due = state.step % config.checkpoint.interval == 0 and state.step < config.max_steps
+            due = due or len(state.batches) >= MOST_RECORDED
+            if due or state.checkpoint_wanted:
+                state.checkpoint_wanted = False
                 await self._save()
                 self._log.publish()
+            await self._revise()
             await self._maybe_continue_as_new()
+
+    async def _revise(self) -> None:
+        await self._revisions.make()
+        self._generations.frozen = self._revisions.made
+
+    def _asked(self) -> bool:
+        """Whether people want what can be done between two steps alone."""
+        return self._state.checkpoint_wanted or self._state.config_pending
 
     async def _evals_done(self) -> None:
         await self._log.wait(
@@ -350,15 +468,18 @@ class TrainingRun:
     async def _maybe_continue_as_new(self) -> None:
         info = workflow.info()
         limit = self._config.dispatch.generation_events
-        if not (info.is_continue_as_new_suggested() or info.get_current_history_length() >= limit):
+        long = info.is_continue_as_new_suggested() or info.get_current_history_length() >= limit
+        if not (long or self._revisions.made):
             return
         self._stepping.on_hold = True
         await self._settle()
+        self._go_on_as_new()
+
+    def _go_on_as_new(self) -> None:
         if self._state.stop:
             return
-        workflow.continue_as_new(
-            replace(self._arg, examples=self._state.examples, state=self._state)
-        )
+        arg = replace(self._arg, config=self._revisions.config)
+        self._log.continue_as(replace(arg, examples=self._state.examples, state=self._state))
 
     async def _settle(self) -> None:
         """Waits until nothing of this workflow's own is under way."""
@@ -401,20 +522,4 @@ class TrainingRun:
         self._log.publish(**ended)
 
     async def _save(self) -> None:
-        await self._trainer.checkpoint(self._durable_summary())
-
-    def _durable_summary(self) -> str:
-        """What a checkpoint keeps of the run besides the trainer: cursors and counters."""
-        state = self._state
-        return json.dumps(
-            {
-                "step": state.step,
-                "version": state.version,
-                "next_train": self._generations.next_train,
-                "ready": [group.group for group in state.train.ready],
-                "evals": [progress.epoch.epoch for progress in state.evals],
-                "lost": state.train.lost,
-                "shipped_rollouts": state.train.shipped_rollouts,
-                "put_backs": state.put_backs,
-            }
-        )
+        await self._trainer.checkpoint(lambda: kept(self._state, self._arg.config))

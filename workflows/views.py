@@ -11,9 +11,15 @@ def memo(
     config: RunConfig, state: RunState, waiting: Waiting | None, **ended: Any
 ) -> dict[str, Any]:
     """The run as a small JSON object; `ended` adds finished_at, end_reason and error."""
-    checkpoint = state.checkpoint
+    checkpoint, origin = state.checkpoint, state.origin
+    held = bool(state.holds) and state.status == "running"
     return {
-        "status": state.status,
+        "status": "paused" if held else state.status,
+        "attempt": state.attempt,
+        "lineage": {"source": origin.source, "step": origin.step, "kind": origin.kind}
+        if origin
+        else None,
+        "paused_because": "; ".join(state.holds.values()) or state.trouble or None,
         "name": config.name,
         "created_at": state.created_at,
         "started_at": state.started_at or None,
@@ -32,9 +38,39 @@ def memo(
         else None,
         "error": None,
         "end_reason": state.end_reason or None,
-        "metadata": config.metadata,
+        "metadata": {
+            name: value
+            for name, value in {**config.metadata, **state.overrides.get("metadata", {})}.items()
+            if value is not None
+        },
+        "config_revision": state.config_revision,
+        "alarm": state.alarm or None,
         "config_changes": state.overrides,
         **ended,
+    }
+
+
+def progress(config: RunConfig, state: RunState, waiting: Waiting | None) -> dict[str, Any]:
+    """How far a run is, and what is in flight, as a small JSON object."""
+    live = [g for g in state.generations if g.state != "closed"]
+    return {
+        "status": state.status,
+        "step": state.step,
+        "max_steps": config.max_steps,
+        "policy_version": state.version,
+        "rollouts": {"train": state.rollouts, "eval": state.eval_rollouts},
+        "in_flight": {
+            "train": sum(g.inflight_train for g in live),
+            "eval": sum(g.inflight_eval for g in live),
+        },
+        "ready_rollouts": sum(group.survivors for group in state.train.ready),
+        "shipped_batches": len(state.shipped),
+        "evals": {
+            p.epoch.epoch: {"groups": len(p.arrived), "of": p.epoch.num_examples}
+            for p in state.evals
+        },
+        "servers": {host.name: "up" if host.up else "down" for host in state.hosts},
+        "waiting_for": waiting.name if waiting else None,
     }
 
 
@@ -50,6 +86,8 @@ def details(config: RunConfig, state: RunState, waiting: Waiting | None, notes: 
         f"- rollouts waiting for a batch: {collected} of {wanted}",
         f"- last checkpoint: {f'step {state.checkpoint.step}' if state.checkpoint else 'none yet'}",
     ]
+    if state.alarm:
+        lines.append(f"- **drift**: {state.alarm}")
     for env, result in state.last_eval.items():
         lines.append(f"- last eval of {env}: {result['reward']:.3f} at step {result['step']:.0f}")
     for progress in state.evals:

@@ -56,6 +56,7 @@ class HostReport:
     model: str = ""
     name: str = ""
     detail: str = ""
+    run_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,3 +83,4 @@ class EngineLoad:
     preemptions: int
     kv_tokens: int
     max_model_len: int
+    run_id: str = ""

@@ -18,6 +18,11 @@ SYNC_WEIGHTS = "sync_weights"
 HOST_SERVER = "host_server"
 RECORD_STEP = "record_step"
 IS_RUNNING = "is_running"
+SAVE_CONFIG = "save_config"
+RESTORE_RUN = "restore_run"
+
+MEMO_KEY = "ratchet"
+"""Under which a run's memo says what it is about."""
 
 # Signals that activities send.
 RELEASED = "released"
@@ -33,8 +38,35 @@ TRAINER_LOST = "TrainerLost"
 """The trainer process is gone or holds another state than the input names."""
 NO_SPACE = "NoSpace"
 """The store's disk is too full for what is to be written."""
+STORE_FAILED = "StoreFailed"
+"""The artifact store or a scratch disk cannot be written or read now; the message says which."""
+CORRUPT = "CorruptArtifact"
+"""A committed artifact is damaged or gone; the message says which and where."""
 GATE_FAILED = "GateFailed"
 """An engine's canary log-probabilities differ from the trainer's."""
+
+
+ATTEMPT_MARK = "+"
+
+
+def workflow_of(run_id: str) -> str:
+    """The workflow of a run: `run_id` without its attempt.
+
+    A run that was resumed after its end goes on as '<run>+2', '<run>+3', …: its artifacts, hosts
+    and generations carry that id, so that whatever is left of an earlier attempt can touch none of
+    them. Its workflow's id, which is the run's for everyone outside, stays '<run>'.
+    """
+    return run_id.partition(ATTEMPT_MARK)[0]
+
+
+def attempt_of(run_id: str) -> int:
+    """Which attempt of its run `run_id` is, from 1."""
+    return int(run_id.partition(ATTEMPT_MARK)[2] or 1)
+
+
+def attempt_id(run: str, attempt: int) -> str:
+    """The id of attempt `attempt` (from 1) of a run."""
+    return run if attempt == 1 else f"{run}{ATTEMPT_MARK}{attempt}"
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ class GroupResult:
     version_start: int
     labels: list[str] = field(default_factory=list)
     error: str = ""
-    cancelled: Literal["", "stale", "overload", "pause", "stop"] = ""
+    cancelled: Literal["", "stale", "overload", "damaged", "pause", "stop"] = ""
     user_error: bool = False
     filters: FilterTally = field(default_factory=FilterTally)
     trainable: int = 0

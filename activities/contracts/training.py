@@ -1,6 +1,7 @@
 """Trainer, weights and engines as the workflows see them."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from activities.storage.refs import ArtifactRef
 
@@ -37,6 +38,7 @@ class LoadTrainerInput:
     trainer: TrainerTarget
     checkpoint: ArtifactRef | None = None
     weights: ArtifactRef | None = None
+    revision: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,15 @@ class LoadTrainerResult:
 
 @dataclass(frozen=True)
 class TrainStepInput:
-    """Train batch `step` on top of version `step - 1` and export the weights of version `step`."""
+    """Train batch `step` on top of version `step - 1` and export the weights of version `step`,
+    by the config of revision `revision`.
+    """
 
     run_id: str
     step: int
     batch: ArtifactRef
     trainer: TrainerTarget
+    revision: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ class SaveCheckpointInput:
     step: int
     trainer: TrainerTarget
     run_state: str
+    revision: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,44 @@ class CheckpointResult:
 
     step: int
     ref: ArtifactRef
+
+
+@dataclass(frozen=True)
+class RestoreInput:
+    """Make a checkpoint of run `source` the beginning of `run_id`.
+
+    `step` None means the newest sound one. Both are ids of attempts (`names.attempt_id`).
+    """
+
+    run_id: str
+    source: str
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class RestoreResult:
+    """The checkpoint as an artifact of the new run, and the durable state that it holds.
+
+    Every artifact of an earlier attempt that `run_state` refers to was copied to the new run, and
+    its references name the copies. `weights` are those of the checkpoint's step. `refused` says
+    which newer checkpoints were damaged, and how. `source` is the attempt whose checkpoint it is:
+    the one that was asked for, or one before it.
+    """
+
+    checkpoint: CheckpointResult
+    weights: ArtifactRef
+    run_state: dict[str, Any]
+    refused: list[str] = field(default_factory=list)
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class SaveConfigInput:
+    """Keep revision `revision` (from 1; 0 is the config a run began with) of a run's config."""
+
+    run_id: str
+    revision: int
+    config: dict[str, Any]
 
 
 def push_label(version: int, push: int, number: int) -> str:

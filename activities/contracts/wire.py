@@ -29,6 +29,11 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
         return TypeAdapter(hint)
 
 
+def decoded(hint: Any, value: Any) -> Any:
+    """Plain data as a value of a type; raises pydantic's ValidationError if it is not of it."""
+    return _adapter(hint).validate_python(value)
+
+
 class JsonConverter(PydanticJSONPlainPayloadConverter):
     """Reads JSON as any type that pydantic knows."""
 

@@ -9,15 +9,18 @@ Invariants:
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from temporalio import activity
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionRequest
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
@@ -33,11 +36,13 @@ from activities.contracts.hosting import (
     HostRole,
     ServerState,
 )
+from activities.failing import DISK_FAILURES
 from activities.hosting import reaper
 from activities.hosting.heartbeat import heartbeats
 from activities.hosting.process import ServerProcess, describe_exit
 from activities.hosting.spec import ServerSpec, SpecBuilder
 from activities.inference.load import report_load
+from activities.storage.store import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +50,9 @@ SERVER_LOST = "ServerLost"
 REPORT_SIGNAL = "host_report"
 PROBE_EVERY_S = 1.0
 PROBE_LIMIT_S = 5.0
-LOST_AFTER_S = 12.0
 LOST_AFTER_PROBES = 3
 RUN_CHECK_EVERY_S = 10.0
+STORE_RETRIED_EVERY_S = 5.0
 RPC_TIMEOUT = timedelta(seconds=5)
 DETAIL_LIMIT = 1500
 
@@ -68,6 +73,12 @@ _TRANSIENT = (
     RPCStatusCode.INTERNAL,
     RPCStatusCode.UNKNOWN,
 )
+
+
+def _attempt(info: WorkflowExecutionInfo) -> int:
+    """Which attempt of its run an execution is, by what it says of itself; 0 before it has."""
+    told = info.memo.fields.get(names.MEMO_KEY)
+    return int(json.loads(told.data).get("attempt", 0)) if told is not None else 0
 
 
 class _RunClosed(Exception):
@@ -115,7 +126,7 @@ class HostActivities:
             await asyncio.to_thread(
                 reaper.sweep, self.ctx.home, run=host.run_id, host=host.host_id, everything=True
             )
-            spec = await self.builders[host.role](self.ctx, host, epoch)
+            spec = await self._spec(host, epoch)
             process = ServerProcess(
                 spec, home=self.ctx.home, run=host.run_id, host=host.host_id, epoch=epoch
             )
@@ -136,9 +147,28 @@ class HostActivities:
                 # Shielded: a second cancellation must not leave the server half stopped.
                 await asyncio.shield(asyncio.create_task(process.stop()))
 
+    async def _spec(self, host: HostInput, epoch: int) -> ServerSpec:
+        """What to start. A store or disk that fails is waited for: no server is to blame."""
+        while True:
+            try:
+                return await self.builders[host.role](self.ctx, host, epoch)
+            except OSError as error:
+                if not isinstance(error, StoreUnavailable) and error.errno not in DISK_FAILURES:
+                    raise
+                log.warning("%s waits for the store: %s", host.host_id, error)
+                waits = self._report(host, epoch, "starting", detail=str(error)[:DETAIL_LIMIT])
+                await self._signal(host.run_id, REPORT_SIGNAL, waits)
+            await asyncio.sleep(STORE_RETRIED_EVERY_S)
+
     def _report(self, host: HostInput, epoch: int, state: ServerState, **known: str) -> HostReport:
         return HostReport(
-            role=host.role, index=host.index, epoch=epoch, state=state, name=host.name, **known
+            role=host.role,
+            index=host.index,
+            epoch=epoch,
+            state=state,
+            name=host.name,
+            run_id=host.run_id,
+            **known,
         )
 
     async def _keep(
@@ -171,7 +201,7 @@ class HostActivities:
             return
 
         async def send(load: EngineLoad) -> None:
-            await self._signal(host.run_id, ENGINE_LOAD, load)
+            await self._signal(host.run_id, ENGINE_LOAD, replace(load, run_id=host.run_id))
 
         try:
             await report_load(report.address, host.index, report.epoch, send)
@@ -216,7 +246,7 @@ class HostActivities:
             silent = time.monotonic() - healthy_at
             # Counted as well as timed: a worker that was itself frozen has missed probes, not
             # seen them fail.
-            if silent >= LOST_AFTER_S and failed >= LOST_AFTER_PROBES:
+            if silent >= spec.lost_after_s and failed >= LOST_AFTER_PROBES:
                 raise _ServerLost(f"did not answer its health check for {silent:.0f} s")
 
     async def _probe(
@@ -254,10 +284,11 @@ class HostActivities:
     # -- the run ----------------------------------------------------------------------------
 
     async def _until_run_closed(self, run_id: str) -> None:
-        """Raises _RunClosed once the run is; waits through everything that can pass."""
-        request = DescribeWorkflowExecutionRequest(
-            namespace=self.client.namespace, execution=WorkflowExecution(workflow_id=run_id)
-        )
+        """Raises _RunClosed once the run is, or goes on as a later attempt; waits through all that
+        can pass.
+        """
+        run = WorkflowExecution(workflow_id=names.workflow_of(run_id))
+        request = DescribeWorkflowExecutionRequest(namespace=self.client.namespace, execution=run)
         while True:
             await asyncio.sleep(RUN_CHECK_EVERY_S)
             try:
@@ -271,11 +302,12 @@ class HostActivities:
                 if error.status not in _TRANSIENT:
                     raise
                 continue
-            if answer.workflow_execution_info.status in _CLOSED:
+            info = answer.workflow_execution_info
+            if info.status in _CLOSED or _attempt(info) > names.attempt_of(run_id):
                 raise _RunClosed
 
     async def _signal(self, run_id: str, name: str, value: HostReport | EngineLoad) -> None:
-        handle = self.client.get_workflow_handle(run_id)
+        handle = self.client.get_workflow_handle(names.workflow_of(run_id))
         while True:
             try:
                 await handle.signal(name, value, rpc_timeout=RPC_TIMEOUT)

@@ -7,13 +7,17 @@ from pathlib import Path
 from activities.context import WorkerContext
 from activities.contracts.hosting import HostInput
 
+LOST_AFTER_S = 12.0
+"""How long a server may be silent, in seconds."""
+
 
 @dataclass(frozen=True)
 class ServerSpec:
     """A server process to start in its own process group.
 
     `env` is added to the worker's environment. `probe` answers whether the server is healthy now;
-    it is called about once a second and bounds its own time. `model` is reported as it is.
+    it is called about once a second and bounds its own time. A server that was healthy and then is
+    not for `lost_after_s` is ended. `model` is reported as it is.
     """
 
     name: str
@@ -24,6 +28,7 @@ class ServerSpec:
     env: dict[str, str] = field(default_factory=dict)
     model: str = ""
     start_timeout_s: float = 240.0
+    lost_after_s: float = LOST_AFTER_S
 
 
 SpecBuilder = Callable[[WorkerContext, HostInput, int], Awaitable[ServerSpec]]

@@ -22,6 +22,7 @@ import importlib.metadata
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -118,11 +119,18 @@ def engine_env(config: RunConfig, *, cpu: bool) -> dict[str, str]:
     return env
 
 
-async def engine_healthy(url: str) -> bool:
-    """Whether the engine at `url` answers its health check within PROBE_LIMIT_S."""
+HEALTH = ("/health",)
+"""What any vLLM server answers, though its computing process may stand still."""
+CONTROLLED = (*HEALTH, "/is_paused")
+"""What an engine with control endpoints answers, the second one by its computing process."""
+
+
+async def engine_healthy(url: str, paths: Sequence[str] = CONTROLLED) -> bool:
+    """Whether the vLLM server at `url` answers at all of `paths` within PROBE_LIMIT_S."""
     async with httpx.AsyncClient(timeout=PROBE_LIMIT_S) as client:
         try:
-            return (await client.get(f"{url}/health")).status_code == 200
+            answers = [await client.get(f"{url}{path}") for path in paths]
+            return all(answer.status_code == 200 for answer in answers)
         except httpx.HTTPError:
             return False
 
@@ -149,4 +157,5 @@ async def engine_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> Server
         probe=lambda: engine_healthy(address),
         env=engine_env(config, cpu=cpu),
         model=model,
+        lost_after_s=config.inference.stalled_after_s,
     )

@@ -49,12 +49,12 @@ from activities.scoring.threads import aside
 from activities.storage import keys
 from activities.storage.batch import encode_batch
 from activities.storage.refs import ArtifactRef
+from activities.storage.store import CorruptArtifact
 from configs.algorithm import teacher_of
 from configs.env import TrainEnvConfig
 from configs.filters import FilterConfig
 
 HEARTBEAT_S = 2.0
-CORRUPT = "CorruptArtifact"
 SCORING_THREADS = 64
 """For algorithms that may block, as those of users; others wait in the event loop."""
 
@@ -449,9 +449,7 @@ class RolloutActivities:
                 for example in range(given.num_examples)
                 if example not in missing
             ]
-            documents = [
-                store.get_json(store.require(keys.group(given.run_id, group))) for group in names_of
-            ]
+            documents = [store.get_json(self._delivered(given.run_id, group)) for group in names_of]
             valid = [rollout for doc in documents for rollout in groups.eval_rollouts(doc)]
             total = given.num_examples * given.group_size
             served = set().union(*(groups.served_versions(doc) for doc in documents))
@@ -496,15 +494,23 @@ class RolloutActivities:
             judge = await self._judge(given.run_id, slot)
             return await asyncio.to_thread(self._ship_batch, given, judge)
 
+    def _delivered(self, run_id: str, group: str) -> ArtifactRef:
+        """A group that was finalized; raises CorruptArtifact if it is not there any more."""
+        key = keys.group(run_id, group)
+        ref = self.ctx.store.committed(key)
+        if ref is None:
+            raise CorruptArtifact(f"{key}: it was committed, and its marker is gone")
+        return ref
+
     def _ship_batch(self, given: ShipBatchInput, judge: groups.Judge) -> BatchResult:
         store = self.ctx.store
-        refs = [store.require(keys.group(given.run_id, group)) for group in given.groups]
+        refs = [self._delivered(given.run_id, group) for group in given.groups]
         digest = hashlib.sha256("".join(ref.sha256 for ref in refs).encode()).hexdigest()
         if digest != given.digest:
             raise ApplicationError(
                 f"the groups of step {given.step} in {store.url} are not the ones that were "
                 f"delivered (digest {digest[:16]}, expected {given.digest[:16]})",
-                type=CORRUPT,
+                type=names.CORRUPT,
                 non_retryable=True,
             )
         documents = [store.get_json(ref) for ref in refs]

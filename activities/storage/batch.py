@@ -104,13 +104,16 @@ def encode_batch(samples: list[Sample]) -> bytes:
 
 
 def decode_batch(data: bytes) -> list[Sample]:
-    """Samples of a batch file; raises ValueError for a schema this code does not know."""
+    """Samples of a batch file; raises ValueError for one that is no whole Parquet file, or of a
+    schema that is not known here.
+    """
     import pyarrow.parquet as pq
 
     table = pq.read_table(io.BytesIO(data))
     version = (table.schema.metadata or {}).get(b"ratchet.batch.schema", b"none").decode()
     if version not in READABLE:
         raise ValueError(
-            f"batch schema {version} is none of those read here ({', '.join(READABLE)})"
+            f"batch schema {version} is none of those read here ({', '.join(READABLE)}): another "
+            "version of Ratchet wrote the batch; train it with that version"
         )
     return [Sample(**row) for row in table.to_pylist()]

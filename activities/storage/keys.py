@@ -1,9 +1,25 @@
-"""Where each kind of artifact lies in the store. One function a kind, nothing else builds keys."""
+"""Where each kind of artifact lies in the store. One function a kind, nothing else builds keys.
+
+`run` is the id of an attempt (`names.attempt_id`). Gauges are about wall time and not about what is
+trained, so that all attempts of a run share theirs.
+"""
+
+from activities.contracts import names
 
 
-def config(run: str) -> str:
-    """The resolved config of a run."""
-    return f"runs/{run}/config.json"
+def run_folder(run: str) -> str:
+    """Where all artifacts of an attempt lie."""
+    return f"runs/{run}"
+
+
+def config(run: str, revision: int = 0) -> str:
+    """The resolved config of a run; each change while it runs makes another revision."""
+    return f"runs/{run}/config.json" if revision == 0 else f"runs/{run}/config.{revision}.json"
+
+
+def lineage(run: str) -> str:
+    """Where a run that did not begin at step 0 comes from: {source, step, kind}."""
+    return f"runs/{run}/lineage.json"
 
 
 def rollout(run: str, group: str, index: int) -> str:
@@ -19,6 +35,11 @@ def group(run: str, group: str) -> str:
 def batch(run: str, step: int) -> str:
     """One shipped batch, as the trainer saw it (Parquet)."""
     return f"runs/{run}/batches/step-{step:08d}.parquet"
+
+
+def token_logprobs(run: str, step: int) -> str:
+    """The trainer's log-probability of every token of a step's batch (Parquet)."""
+    return f"runs/{run}/token_logprobs/step-{step:08d}.parquet"
 
 
 def weights(run: str, version: int) -> str:
@@ -60,6 +81,16 @@ def step_records(run: str) -> str:
     return f"runs/{run}/metrics"
 
 
+def step_chunk(run: str, step: int) -> str:
+    """The records of the hundred steps up to `step`, once more, as columns."""
+    return f"{step_chunks(run)}/step-{step:08d}.json"
+
+
+def step_chunks(run: str) -> str:
+    """The folder of a run's packed step metrics."""
+    return f"runs/{run}/metrics/chunks"
+
+
 def eval_record(run: str, epoch: str) -> str:
     """Metrics of one eval epoch (one env at one step)."""
     return f"runs/{run}/evals/{epoch}.json"
@@ -72,12 +103,12 @@ def eval_records(run: str) -> str:
 
 def live(run: str, source: str) -> str:
     """Latest gauges of one process, overwritten in place."""
-    return f"runs/{run}/live/{source}.json"
+    return f"{live_records(run)}/{source}.json"
 
 
 def live_records(run: str) -> str:
     """The folder of a run's gauges."""
-    return f"runs/{run}/live"
+    return f"runs/{names.workflow_of(run)}/live"
 
 
 def series(run: str, source: str, chunk: int) -> str:
@@ -85,12 +116,22 @@ def series(run: str, source: str, chunk: int) -> str:
 
     Names sort by `chunk` first.
     """
-    return f"runs/{run}/series/{chunk:013d}-{source}.jsonl"
+    return f"{series_folder(run)}/{chunk:013d}-{source}.jsonl"
 
 
 def series_folder(run: str) -> str:
     """The folder of a run's series."""
-    return f"runs/{run}/series"
+    return f"runs/{names.workflow_of(run)}/series"
+
+
+def idempotency_claim(digest: str) -> str:
+    """What an idempotency key was first used for; `digest` is that of key, request and asker."""
+    return f"idempotency/{digest[:2]}/{digest}.claim.json"
+
+
+def idempotency_reply(digest: str) -> str:
+    """The reply that was given to a request with an idempotency key."""
+    return f"idempotency/{digest[:2]}/{digest}.reply.json"
 
 
 def policy_cache(digest: str) -> str:

@@ -7,18 +7,24 @@ Invariants:
 - A marker is created exclusively: of several attempts at one key the first to commit wins, and
   every later one is handed the winner's reference. So writes are idempotent and late writers
   are fenced.
-- Readers verify the hash they were given; damage raises CorruptArtifact with key and path.
+- Readers verify the hash they were given; damage raises CorruptArtifact with key and path, and a
+  schema above the one the reader knows raises its subclass FutureArtifact.
+- What a filesystem answers is either 'not found', 'exists already', or StoreUnavailable, which says
+  what was to be done, where, why it was not and what mends it. Nothing is tried twice here.
+- A write that fails leaves nothing of its own behind: on a full disk that would keep it full.
 - Live records (`write_live`) are the one mutable kind: gauges, nothing a decision rests on.
 """
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +33,81 @@ import fsspec
 from activities.storage.refs import ArtifactRef
 
 MARKER = ".commit"
+MANIFEST = "manifest.json"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+CHUNK = 2**20
 
 
 class CorruptArtifact(Exception):
     """An artifact whose bytes differ from what was committed, or that lost a part."""
 
+    remedy = "put it back from a copy of the store, or resume the run from an earlier checkpoint"
+
+
+class FutureArtifact(CorruptArtifact):
+    """An artifact in a schema that only later versions of Ratchet know."""
+
+    remedy = "read it with that version, or resume the run from an earlier checkpoint"
+
+
+class StoreUnavailable(OSError):
+    """The store can be neither read nor written now, or only one of them; `errno` if it told."""
+
+
+def remedy(error: BaseException) -> str:
+    """What mends a failure of a filesystem, in words."""
+    number = getattr(error, "errno", None)
+    if number in FULL:
+        return "free some space there"
+    if isinstance(error, PermissionError) or number == errno.EROFS:
+        return "check that it is mounted for writing, and who may write there"
+    return "check the mount or the connection"
+
+
+def require_schema(where: str, found: Any, known: int) -> None:
+    """Raises FutureArtifact if schema `found` is a number above `known`."""
+    if isinstance(found, int) and found > known:
+        raise FutureArtifact(
+            f"{where}: schema {found} is later than {known}, the latest that is read here: a "
+            "later version of Ratchet wrote it"
+        )
+
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_folder(ref: ArtifactRef) -> bool:
+    return ref.path != f"{ref.key}@{ref.sha256[:16]}"
+
+
+def _mismatch(key: str, path: str, found: int, size: int) -> CorruptArtifact:
+    told = f": it has {found} of {size} bytes" if found != size else ""
+    return CorruptArtifact(f"{key}: {path} does not match its sha256{told}")
+
+
+def _reference(key: str, path: str, marker: bytes) -> ArtifactRef:
+    """What a marker says; raises CorruptArtifact if that is no reference to `key`."""
+    known = {field.name: field.type for field in fields(ArtifactRef)}
+    try:
+        value = json.loads(marker)
+    except ValueError:
+        raise CorruptArtifact(f"{key}: its marker {path} is not JSON, or half of it") from None
+    if not isinstance(value, dict) or (set(known) - {"schema", "attempt"}) - set(value):
+        raise CorruptArtifact(f"{key}: its marker {path} lacks what a reference has")
+    if unknown := sorted(set(value) - set(known)):
+        raise FutureArtifact(
+            f"{key}: its marker {path} has fields that are not known here ({', '.join(unknown)}): "
+            "a later version of Ratchet wrote it"
+        )
+    wrong = [name for name in value if type(value[name]) is not known[name]]
+    if wrong or value["key"] != key:
+        raise CorruptArtifact(
+            f"{key}: its marker {path} is of another artifact or damaged: "
+            + ", ".join(f"{name} {value[name]!r}" for name in wrong or ["key"])
+        )
+    return ArtifactRef(**value)
 
 
 class ArtifactStore:
@@ -55,13 +127,21 @@ class ArtifactStore:
             raise ValueError(f"artifact key {key!r} leaves the store")
         return f"{self.root}/{key}"
 
+    def free_bytes(self) -> int | None:
+        """Free space in bytes; None where the store has no such limit."""
+        if not self.local:
+            return None
+        with self._reaching("measure", ""):
+            Path(self.root).mkdir(parents=True, exist_ok=True)
+            return shutil.disk_usage(self.root).free
+
     # -- bytes and JSON ---------------------------------------------------------------------
 
     def put(self, key: str, data: bytes, *, attempt: str = "", schema: int = 1) -> ArtifactRef:
         """Commits `data` under `key`; returns the reference of whoever committed first."""
         sha = hashlib.sha256(data).hexdigest()
         path = f"{key}@{sha[:16]}"
-        self._write(self.path(path), data)
+        self._write(path, data)
         return self._commit(ArtifactRef(key, sha, len(data), path, schema, attempt))
 
     def put_json(self, key: str, value: Any, *, attempt: str = "", schema: int = 1) -> ArtifactRef:
@@ -69,69 +149,126 @@ class ArtifactStore:
         data = json.dumps(value, separators=(",", ":")).encode()
         return self.put(key, data, attempt=attempt, schema=schema)
 
-    def get(self, ref: ArtifactRef) -> bytes:
-        """The verified bytes of an artifact; raises CorruptArtifact."""
-        try:
-            data: bytes = self.fs.cat_file(self.path(ref.path))
-        except FileNotFoundError:
-            raise CorruptArtifact(f"{ref.key}: content {ref.path} is missing") from None
+    def get(self, ref: ArtifactRef, *, schema: int = 1) -> bytes:
+        """The verified bytes of an artifact. `schema` is the latest that the caller reads.
+
+        Raises CorruptArtifact.
+        """
+        require_schema(ref.key, ref.schema, schema)
+        data = self._part(ref, ref.path)
         if hashlib.sha256(data).hexdigest() != ref.sha256:
-            raise CorruptArtifact(f"{ref.key}: {ref.path} does not match its sha256")
+            raise _mismatch(ref.key, ref.path, len(data), ref.size)
         return data
 
-    def get_json(self, ref: ArtifactRef) -> Any:
-        """The verified JSON value of an artifact."""
-        return json.loads(self.get(ref))
+    def get_json(self, ref: ArtifactRef, *, schema: int = 1) -> Any:
+        """The verified JSON value of an artifact. `schema` is the latest that the caller reads, in
+        the reference and in an object's own field 'schema'. Raises CorruptArtifact.
+        """
+        value = json.loads(self.get(ref, schema=schema))
+        if isinstance(value, dict):
+            require_schema(f"{ref.key} ({ref.path})", value.get("schema"), schema)
+        return value
 
     # -- folders ----------------------------------------------------------------------------
 
-    def put_folder(self, key: str, folder: Path, *, attempt: str, schema: int = 1) -> ArtifactRef:
-        """Commits every file of a local folder as one artifact."""
+    def put_folder(
+        self,
+        key: str,
+        folder: Path,
+        *,
+        attempt: str,
+        schema: int = 1,
+        without: Collection[str] = (),
+    ) -> ArtifactRef:
+        """Commits every file of a local folder as one artifact, but those named in `without`."""
         if found := self.committed(key):
             return found
         names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
-        files = {n: (_digest(folder / n), (folder / n).stat().st_size) for n in names}
         path = f"{key}@{attempt.replace('/', '-')}"
-        for name in names:
-            self._write(self.path(f"{path}/{name}"), (folder / name).read_bytes())
-        manifest = json.dumps(files, sort_keys=True, separators=(",", ":")).encode()
-        self._write(self.path(f"{path}/manifest.json"), manifest)
+        try:
+            files = {
+                name: self._upload(f"{path}/{name}", folder / name)
+                for name in names
+                if name not in without
+            }
+            manifest = json.dumps(files, sort_keys=True, separators=(",", ":")).encode()
+            self._write(f"{path}/{MANIFEST}", manifest)
+        except BaseException:
+            self._discard(path)
+            raise
         size = sum(size for _, size in files.values())
         sha = hashlib.sha256(manifest).hexdigest()
-        return self._commit(ArtifactRef(key, sha, size, path, schema, attempt))
+        try:
+            ref = self._commit(ArtifactRef(key, sha, size, path, schema, attempt))
+        except StoreUnavailable:
+            # Elsewhere than on a disk the marker may still come about.
+            if self.local and not os.path.lexists(self.path(key + MARKER)):
+                self._discard(path)
+            raise
+        if ref.path != path:
+            self._discard(path)
+        return ref
 
-    def fetch_folder(self, ref: ArtifactRef, cache: Path | None = None) -> Path:
-        """A local, verified copy of a folder artifact (the folder itself on a local store)."""
-        manifest_path = self.path(f"{ref.path}/manifest.json")
-        if not self.fs.exists(manifest_path):
-            raise CorruptArtifact(f"{ref.key}: {ref.path}/manifest.json is missing")
-        manifest = self.fs.cat_file(manifest_path)
+    def fetch_folder(self, ref: ArtifactRef, cache: Path | None = None, *, schema: int = 1) -> Path:
+        """A local, verified copy of a folder artifact (the folder itself on a local store).
+
+        `schema` is the latest that the caller reads. Raises CorruptArtifact.
+        """
+        require_schema(ref.key, ref.schema, schema)
+        manifest = self._part(ref, f"{ref.path}/{MANIFEST}")
         if hashlib.sha256(manifest).hexdigest() != ref.sha256:
-            raise CorruptArtifact(f"{ref.key}: its manifest does not match its sha256")
+            raise CorruptArtifact(f"{ref.key}: {ref.path}/{MANIFEST} does not match its sha256")
         if self.local:
             target = Path(self.path(ref.path))
         else:
             target = (cache or Path(tempfile.gettempdir()) / "ratchet-cache") / ref.sha256
-        for name, (sha, _) in json.loads(manifest).items():
-            file = target / name
-            if not self.local and not (file.exists() and _digest(file) == sha):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                part = file.with_name(f".part-{uuid.uuid4().hex}")
-                self.fs.get_file(self.path(f"{ref.path}/{name}"), str(part))
-                part.replace(file)
-            if not file.exists() or _digest(file) != sha:
-                raise CorruptArtifact(f"{ref.key}: {ref.path}/{name} does not match its sha256")
+        for name, (sha, size) in json.loads(manifest).items():
+            path, file = f"{ref.path}/{name}", target / name
+            try:
+                with self._reaching("read", path, FileNotFoundError):
+                    if not self.local and not (file.exists() and _digest(file) == sha):
+                        self._download(path, file)
+                    found, length = _digest(file), file.stat().st_size
+            except FileNotFoundError:
+                raise CorruptArtifact(f"{ref.key}: {path} is missing") from None
+            if found != sha:
+                raise _mismatch(ref.key, path, length, size)
         return target
+
+    def copy(
+        self, ref: ArtifactRef, key: str, *, attempt: str, without: Collection[str] = ()
+    ) -> ArtifactRef:
+        """Commits the verified content of an artifact under another key, as content of its own;
+        of a folder all files but those named in `without`. Raises CorruptArtifact.
+        """
+        if not _is_folder(ref):
+            data = self.get(ref, schema=ref.schema)
+            return self.put(key, data, attempt=attempt, schema=ref.schema)
+        with tempfile.TemporaryDirectory(prefix="ratchet-copy-") as cache:
+            folder = self.fetch_folder(ref, Path(cache), schema=ref.schema)
+            left_out = {MANIFEST, *without}
+            return self.put_folder(
+                key, folder, attempt=attempt, schema=ref.schema, without=left_out
+            )
+
+    def verify(self, ref: ArtifactRef) -> None:
+        """Reads all of an artifact; raises CorruptArtifact."""
+        if _is_folder(ref):
+            self.fetch_folder(ref, schema=ref.schema)
+        else:
+            self.get(ref, schema=ref.schema)
 
     # -- markers ----------------------------------------------------------------------------
 
     def committed(self, key: str) -> ArtifactRef | None:
-        """The reference committed under `key`, or None."""
+        """The reference committed under `key`, or None; raises CorruptArtifact for a marker that
+        is damaged.
+        """
         try:
-            marker = self.fs.cat_file(self.path(key + MARKER))
+            marker = self._read(key + MARKER)
         except FileNotFoundError:
             return None
-        return ArtifactRef(**json.loads(marker))
+        return _reference(key, self._place(key + MARKER), marker)
 
     def require(self, key: str) -> ArtifactRef:
         """The reference committed under `key`; raises FileNotFoundError."""
@@ -142,112 +279,186 @@ class ArtifactStore:
 
     def committed_keys(self, prefix: str) -> list[str]:
         """Keys committed directly below `prefix`, sorted."""
-        folder = self.path(prefix.rstrip("/"))
-        try:
-            names = self.fs.ls(folder, detail=False)
-        except FileNotFoundError:
-            return []
-        start = len(self.root) + 1
-        return sorted(n[start : -len(MARKER)] for n in names if n.endswith(MARKER))
+        return [key.removesuffix(MARKER) for key in self.live_keys(prefix, MARKER)]
 
     def folders(self, prefix: str) -> list[str]:
         """Names of the folders directly below `prefix`, sorted."""
-        try:
-            entries = self.fs.ls(self.path(prefix.rstrip("/")), detail=True)
-        except FileNotFoundError:
-            return []
+        entries = self._list(prefix, detail=True)
         return sorted(e["name"].rsplit("/", 1)[-1] for e in entries if e["type"] == "directory")
 
     def delete(self, ref: ArtifactRef) -> None:
-        """Forgets an artifact: its marker first, then its content."""
-        self.fs.rm(self.path(ref.key + MARKER))
-        self.fs.rm(self.path(ref.path), recursive=True)
+        """Forgets an artifact: its marker first, then its content; raises FileNotFoundError."""
+        with self._reaching("delete", ref.key, FileNotFoundError):
+            self.fs.rm(self.path(ref.key + MARKER))
+            self.fs.rm(self.path(ref.path), recursive=True)
 
     # -- live records -----------------------------------------------------------------------
 
     def write_live(self, key: str, value: Any) -> None:
         """Replaces a live record; readers see the old one or the new one, never half of it."""
-        self._replace_live(key, json.dumps(value, separators=(",", ":")).encode())
+        self._write(key, json.dumps(value, separators=(",", ":")).encode(), sync=False)
 
     def read_live(self, key: str) -> Any | None:
-        """A live record, or None."""
+        """A live record, or None; one that a crash of the machine tore counts as none."""
         try:
-            return json.loads(self.fs.cat_file(self.path(key)))
-        except FileNotFoundError:
+            return json.loads(self._read(key))
+        except (FileNotFoundError, ValueError):
             return None
 
     def write_lines(self, key: str, values: Sequence[Any]) -> None:
         """Replaces a live record of many JSON values, one a line."""
         lines = [json.dumps(value, separators=(",", ":")) + "\n" for value in values]
-        self._replace_live(key, "".join(lines).encode())
+        self._write(key, "".join(lines).encode(), sync=False)
 
     def read_lines(self, key: str) -> list[Any]:
-        """The values of a live record of lines; none if there is no such record."""
+        """The values of a live record of lines; none if there is no such record, or if a crash of
+        the machine tore it.
+        """
         try:
-            data = self.fs.cat_file(self.path(key))
-        except FileNotFoundError:
+            return [json.loads(line) for line in self._read(key).splitlines()]
+        except (FileNotFoundError, ValueError):
             return []
-        return [json.loads(line) for line in data.splitlines()]
 
     def live_keys(self, prefix: str, suffix: str = ".json") -> list[str]:
         """Keys of the live records directly below `prefix` that end in `suffix`, sorted."""
+        start = len(self.root) + 1
+        names = self._list(prefix, detail=False)
+        return sorted(name[start:] for name in names if name.endswith(suffix))
+
+    # -- private: what the filesystem is asked ----------------------------------------------
+
+    def _place(self, path: str) -> str:
+        """Where `path` is, for people."""
+        full = self.path(path)
+        return full if self.local else str(self.fs.unstrip_protocol(full))
+
+    @contextlib.contextmanager
+    def _reaching(self, do: str, path: str, *answers: type[OSError]) -> Iterator[None]:
+        """Turns what the filesystem raises into StoreUnavailable, but for what is an answer."""
         try:
-            names = self.fs.ls(self.path(prefix.rstrip("/")), detail=False)
+            yield
+        except answers:
+            raise
+        except Exception as error:
+            # Filesystems raise errors of their own libraries, too; other builtin ones are bugs.
+            if not isinstance(error, OSError) and type(error).__module__ == "builtins":
+                raise
+            failure = StoreUnavailable(
+                f"the artifact store cannot {do} {path.partition('@')[0]} "
+                f"({self._place(path)}): {type(error).__name__}: {error}; {remedy(error)}"
+            )
+            failure.errno = getattr(error, "errno", None)
+            raise failure from error
+
+    def _read(self, path: str) -> bytes:
+        """Raises FileNotFoundError."""
+        with self._reaching("read", path, FileNotFoundError):
+            data: bytes = self.fs.cat_file(self.path(path))
+        return data
+
+    def _part(self, ref: ArtifactRef, path: str) -> bytes:
+        try:
+            return self._read(path)
+        except FileNotFoundError:
+            raise CorruptArtifact(f"{ref.key}: {path} is missing") from None
+
+    def _list(self, prefix: str, *, detail: bool) -> list[Any]:
+        """What lies directly below `prefix`: paths, or with `detail` objects that describe it."""
+        folder = prefix.rstrip("/")
+        try:
+            with self._reaching("list", folder, FileNotFoundError):
+                found: list[Any] = self.fs.ls(self.path(folder), detail=detail)
         except FileNotFoundError:
             return []
-        start = len(self.root) + 1
-        return sorted(n[start:] for n in names if n.endswith(suffix))
+        return found
 
-    # -- private ----------------------------------------------------------------------------
+    def _write(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        with self._reaching("write", path):
+            if self.local:
+                _replace(Path(self.path(path)), [data], sync=sync)
+            else:
+                self.fs.pipe_file(self.path(path), data)
 
-    def _replace_live(self, key: str, data: bytes) -> None:
-        path = self.path(key)
-        if self.local:
-            self._replace_local(Path(path), data, sync=False)
-        else:
-            self.fs.pipe_file(path, data)
+    def _upload(self, path: str, source: Path) -> tuple[str, int]:
+        """Writes a local file; returns hash and size of what was written."""
+        with self._reaching(f"copy {source} to", path):
+            if not self.local:
+                self.fs.put_file(str(source), self.path(path))
+                return _digest(source), source.stat().st_size
+            digest = hashlib.sha256()
+            _replace(Path(self.path(path)), _chunks(source, digest), sync=True)
+            return digest.hexdigest(), source.stat().st_size
 
-    def _write(self, path: str, data: bytes) -> None:
-        if self.local:
-            self._replace_local(Path(path), data, sync=True)
-        else:
-            self.fs.pipe_file(path, data)
+    def _download(self, path: str, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(f".part-{uuid.uuid4().hex}")
+        try:
+            self.fs.get_file(self.path(path), str(part))
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
 
-    @staticmethod
-    def _temporary(path: Path, data: bytes, *, sync: bool) -> str:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".part-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-        return name
-
-    @classmethod
-    def _replace_local(cls, path: Path, data: bytes, *, sync: bool) -> None:
-        os.replace(cls._temporary(path, data, sync=sync), path)
+    def _discard(self, path: str) -> None:
+        """Removes content that nothing refers to, as far as that is possible."""
+        # What keeps it from going is what failed before, and is told by whoever calls.
+        with contextlib.suppress(Exception):
+            self.fs.rm(self.path(path), recursive=True)
 
     def _commit(self, ref: ArtifactRef) -> ArtifactRef:
-        path = self.path(ref.key + MARKER)
+        marker = ref.key + MARKER
+        path = self.path(marker)
         data = json.dumps(asdict(ref)).encode()
+        staged = ""
+        if self.local:
+            with self._reaching("write", marker):
+                staged = _staged(Path(path), [data], sync=True)
         try:
-            if self.local:
-                name = self._temporary(Path(path), data, sync=True)
-                try:
-                    os.link(name, path)
-                finally:
-                    os.unlink(name)
-            else:
-                self.fs.pipe_file(path, data, mode="create")
+            with self._reaching("write", marker, FileExistsError):
+                if self.local:
+                    try:
+                        os.link(staged, path)
+                    finally:
+                        os.unlink(staged)
+                else:
+                    self.fs.pipe_file(path, data, mode="create")
         except FileExistsError:
             return self.require(ref.key)
         return ref
 
 
+def _chunks(source: Path, digest: Any) -> Iterator[bytes]:
+    """The bytes of a file, piece by piece; `digest` takes them in."""
+    with source.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            yield chunk
+
+
+def _staged(path: Path, data: Iterable[bytes], *, sync: bool) -> str:
+    """Writes a temporary file beside `path` and returns its name; no file is left if it fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".part-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.writelines(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+    except BaseException:
+        os.unlink(name)
+        raise
+    return name
+
+
+def _replace(path: Path, data: Iterable[bytes], *, sync: bool) -> None:
+    name = _staged(path, data, sync=sync)
+    try:
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
 def free_bytes(store: ArtifactStore) -> int | None:
     """Free space of a local store in bytes; None where the store has no such limit."""
-    if not store.local:
-        return None
-    Path(store.root).mkdir(parents=True, exist_ok=True)
-    return shutil.disk_usage(store.root).free
+    return store.free_bytes()

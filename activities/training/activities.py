@@ -1,8 +1,15 @@
 """The trainer room's activities: prepare, load, train, save, check.
 
 The worker holds no tensors. It hands files to a process and commits what comes back; a crash or
-a hung kernel there leaves the heartbeat here alone. Every write is keyed by (run, kind, step), so
-a repeated activity adopts what an earlier attempt committed.
+a hung kernel there leaves the heartbeat here alone, and a process that ends while it writes leaves
+nothing committed. Every write is keyed by (run, kind, step), so a repeated activity adopts what an
+earlier attempt committed, if that is what its own process made (`fencing`).
+
+A checkpoint is adopted or committed as a whole: the state of a trainer, and the run's durable state
+that came with it. An adopted one may hold the run's state of an earlier moment at the same step.
+That is as good a beginning: within an attempt of a run the step only rises, so that both moments
+have the same batches behind them, and the trainer's bits are compared. What the run did between
+the two moments trains nothing up to that step; whoever restores the checkpoint does it again.
 """
 
 import asyncio
@@ -12,8 +19,7 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 
 from temporalio import activity
@@ -33,11 +39,13 @@ from activities.contracts.training import (
     TrainStepResult,
 )
 from activities.hosting.heartbeat import heartbeats
+from activities.hosting.scratch import working_folder
 from activities.storage import keys
 from activities.storage.refs import ArtifactRef
-from activities.storage.store import free_bytes
-from activities.training import check, retention
+from activities.storage.token_logprobs import SCHEMA_VERSION as TOKEN_LOGPROBS_SCHEMA
+from activities.training import check, fencing, retention
 from activities.training.client import (
+    DiskFailed,
     NonFinite,
     StateMismatch,
     TrainerClient,
@@ -45,6 +53,7 @@ from activities.training.client import (
     TrainerGone,
 )
 from activities.training.policy import digest, recipe_of
+from activities.training.trainer import STATE_FILE
 from configs.model import DEFAULT_POLICY
 from configs.run import RunConfig
 
@@ -52,6 +61,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN_STATE_FILE = "run_state.json"
 CHECKPOINT_PARTS = 3
 """A checkpoint is about this many times its weights: weights and two moments."""
+MAY_DIFFER = (RUN_STATE_FILE, STATE_FILE)
+"""Files of a checkpoint that are no part of the trainer's bits: the run's state of the moment, and
+a record that holds how long the last step took. Weights and optimizer must be the same."""
 OUTPUT_TAIL = 2000
 HEADLINE = ("loss", "mismatch_kl", "entropy", "grad_norm", "lr")
 """The trainer's metrics that a workflow is told; the store has all of them."""
@@ -62,8 +74,10 @@ def _trainer_errors() -> Iterator[None]:
     """Turns what the trainer process answers into errors that a workflow branches on."""
     try:
         yield
-    except (TrainerGone, StateMismatch) as error:
+    except (TrainerGone, StateMismatch, fencing.Nondeterministic) as error:
         raise ApplicationError(str(error), type=names.TRAINER_LOST, non_retryable=True) from error
+    except DiskFailed as error:
+        raise ApplicationError(str(error), type=names.STORE_FAILED, non_retryable=True) from error
     except NonFinite as error:
         raise ApplicationError(str(error), type=names.BAD_INPUT, non_retryable=True) from error
     except TrainerFailed as error:
@@ -167,79 +181,115 @@ class TrainerActivities:
 
     @activity.defn(name=names.LOAD_TRAINER)
     async def load_trainer(self, given: LoadTrainerInput) -> LoadTrainerResult:
-        """Puts the process into the state of a checkpoint, or of version 0."""
+        """Puts the process into the state of a checkpoint, or of version 0.
+
+        Raises CorruptArtifact if that is damaged or of a later schema.
+        """
         store = self.ctx.store
         async with heartbeats():
-            config = await asyncio.to_thread(self.ctx.config, given.run_id)
+            config = await asyncio.to_thread(self.ctx.config, given.run_id, given.revision)
             start = keys.weights(given.run_id, 0)
             source = given.checkpoint or given.weights
             ref = await asyncio.to_thread(store.require, start) if source is None else source
             folder = await asyncio.to_thread(store.fetch_folder, ref)
             with _trainer_errors():
-                step = await TrainerClient(given.trainer.address).load(
+                loaded = await TrainerClient(given.trainer.address).load(
                     folder, config.model_dump(mode="json"), checkpoint=given.checkpoint is not None
                 )
-        return LoadTrainerResult(step)
+        return LoadTrainerResult(loaded.step)
 
     @activity.defn(name=names.TRAIN_STEP)
     async def train_step(self, given: TrainStepInput) -> TrainStepResult:
-        """Trains one batch and commits the weights of the version that results, and the metrics.
+        """Trains one batch by one revision of the config, and commits the weights of the version
+        that results, the metrics, and the log-probabilities that the batch's tokens had before.
 
-        A step trained again on the same batch adopts the metrics of the first time.
+        A step trained again on the same batch adopts all of that of the first time, if its bits are
+        the same.
         """
         store, attempt = self.ctx.store, attempt_token()
         async with heartbeats(), self._scratch(f"step-{given.step}") as scratch:
-            config = await asyncio.to_thread(self.ctx.config, given.run_id)
+            config = await asyncio.to_thread(self.ctx.config, given.run_id, given.revision)
             data = await asyncio.to_thread(store.get, given.batch)
             batch, out = scratch / "batch.parquet", scratch / "weights"
+            scores = scratch / "token_logprobs.parquet"
             await asyncio.to_thread(batch.write_bytes, data)
             with _trainer_errors():
                 client = TrainerClient(given.trainer.address)
-                metrics = await client.step(given.step, batch, out)
-            ref = await asyncio.to_thread(
-                store.put_folder, keys.weights(given.run_id, given.step), out, attempt=attempt
-            )
-            metrics_ref = await asyncio.to_thread(
-                store.put_json,
-                keys.train_metrics(given.run_id, given.step, given.batch.sha256),
-                metrics,
-                attempt=attempt,
-            )
+                metrics = await client.step(
+                    given.step,
+                    batch,
+                    out,
+                    config=config.model_dump(mode="json"),
+                    revision=given.revision,
+                    token_logprobs=scores,
+                )
+                key = keys.weights(given.run_id, given.step)
+                ref = await self._commit(key, out, given.trainer.epoch)
+            told = keys.train_metrics(given.run_id, given.step, given.batch.sha256)
+            scored = keys.token_logprobs(given.run_id, given.step)
+            if ref.key != key:
+                told = fencing.variant(told, given.trainer.epoch)
+                scored = fencing.variant(scored, given.trainer.epoch)
+            metrics_ref = await asyncio.to_thread(store.put_json, told, metrics, attempt=attempt)
+            # A process that was restored at this very step has none to tell.
+            if scores.exists():
+                await asyncio.to_thread(self._put_scores, scored, scores, attempt)
             await asyncio.to_thread(
                 retention.prune_weights, store, given.run_id, given.step, config.retention.weights
             )
         headline = {name: metrics[name] for name in HEADLINE if name in metrics}
         return TrainStepResult(given.step, ref, headline, metrics_ref)
 
+    def _put_scores(self, key: str, file: Path, attempt: str) -> None:
+        schema = TOKEN_LOGPROBS_SCHEMA
+        self.ctx.store.put(key, file.read_bytes(), attempt=attempt, schema=schema)
+
     @activity.defn(name=names.SAVE_CHECKPOINT)
     async def save_checkpoint(self, given: SaveCheckpointInput) -> CheckpointResult:
-        """Commits the trainer's state and the run's state as one checkpoint."""
-        store = self.ctx.store
-        key = keys.checkpoint(given.run_id, given.step)
+        """Commits the trainer's state and the run's state as one checkpoint; adopts one that an
+        earlier attempt committed of the same state.
+        """
         async with heartbeats(), self._scratch(f"checkpoint-{given.step}") as scratch:
-            config = await asyncio.to_thread(self.ctx.config, given.run_id)
-            ref = await asyncio.to_thread(store.committed, key)
-            if ref is None:
-                await asyncio.to_thread(self._require_space, given)
-                out = scratch / "checkpoint"
-                with _trainer_errors():
-                    await TrainerClient(given.trainer.address).save(given.step, out)
-                (out / RUN_STATE_FILE).write_text(given.run_state)
-                ref = await asyncio.to_thread(store.put_folder, key, out, attempt=attempt_token())
-            await asyncio.to_thread(
-                retention.prune_checkpoints,
-                store,
-                given.run_id,
-                given.step,
-                config.checkpoint.keep_last,
-            )
+            config = await asyncio.to_thread(self.ctx.config, given.run_id, given.revision)
+            await asyncio.to_thread(self._require_space, given)
+            out = scratch / "checkpoint"
+            with _trainer_errors():
+                await TrainerClient(given.trainer.address).save(given.step, out)
+                await asyncio.to_thread((out / RUN_STATE_FILE).write_text, given.run_state)
+                key = keys.checkpoint(given.run_id, given.step)
+                ref = await self._commit(key, out, given.trainer.epoch, apart=MAY_DIFFER)
+            await asyncio.to_thread(self._prune, given, config)
         return CheckpointResult(given.step, ref)
 
+    async def _commit(
+        self, key: str, folder: Path, epoch: int, apart: Collection[str] = ()
+    ) -> ArtifactRef:
+        return await asyncio.to_thread(
+            fencing.commit,
+            self.ctx.store,
+            key,
+            folder,
+            epoch=epoch,
+            attempt=attempt_token(),
+            apart=apart,
+        )
+
+    def _prune(self, given: SaveCheckpointInput, config: RunConfig) -> None:
+        store, kept = self.ctx.store, config.checkpoint
+        steps = retention.prune_checkpoints(
+            store, given.run_id, given.step, kept.keep_last, kept.keep_every
+        )
+        if config.retention.batches == "checkpoint":
+            retention.prune_batches(store, given.run_id, steps[0])
+
     def _require_space(self, given: SaveCheckpointInput) -> None:
+        """Raises NO_SPACE. A checkpoint that was committed has had its space."""
         store = self.ctx.store
+        if store.committed(keys.checkpoint(given.run_id, given.step)):
+            return
         weights = store.require(keys.weights(given.run_id, given.step)).size
         size = CHECKPOINT_PARTS * weights + len(given.run_state)
-        places = {"scratch": shutil.disk_usage(self.ctx.home).free, "store": free_bytes(store)}
+        places = {"scratch": shutil.disk_usage(self.ctx.home).free, "store": store.free_bytes()}
         where = {"scratch": str(self.ctx.home), "store": store.url}
         for place, free in places.items():
             # Both lie on one disk as a rule.
@@ -266,9 +316,5 @@ class TrainerActivities:
     @contextlib.asynccontextmanager
     async def _scratch(self, name: str) -> AsyncIterator[Path]:
         """A folder of this attempt's own, gone afterwards."""
-        parent = self.ctx.scratch("training")
-        folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
-        try:
+        with working_folder(self.ctx.scratch("training"), name) as folder:
             yield folder
-        finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)

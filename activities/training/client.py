@@ -7,8 +7,11 @@ connection a request. Light: imports nothing of torch.
 import asyncio
 import itertools
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from activities.storage.store import FutureArtifact
 
 LINE_LIMIT = 4 * 2**20
 """Longest line of the protocol, in bytes."""
@@ -35,7 +38,27 @@ class NonFinite(Exception):
     """Loss or gradient is not finite; the state is as before the step."""
 
 
-_KINDS: dict[str, type[Exception]] = {"StateMismatch": StateMismatch, "NonFinite": NonFinite}
+class DiskFailed(Exception):
+    """The process could not read or write a file; the same request works once that is mended."""
+
+
+_KINDS: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (StateMismatch, NonFinite, DiskFailed, FutureArtifact)
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The step a trainer stands at after a load, and what else decides its last bits.
+
+    `device` is 'cpu' or 'cuda'; `warnings` say what of it differs from the checkpoint's.
+    """
+
+    step: int
+    torch_threads: int
+    torch_version: str
+    device: str
+    warnings: list[str] = field(default_factory=list)
 
 
 class TrainerClient:
@@ -52,16 +75,32 @@ class TrainerClient:
 
     async def load(
         self, folder: Path, config: dict[str, Any], *, checkpoint: bool, timeout_s: float = 600.0
-    ) -> int:
-        """Loads a checkpoint folder, or weights at step 0; returns the step."""
+    ) -> Loaded:
+        """Loads a checkpoint folder, or weights at step 0."""
         args = {"folder": str(folder), "config": config, "checkpoint": checkpoint}
-        return int((await self.call("load", args, timeout_s))["step"])
+        return Loaded(**await self.call("load", args, timeout_s))
 
     async def step(
-        self, step: int, batch: Path, out: Path, *, timeout_s: float = 3600.0
+        self,
+        step: int,
+        batch: Path,
+        out: Path,
+        *,
+        config: dict[str, Any] | None = None,
+        revision: int = 0,
+        token_logprobs: Path | None = None,
+        timeout_s: float = 3600.0,
     ) -> dict[str, float]:
-        """Trains the batch file and exports to `out`; returns the metrics of the step."""
-        args = {"step": step, "batch": str(batch), "out": str(out)}
+        """Trains the batch file and exports to `out`; returns the metrics of the step.
+
+        `config` is revision `revision` of the run's config; None: the one that was loaded or came
+        with a step last. The scores of the batch's tokens go to the file `token_logprobs`, unless
+        the process has loaded a checkpoint of this very step, which does not hold them.
+        """
+        files = {"batch": str(batch), "out": str(out)}
+        if token_logprobs is not None:
+            files["token_logprobs"] = str(token_logprobs)
+        args = {"step": step, **files, "config": config, "revision": revision}
         metrics: dict[str, float] = await self.call("step", args, timeout_s)
         return metrics
 
@@ -74,7 +113,8 @@ class TrainerClient:
         await self.call("shutdown", {}, timeout_s)
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
-        """One request. Raises TrainerGone, TimeoutError, StateMismatch, NonFinite, TrainerFailed.
+        """One request. Raises TrainerGone, TimeoutError, or what the process answers:
+        StateMismatch, NonFinite, DiskFailed, FutureArtifact, and TrainerFailed for all else.
 
         A request that times out goes on in the process; repeating it waits for the first one.
         """

@@ -146,13 +146,19 @@ def canary(model: Any, token_ids: list[int]) -> dict[str, list[Any]]:
 
 
 def export(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Writes weights, config, tokenizer and, last of all, the canary of the model to `folder`."""
+    """Writes weights, config, tokenizer and, last of all, the canary of the model to `folder`.
+
+    What an earlier export left there is replaced; the canary is there only if all of it is.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / CANARY_FILE).unlink(missing_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     vocab = min(model.config.get_text_config().vocab_size, len(tokenizer))
     record = canary(model, canary_tokens(vocab))
-    (folder / CANARY_FILE).write_text(json.dumps(record))
+    part = folder / f".{CANARY_FILE}.part"
+    part.write_text(json.dumps(record))
+    part.replace(folder / CANARY_FILE)
 
 
 def parameter_count(model: Any) -> int:

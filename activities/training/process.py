@@ -4,6 +4,9 @@ Holds policy and optimizer between steps and serves the operations of `client.Tr
 Unix socket: ping, load, step, save, shutdown. Operations run one after another in one thread of
 their own (thread counts of numerical libraries belong to a thread), so ping answers meanwhile.
 A client that goes away does not stop an operation.
+
+A file that could not be read or written is answered as DiskFailed, whichever library met it: the
+state is as before, or that of a finished step, and the same request works once that is mended.
 """
 
 import argparse
@@ -11,14 +14,33 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from activities.training.client import LINE_LIMIT
+from activities.storage.store import remedy
+from activities.training.client import LINE_LIMIT, DiskFailed
 from activities.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+CUBLAS_WORKSPACE = ":4096:8"
+"""Without a fixed workspace cuBLAS may sum in another order (CUBLAS_WORKSPACE_CONFIG)."""
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def disk_failure(error: Exception) -> OSError | None:
+    """The operating system's refusal of a file, if `error` is one.
+
+    Libraries written in Rust raise it in types of their own, whose text ends in '(os error 28)'.
+    An OSError without a number is a library's own, such as 'no such model'.
+    """
+    if isinstance(error, OSError):
+        return error if error.errno is not None else None
+    told = _OS_ERROR.search(str(error))
+    return OSError(int(told[1]), os.strerror(int(told[1]))) if told else None
 
 
 class TrainerServer:
@@ -65,7 +87,16 @@ class TrainerServer:
         if op == "shutdown":
             self._stop.set()
             return {}
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._work, op, args)
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._thread, self._work, op, args)
+        except Exception as error:
+            if (refusal := disk_failure(error)) is None:
+                raise
+            place = args.get("out") or args.get("folder")
+            raise DiskFailed(
+                f"trainer process: {op} cannot use its disk at {place}: {error}; {remedy(refusal)}"
+            ) from error
 
     def _work(self, op: str, args: dict[str, Any]) -> Any:
         if op == "load":
@@ -73,7 +104,14 @@ class TrainerServer:
             return self.trainer.load(folder, args["config"], checkpoint=args["checkpoint"])
         if op == "step":
             batch = Path(args["batch"]).read_bytes()
-            return self.trainer.train(args["step"], batch, Path(args["out"]))
+            return self.trainer.train(
+                args["step"],
+                batch,
+                Path(args["out"]),
+                config=args["config"],
+                revision=args["revision"],
+                token_logprobs=Path(told) if (told := args.get("token_logprobs")) else None,
+            )
         if op == "save":
             return self.trainer.save(args["step"], Path(args["out"]))
         raise ValueError(f"unknown operation {op!r}")
@@ -84,11 +122,25 @@ def _import_libraries() -> None:
     import transformers  # noqa: F401
 
 
+def _be_deterministic() -> None:
+    import torch
+
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
+    torch.use_deterministic_algorithms(True)
+
+
 def main() -> None:
     """Serves until shutdown or a signal."""
     parser = argparse.ArgumentParser(description="Hold and train one policy.")
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on")
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="only kernels that always give the same bits; on a GPU they are slower",
+    )
     options = parser.parse_args()
+    if options.deterministic:
+        _be_deterministic()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     asyncio.run(TrainerServer(Trainer()).serve(options.socket))
 

@@ -2,11 +2,11 @@
 
 Invariants:
 
-- State is a function of (checkpoint or version 0, batches since, thread count): a step after
-  save and load has the same bits as without.
+- State is a function of (checkpoint or version 0, batches since and the config revision of each,
+  thread count): a step after save and load has the same bits as without.
 - `step` moves only when the optimizer has moved. A step that fails before leaves the state
-  untouched; repeating the step the trainer stands at, with the same batch, trains nothing and
-  returns the same numbers.
+  untouched; repeating the step the trainer stands at, with the same batch and revision, trains
+  nothing and returns the same numbers. So does a repetition after files could not be written.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import logging
 import resource
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from activities.storage.batch import Sample, decode_batch
+from activities.storage.store import require_schema
+from activities.storage.token_logprobs import encode_token_logprobs
 from activities.training import attention, rl_loss
 from activities.training.batching import member_counts, micro_batches
 from activities.training.client import NonFinite, StateMismatch
@@ -30,9 +32,22 @@ from activities.training.schedules import learning_rate
 from activities.training.token_stats import TokenStats, env_masks, measured
 from configs.run import RunConfig
 
+if TYPE_CHECKING:
+    import numpy as np
+
 SCHEMA_VERSION = 1
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "trainer.json"
+SINCE_LOAD: Any = {
+    "model": True,
+    "seed": True,
+    "trainer": {
+        "packing": True,
+        "threads": True,
+        "optim": {"type", "betas", "momentum", "nesterov", "ns_steps", "weight_decay"},
+    },
+}
+"""What of a config is built into what `load` makes, and so the same until the next load."""
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +72,18 @@ class Trainer:
         self._rl_loss: rl_loss.RlLoss | None = None
         self._packing = False
         self._config: RunConfig | None = None
+        self._given: dict[str, Any] = {}
         self._device = "cpu"
         self._batch_sha = ""
+        self._revision = 0
         self._metrics: dict[str, float] = {}
+        self._token_logprobs: bytes | None = None
 
     def load(self, folder: Path, config: dict[str, Any], *, checkpoint: bool) -> dict[str, Any]:
         """Takes the state of a checkpoint folder, or of weights that nothing has trained yet.
 
-        `config` is the run's config as plain data. Returns {step, warnings}.
+        `config` is the run's config as plain data. Returns the fields of `client.Loaded`. Raises
+        FutureArtifact for a checkpoint of a later schema, ValueError for one that does not fit.
         """
         import torch
         from transformers import AutoTokenizer
@@ -74,7 +93,7 @@ class Trainer:
         if run.trainer.threads is not None:
             torch.set_num_threads(run.trainer.threads)
         torch.manual_seed(run.seed)
-        self._config = run
+        self._config, self._given = run, config
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = load_model(folder, run.model.dtype).to(self._device)
         for parameter in self._model.parameters():
@@ -84,32 +103,60 @@ class Trainer:
         self._rl_loss = rl_loss.build(run.trainer.loss)
         self._packing = self._pack(run.trainer.packing)
         self._optimizer = Optimizer(self._model, run.trainer.optim)
-        self._batch_sha, self._metrics = "", {}
+        self._batch_sha, self._revision, self._metrics = "", 0, {}
+        self._token_logprobs = None
         warnings: list[str] = []
         step = 0
         if checkpoint:
             step, warnings = self._load_state(folder)
         self.step = step
-        return {"step": step, "warnings": warnings}
+        return {
+            "step": step,
+            "torch_threads": torch.get_num_threads(),
+            "torch_version": torch.__version__,
+            "device": self._device,
+            "warnings": warnings,
+        }
 
-    def train(self, step: int, batch: bytes, out: Path) -> dict[str, float]:
+    def train(
+        self,
+        step: int,
+        batch: bytes,
+        out: Path,
+        *,
+        config: dict[str, Any] | None = None,
+        revision: int = 0,
+        token_logprobs: Path | None = None,
+    ) -> dict[str, float]:
         """Trains batch `step` and exports the weights to `out`; returns the step's metrics.
 
-        Raises StateMismatch for any step but the next one, or the current one with its own
-        batch; NonFinite if the gradient is; ValueError for a batch that cannot be trained.
+        Writes the scores that the step trained by to the file `token_logprobs`, if one is named
+        and they are known: a checkpoint that was loaded does not hold those of its step.
+        `config` is revision `revision` of the run's config, by which the step is trained; None: the
+        one that is held. Raises StateMismatch for any step but the next one, or the current one
+        with its own batch and revision; NonFinite if the gradient is; ValueError for a batch that
+        cannot be trained or a config that changes what is fixed since the load.
         """
         digest = hashlib.sha256(batch).hexdigest()
-        repeat = step == self.step and digest == self._batch_sha
+        repeat = (step, digest, revision) == (self.step, self._batch_sha, self._revision)
         if not repeat:
             if self.step is None or step != self.step + 1:
-                raise StateMismatch(f"step {step} was asked for, the trainer stands at {self.step}")
+                raise StateMismatch(
+                    f"step {step} was asked for (batch {digest[:8]}, config revision {revision}), "
+                    f"the trainer stands at {self.step} (batch {self._batch_sha[:8]}, config "
+                    f"revision {self._revision})"
+                )
+            if config is not None and config != self._given:
+                self._reconfigure(config)
             self._optimize(step, batch)
-            self._batch_sha = digest
+            self._batch_sha, self._revision = digest, revision
+            self._metrics["config_revision"] = float(revision)
         started = time.monotonic()
         if not (out / CANARY_FILE).exists():
             export(self._model, self._tokenizer, out)
-        if not repeat:
-            self._metrics["seconds_export"] = time.monotonic() - started
+        self._metrics.setdefault("seconds_export", time.monotonic() - started)
+        if token_logprobs is not None and self._token_logprobs is not None:
+            token_logprobs.write_bytes(self._token_logprobs)
         return self._metrics
 
     def save(self, step: int, out: Path) -> dict[str, Any]:
@@ -134,12 +181,27 @@ class Trainer:
             "torch_threads": torch.get_num_threads(),
             "torch_version": torch.__version__,
             "batch_sha256": self._batch_sha,
+            "config_revision": self._revision,
             "metrics": self._metrics,
         }
         (out / STATE_FILE).write_text(json.dumps(state))
         return {"step": step}
 
     # -- private ----------------------------------------------------------------------------
+
+    def _reconfigure(self, config: dict[str, Any]) -> None:
+        """Takes another revision of the config; raises ValueError if it needs another load."""
+        assert self._config is not None
+        run = RunConfig.model_validate(config)
+        before, after = (c.model_dump(include=SINCE_LOAD) for c in (self._config, run))
+        if before != after:
+            raise ValueError(
+                f"config cannot change from {before} to {after} while a trainer holds its state; "
+                "fork the run to go on with the other one"
+            )
+        if run.trainer.loss != self._config.trainer.loss:
+            self._rl_loss = rl_loss.build(run.trainer.loss)
+        self._config, self._given = run, config
 
     def _pack(self, wanted: bool | None) -> bool:
         """Whether the model loaded gets packed rows; raises ValueError if it must and cannot."""
@@ -160,11 +222,7 @@ class Trainer:
         from safetensors.torch import load_file
 
         state = json.loads((folder / STATE_FILE).read_text())
-        if state["schema"] != SCHEMA_VERSION:
-            raise ValueError(
-                f"{folder / STATE_FILE}: schema {state['schema']} is not the one read here "
-                f"({SCHEMA_VERSION})"
-            )
+        require_schema(str(folder / STATE_FILE), state["schema"], SCHEMA_VERSION)
         assert self._optimizer is not None and self._config is not None
         kept, wanted = state.get("optimizer", "adamw"), self._config.trainer.optim.type
         if kept != wanted:
@@ -178,6 +236,7 @@ class Trainer:
             torch.cuda.set_rng_state(tensors["rng/cuda"])
         self._optimizer.restore(tensors)
         self._batch_sha, self._metrics = state["batch_sha256"], state["metrics"]
+        self._revision = state.get("config_revision", 0)
         here = {"torch_threads": torch.get_num_threads(), "torch_version": torch.__version__}
         warnings = [
             f"{key} was {state[key]} and is {value}: the next steps may differ in their last bits"
@@ -197,7 +256,8 @@ class Trainer:
         samples = decode_batch(data)
         counts = member_counts(samples, trainer.seq_len)
         self._optimizer.zero_grad()
-        metrics = self._backward(samples, counts)
+        scores: dict[int, np.ndarray] = {}
+        metrics = self._backward(samples, counts, scores)
         max_norm = trainer.optim.max_norm
         norm = torch.nn.utils.clip_grad_norm_(
             self._model.parameters(), float("inf") if max_norm is None else max_norm
@@ -208,8 +268,10 @@ class Trainer:
                 "A smaller trainer.optim.lr is the usual remedy"
             )
         lr = learning_rate(trainer.scheduler, trainer.optim.lr, step - 1, self._config.max_steps)
+        told = encode_token_logprobs(samples, [scores[place] for place in range(len(samples))])
         self._optimizer.step(lr)
         self.step = step
+        self._token_logprobs = told
         seconds = time.monotonic() - started
         tokens = sum(min(len(sample.token_ids), trainer.seq_len) for sample in samples)
         self._metrics = metrics | {
@@ -223,8 +285,12 @@ class Trainer:
             "seconds_train": seconds,
         }
 
-    def _backward(self, samples: list[Sample], counts: MemberCounts) -> dict[str, float]:
-        """Accumulates the step's gradient. Returns losses, and means over tokens.
+    def _backward(
+        self, samples: list[Sample], counts: MemberCounts, scores: dict[int, np.ndarray]
+    ) -> dict[str, float]:
+        """Accumulates the step's gradient. Returns losses, and means over tokens; puts the
+        log-probabilities float32 [S] of each sample's tokens, after the cut, into `scores` by place
+        in the batch.
 
         Entropy is the mean over the sampled tokens, mismatch over those that an engine measured
         (0 without any), the masked shares over the members of the rl component. nll_ce is the mean
@@ -243,6 +309,9 @@ class Trainer:
         ):
             batch = made.to(self._device)
             logprobs, entropy = score_batch(self._model, batch)
+            known = logprobs.detach().cpu().numpy()
+            for index, (row, start, stop) in zip(batch.indices, batch.spans(), strict=True):
+                scores[index] = known[row, start:stop]
             inputs = LossInputs(
                 trainer_logprobs=logprobs,
                 engine_logprobs=batch.logprobs,

@@ -31,7 +31,8 @@ ENDED = ("succeeded", "failed", "cancelled")
 
 def one_seed(stack: Stack, api: str, seed: int, steps: int) -> dict[str, Any]:
     """One run: its curves, and what it came to."""
-    overrides = [f"seed={seed}", f"max_steps={steps}", "retention.weights=all"]
+    kept = ["retention.weights=all", "retention.batches=all"]
+    overrides = [f"seed={seed}", f"max_steps={steps}", *kept]
     config = load(ROOT / "configs" / "reverse_text.toml", overrides)
     began = time.monotonic()
     with httpx.Client(base_url=api, timeout=60) as client:

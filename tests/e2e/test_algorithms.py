@@ -1,57 +1,145 @@
-"""Two algorithms in one batch on the whole real stack, one of them with a teacher.
+"""Two algorithms in one run on the whole real stack, one with a teacher and a foreign env server.
 
-The teacher is a second vLLM beside the run's own, served as `make teacher` serves it.
+The teacher is a second vLLM beside the run's own, served as `make teacher` serves it. The run has
+no end of its own: it is stopped from Temporal's CLI.
 """
 
+import asyncio
+import json
 import os
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
+from activities.envs.loading import process_env
+from activities.envs.probe import probe as probe_env
 from activities.storage import keys
 from activities.storage.store import ArtifactStore
-from configs.load import load
+from tests.e2e.driving import (
+    ENDED,
+    cli_signal,
+    get,
+    launch,
+    processes_of,
+    wait_until,
+)
 from worker import teacher
-from worker.demo import Outcome, carry_out
-from worker.stack import ROOT, Stack
+from worker.stack import ROOT, Addresses, Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.xdist_group("stack")]
 
-QUIET = Console(stderr=True, quiet=True)
+STEPS = 3
+SERVER = "activities.envs.server"
 
 
 @dataclass(frozen=True)
 class Place:
-    """A stack that is up, and the teacher's address."""
+    """A stack that is up, and a teacher's address and process."""
 
     stack: Stack
-    api: str
+    where: Addresses
     base_url: str
-
-    def run(self, name: str, place: str, *overrides: str) -> Outcome:
-        """A run of an example config with this teacher at key `place`."""
-        given = [f"{place}.base_url={self.base_url}", *overrides]
-        return carry_out(self.api, load(ROOT / "configs" / f"{name}.toml", given), QUIET)
+    teacher_pid: int
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    os.environ.pop("TEMPORAL_ADDRESS", None)
-    home = tmp_path_factory.mktemp("home")
-    stack = Stack(home)
+def place(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    home = tmp_path_factory.mktemp("teacher")
     port = teacher.free_port("127.0.0.1")
-    with teacher.running(home, lambda text: None, port):
-        assert teacher.answers(port)
-        try:
-            yield Place(stack, stack.up().api, teacher.base_url(port))
-        finally:
-            stack.down()
+    with ThreadPoolExecutor() as beside:
+        where = beside.submit(stack.up)
+        with teacher.running(home, lambda text: None, port) as server:
+            assert teacher.answers(port)
+            yield Place(stack, where.result(), teacher.base_url(port), server.pid)
     assert not teacher.answers(port)
+
+
+@pytest.fixture(scope="module")
+def env_server(stack: Stack) -> Iterator[str]:
+    """An env server that is not the run's own; yields its address."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    config = json.dumps({"id": "reverse-text", "args": {}, "timeout_s": 60})
+    process = subprocess.Popen(
+        [sys.executable, "-m", SERVER, "--address", address, "--config", config],
+        cwd=ROOT,
+        env={**os.environ, **process_env(None, stack.home)},
+    )
+    deadline = time.monotonic() + 60
+    while asyncio.run(probe_env(address, 1.0)) != "up":
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.3)
+    yield address
+    process.kill()
+    process.wait()
+
+
+@dataclass(frozen=True)
+class Run:
+    """How the run ended, and what was seen while it ran: the command lines of its env servers, and
+    the cores that its engine and the teacher's are bound to.
+    """
+
+    last: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    env_servers: list[str]
+    bound: list[set[int]]
+
+
+def bound_cores(engine: psutil.Process) -> set[int]:
+    """Cores to which some thread of an engine's processes is bound; those of free ones are none."""
+    free = os.sched_getaffinity(0)
+    threads = [t for p in [engine, *engine.children(recursive=True)] for t in p.threads()]
+    allowed = [os.sched_getaffinity(thread.id) for thread in threads]
+    return {core for cores in allowed if len(cores) < len(free) for core in cores}
+
+
+@pytest.fixture(scope="module")
+def run(place: Place, env_server: str) -> Run:
+    """The run, stopped after some steps."""
+    run_id = launch(
+        place.where,
+        "mixed",
+        "max_steps=500",
+        "eval.env=[]",
+        "retention.batches=all",
+        # The policy of the demo, which other tests need, too.
+        "model.warm_start_env=reverse-text",
+        f"train.env.1.algo.teacher.base_url={place.base_url}",
+        f"train.env.1.address={env_server}",
+    )
+    wait_until(place.where, run_id, lambda run: run["step"] >= 1)
+    servers = [" ".join(p.cmdline()) for p in processes_of(place.stack.home, SERVER)]
+    (engine,) = processes_of(place.stack.home, "vllm.entrypoints")
+    bound = [bound_cores(engine), bound_cores(psutil.Process(place.teacher_pid))]
+    wait_until(place.where, run_id, lambda run: run["step"] >= STEPS)
+    cli_signal(place.where, run_id, "stop", "--input", '"seen enough"')
+    last = wait_until(place.where, run_id, lambda run: run["status"] in ENDED)
+    return Run(last, get(place.where, f"/v1/runs/{run_id}/metrics")["data"], servers, bound)
+
+
+def test_stop_by_cli_ends_a_run_on_a_foreign_env_server_with_a_checkpoint(run: Run) -> None:
+    last = run.last
+    assert last["status"] == "succeeded" and last["end_reason"].endswith("seen enough")
+    assert last["checkpoint"]["step"] == last["policy_version"] == last["step"] < 500
+    assert run.env_servers, "the env without an address has a server of the run's own"
+    assert all("reverse-retry" in command for command in run.env_servers), "one was given"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core for all")
+def test_engines_side_by_side_are_not_bound_to_the_same_core(run: Run) -> None:
+    engine, other = run.bound
+    assert not engine & other
 
 
 def member_tokens(rows: list[dict[str, Any]], stream: str) -> int:
@@ -59,22 +147,13 @@ def member_tokens(rows: list[dict[str, Any]], stream: str) -> int:
     return sum(weight != 0 for row in rows for weight in row[stream] or ())
 
 
-def test_two_algorithms_share_a_batch(place: Place, tmp_path: Path) -> None:
-    steps = 4
-    outcome = place.run(
-        "mixed",
-        "train.env.1.algo.teacher",
-        f"max_steps={steps}",
-        "eval.env=[]",
-        "model.warm_start_env=reverse-text",
-    )
-    run = outcome.run
-    assert (run["status"], run["step"], run["policy_version"]) == ("succeeded", steps, steps), run
+def test_two_algorithms_share_a_batch(place: Place, run: Run, tmp_path: Path) -> None:
+    steps, run_id = run.last["step"], run.last["id"]
     store = ArtifactStore(f"file://{place.stack.home}/store")
     mixed = 0
     for step in range(1, steps + 1):
         file = tmp_path / f"{step}.parquet"
-        file.write_bytes(store.get(store.require(keys.batch(run["id"], step))))
+        file.write_bytes(store.get(store.require(keys.batch(run_id, step))))
         rows = pq.read_table(file).to_pylist()
         by_env = {
             env: [row for row in rows if row["env"] == env]
@@ -93,7 +172,7 @@ def test_two_algorithms_share_a_batch(place: Place, tmp_path: Path) -> None:
         if not all(by_env.values()):
             # What is in a batch is a matter of what is done first.
             continue
-        metrics = outcome.steps[step - 1]["metrics"]
+        metrics = run.metrics[step - 1]["metrics"]
         sampled = sum(sum(row["loss_mask"]) for row in by_env["reverse-retry"])
         assert metrics["tokens_rl"] == sampled > 0
         assert metrics["tokens_ref_kl"] == member_tokens(rows, "ref_kl_weights") > 0

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import httpx
+import psutil
 import pytest
+import pytest_asyncio
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
@@ -30,76 +30,30 @@ from activities.contracts.rollouts import (
     ShipBatchInput,
 )
 from activities.envs.host import env_spec
-from activities.inference.engine import engine_spec
+from activities.hosting import keeper, reaper
 from activities.rollouts.activities import RolloutActivities
 from activities.storage import keys, series
 from activities.storage.batch import decode_batch
 from activities.training.tokenizer import IM_END, vocabulary
 from configs.run import RunConfig
-from tests.e2e.policies import random_policy
+from tests.e2e.engines import SEQ_LEN, Policy, Served
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.xdist_group("engine"),
+    pytest.mark.e2e,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="session"),
+]
 
 RUN = "e2e"
-
-
-def _make_policy(folder: Path) -> None:
-    model, tokenizer = random_policy(0, 256)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-@dataclass
-class Engine:
-    """A running vLLM, its own process group."""
-
-    url: str
-    model: str
-    process: subprocess.Popen[bytes]
-
-    def target(self) -> EngineTarget:
-        return EngineTarget(index=0, epoch=0, url=self.url, model=self.model, version=0)
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-def _start_engine(ctx: WorkerContext) -> Engine:
-    weights = ctx.store.require(keys.weights(RUN, 0))
-    host = HostInput(run_id=RUN, role="engine", index=0, queue="q", weights=weights)
-    spec = asyncio.run(engine_spec(ctx, host, 0))
-    log = ctx.home / "engine.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            spec.argv,
-            cwd=spec.cwd,
-            env={**os.environ, **spec.env},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    engine = Engine(spec.address, spec.model, process)
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and process.poll() is None:
-        if asyncio.run(spec.probe()):
-            return engine
-        time.sleep(0.5)
-    engine.kill()
-    raise AssertionError(log.read_text()[-5000:])
+PUSH = 7
+LABEL = f"0.{PUSH}a"
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(scope="module")
-def ctx(home: Path) -> WorkerContext:
-    """A worker's context whose store holds the run's config and version 0."""
-    policy = home / "policy"
-    _make_policy(policy)
+def ctx(served: Served, tmp_path_factory: pytest.TempPathFactory) -> WorkerContext:
+    """A worker's context; its store, the engine's, holds the run's config and version 0."""
+    home = tmp_path_factory.mktemp("home")
     config = RunConfig.model_validate(
         {
             "max_steps": 1,
@@ -109,24 +63,29 @@ def ctx(home: Path) -> WorkerContext:
                 "sampling": {"max_tokens": 90},
             },
             "eval": {"env": [{"id": "reverse-text"}], "sampling": {"max_tokens": 90}},
-            "trainer": {"seq_len": 256},
+            "trainer": {"seq_len": SEQ_LEN},
             # A random policy's groups may be all alike, and every row is looked at here.
             "filters": {"post_batch": []},
         }
     )
-    ctx = WorkerContext(home=home, store_url=str(home / "store"), own_queue="q")
+    ctx = WorkerContext(home=home, store_url=str(served.ctx.home / "store"), own_queue="q")
     ctx.store.put_json(keys.config(RUN), config.model_dump(mode="json"))
-    ctx.store.put_folder(keys.weights(RUN, 0), policy, attempt="made")
+    Policy(0, initializer_range=0.02).export(ctx, 0, run=RUN)
     return ctx
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def target(ctx: WorkerContext, served: Served) -> EngineTarget:
+    """The engine, verified at version 0."""
+    result = await served.sync(0, ctx.store.require(keys.weights(RUN, 0)), PUSH)
+    assert result.label == LABEL
+    return EngineTarget(0, 1, served.spec.address, served.spec.model, version=0)
+
+
 @pytest.fixture(scope="module")
-def engine(ctx: WorkerContext) -> Iterator[Engine]:
-    engine = _start_engine(ctx)
-    post = httpx.post(f"{engine.url}/update_weight_version", json={"new_version": "0.7"})
-    post.raise_for_status()
-    yield engine
-    engine.kill()
+def rooms(ctx: WorkerContext) -> RolloutActivities:
+    """A rollout worker's room."""
+    return RolloutActivities(ctx)
 
 
 @dataclass
@@ -155,14 +114,14 @@ async def _start_env(ctx: WorkerContext, name: str) -> EnvServer:
     return EnvServer(spec.address, process)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def text_env(ctx: WorkerContext) -> AsyncIterator[EnvServer]:
     server = await _start_env(ctx, "reverse-text")
     yield server
     server.kill()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def retry_env(ctx: WorkerContext) -> AsyncIterator[EnvServer]:
     server = await _start_env(ctx, "reverse-retry")
     yield server
@@ -187,12 +146,19 @@ def _check_samples(document: dict[str, Any]) -> None:
             assert (logprob < 0 and version == 0) if sampled else (logprob == 0 and version == -1)
 
 
+async def _in_flight(rooms: RolloutActivities) -> None:
+    """Waits until rollouts execute."""
+    async with asyncio.timeout(20):
+        while not rooms._gauges[RUN].inflight:
+            await asyncio.sleep(0.02)
+
+
 async def test_single_turn_group_to_batch(
-    ctx: WorkerContext, engine: Engine, text_env: EnvServer
+    ctx: WorkerContext, rooms: RolloutActivities, target: EngineTarget, text_env: EnvServer
 ) -> None:
-    rooms, run = RolloutActivities(ctx), ActivityEnvironment().run
+    run = ActivityEnvironment().run
     work = _work("train/0", "reverse-text")
-    given = RunRolloutsInput(RUN, work, engine.target(), text_env.address)
+    given = RunRolloutsInput(RUN, work, target, text_env.address)
     started = time.monotonic()
     result = await run(rooms.run_rollouts, given)
     first = time.monotonic() - started
@@ -202,7 +168,7 @@ async def test_single_turn_group_to_batch(
     for document in documents:
         _check_samples(document)
         (sample,) = document["samples"]
-        assert document["labels"] == ["0.7"]
+        assert document["labels"] == [LABEL]
         assert document["turns"] == 1
         reply = [t for t, on in zip(sample["token_ids"], sample["loss_mask"], strict=True) if on]
         assert document["truncated"] == (reply[-1] != vocabulary()[IM_END])
@@ -218,7 +184,7 @@ async def test_single_turn_group_to_batch(
     print(f"first group {first:.1f} s, adopted in {time.monotonic() - started:.2f} s")
 
     group: GroupResult = await run(rooms.finalize_group, FinalizeGroupInput(RUN, work, 0))
-    assert (group.survivors, group.samples, group.labels) == (8, 8, ["0.7"])
+    assert (group.survivors, group.samples, group.labels) == (8, 8, [LABEL])
     assert group.version_start == 0
     assert group == await run(rooms.finalize_group, FinalizeGroupInput(RUN, work, 0, "late"))
     assert group.ref is not None
@@ -242,9 +208,7 @@ async def test_single_turn_group_to_batch(
     assert seen[-1]["worker_inflight"] == 0 and seen[-1]["tokens_per_s"] > 0
 
     eval_work = _work("eval/0-0/reverse-text/0", "reverse-text", 2, "eval", 0)
-    await run(
-        rooms.run_rollouts, RunRolloutsInput(RUN, eval_work, engine.target(), text_env.address)
-    )
+    await run(rooms.run_rollouts, RunRolloutsInput(RUN, eval_work, target, text_env.address))
     await run(rooms.finalize_group, FinalizeGroupInput(RUN, eval_work, 0))
     record = await run(
         rooms.finalize_eval,
@@ -254,17 +218,17 @@ async def test_single_turn_group_to_batch(
 
 
 async def test_multi_turn_is_one_exact_sequence(
-    ctx: WorkerContext, engine: Engine, retry_env: EnvServer
+    ctx: WorkerContext, rooms: RolloutActivities, target: EngineTarget, retry_env: EnvServer
 ) -> None:
     from transformers import AutoTokenizer
 
-    rooms, run = RolloutActivities(ctx), ActivityEnvironment().run
+    run = ActivityEnvironment().run
     work = _work("train/1", "reverse-retry", size=16)
-    result = await run(
-        rooms.run_rollouts, RunRolloutsInput(RUN, work, engine.target(), retry_env.address)
-    )
+    result = await run(rooms.run_rollouts, RunRolloutsInput(RUN, work, target, retry_env.address))
     assert (result.ok, result.errored) == (16, 0)
-    tokenizer = AutoTokenizer.from_pretrained(ctx.home / "policy")
+    tokenizer = AutoTokenizer.from_pretrained(
+        ctx.store.fetch_folder(ctx.store.require(keys.weights(RUN, 0)))
+    )
     documents = _documents(ctx, work)
     assert any(document["turns"] == 2 for document in documents)
     for document in documents:
@@ -285,15 +249,30 @@ async def test_multi_turn_is_one_exact_sequence(
             assert starts == 2
 
 
-async def test_lost_env_server_is_noticed(
-    ctx: WorkerContext, engine: Engine, text_env: EnvServer
+async def test_cancel_ends_the_rollouts(
+    ctx: WorkerContext, rooms: RolloutActivities, target: EngineTarget, text_env: EnvServer
 ) -> None:
-    rooms, run = RolloutActivities(ctx), ActivityEnvironment().run
+    work = _work("train/3", "reverse-text", size=8)
+    given = RunRolloutsInput(RUN, work, target, text_env.address)
+    await rooms.tasks.task(RUN, "train", "reverse-text", 0)
+    environment = ActivityEnvironment()
+    running = asyncio.create_task(environment.run(rooms.run_rollouts, given))
+    await _in_flight(rooms)
+    environment.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert rooms._gauges[RUN].inflight == 0
+
+
+async def test_lost_env_server_is_noticed(
+    ctx: WorkerContext, rooms: RolloutActivities, target: EngineTarget, text_env: EnvServer
+) -> None:
+    run = ActivityEnvironment().run
     work = _work("train/2", "reverse-text", size=8)
-    given = RunRolloutsInput(RUN, work, engine.target(), text_env.address)
+    given = RunRolloutsInput(RUN, work, target, text_env.address)
     await rooms.tasks.task(RUN, "train", "reverse-text", 0)
     running = asyncio.create_task(run(rooms.run_rollouts, given))
-    await asyncio.sleep(1.0)
+    await _in_flight(rooms)
     text_env.kill()
     started = time.monotonic()
     with pytest.raises(ApplicationError) as caught:
@@ -302,38 +281,44 @@ async def test_lost_env_server_is_noticed(
     assert time.monotonic() - started < 8
 
 
-async def test_cancel_ends_the_rollouts(
-    ctx: WorkerContext, engine: Engine, text_env: EnvServer
+async def test_engine_under_another_name_is_lost(
+    rooms: RolloutActivities, target: EngineTarget, retry_env: EnvServer
 ) -> None:
-    rooms = RolloutActivities(ctx)
-    work = _work("train/3", "reverse-text", size=8)
-    given = RunRolloutsInput(RUN, work, engine.target(), text_env.address)
-    await rooms.tasks.task(RUN, "train", "reverse-text", 0)
-    environment = ActivityEnvironment()
-    running = asyncio.create_task(environment.run(rooms.run_rollouts, given))
-    await asyncio.sleep(0.5)
-    environment.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    assert rooms._gauges[RUN].inflight == 0
-
-
-async def test_lost_engine_is_told_apart_and_not_stored(
-    ctx: WorkerContext, engine: Engine, text_env: EnvServer
-) -> None:
-    rooms, run = RolloutActivities(ctx), ActivityEnvironment().run
-    work = _work("train/4", "reverse-text", size=8)
-    stale = replace(engine.target(), model="policy-before")
-    given = RunRolloutsInput(RUN, work, stale, text_env.address)
+    stale = replace(target, model="policy-before")
+    given = RunRolloutsInput(RUN, _work("train/4", "reverse-retry"), stale, retry_env.address)
     with pytest.raises(ApplicationError) as caught:
-        await run(rooms.run_rollouts, given)
+        await ActivityEnvironment().run(rooms.run_rollouts, given)
     assert caught.value.type == names.ENGINE_LOST, "a replaced engine does not know the model"
 
-    engine.kill()
-    given = RunRolloutsInput(RUN, work, engine.target(), text_env.address)
+
+async def test_killed_engine_leaves_no_process(served: Served, target: EngineTarget) -> None:
+    (record,) = reaper.records(served.ctx.home)
+    table = keeper.process_table()
+    family = [psutil.Process(pid) for pid in keeper.descendants(record.keeper[0], table)]
+    assert len(family) >= 2
+    print("engine memory", sum(p.memory_info().rss for p in family) >> 20, "MiB")
+    os.kill(served.process.pid, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        await served.process.exited.wait()
+    assert not any(process.is_running() for process in family)
+    with pytest.raises(ApplicationError) as error:
+        await served.sync(0, served.weights, PUSH + 1)
+    assert error.value.type == names.ENGINE_LOST
+
+
+async def test_killed_engine_is_lost_and_nothing_is_stored(
+    ctx: WorkerContext,
+    rooms: RolloutActivities,
+    served: Served,
+    target: EngineTarget,
+    retry_env: EnvServer,
+) -> None:
+    assert served.process.exited.is_set(), "the test before killed it"
+    work = _work("train/5", "reverse-retry")
+    given = RunRolloutsInput(RUN, work, target, retry_env.address)
     started = time.monotonic()
     with pytest.raises(ApplicationError) as caught:
-        await run(rooms.run_rollouts, given)
+        await ActivityEnvironment().run(rooms.run_rollouts, given)
     assert caught.value.type == names.ENGINE_LOST
     assert time.monotonic() - started < 30
     assert _documents(ctx, work) == []

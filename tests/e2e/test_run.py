@@ -9,117 +9,49 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from temporalio.client import Client
 
 from activities.contracts.wire import WIRE
-from activities.envs.loading import process_env
-from activities.envs.probe import probe as probe_env
 from activities.storage.store import ArtifactStore
-from configs.load import load
+from tests.e2e.driving import (
+    ENDED,
+    ENGINE,
+    cli_signal,
+    get,
+    kill,
+    kill_server,
+    launch,
+    processes_of,
+    wait_until,
+)
 from tests.e2e.rescoring import batch_samples, worst_difference
 from worker.stack import GRACE_S, ROOT, Addresses, Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
 
 STEPS = 12
 SERVERS = {
     "env": "activities.envs.server",
     "trainer": "activities.training.process",
-    "engine": "EngineCore",
+    "engine": ENGINE,
 }
-TEMPORAL = Path(sys.executable).parent / "temporal"
-ENDED = ("succeeded", "failed", "cancelled")
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack of its own on free ports; what it leaves behind is checked at the end."""
-    os.environ.pop("TEMPORAL_ADDRESS", None)
-    made = Stack(tmp_path_factory.mktemp("home"))
-    yield made
-    made.down()
-
-
-def belongs(process: psutil.Process, home: Path, command: str = "") -> bool:
-    """Whether a process belongs to the stack under `home` and its command line has `command`."""
-    try:
-        ours = process.environ().get("RATCHET_HOME") == str(home)
-        return ours and command in " ".join(process.cmdline())
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
-
-
-def processes_of(home: Path, command: str = "") -> list[str]:
-    """Names of processes that belong to the stack under `home`."""
-    return [p.name() for p in psutil.process_iter() if belongs(p, home, command)]
-
-
-def kill(stack: Stack, name: str) -> None:
-    """SIGKILL to one process of the stack, with the witness that it is gone."""
-    pid = stack.record["processes"][name]["pid"]
-    os.kill(pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=5)
-    assert name not in stack.running()
-
-
-def kill_server(stack: Stack, command: str) -> None:
-    """SIGKILL to the processes of a run's server that `command` names."""
-    victims = [p for p in psutil.process_iter() if belongs(p, stack.home, command)]
-    assert victims, f"no process runs {command}"
-    for victim in victims:
-        victim.kill()
-    gone, _ = psutil.wait_procs(victims, timeout=5)
-    assert len(gone) == len(victims)
-
-
-def get(where: Addresses, path: str, **params: Any) -> Any:
-    """A JSON answer of the API."""
-    return httpx.get(f"{where.api}{path}", params=params, timeout=30).raise_for_status().json()
-
-
-def wait_until(where: Addresses, run_id: str, ready: Callable[[Any], bool]) -> Any:
-    """The run's state once `ready` holds; a run that ended before that is an error."""
-    while not ready(run := get(where, f"/v1/runs/{run_id}")):
-        assert run["status"] not in ENDED, run
-        time.sleep(0.3)
-    return run
-
-
-def cli_signal(where: Addresses, run_id: str, name: str, *arguments: str) -> None:
-    """`temporal workflow signal`, as a user types it."""
-    command = [str(TEMPORAL), "workflow", "signal", "--address", where.temporal]
-    subprocess.run(
-        [*command, "--workflow-id", run_id, "--name", name, *arguments],
-        check=True,
-        capture_output=True,
-        timeout=30,
-    )
-
-
-def launch(where: Addresses, *overrides: str) -> str:
-    """Starts the demo's run with overrides; returns its id."""
-    config = load(ROOT / "configs" / "reverse_text.toml", overrides)
-    reply = httpx.post(f"{where.api}/v1/runs", json=config.model_dump(mode="json"), timeout=60)
-    assert reply.status_code == 201, reply.text
-    return str(reply.json()["id"])
 
 
 @pytest.fixture(scope="module")
 def finished(stack: Stack) -> tuple[Addresses, str, Any]:
     """A run that went through the kills and signals, and how it ended."""
     where = stack.up()
-    run_id = launch(where, f"max_steps={STEPS}", "eval.interval=6", "retention.weights=all")
+    kept = ["retention.weights=all", "retention.batches=all"]
+    overrides = [f"max_steps={STEPS}", "eval.interval=6", *kept]
+    run_id = launch(where, "reverse_text", *overrides)
     wait_until(where, run_id, lambda run: run["step"] >= 1)
     kill(stack, "worker-orchestrator")
     kill(stack, "api")
@@ -188,47 +120,6 @@ def test_temporal_ui_shows_the_run_and_its_groups(finished: tuple[Addresses, str
     assert "train group 0 · reverse-text · v0" in summaries
 
 
-@pytest.fixture
-def env_server(stack: Stack) -> Iterator[str]:
-    """An env server that is not the run's own; yields its address."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    config = json.dumps({"id": "reverse-text", "args": {}, "timeout_s": 60})
-    command = [sys.executable, "-m", "activities.envs.server", "--address", address]
-    process = subprocess.Popen(
-        [*command, "--config", config],
-        cwd=ROOT,
-        env={**os.environ, **process_env(None, stack.home)},
-    )
-    deadline = time.monotonic() + 60
-    while asyncio.run(probe_env(address, 1.0)) != "up":
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.3)
-    yield address
-    process.kill()
-    process.wait()
-
-
-def test_stop_by_cli_ends_a_run_on_a_foreign_env_server_with_a_checkpoint(
-    stack: Stack, env_server: str
-) -> None:
-    where = stack.up()
-    run_id = launch(
-        where,
-        "max_steps=500",
-        "eval.env=[]",
-        "train.batch_size=32",
-        f"train.env.0.address={env_server}",
-    )
-    wait_until(where, run_id, lambda run: run["step"] >= 1)
-    mine = processes_of(stack.home, "activities.envs.server")
-    assert not mine, "an env server was started although one was given by address"
-    cli_signal(where, run_id, "stop", "--input", '"seen enough"')
-    run = wait_until(where, run_id, lambda run: run["status"] in ENDED)
-    assert run["status"] == "succeeded" and run["end_reason"].endswith("seen enough")
-    assert run["checkpoint"]["step"] == run["step"] < 500
-
-
 def test_what_only_workers_can_see_is_refused_before_anything_starts(stack: Stack) -> None:
     where = stack.up()
     before = len(get(where, "/v1/runs")["data"])
@@ -254,14 +145,21 @@ def test_down_leaves_no_process_and_no_port(stack: Stack) -> None:
         httpx.get(f"{where.api}/healthz", timeout=2)
 
 
-def test_interrupted_demo_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_demo_leaves_nothing(stack: Stack, tmp_path: Path) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "worker.demo", "configs/reverse_text.toml"],
         cwd=ROOT,
-        env={**os.environ, "RATCHET_HOME": str(tmp_path)},
+        # With the store of before the demo finds its policy there.
+        env={
+            **os.environ,
+            "RATCHET_HOME": str(tmp_path),
+            "RATCHET_STORE": f"file://{stack.home}/store",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Whoever runs tests in a shell's background passes on that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("hosts/*")):

@@ -16,8 +16,10 @@ from temporalio.exceptions import ApplicationError
 from activities.contracts import names
 from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
 from activities.contracts.hosting import ENGINE_LOAD, EngineLoad
+from activities.contracts.names import attempt_id
+from activities.contracts.training import RestoreInput
 from configs.load import validate
-from tests.workflow.running import config, until
+from tests.workflow.running import config, memo, until
 from tests.workflow.world import World
 from workflows.dispatch import SIGN_OF_LIFE
 from workflows.messages import PREFLIGHT, TRAINING_RUN, PreflightInput, RunInput
@@ -250,8 +252,17 @@ async def silent_generation(stage: Stage) -> None:
     await handle.result()
 
 
+async def paused(handle: Handle) -> None:
+    """Waits until a run has paused itself."""
+    async with asyncio.timeout(60):
+        while not (
+            (seen := await memo(handle)).get("status") == "paused" and seen["paused_because"]
+        ):
+            await asyncio.sleep(0.05)
+
+
 async def dying_generations(stage: Stage) -> None:
-    """Generations that keep dying fail the run."""
+    """Generations that keep dying pause the run."""
     stage.rollout_s = 3600.0
     handle = await stage.start(max_steps=1, eval={})
     for number in range(3):
@@ -261,7 +272,10 @@ async def dying_generations(stage: Stage) -> None:
         await stage.end_generation(number)
         change = {"dispatch": {"tasks_per_minute": 60000 + number}}
         await handle.execute_update("change_config", change)
-    await failed(handle)
+    await paused(handle)
+    stage.rollout_s = 0.02
+    await handle.signal("resume")
+    await handle.result()
 
 
 async def refused_config(stage: Stage) -> None:
@@ -271,9 +285,75 @@ async def refused_config(stage: Stage) -> None:
 
 
 async def gate_never_passes(stage: Stage) -> None:
-    """An engine is never verified; the run fails."""
+    """An engine is never verified; the run fails if it has not begun, and pauses if it has."""
     stage.refuse_gate_at = Stubborn({2})
+    handle = await stage.start()
+    await paused(handle)
+    await handle.signal("stop")
+    await handle.result()
+
+
+async def gate_passes_at_last(stage: Stage) -> None:
+    """The run that had paused for an engine's sake goes on once the engine is mended."""
+    stage.refuse_gate_at = Stubborn({2})
+    handle = await stage.start(max_steps=3)
+    await paused(handle)
+    stage.refuse_gate_at = set()
+    await handle.signal("resume")
+    await handle.result()
+
+
+async def no_first_gate(stage: Stage) -> None:
+    """An engine is not verified at version 0; the run fails."""
+    stage.refuse_gate_at = Stubborn({0})
     await failed(await stage.start())
+
+
+async def failing_store(stage: Stage) -> None:
+    """Every kind of work finds the store full for a while."""
+    works = (names.RUN_ROLLOUTS, names.FINALIZE_GROUP, names.SHIP_BATCH, names.TRAIN_STEP)
+    stage.store_fails.update(dict.fromkeys(works, 3))
+    stage.store_fails.update({names.SAVE_CHECKPOINT: 3, names.RECORD_STEP: 2})
+    await (await stage.start(max_steps=3)).result()
+
+
+async def damaged(stage: Stage) -> None:
+    """Groups and a checkpoint turn out to be damaged."""
+    stage.damaged_groups = {"train/2": names.FINALIZE_GROUP, "train/5": names.SHIP_BATCH}
+    stage.lose_trainer_at, stage.damaged = {6}, {4}
+    await (await stage.start()).result()
+
+
+async def restored(stage: Stage) -> None:
+    """A cancelled run goes on from its last checkpoint as a second attempt, with other steps."""
+    handle = await stage.start(max_steps=1000)
+    await handle.signal("checkpoint")
+    await stage.trained_to(5)
+    await handle.cancel()
+    await failed(handle)
+    step = max(stage.saved[stage.kind])
+    stage.trained = [n for n in stage.trained if n <= step]
+    stage.batches = {n: groups for n, groups in stage.batches.items() if n <= step}
+    again = attempt_id(stage.kind, 2)
+    restore = RestoreInput(again, stage.kind)
+    arg = RunInput(again, config(max_steps=step + 2), stage.queues, restore=restore)
+    await (await stage._start(TRAINING_RUN, arg, stage.kind)).result()
+
+
+async def revised(stage: Stage) -> None:
+    """Ratios, learning rate and the last step change while the run runs and while it is paused."""
+    train = {"env": [TEXT, {"id": "reverse-retry"}], "batch_size": 8, "group_size": 2}
+    handle = await stage.start(max_steps=1000, train=train, eval={})
+    await stage.trained_to(2)
+    ratios = {"reverse-text": {"ratio": 3}}
+    patch = {"train": {"env": ratios}, "trainer": {"optim": {"lr": 0.5}}}
+    await handle.execute_update("change_config", patch)
+    await stage.trained_to(len(stage.trained) + 3)
+    await handle.signal("pause")
+    await until(lambda: stage.serving == 0)
+    await handle.execute_update("change_config", {"max_steps": len(stage.trained) + 2})
+    await handle.signal("resume")
+    await handle.result()
 
 
 async def failing_env(stage: Stage) -> None:
@@ -374,9 +454,15 @@ KINDS: tuple[Kind, ...] = (
     Kind(triggered_evals, ("trigger_eval", "TriggerEval")),
     Kind(changed_config, ("EXECUTION_UPDATE_COMPLETED", "rate limit")),
     Kind(dead_generation, ("EXECUTION_TERMINATED", "the last report of generation 0")),
-    Kind(dying_generations, ("3 dispatch generations in a row", "EXECUTION_FAILED")),
+    Kind(dying_generations, ("3 dispatch generations in a row", "host/engine/0.1")),
     Kind(refused_config, ("no such taskset", "EXECUTION_FAILED")),
-    Kind(gate_never_passes, ("engine -1.5, trainer -1.2", "EXECUTION_FAILED")),
+    Kind(gate_never_passes, ("engine -1.5, trainer -1.2", "stopped at step")),
+    Kind(gate_passes_at_last, ("engine -1.5, trainer -1.2", "all 3 steps are done")),
+    Kind(no_first_gate, ("engine -1.5, trainer -1.2", "EXECUTION_FAILED")),
+    Kind(failing_store, ("No space left on device", "the store to be mended for batch")),
+    Kind(damaged, ('"cancelled":"damaged"', "train/5.1", names.CORRUPT)),
+    Kind(restored, (names.RESTORE_RUN, "restored+2/dispatch/", '"kind":"resume"')),
+    Kind(revised, (names.SAVE_CONFIG, '"revision":2', '"shares":[{')),
     Kind(failing_env, ("groups in a row had no rollout to train on", "EXECUTION_FAILED")),
     Kind(difficulty_pools, ('"type":"difficulty_pool"', '"draws":{"0":')),
     Kind(token_batches, ('"token_batch_size":40', '"backfill":true')),

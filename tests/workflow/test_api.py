@@ -1,5 +1,7 @@
 """`python -m api` as a process: its start, its end, and a kill in the middle of a run."""
 
+import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -60,6 +62,7 @@ async def address() -> AsyncIterator[str]:
         yield env.client.service_client.config.target_host
 
 
+@pytest.mark.alone
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_api_comes_back_and_knows_its_runs(address: str, tmp_path: Path) -> None:
     env = environment(tmp_path, address)
@@ -80,6 +83,67 @@ async def test_a_killed_api_comes_back_and_knows_its_runs(address: str, tmp_path
         assert httpx.post(f"{url}/v1/runs/{run['id']}/stop", timeout=10).status_code == 202
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
+
+
+async def heard(url: str, run_id: str, last: str | None, count: int) -> list[str]:
+    """Ids of the next events of a stream."""
+    ids: list[str] = []
+    headers = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
+    async with (
+        httpx.AsyncClient(timeout=30) as http,
+        http.stream("GET", f"{url}/v1/runs/{run_id}/events", headers=headers) as answer,
+    ):
+        async for line in answer.aiter_lines():
+            if line.startswith("id: "):
+                ids.append(line.removeprefix("id: "))
+            if len(ids) == count:
+                break
+    return ids
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_stream_of_events_survives_a_killed_api(address: str, tmp_path: Path) -> None:
+    env = environment(tmp_path, address)
+    async with httpx.AsyncClient(timeout=30) as http:
+        with serving(env) as (_, url):
+            made = await http.post(f"{url}/v1/runs", json=config("heard"))
+            run_id = made.json()["id"]
+            first = await heard(url, run_id, None, 3)
+            # No worker carries the run out, so what is asked of it is all that happens.
+            for number in range(4):
+                await http.post(f"{url}/v1/runs/{run_id}/eval", json={})
+                if number == 1:
+                    first += await heard(url, run_id, first[-1], 1)
+        with serving(env) as (process, url):
+            await http.post(f"{url}/v1/runs/{run_id}/checkpoint")
+            rest = await heard(url, run_id, first[-1], 4)
+            listed = (await http.get(f"{url}/v1/runs/{run_id}/events")).json()["data"]
+            # An open stream does not keep the API from ending.
+            watching = asyncio.create_task(heard(url, run_id, None, 99))
+            await asyncio.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 10) == 0
+            with contextlib.suppress(httpx.TransportError):
+                await asyncio.wait_for(watching, 10)
+    assert [event["id"] for event in listed] == first + rest
+    assert len(set(first + rest)) == 8
+    assert [event["type"] for event in listed] == [
+        *("run.created", "run.status", "run.waiting"),
+        *["run.asked"] * 5,
+    ]
+
+
+def test_a_public_address_without_keys_is_one_clear_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "api", "--port", "0", "--host", "0.0.0.0"],
+        cwd=ROOT,
+        env=environment(tmp_path, "127.0.0.1:1"),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and "python -m api.keys" in done.stderr
 
 
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:

@@ -90,13 +90,15 @@ async def test_engine_that_fails_the_gate_is_restarted_before_it_serves(temporal
         check_exactly_once(world, 6)
 
 
-async def test_gate_that_never_passes_fails_the_run_with_both_numbers(temporal: Client) -> None:
+async def test_gate_that_never_passes_at_first_fails_the_run_with_both_numbers(
+    temporal: Client,
+) -> None:
     class Refusing(set[int]):
         def discard(self, version: int) -> None:
             pass
 
     async with world_of(temporal) as world:
-        world.refuse_gate_at = Refusing({2})
+        world.refuse_gate_at = Refusing({0})
         handle = await start(world)
         with pytest.raises(WorkflowFailureError) as failure:
             await handle.result()
@@ -325,6 +327,12 @@ async def test_details_name_what_the_run_waits_for(temporal: Client) -> None:
         await until(lambda: world.executing > 0)
         seen = await handle.query("status")
         assert seen["waiting_for"]["name"].startswith("rollouts for batch 1")
+        progress = await handle.query("progress")
+        assert set(progress["in_flight"]) == {"train", "eval"} and progress["step"] == 0
+        assert progress["waiting_for"].startswith("rollouts for batch 1")
+        assert progress["servers"]["engine-0"] == "up"
+        await handle.execute_update("change_config", {"dispatch": {"tasks_per_minute": 60}})
+        assert (await handle.query("config"))["dispatch"]["tasks_per_minute"] == 60
         metadata = await handle.query("__temporal_workflow_metadata")
         assert "rollouts for batch 1" in str(metadata)
         await handle.signal("stop")

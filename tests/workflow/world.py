@@ -5,6 +5,7 @@ leaves a mark in `events`, so that a test can tell that it happened.
 """
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,7 +36,10 @@ from activities.contracts.training import (
     LoadTrainerResult,
     PolicyResult,
     PreparePolicyInput,
+    RestoreInput,
+    RestoreResult,
     SaveCheckpointInput,
+    SaveConfigInput,
     StepRecord,
     SyncInput,
     SyncResult,
@@ -83,6 +87,7 @@ class World:
     fail_group: set[str] = field(default_factory=set)
     slow_groups: set[str] = field(default_factory=set)
     empty_ships: int = 0
+    broken_ships: set[int] = field(default_factory=set)
     releases: bool = False
     flat_groups: set[str] = field(default_factory=set)
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -90,6 +95,29 @@ class World:
     trainable_of: Callable[[str], int] | None = None
     order: list[str] = field(default_factory=list)
     servers: dict[str, asyncio.Event] = field(default_factory=dict)
+    store_fails: Counter[str] = field(default_factory=Counter)
+    damaged: set[int] = field(default_factory=set)
+    mismatch_kl: dict[int, float] = field(default_factory=dict)
+    damaged_groups: dict[str, str] = field(default_factory=dict)
+    saved: dict[str, dict[int, str]] = field(default_factory=dict)
+    configs: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
+    revisions: dict[int, int] = field(default_factory=dict)
+
+    def _store(self, work: str) -> None:
+        """Fails as a store does, as often as `store_fails` says for this work."""
+        if self.store_fails[work] > 0:
+            self.store_fails[work] -= 1
+            self.events.append(f"no store for {work}")
+            text = f"write of {work}: No space left on device"
+            raise ApplicationError(text, type=names.STORE_FAILED, non_retryable=True)
+
+    def _read(self, work: str, groups: list[str]) -> None:
+        """Fails where one of the groups is damaged, if it is `work` that finds it."""
+        for group in groups:
+            if self.damaged_groups.get(group) == work:
+                self.events.append(f"damaged {group}")
+                text = f"runs/r/groups/{group}.json does not match its sha256"
+                raise ApplicationError(text, type=names.CORRUPT, non_retryable=True)
 
     # -- preflight and start ----------------------------------------------------------------
 
@@ -110,12 +138,19 @@ class World:
     @activity.defn(name=names.HOST_SERVER)
     async def host_server(self, host: HostInput) -> None:
         epoch = host.epoch_base + activity.info().attempt
-        run = self.client.get_workflow_handle(host.run_id)
+        run = self.client.get_workflow_handle(names.workflow_of(host.run_id))
         lost = self.servers.setdefault(host.host_id, asyncio.Event())
         lost.clear()
         self.epochs[host.host_id] += 1
         report = HostReport(
-            host.role, host.index, epoch, "up", f"{host.host_id}@{epoch}", host.queue, f"m{epoch}"
+            host.role,
+            host.index,
+            epoch,
+            "up",
+            f"{host.host_id}@{epoch}",
+            host.queue,
+            f"m{epoch}",
+            run_id=host.run_id,
         )
         await run.signal("host_report", report)
         beat = asyncio.create_task(self._beat())
@@ -125,7 +160,14 @@ class World:
         finally:
             self.serving -= 1
             beat.cancel()
-        down = HostReport(host.role, host.index, epoch, "down", detail="killed by the test")
+        down = HostReport(
+            host.role,
+            host.index,
+            epoch,
+            "down",
+            detail="killed by the test",
+            run_id=host.run_id,
+        )
         await run.signal("host_report", down)
         raise ApplicationError("server lost", type="ServerLost")
 
@@ -151,6 +193,8 @@ class World:
         if int(arg.env_address.rpartition("@")[2]) in self.dead_env_epochs:
             self.events.append(f"env lost in {work.group}")
             raise ApplicationError("gone", type=names.ENV_LOST, non_retryable=True)
+        self._store(names.RUN_ROLLOUTS)
+        self._read(names.RUN_ROLLOUTS, [work.group])
         if work.group in self.slow_groups:
             self.events.append(f"slow {work.group}")
         try:
@@ -199,6 +243,8 @@ class World:
     @activity.defn(name=names.FINALIZE_GROUP)
     async def finalize_group(self, arg: FinalizeGroupInput) -> GroupResult:
         work = arg.work
+        self._store(names.FINALIZE_GROUP)
+        self._read(names.FINALIZE_GROUP, [work.group])
         self.examples[(f"{work.kind}/{work.env}", work.example)] += 1
         self.order.append(work.group)
         survivors = 0 if arg.lost else work.size
@@ -229,6 +275,12 @@ class World:
 
     @activity.defn(name=names.SHIP_BATCH)
     async def ship_batch(self, arg: ShipBatchInput) -> BatchResult:
+        self._store(names.SHIP_BATCH)
+        self._read(names.SHIP_BATCH, arg.groups)
+        if arg.step in self.broken_ships:
+            self.events.append(f"batch {arg.step} was refused")
+            text = "the digest is another"
+            raise ApplicationError(text, type=names.CORRUPT, non_retryable=True)
         assert arg.step not in self.batches, "a batch was shipped twice"
         if self.empty_ships:
             self.empty_ships -= 1
@@ -242,6 +294,10 @@ class World:
     @activity.defn(name=names.LOAD_TRAINER)
     async def load_trainer(self, arg: LoadTrainerInput) -> LoadTrainerResult:
         step = int(arg.checkpoint.key.rpartition("/")[2]) if arg.checkpoint else 0
+        if step in self.damaged:
+            self.events.append(f"damaged {step}")
+            text = f"checkpoint of step {step} does not match its sha256"
+            raise ApplicationError(text, type=names.CORRUPT, non_retryable=True)
         self.trainer_step, self.trainer_epoch = step, arg.trainer.epoch
         self.loaded.append(step)
         return LoadTrainerResult(step)
@@ -254,15 +310,20 @@ class World:
             raise ApplicationError("gone", type=names.TRAINER_LOST, non_retryable=True)
         assert arg.trainer.epoch == self.trainer_epoch and arg.step == self.trainer_step + 1
         assert arg.batch.key == f"batch/{arg.step}"
+        self._store(names.TRAIN_STEP)
         self.trainer_step = arg.step
+        self.revisions[arg.step] = arg.revision
         self.order.append(f"step {arg.step}")
         (self.replayed if arg.step in self.trained else self.trained).append(arg.step)
-        return TrainStepResult(arg.step, ref(f"weights/v{arg.step}"), {"loss": 0.1})
+        metrics = {"loss": 0.1, "mismatch_kl": self.mismatch_kl.get(arg.step, 0.001)}
+        return TrainStepResult(arg.step, ref(f"weights/v{arg.step}"), metrics)
 
     @activity.defn(name=names.SAVE_CHECKPOINT)
     async def save_checkpoint(self, arg: SaveCheckpointInput) -> CheckpointResult:
         assert arg.step == self.trainer_step
+        self._store(names.SAVE_CHECKPOINT)
         self.checkpoints.append(arg.step)
+        self.saved.setdefault(arg.run_id, {})[arg.step] = arg.run_state
         return CheckpointResult(arg.step, ref(f"checkpoint/{arg.step}"))
 
     @activity.defn(name=names.SYNC_WEIGHTS)
@@ -278,8 +339,21 @@ class World:
 
     @activity.defn(name=names.RECORD_STEP)
     async def record_step(self, record: StepRecord) -> None:
+        self._store(names.RECORD_STEP)
         self.recorded.append(record.step)
         self.metrics[record.step] = record.metrics
+
+    @activity.defn(name=names.SAVE_CONFIG)
+    async def save_config(self, arg: SaveConfigInput) -> None:
+        self.configs[arg.run_id, arg.revision] = arg.config
+
+    @activity.defn(name=names.RESTORE_RUN)
+    async def restore_run(self, arg: RestoreInput) -> RestoreResult:
+        saved = self.saved[arg.source]
+        step = max(saved) if arg.step is None else arg.step
+        self.events.append(f"restored {arg.source} at {step}")
+        checkpoint = CheckpointResult(step, ref(f"checkpoint/{step}"))
+        return RestoreResult(checkpoint, ref(f"weights/v{step}"), json.loads(saved[step]))
 
     @activity.defn(name=names.IS_RUNNING)
     async def is_running(self, arg: DescribeInput) -> bool:

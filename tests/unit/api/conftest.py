@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+import uvicorn
 from temporalio.envconfig import ClientConnectConfig
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
 from activities.contracts.names import Queues
 from activities.contracts.wire import WIRE
+from activities.storage import keys
 from activities.storage.store import ArtifactStore
 from api.app import create_app
 from api.settings import Settings
@@ -108,3 +111,27 @@ async def served(
     )
     async with worker, asgi(app) as http:
         yield Served(http, temporal, ArtifactStore(settings.store_url), settings)
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the app on a real socket, so that streams come as they are sent."""
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1)
+    )
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+        yield http
+    server.should_exit = True
+    await task
+
+
+def put_checkpoint(store: ArtifactStore, attempt: str, step: int, folder: Path) -> None:
+    """Commits a checkpoint of two small files."""
+    (folder / f"{attempt}-{step}").mkdir(parents=True)
+    for name in ("model.safetensors", "run.json"):
+        (folder / f"{attempt}-{step}" / name).write_text(f"{name} of {step}")
+    store.put_folder(keys.checkpoint(attempt, step), folder / f"{attempt}-{step}", attempt="t")

@@ -3,12 +3,14 @@
 A config's name chooses what they do: see `Preflight.run` and `TrainingRun.run`.
 """
 
+from dataclasses import asdict, replace
 from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
 from activities.contracts.checks import CheckProblem, CheckResult
+from activities.contracts.names import attempt_of
 from workflows.messages import (
     CHANGE_CONFIG,
     MEMO_KEY,
@@ -17,6 +19,7 @@ from workflows.messages import (
     PreflightInput,
     RunInput,
 )
+from workflows.state import RunState
 
 
 @workflow.defn(name=PREFLIGHT)
@@ -47,7 +50,10 @@ class TrainingRun:
             "metadata": arg.config["metadata"],
             "examples": arg.examples,
             "signals": [],
+            "attempt": attempt_of(arg.run_id),
+            "restore": asdict(arg.restore) if arg.restore else None,
         }
+        self.arg = arg
 
     def tell(self, **changes: Any) -> None:
         self.memo = {**self.memo, **changes}
@@ -66,12 +72,15 @@ class TrainingRun:
             case "unchecked":
                 self.tell(status="queued")
                 await workflow.wait_condition(lambda: False)
+            case "goes-on" if arg.state is None:
+                self.tell(status="running", step=1)
+                workflow.continue_as_new(replace(arg, state=RunState()))
             case "ends":
                 self.tell(status="succeeded", step=arg.config["max_steps"])
                 return
         self.tell(
             status="running",
-            step=3,
+            step=3 if arg.restore is None else (arg.restore.step or 2),
             policy_version=3,
             started_at=arg.created_at,
             waiting_for={"name": "rollouts of batch 4", "since": arg.created_at},
@@ -91,7 +100,9 @@ class TrainingRun:
     def change_config(self, patch: dict[str, Any]) -> dict[str, Any]:
         if self.memo["name"] == "refuses":
             raise ApplicationError("not now")
-        self.tell(config_changes=patch)
+        pairs = {**self.memo["metadata"], **(patch.get("metadata") or {})}
+        metadata = {name: value for name, value in pairs.items() if value is not None}
+        self.tell(config_changes=patch, metadata=metadata)
         return patch
 
     @workflow.signal
@@ -101,6 +112,18 @@ class TrainingRun:
     @workflow.signal
     def resume(self, arg: Any = None, *rest: Any) -> None:
         self.tell(signals=[*self.memo["signals"], ["resume", arg]], status="running")
+
+    @workflow.signal
+    def checkpoint(self, arg: Any = None, *rest: Any) -> None:
+        self.tell(signals=[*self.memo["signals"], ["checkpoint", arg]], checkpoint={"step": 3})
+
+    @workflow.signal
+    def host_report(self, arg: Any = None) -> None:
+        pass
+
+    @workflow.signal
+    def make_step(self, step: int) -> None:
+        self.tell(step=step, policy_version=step, reward=step / 100)
 
     @workflow.signal
     def trigger_eval(self, arg: Any = None, *rest: Any) -> None:

@@ -65,7 +65,7 @@ def test_docs_work_without_a_network(away: TestClient) -> None:
     for address in addresses:
         assert address.startswith("/docs/assets/")
         assert away.get(address).status_code == 200
-    assert away.get("/", follow_redirects=False).headers["location"] == "/docs"
+    assert away.get("/", follow_redirects=False).headers["location"] == "/dashboard/"
 
 
 def test_openapi_documents_bodies_errors_and_examples(away: TestClient) -> None:
@@ -96,6 +96,7 @@ def test_documented_example_bodies_are_valid(away: TestClient) -> None:
         assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.alone
 def test_the_api_imports_nothing_heavy_and_starts_quickly() -> None:
     code = (
         "import sys, api.__main__; from api.app import create_app; create_app().openapi();"

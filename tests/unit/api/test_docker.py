@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from api.__main__ import parse_arguments
+from api.__main__ import parse_arguments, settings_for
+from api.keys import add
 from api.settings import Settings
 from worker.health import Pulse, serve_health
 from worker.settings import ROLES, WorkerSettings, parse_roles
@@ -119,6 +120,41 @@ def test_light_images_hold_nothing_heavy(lock: str) -> None:
     assert text.count("--hash=sha256:") >= len(names)
 
 
+def filled_in(value: str, env: dict[str, str]) -> str:
+    """What compose makes of `${NAME:-default}` and `${NAME:?message}`; raises LookupError."""
+
+    def fill(match: re.Match[str]) -> str:
+        name, kind, text = match.groups()
+        if not env.get(name) and kind == "?":
+            raise LookupError(f"{name}: {text}")
+        return env.get(name) or text
+
+    return re.sub(r"\$\{(\w+):([-?])([^}]*)\}", fill, value)
+
+
+def test_the_api_has_keys_or_says_how_to_make_them(
+    compose: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = compose["services"]["api"]
+    host = parse_arguments(api["command"][3:]).host
+    given = api["environment"]["RATCHET_API_KEYS"]
+    with pytest.raises(LookupError, match=r"python -m api.keys NAME.*api_keys.json"):
+        filled_in(given, {})
+    monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
+    monkeypatch.delenv("RATCHET_API_KEYS", raising=False)
+    with pytest.raises(ValueError, match="RATCHET_API_KEYS"):
+        settings_for(host)
+    add(tmp_path / "api_keys.json", "me", ["read", "write"], 600)
+    made = (tmp_path / "api_keys.json").read_text()
+    monkeypatch.setenv("RATCHET_HOME", str(tmp_path / "container"))
+    monkeypatch.setenv("RATCHET_API_KEYS", filled_in(given, {"RATCHET_API_KEYS": made}))
+    settings = settings_for(host)
+    assert [key.name for key in settings.keys] == ["me"]
+    assert settings.hosts == (), "it is called by the name of its container, too"
+    others = [s["environment"] for name, s in ours(compose).items() if name != "api"]
+    assert not any("RATCHET_API_KEYS" in environment for environment in others)
+
+
 def test_services_share_temporal_queues_and_store(compose: dict[str, Any]) -> None:
     services = ours(compose)
     image = dict(
@@ -129,7 +165,8 @@ def test_services_share_temporal_queues_and_store(compose: dict[str, Any]) -> No
     )
     seen = set()
     for name, service in services.items():
-        env = {**image, **service["environment"]}
+        given = {"RATCHET_API_KEYS": '{"keys": []}'}
+        env = {**image, **{k: filled_in(v, given) for k, v in service["environment"].items()}}
         assert env["TEMPORAL_ADDRESS"] == "temporal:7233"
         assert env["RATCHET_STORE"] == "file:///var/lib/ratchet/store"
         assert "store:/var/lib/ratchet/store" in service["volumes"]

@@ -31,7 +31,7 @@ def test_unknown_key_names_the_nearest_valid_one() -> None:
 
 def test_far_off_key_lists_the_valid_ones() -> None:
     assert problems(checkpoint={"zzz": 1}) == {
-        "/checkpoint/zzz": "unknown key; valid keys: interval, keep_last"
+        "/checkpoint/zzz": "unknown key; valid keys: interval, keep_last, keep_every"
     }
 
 

@@ -113,6 +113,7 @@ class Stack:
             env={servers.TAG: self.tag},
             model=f"m-{epoch}",
             start_timeout_s=6.0,
+            lost_after_s=2.5,
         )
 
     def worker(self) -> Worker:
@@ -178,10 +179,7 @@ async def test_up_down_and_up_again_until_the_run_ends(
     assert servers.tagged(stack.tag) == []
 
 
-async def test_frozen_server_is_lost(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hosting, "LOST_AFTER_S", 2.5)
+async def test_frozen_server_is_lost(client: Client, tmp_path: Path) -> None:
     stack = Stack(client, tmp_path, _serve)
     async with stack.worker():
         await stack.open()

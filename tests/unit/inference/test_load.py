@@ -309,7 +309,7 @@ async def test_run_hears_of_the_load_after_the_engine_is_up(
     async with _hosted(client, tmp_path, METRICS, report_load=True) as hosted:
         order, loads = await hosted.seen(4)
         assert order[:4] == ["starting", "up", "load", "load"]
-        assert loads[0] == BUSY_LOAD
+        assert loads[0] == replace(BUSY_LOAD, run_id=hosted.run.id)
 
 
 @pytest.mark.asyncio(loop_scope="module")

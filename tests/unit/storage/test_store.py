@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from activities.rollouts import groups
+from activities.storage import keys
 from activities.storage.batch import Sample, decode_batch, encode_batch
 from activities.storage.store import ArtifactStore, CorruptArtifact
 
@@ -118,3 +120,18 @@ def test_marker_is_readable_json(tmp_path: Path) -> None:
     store.put("a/b.json", b"{}", attempt="7")
     marker = json.loads((tmp_path / "a" / "b.json.commit").read_text())
     assert marker["attempt"] == "7" and marker["size"] == 2
+
+
+def test_batch_that_was_cut_off_is_refused() -> None:
+    data = encode_batch([sample()])
+    for length in (0, 10, len(data) - 1):
+        with pytest.raises(ValueError, match="Parquet"):
+            decode_batch(data[:length])
+
+
+@pytest.mark.parametrize("key", [keys.group("r", "train/0"), keys.rollout("r", "train/0", 0)])
+def test_documents_of_a_later_schema_are_refused(store: ArtifactStore, key: str) -> None:
+    assert store.get_json(store.put_json("now", {"schema": groups.SCHEMA}))
+    ref = store.put_json(key, {"schema": groups.SCHEMA + 1, "group": "train/0"})
+    with pytest.raises(CorruptArtifact, match=rf"{key}.*schema 2 is later than 1"):
+        store.get_json(ref)

@@ -24,6 +24,7 @@ from activities.contracts.training import (
 )
 from activities.storage import keys
 from activities.storage.batch import encode_batch
+from activities.storage.token_logprobs import decode_token_logprobs
 from activities.training.activities import TrainerActivities
 from activities.training.retention import expendable
 from activities.training.server import SOCKET_PATH_LIMIT, socket_path, trainer_spec
@@ -49,7 +50,10 @@ async def run(activity: Any, given: Any) -> Any:
 @pytest.mark.timeout(180)
 async def test_from_version_0_to_a_restored_checkpoint(tmp_path: Path, policy: Path) -> None:
     ctx = context(
-        tmp_path, policy, retention={"weights": 2}, checkpoint={"interval": 1, "keep_last": 2}
+        tmp_path,
+        policy,
+        retention={"weights": 2},
+        checkpoint={"interval": 1, "keep_last": 2, "keep_every": 4},
     )
     acts = TrainerActivities(ctx)
     prepared = await run(acts.prepare_policy, PreparePolicyInput(RUN))
@@ -75,13 +79,23 @@ async def test_from_version_0_to_a_restored_checkpoint(tmp_path: Path, policy: P
         ]
         kept = [keys.checkpoint(RUN, step) for step in (2, 3)]
         assert ctx.store.committed_keys(keys.checkpoints(RUN)) == kept
+        assert ctx.store.committed_keys(f"runs/{RUN}/batches") == [keys.batch(RUN, 3)]
+        scores = keys.token_logprobs(RUN, 3)
+        assert ctx.store.committed_keys(f"runs/{RUN}/token_logprobs") == [scores]
+        rows = decode_token_logprobs(ctx.store.get(ctx.store.require(scores)))
+        trained = [(s.group, s.rollout, len(s.token_ids)) for s in make_batch(3)]
+        assert [(r.group, r.rollout, len(r.trainer_logprobs)) for r in rows] == trained
         folder = ctx.store.fetch_folder(saved.ref)
         assert json.loads((folder / "run_state.json").read_text()) == {"cursor": 1}
+        first = ctx.store.require(scores)
         assert await run(acts.train_step, inputs[3]) == results[3]
+        assert ctx.store.require(scores) == first, "those of the first time are adopted"
         metrics = ctx.store.get_json(results[3].metrics_ref)
         assert results[3].metrics.items() <= metrics.items() and len(results[3].metrics) <= 8
         assert {"loss", "mismatch_kl"} <= set(results[3].metrics) and "seconds_train" in metrics
 
+        for step in (1, 2):
+            ctx.store.put(keys.batch(RUN, step), encode_batch(make_batch(step)))
         with pytest.raises(ApplicationError) as caught:
             await run(acts.train_step, inputs[2])
         assert caught.value.type == names.TRAINER_LOST and caught.value.non_retryable
@@ -94,6 +108,9 @@ async def test_from_version_0_to_a_restored_checkpoint(tmp_path: Path, policy: P
         assert ctx.store.committed(keys.weights(RUN, 3)) is not None
         restore = LoadTrainerInput(RUN, target, checkpoint=saved.ref)
         assert (await run(acts.load_trainer, restore)).step == 3
+        ctx.store.delete(first)
+        assert await run(acts.train_step, inputs[3]) == results[3]
+        assert ctx.store.committed(scores) is None, "a checkpoint does not hold them"
 
     with pytest.raises(ApplicationError) as caught:
         await run(acts.train_step, inputs[3])

@@ -69,7 +69,7 @@ async def test_resume_is_bitwise_and_steps_are_idempotent(tmp_path: Path, policy
     straight: list[Any] = []
     async with trainer(tmp_path) as client:
         assert await client.ping() is None
-        assert await client.load(policy, CONFIG, checkpoint=False) == 0
+        assert (await client.load(policy, CONFIG, checkpoint=False)).step == 0
         for step, batch in enumerate(data, 1):
             straight.append(await client.step(step, batch, tmp_path / f"a{step}"))
             if step == 2:
@@ -84,7 +84,8 @@ async def test_resume_is_bitwise_and_steps_are_idempotent(tmp_path: Path, policy
     assert not same_weights(policy, tmp_path / "a1")
 
     async with trainer(tmp_path) as client:
-        assert await client.load(tmp_path / "checkpoint", CONFIG, checkpoint=True) == 2
+        loaded = await client.load(tmp_path / "checkpoint", CONFIG, checkpoint=True)
+        assert (loaded.step, loaded.torch_threads, loaded.warnings) == (2, 1, [])
         # The step the checkpoint was taken at: nothing is trained, the export comes again.
         again = await client.step(2, data[1], tmp_path / "b2")
         assert again["loss"] == straight[1]["loss"]

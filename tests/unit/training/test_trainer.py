@@ -15,7 +15,8 @@ from tests.unit.training.test_process import CONFIG
 
 def loaded(policy: Path) -> Trainer:
     trainer = Trainer()
-    assert trainer.load(policy, CONFIG, checkpoint=False) == {"step": 0, "warnings": []}
+    told = trainer.load(policy, CONFIG, checkpoint=False)
+    assert told["step"] == 0 and told["warnings"] == []
     return trainer
 
 

@@ -54,7 +54,7 @@ class World:
             arg, config, state, fleet, self.sink, none, self.curriculum, log
         )
         self.arrivals = Arrivals(config, state, self.sink, self.curriculum)
-        self.evals = Evals(arg, config, state, log)
+        self.evals = Evals(arg, config, state, none, log)
         self.live: list[Generation] = []
         self.dead: list[Generation] = []
         self.mail: list[DispatchReport] = []
@@ -198,6 +198,7 @@ class World:
             assert step - 1 - group.version_start <= train.max_off_policy_steps, "a stale group"
             assert not set(group.labels) & set(state.rejected_labels), "refused weights"
             self._spend(group, "shipped")
+        self.arrivals.on_written()
         if train.token_batch_size:
             assert sum(group.tokens for group in groups) >= train.token_batch_size
         else:

@@ -4,11 +4,18 @@ from typing import Any
 
 import pytest
 
-from configs.load import ConfigError
+from configs.load import ConfigError, validate
 from configs.run import RunConfig
 from tests.unit.workflows.support import config
-from workflows.changes import LIVE_KEYS, changed, limits_of
-from workflows.state import Limits
+from workflows.changes import (
+    LIVE_KEYS,
+    changed,
+    limits_of,
+    needs_revision,
+    ratios_of,
+    shares_after,
+)
+from workflows.state import Limits, Shares
 
 PLAIN: dict[str, Any] = {
     "max_steps": 10,
@@ -47,7 +54,7 @@ def test_null_takes_a_limit_back() -> None:
 @pytest.mark.parametrize(
     ("patch", "named"),
     [
-        ({"max_steps": 20}, "max_steps"),
+        ({"seed": 20}, "seed"),
         ({"train": {"batch_size": 16}}, "train.batch_size"),
         ({"dispatch": {"burst": 4}}, "dispatch.burst"),
         ({"dispatch": {"tasks_per_minute": 60, "burst": 4}}, "dispatch.burst"),
@@ -80,10 +87,10 @@ def test_empty_change_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, "many", [], {}, "AUTO"])
 def test_value_out_of_range_is_refused_with_its_key(value: Any) -> None:
-    for key in LIVE_KEYS:
-        section, name = key.split(".")
+    for name in ("max_inflight_rollouts", "tasks_per_minute"):
         with pytest.raises(ConfigError) as refused:
-            change({section: {name: value}})
+            change({"dispatch": {name: value}})
+        key = f"dispatch.{name}"
         assert any(problem.key.startswith(key) for problem in refused.value.problems)
 
 
@@ -106,6 +113,65 @@ def test_token_batches_need_a_number_or_auto() -> None:
     }
     with pytest.raises(ConfigError, match="token_batch_size"):
         changed(plain, {}, {"dispatch": {"max_inflight_rollouts": None}})
+
+
+# -- revisions ------------------------------------------------------------------------------
+
+RESOLVED: dict[str, Any] = validate(
+    {
+        "max_steps": 10,
+        "train": {"env": [{"id": "a", "ratio": 3}, {"id": "b", "name": "b.2"}], "batch_size": 8},
+        "eval": {"env": [{"id": "c"}]},
+    }
+).model_dump(mode="json")
+
+
+def test_envs_are_changed_by_name() -> None:
+    patch = {
+        "train": {"env": {"b.2": {"ratio": 2.5}}},
+        "eval": {"env": {"c": {"interval": 7}}, "interval": 5},
+        "trainer": {"optim": {"lr": 0.5}},
+    }
+    overrides, after = changed(RESOLVED, {}, patch)
+    assert overrides == patch and ratios_of(after) == {"a": 3.0, "b.2": 2.5}
+    assert after.eval_interval("c") == 7 and after.trainer.optim.lr == 0.5
+    assert needs_revision(patch) and not needs_revision({"dispatch": {"tasks_per_minute": 6}})
+    again, after = changed(RESOLVED, overrides, {"train": {"env": {"a": {"ratio": 1}}}})
+    assert ratios_of(after) == {"a": 1.0, "b.2": 2.5} and after.trainer.optim.lr == 0.5
+    assert again["train"]["env"] == {"a": {"ratio": 1}, "b.2": {"ratio": 2.5}}
+
+
+@pytest.mark.parametrize(
+    ("patch", "key"),
+    [
+        ({"train": {"env": {"nope": {"ratio": 1}}}}, "train.env.nope"),
+        ({"train": {"env": {"a": {"ratio": 0}}}}, "train.env.0.ratio"),
+        ({"train": {"env": {"a": {"group_size": 2}}}}, "train.env.a.group_size"),
+        ({"trainer": {"optim": {"lr": -1}}}, "trainer.optim.lr"),
+        ({"checkpoint": {"interval": 0}}, "checkpoint.interval"),
+        ({"metadata": 5}, "metadata"),
+    ],
+)
+def test_bad_change_of_a_section_names_its_key(patch: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        changed(RESOLVED, {}, patch)
+    assert [problem.key for problem in refused.value.problems] == [key]
+
+
+def test_metadata_is_merged_and_null_takes_a_pair_out() -> None:
+    first, _ = changed(RESOLVED, {}, {"metadata": {"owner": "ana", "a.b": "c"}})
+    _, after = changed(RESOLVED, first, {"metadata": {"owner": None}})
+    assert after.metadata == {"a.b": "c"}
+
+
+def test_shares_change_where_the_ratios_do() -> None:
+    before = validate(RESOLVED)
+    _, after = changed(RESOLVED, {}, {"train": {"env": {"a": {"ratio": 1}}}})
+    assert shares_after([], before, before, 40) == []
+    shares = shares_after([], before, after, 40)
+    assert shares == [Shares(0, ratios_of(before)), Shares(40, ratios_of(after))]
+    assert shares_after(shares, after, before, 40) == [shares[0], Shares(40, ratios_of(before))]
+    assert len(shares_after(shares, after, before, 60)) == 3
 
 
 # -- limits ---------------------------------------------------------------------------------

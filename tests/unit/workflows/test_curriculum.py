@@ -246,6 +246,7 @@ def test_standard_envs_remember_nothing() -> None:
     assert set(it.state.pools) == {"a"}
 
 
+@pytest.mark.alone
 def test_large_datasets_stay_small_and_fast() -> None:
     """100 draws a step must fit many times into a workflow task, which may take 2 s."""
     size = 100_000

@@ -14,7 +14,7 @@ from workflows.sources import (
     train_counter,
     train_group,
 )
-from workflows.state import EvalEpoch
+from workflows.state import EvalEpoch, Shares
 
 
 @given(size=st.integers(1, 300), key=st.text(max_size=8))
@@ -43,6 +43,37 @@ def test_train_source_serves_every_example_once_an_epoch(
             works = [source.work(train_group(n * 2 + place)) for n in drawn]
             assert {work.env for work in works} == {name}
             assert sorted(work.example for work in works) == list(range(size))
+
+
+@given(
+    starts=st.lists(st.integers(1, 60), min_size=1, max_size=3, unique=True).map(sorted),
+    ratios=st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=3, max_size=3),
+    sizes=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+)
+def test_every_example_is_served_once_an_epoch_over_changes_of_the_ratios(
+    starts: list[int], ratios: list[tuple[int, int]], sizes: tuple[int, int]
+) -> None:
+    shares = [
+        Shares(start, {"a": float(a), "b": float(b)})
+        for start, (a, b) in zip(starts, ratios, strict=False)
+    ]
+    source = TrainSource(config(), {"train/a": sizes[0], "train/b": sizes[1]}, shares)
+    works = [source.work(train_group(n)) for n in range(150)]
+    assert works[: starts[0]] == [
+        TrainSource(config(), {"train/a": sizes[0], "train/b": sizes[1]}).work(train_group(n))
+        for n in range(starts[0])
+    ]
+    for name, size in zip("ab", sizes, strict=True):
+        examples = [work.example for work in works if work.env == name]
+        for first in range(0, len(examples) - size + 1, size):
+            assert sorted(examples[first : first + size]) == list(range(size))
+    last = shares[-1]
+    cycle = int(last.ratios["a"] + last.ratios["b"])
+    turns = [source.env_of(n) for n in range(last.start, last.start + cycle)]
+    assert turns.count("a") / cycle == last.ratios["a"] / cycle
+    group_size = config().train.group_size
+    assert source.rollouts_below(150) == 150 * group_size
+    assert source.counter_for(150 * group_size) == 150
 
 
 def test_put_back_group_is_the_same_example_under_a_new_id() -> None:

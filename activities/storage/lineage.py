@@ -1,0 +1,25 @@
+"""Where a run comes from: the attempts and forks that led to it.
+
+Invariant: what a run shows of its past is its own records, and those of each source up to the step
+at which it was left. An attempt begins after its source, so that lineages have no cycles.
+"""
+
+from activities.storage import keys
+from activities.storage.store import ArtifactStore
+
+
+def segments(store: ArtifactStore, run_id: str) -> list[tuple[str, int | None]]:
+    """Ids of the attempts that led to `run_id`, newest first, each with the last of its steps that
+    counts (None: all). The first is `run_id` itself.
+
+    Raises CorruptArtifact.
+    """
+    found: list[tuple[str, int | None]] = [(run_id, None)]
+    limit: int | None = None
+    while (ref := store.committed(keys.lineage(found[-1][0]))) is not None:
+        origin = store.get_json(ref)
+        source, step = str(origin["source"]), int(origin["step"])
+        assert source not in [attempt for attempt, _ in found], f"{run_id} descends from itself"
+        limit = step if limit is None else min(limit, step)
+        found.append((source, limit))
+    return found

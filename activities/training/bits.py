@@ -1,0 +1,81 @@
+"""Whether two folders hold the same tensors, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS = "model*.safetensors"
+"""Exported weights: one file, or the parts of many."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first tensor, by name, that is not the same in both folders.
+
+    `what` says how it differs; `elements` of `size` have other bits, and `largest` is the largest
+    absolute difference of two of them (None: one of them is no number).
+    """
+
+    tensor: str
+    what: str
+    elements: int = 0
+    size: int = 0
+    largest: float | None = 0.0
+
+
+def first_difference(ours: Path, theirs: Path, pattern: str) -> Difference | None:
+    """Compares what the safetensors files of `pattern` hold in both folders, however it is spread
+    over them; None if it is the same.
+    """
+    mine, other = _places(ours, pattern), _places(theirs, pattern)
+    for name in sorted(mine.keys() | other.keys()):
+        if name not in mine or name not in other:
+            return Difference(name, "only recorded" if name in other else "only in the replay")
+        found = _difference(name, _read(mine[name], name), _read(other[name], name))
+        if found is not None:
+            return found
+    return None
+
+
+def _places(folder: Path, pattern: str) -> dict[str, Path]:
+    from safetensors import safe_open
+
+    places: dict[str, Path] = {}
+    for file in sorted(folder.glob(pattern)):
+        with safe_open(file, framework="pt") as tensors:
+            places |= dict.fromkeys(tensors.keys(), file)
+    return places
+
+
+def _read(file: Path, name: str) -> Tensor:
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as tensors:
+        tensor: Tensor = tensors.get_tensor(name)
+    return tensor
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    import torch
+
+    return tensor.contiguous().reshape(-1, 1).view(torch.uint8)
+
+
+def _difference(name: str, ours: Tensor, theirs: Tensor) -> Difference | None:
+    if (ours.dtype, ours.shape) != (theirs.dtype, theirs.shape):
+        sorts = [f"{t.dtype} {tuple(t.shape)}" for t in (ours, theirs)]
+        return Difference(name, f"{sorts[0]} in the replay, {sorts[1]} recorded")
+    other = (_bytes(ours) != _bytes(theirs)).any(-1)
+    if not other.any():
+        return None
+    largest: Any = (ours.double() - theirs.double()).abs().reshape(-1)[other].max().item()
+    count = int(other.sum().item())
+    return Difference(
+        name, "values", count, ours.numel(), largest if math.isfinite(largest) else None
+    )

@@ -1,0 +1,282 @@
+"""Trains recorded batches again and compares what comes of them, bit for bit.
+
+    python -m activities.training.replay RUN [--from STEP] [--to STEP] [--store URL]
+
+A trainer process takes the path that it takes in a run: it loads a checkpoint (or version 0), then
+trains each batch by the revision of the config that trained it. After each step the exported
+weights must be those that the run committed for it, and at each checkpoint the whole state must be:
+weights, optimizer and random numbers. Where the run was resumed or forked, the trainer is saved and
+loaded again, as it was then. Where trainers on unlike hardware committed several states of a step,
+one of them must be matched.
+
+On a CPU the bits are the same for the same torch and number of threads; without --threads that of
+the config is taken, or else what the first checkpoint at hand says. On a GPU some kernels add in no
+fixed order; --deterministic does without them, and so matches what was trained without them.
+
+The last line of output is one JSON object. Exit status: 0 the same bits, 1 a difference, 2 nothing
+that could be replayed.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from activities.context import WorkerContext
+from activities.contracts.hosting import HostInput
+from activities.hosting.process import ServerProcess, describe_exit
+from activities.storage.refs import ArtifactRef
+from activities.storage.store import CorruptArtifact, StoreUnavailable
+from activities.training.bits import WEIGHTS, Difference, first_difference
+from activities.training.client import (
+    DiskFailed,
+    Loaded,
+    NonFinite,
+    TrainerClient,
+    TrainerFailed,
+    TrainerGone,
+)
+from activities.training.recording import NotReplayable, Plan, RecordedStep, plan
+from activities.training.server import trainer_spec
+from activities.training.trainer import OPTIMIZER_FILE, STATE_FILE
+
+SAME, DIFFERENT, FAILED = 0, 1, 2
+EXPECTED = (
+    *(NotReplayable, CorruptArtifact, StoreUnavailable, DiskFailed),
+    *(TrainerFailed, TrainerGone, TimeoutError, ValueError),
+)
+"""Failures that their message explains."""
+PROBED_EVERY_S = 0.1
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Outcome:
+    """What a replay came to. `compared` has {step, kind, key, equal} of each comparison.
+
+    `first_difference` has step, kind, key and the fields of `Difference`; nothing is trained
+    beyond it.
+    """
+
+    run: str
+    start: int
+    stop: int
+    steps: int = 0
+    compared: list[dict[str, Any]] = field(default_factory=list)
+    first_difference: dict[str, Any] | None = None
+    loaded: Loaded | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether everything that was compared was the same."""
+        return self.first_difference is None
+
+    def as_json(self) -> dict[str, Any]:
+        """The last line of output."""
+        assert self.loaded is not None
+        return {
+            "run": self.run,
+            "from": self.start,
+            "to": self.stop,
+            "steps": self.steps,
+            "compared": self.compared,
+            "equal": self.equal,
+            "first_difference": self.first_difference,
+            "device": self.loaded.device,
+            "torch_threads": self.loaded.torch_threads,
+            "torch_version": self.loaded.torch_version,
+        }
+
+
+@contextlib.asynccontextmanager
+async def trainer_process(ctx: WorkerContext, *, deterministic: bool) -> AsyncIterator[Path]:
+    """A trainer process under a keeper, for as long as the block runs; gives its socket.
+
+    Raises TrainerGone if it does not come up.
+    """
+    host = HostInput(run_id="replay", role="trainer", index=0, queue="")
+    spec = await trainer_spec(ctx, host, 1)
+    if deterministic:
+        spec = replace(spec, argv=[*spec.argv, "--deterministic"])
+    process = ServerProcess(spec, home=ctx.home, run="replay", host="trainer", epoch=1)
+    await process.start()
+    deadline = time.monotonic() + spec.start_timeout_s
+    try:
+        while not await spec.probe():
+            if process.exited.is_set() or time.monotonic() > deadline:
+                how = describe_exit(process.code) if process.exited.is_set() else "silent"
+                raise TrainerGone(f"the trainer process did not start: {how}\n{process.log_tail()}")
+            await asyncio.sleep(PROBED_EVERY_S)
+        yield Path(spec.address.removeprefix("unix://"))
+    finally:
+        await process.stop(0)
+
+
+class Replay:
+    """One replay of a plan; `run` is called once."""
+
+    def __init__(self, ctx: WorkerContext, chosen: Plan, threads: int | None, say: Say) -> None:
+        self._ctx = ctx
+        self._plan = chosen
+        self._threads = threads
+        self._say = say
+        self._outcome = Outcome(chosen.run, chosen.start, chosen.steps[-1].step)
+
+    async def run(self, client: TrainerClient) -> Outcome:
+        """Trains the plan's steps until one differs."""
+        chosen = self._plan
+        self._threads = self._threads or await asyncio.to_thread(self._recorded_threads)
+        begin = await self._fetched(chosen.state)
+        self._say(f"from {chosen.state.key}")
+        await self._load(client, begin, chosen.steps[0], checkpoint=chosen.from_checkpoint)
+        held = chosen.steps[0].attempt
+        for step in chosen.steps:
+            with tempfile.TemporaryDirectory(dir=self._ctx.scratch("replay")) as name:
+                scratch = Path(name)
+                if step.attempt != held:
+                    self._say(f"{step.attempt} goes on from step {step.step - 1}")
+                    await client.save(step.step - 1, scratch / "handover")
+                    await self._load(client, scratch / "handover", step, checkpoint=True)
+                    held = step.attempt
+                await self._train(client, step, scratch)
+            if not self._outcome.equal:
+                break
+        return self._outcome
+
+    async def _train(self, client: TrainerClient, step: RecordedStep, scratch: Path) -> None:
+        batch, out = scratch / "batch.parquet", scratch / "weights"
+        batch.write_bytes(await asyncio.to_thread(self._ctx.store.get, step.batch))
+        config = await self._config(step)
+        try:
+            await client.step(step.step, batch, out, config=config, revision=step.revision)
+        except NonFinite as error:
+            self._differs(step, "step", step.batch.key, Difference("", str(error)))
+            return
+        self._outcome.steps += 1
+        if not step.weights and not step.checkpoints:
+            self._say(f"step {step.step}: trained, nothing is kept to compare with")
+        if step.weights:
+            await self._compare(step, "weights", step.weights, out, scratch)
+        if step.checkpoints and self._outcome.equal:
+            saved = scratch / "checkpoint"
+            await client.save(step.step, saved)
+            await self._compare(step, "checkpoint", step.checkpoints, saved, scratch)
+
+    async def _compare(
+        self, step: RecordedStep, kind: str, refs: list[ArtifactRef], ours: Path, scratch: Path
+    ) -> None:
+        patterns = [WEIGHTS, *([OPTIMIZER_FILE] if kind == "checkpoint" else [])]
+        found: list[tuple[ArtifactRef, Difference]] = []
+        for ref in refs:
+            theirs = await self._fetched(ref, scratch / "theirs")
+            different = await asyncio.to_thread(_compare, ours, theirs, patterns)
+            if different is None:
+                self._say(f"step {step.step}: same {kind} ({ref.key})")
+                row = {"step": step.step, "kind": kind, "key": ref.key, "equal": True}
+                self._outcome.compared.append(row)
+                return
+            found.append((ref, different))
+        ref, different = found[-1]
+        self._differs(step, kind, ref.key, different)
+
+    def _differs(self, step: RecordedStep, kind: str, key: str, found: Difference) -> None:
+        row = {"step": step.step, "kind": kind, "key": key}
+        self._outcome.compared.append({**row, "equal": False})
+        self._outcome.first_difference = {**row, **asdict(found)}
+        self._say(f"step {step.step}: another {kind} than {key}: {found.tensor} {found.what}")
+
+    # -- what is recorded ---------------------------------------------------------------------
+
+    async def _load(
+        self, client: TrainerClient, folder: Path, step: RecordedStep, *, checkpoint: bool
+    ) -> None:
+        config = await self._config(step)
+        self._outcome.loaded = await client.load(folder, config, checkpoint=checkpoint)
+        for warning in self._outcome.loaded.warnings:
+            self._say(f"warning: {warning}")
+
+    async def _config(self, step: RecordedStep) -> dict[str, Any]:
+        config = await asyncio.to_thread(self._ctx.config, step.attempt, step.revision)
+        if self._threads is not None:
+            trainer = config.trainer.model_copy(update={"threads": self._threads})
+            config = config.model_copy(update={"trainer": trainer})
+        return config.model_dump(mode="json")
+
+    async def _fetched(self, ref: ArtifactRef, cache: Path | None = None) -> Path:
+        place = cache or self._ctx.scratch("begin")
+        return await asyncio.to_thread(self._ctx.store.fetch_folder, ref, place)
+
+    def _recorded_threads(self) -> int | None:
+        """Threads of the trainer that the run had, where its config leaves them to torch."""
+        chosen = self._plan
+        if self._ctx.config(chosen.steps[0].attempt).trainer.threads is not None:
+            return None
+        later = [ref for step in chosen.steps for ref in step.checkpoints]
+        for ref in [chosen.state, *later] if chosen.from_checkpoint else later:
+            place = self._ctx.scratch("threads")
+            folder = self._ctx.store.fetch_folder(ref, place)
+            threads = int(json.loads((folder / STATE_FILE).read_text())["torch_threads"])
+            shutil.rmtree(place)
+            return threads
+        return None
+
+
+def _compare(ours: Path, theirs: Path, patterns: list[str]) -> Difference | None:
+    found = (first_difference(ours, theirs, pattern) for pattern in patterns)
+    return next((different for different in found if different is not None), None)
+
+
+def default_store() -> str:
+    """The store of the stack that RATCHET_STORE or RATCHET_HOME names."""
+    home = Path(os.environ.get("RATCHET_HOME") or ".ratchet").absolute()
+    return os.environ.get("RATCHET_STORE") or f"file://{home}/store"
+
+
+async def _replay(options: argparse.Namespace, home: Path, say: Say) -> Outcome:
+    ctx = WorkerContext(home=home, store_url=options.store, own_queue="")
+    chosen = await asyncio.to_thread(plan, ctx.store, options.run, options.start, options.stop)
+    async with trainer_process(ctx, deterministic=options.deterministic) as socket:
+        return await Replay(ctx, chosen, options.threads, say).run(TrainerClient(str(socket)))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Replays what the command line names; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Train recorded batches again, and compare bits.")
+    parser.add_argument("run", help="a run (its newest attempt), or an attempt such as RUN+2")
+    parser.add_argument("--from", dest="start", type=int, help="step of a checkpoint, or 0")
+    parser.add_argument("--to", dest="stop", type=int, help="last step")
+    parser.add_argument("--store", default=default_store(), help="URL of the artifact store")
+    parser.add_argument("--threads", type=int, help="CPU threads of the trainer")
+    parser.add_argument("--deterministic", action="store_true", help="see above; for GPUs")
+    options = parser.parse_args(arguments)
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="ratchet-replay-") as home:
+            outcome = asyncio.run(_replay(options, Path(home), say))
+    except EXPECTED as error:
+        print(f"replay: {str(error) or type(error).__name__}", file=sys.stderr)
+        return FAILED
+    except Exception:
+        # Status 1, which Python would end with, says that bits differ.
+        traceback.print_exc()
+        return FAILED
+    say(json.dumps(outcome.as_json()))
+    return SAME if outcome.equal else DIFFERENT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

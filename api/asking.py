@@ -1,0 +1,101 @@
+"""What handlers of verbs share: small JSON bodies, conflicts, and telling a run something."""
+
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from api.bodies import read_optional_json
+from api.models import ENDED, Run
+from api.observe import status_of
+from api.problems import ApiProblem, FieldError, shown
+from api.services import Services
+from api.temporal import Execution
+
+Body = TypeVar("Body", bound=BaseModel)
+MAX_BODY = 64 * 1024
+
+
+def optional_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI entry of a JSON body that may be left out."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    content = {"application/json": {"schema": schema, "example": example}}
+    return {"requestBody": {"required": False, "content": content}}
+
+
+def invalid(errors: list[FieldError]) -> ApiProblem:
+    """422: the request was read, and these are its mistakes."""
+    detail = "; ".join(f"{e.key}: {e.message}" for e in errors)
+    return ApiProblem(
+        422, "invalid-request", "The request cannot be carried out", detail, errors=errors
+    )
+
+
+def read_as(model: type[Body], data: dict[str, Any]) -> Body:
+    """`data` as a body; raises 422 with every mistake."""
+    if unknown := [key for key in data if key not in model.model_fields]:
+        valid = ", ".join(model.model_fields)
+        raise invalid(
+            [
+                FieldError(
+                    pointer="/" + key.replace("~", "~0").replace("/", "~1"),
+                    key=shown(key),
+                    value=shown(data[key]),
+                    message=f"unknown key; valid keys: {valid}",
+                )
+                for key in unknown
+            ]
+        )
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise invalid(
+            [
+                FieldError(
+                    pointer="".join(f"/{part}" for part in e["loc"]),
+                    key=".".join(str(part) for part in e["loc"]),
+                    value=shown(e.get("input")),
+                    message=e["msg"],
+                )
+                for e in error.errors(include_url=False)
+            ]
+        ) from None
+
+
+async def body_of(request: Request, model: type[Body]) -> Body:
+    """The request's body, or the model's defaults; raises 400, 413, 415 or 422."""
+    return read_as(model, await read_optional_json(request, MAX_BODY))
+
+
+async def newest(services: Services, run_id: str) -> Execution:
+    """The run's execution as it is at this very moment; raises 404."""
+    services.touched(run_id)
+    return await services.execution(run_id)
+
+
+def conflict(verb: str, execution: Execution, why: str = "") -> ApiProblem:
+    """409: the run is in a status in which `verb` makes no sense."""
+    status = status_of(execution)
+    return ApiProblem(
+        409,
+        "run-conflict",
+        "The run is past that",
+        f"Cannot {verb} run {execution.id}: it is {status}{f'; {why}' if why else '.'}",
+        run_status=status,
+    )
+
+
+async def tell(services: Services, run_id: str, verb: str, signal: str, arg: Any) -> Execution:
+    """Signals the run; raises 409 if it has ended, also if it ends just now."""
+    execution = await newest(services, run_id)
+    if status_of(execution) in ENDED:
+        raise conflict(verb, execution)
+    if not await services.temporal.signal(run_id, signal, arg):
+        raise conflict(verb, await newest(services, run_id))
+    services.touched(run_id)
+    return execution
+
+
+def with_status(run: Run, status: str) -> Run:
+    """The run as it is about to be."""
+    return run.model_copy(update={"status": status})

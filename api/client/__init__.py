@@ -1,0 +1,15 @@
+"""The official Python client and command line of Ratchet's API.
+
+from api.client import Ratchet
+
+with Ratchet() as client:
+    run = client.runs.create({"name": "reverse", "train": {"env": [{"id": "reverse-text"}]}})
+    for event in client.runs.stream_events(run.id):
+        print(event.message)
+"""
+
+from api.client.client import Page, Ratchet, Runs
+from api.client.errors import RatchetError, Refused, Unreachable
+from api.client.streams import EventStream
+
+__all__ = ["EventStream", "Page", "Ratchet", "RatchetError", "Refused", "Runs", "Unreachable"]

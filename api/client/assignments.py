@@ -1,0 +1,69 @@
+"""`key=value` arguments as nested sections, for changes that are sent to the API. Pure."""
+
+import json
+import tomllib
+from collections.abc import Iterable
+from typing import Any
+
+
+def _value(text: str) -> Any:
+    if text == "null":
+        return None
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _keys(key: str) -> list[str]:
+    """The parts of a dotted key, of which some may be quoted as in TOML."""
+    try:
+        place: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError:
+        raise ValueError(
+            f"{key!r} is no key; parts are separated by dots, and quoted where they contain one: "
+            'train.env."a.b".ratio=2'
+        ) from None
+    parts: list[str] = []
+    while isinstance(place, dict):
+        ((part, place),) = place.items()
+        parts.append(part)
+    return parts
+
+
+def nested(assignments: Iterable[str]) -> dict[str, Any]:
+    """{'a': {'b': 1}} of 'a.b=1'; values are TOML, `null` is none, and what is neither is text.
+
+    Raises ValueError for what is no assignment, and for two that contradict each other.
+    """
+    together: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise ValueError(f"{assignment!r} has not the form key=value")
+        *sections, last = _keys(key)
+        place = together
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise ValueError(f"{key}: {section} was given a value of its own")
+        if last in place:
+            raise ValueError(f"{key} is given twice, or a part of it is")
+        place[last] = _value(text)
+    return together
+
+
+def pairs(assignments: Iterable[str]) -> dict[str, str]:
+    """{'owner': 'ana'} of 'owner=ana'; raises ValueError for what is no assignment."""
+    found: dict[str, str] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{assignment!r} has not the form name=value")
+        found[name] = value
+    return found
+
+
+def one_line(value: Any) -> str:
+    """A value as one line of JSON, all of it printable."""
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,365 @@
+"""The Python client: `Ratchet().runs`, in the habits of OpenAI's `client.fine_tuning.jobs`.
+
+Results are the API's own models. Lists are pages that iterate over everything that follows them.
+"""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from api.client.streams import SILENCE_S, EventStream
+from api.client.transport import Transport, default_address
+from api.models import EvalRecord, ListOf, ResolvedConfig, Run
+from api.resources import Checkpoint, Event, MetricsRow, RolloutFull, RolloutItem, RunConfigView
+from configs.run import RunConfig
+from workflows.messages import RunStatus
+
+Item = TypeVar("Item")
+Config = RunConfig | Mapping[str, Any]
+
+PATIENCE_S = 300.0
+
+
+class _Cursored(ListOf[Item], Generic[Item]):
+    """A list whose cursor is told."""
+
+    next_after: str | None = None
+
+
+@dataclass(frozen=True)
+class Page(Generic[Item]):
+    """A page of a list. Iterating goes through it and, asking as needed, all that follow."""
+
+    data: Sequence[Item]
+    has_more: bool
+    _following: Callable[[], "Page[Item]"] = field(repr=False)
+
+    def next_page(self) -> "Page[Item]":
+        """The page after this one; raises ValueError after the last."""
+        if not self.has_more:
+            raise ValueError("this is the last page; ask only while has_more is true")
+        return self._following()
+
+    def __iter__(self) -> Iterator[Item]:
+        page = self
+        while True:
+            yield from page.data
+            if not page.has_more:
+                return
+            page = page.next_page()
+
+
+def _plain(config: Config) -> dict[str, Any]:
+    """What is sent of a config: of a model what was set, so that defaults are the API's."""
+    if isinstance(config, RunConfig):
+        return config.model_dump(mode="json", exclude_unset=True)
+    return dict(config)
+
+
+def _path(run_id: str, *rest: str) -> str:
+    if not run_id:
+        raise ValueError("a run's id is needed, and this one is empty")
+    return "/v1/runs/" + "/".join(quote(part, safe="") for part in (run_id, *rest))
+
+
+class Runs:
+    """Everything about runs. All methods raise Refused and Unreachable."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    # -- starting ---------------------------------------------------------------------------
+
+    def create(self, config: Config, *, idempotency_key: str | None = None) -> Run:
+        """Starts a run; a request that gets lost is sent again and starts no second one.
+
+        The same `idempotency_key` and config give the same run, also from another process.
+        """
+        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        return self._transport.ask_for(
+            Run, "POST", "/v1/runs", body=_plain(config), headers=headers
+        )
+
+    def plan(self, config: Config) -> ResolvedConfig:
+        """A dry run: the config with every default, and what it would do. Starts nothing."""
+        return self._transport.ask_for(
+            ResolvedConfig, "POST", "/v1/runs", params={"dry_run": True}, body=_plain(config)
+        )
+
+    def fork(
+        self,
+        run_id: str,
+        *,
+        step: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> Run:
+        """Starts another run from the checkpoint of `step`, by default the newest sound one.
+
+        `config` holds what is to differ. Sent again like a create.
+        """
+        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        body = _fork_body(step, config, name, metadata)
+        return self._transport.ask_for(
+            Run, "POST", _path(run_id, "fork"), body=body, headers=headers
+        )
+
+    def plan_fork(
+        self,
+        run_id: str,
+        *,
+        step: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> ResolvedConfig:
+        """A dry run of a fork."""
+        body = _fork_body(step, config, name, metadata)
+        params = {"dry_run": True}
+        return self._transport.ask_for(
+            ResolvedConfig, "POST", _path(run_id, "fork"), params=params, body=body
+        )
+
+    # -- looking ----------------------------------------------------------------------------
+
+    def retrieve(self, run_id: str) -> Run:
+        """One run, with live gauges while it runs."""
+        return self._transport.ask_for(Run, "GET", _path(run_id))
+
+    def list(
+        self,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        status: RunStatus | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Page[Run]:
+        """Runs, the newest first; `after` is the id of the last run of the page before."""
+        pairs = {f"metadata[{name}]": value for name, value in (metadata or {}).items()}
+        params = {"after": after, "limit": limit, "status": status, **pairs}
+        return self._page(Run, "/v1/runs", params, "after", lambda run: run.id)
+
+    def list_events(
+        self, run_id: str, *, after: str | None = None, limit: int = 100
+    ) -> Page[Event]:
+        """What happened, oldest first, after the event of id `after`."""
+        params = {"after": after, "limit": limit}
+        return self._page(Event, _path(run_id, "events"), params, "after", lambda event: event.id)
+
+    def stream_events(
+        self,
+        run_id: str,
+        *,
+        after: str | None = None,
+        patience_s: float = PATIENCE_S,
+        on_trouble: Callable[[str], None] = lambda why: None,
+        silence_s: float = SILENCE_S,
+    ) -> EventStream:
+        """Events as they happen until the run has ended, over broken connections: see there."""
+        return EventStream(
+            self._transport, _path(run_id, "events"), after, patience_s, on_trouble, silence_s
+        )
+
+    def metrics(
+        self,
+        run_id: str,
+        *,
+        names: Sequence[str] | None = None,
+        after_step: int = -1,
+        until_step: int | None = None,
+        points: int | None = None,
+        limit: int = 1000,
+    ) -> Page[MetricsRow]:
+        """Metrics by step; with `points` at most so many of each, extremes kept."""
+        params = _range(names, after_step, until_step, points, limit)
+        path = _path(run_id, "metrics")
+        return self._page(MetricsRow, path, params, "after_step", lambda row: row.step)
+
+    def metrics_csv(
+        self,
+        run_id: str,
+        *,
+        names: Sequence[str] | None = None,
+        after_step: int = -1,
+        until_step: int | None = None,
+        points: int | None = None,
+        limit: int = 10_000,
+    ) -> str:
+        """The same as CSV text, a line a step."""
+        params = {**_range(names, after_step, until_step, points, limit), "format": "csv"}
+        return self._transport.ask("GET", _path(run_id, "metrics"), params=params).text
+
+    def evals(self, run_id: str) -> Page[EvalRecord]:
+        """All evals, by step."""
+        return self._page(EvalRecord, _path(run_id, "evals"), {}, "", lambda _: None)
+
+    def checkpoints(self, run_id: str, *, verify: bool = False) -> Page[Checkpoint]:
+        """Committed checkpoints, by step; `verify` reads all their bytes."""
+        params = {"verify": verify or None}
+        return self._page(Checkpoint, _path(run_id, "checkpoints"), params, "", lambda _: None)
+
+    def config(self, run_id: str, *, revision: int | None = None) -> RunConfigView:
+        """The resolved config as it holds, or as one revision of it."""
+        params = {"revision": revision}
+        return self._transport.ask_for(RunConfigView, "GET", _path(run_id, "config"), params=params)
+
+    def rollouts(
+        self,
+        run_id: str,
+        *,
+        step: int | None = None,
+        env: str | None = None,
+        group: str | None = None,
+        kind: Literal["train", "eval"] | None = None,
+        reward_min: float | None = None,
+        reward_max: float | None = None,
+        errored: bool | None = None,
+        after: str | None = None,
+        limit: int = 50,
+    ) -> Page[RolloutItem]:
+        """Finished rollouts in short: of one step, or the newest first."""
+        params = {
+            "step": step,
+            "env": env,
+            "group": group,
+            "kind": kind,
+            "reward_min": reward_min,
+            "reward_max": reward_max,
+            "errored": errored,
+            "after": after,
+            "limit": limit,
+        }
+        return self._page(RolloutItem, _path(run_id, "rollouts"), params, "after", lambda _: None)
+
+    def rollout(self, run_id: str, rollout_id: str) -> RolloutFull:
+        """One rollout with all that was said and sampled."""
+        return self._transport.ask_for(RolloutFull, "GET", _path(run_id, "rollouts", rollout_id))
+
+    # -- asking -----------------------------------------------------------------------------
+
+    def pause(
+        self, run_id: str, *, mode: Literal["drain", "cancel"] = "drain", reason: str = ""
+    ) -> Run:
+        """Puts the run to rest. 'drain' lets rollouts in flight end first, 'cancel' does not."""
+        return self._ask(run_id, "pause", {"mode": mode, "reason": reason})
+
+    def resume(self, run_id: str, *, reason: str = "") -> Run:
+        """Wakes a paused run; one that ended goes on from its newest sound checkpoint."""
+        return self._ask(run_id, "resume", {"reason": reason})
+
+    def stop(self, run_id: str, *, reason: str = "") -> Run:
+        """Ends the run gracefully, with a final checkpoint."""
+        return self._ask(run_id, "stop", {"reason": reason})
+
+    def cancel(self, run_id: str, *, reason: str = "") -> Run:
+        """Ends the run at once, without another checkpoint."""
+        return self._ask(run_id, "cancel", {"reason": reason})
+
+    def eval(self, run_id: str, *, envs: Sequence[str] = ()) -> Run:
+        """Asks for an eval at the next version, of all eval envs or of those named."""
+        return self._ask(run_id, "eval", {"envs": [*envs]})
+
+    def checkpoint(self, run_id: str, *, reason: str = "") -> Run:
+        """Asks for a checkpoint at the next step boundary."""
+        return self._ask(run_id, "checkpoint", {"reason": reason})
+
+    def update(self, run_id: str, changes: Mapping[str, Any]) -> Run:
+        """Changes the config of a running run, and its metadata (None takes a pair out)."""
+        return self._transport.ask_for(Run, "PATCH", _path(run_id), body=dict(changes))
+
+    # -- shared -----------------------------------------------------------------------------
+
+    def _ask(self, run_id: str, verb: str, body: dict[str, Any]) -> Run:
+        return self._transport.ask_for(Run, "POST", _path(run_id, verb), body=body)
+
+    def _page(
+        self,
+        model: type[Item],
+        path: str,
+        params: Mapping[str, Any],
+        cursor: str,
+        cursor_of: Callable[[Item], Any],
+    ) -> Page[Item]:
+        listed: type[_Cursored[Any]] = _Cursored[model]  # type: ignore[valid-type]
+        page = self._transport.ask_for(listed, "GET", path, params=params)
+
+        def following() -> Page[Item]:
+            after = page.next_after or cursor_of(page.data[-1])
+            return self._page(model, path, {**params, cursor: after}, cursor, cursor_of)
+
+        return Page(page.data, page.has_more, following)
+
+
+def _fork_body(
+    step: int | None,
+    config: Mapping[str, Any] | None,
+    name: str | None,
+    metadata: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    given = {"step": step, "config": config, "name": name, "metadata": metadata}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _range(
+    names: Sequence[str] | None,
+    after_step: int,
+    until_step: int | None,
+    points: int | None,
+    limit: int,
+) -> dict[str, Any]:
+    return {
+        "keys": ",".join(names) if names is not None else None,
+        "after_step": after_step,
+        "until_step": until_step,
+        "points": points,
+        "limit": limit,
+    }
+
+
+class Ratchet:
+    """A client of one API; close it, or use it as a context manager.
+
+    `base_url` is by default RATCHET_API, else the local stack's address; `api_key` RATCHET_API_KEY.
+    Requests that get lost are sent again up to `max_retries` times. Raises ValueError for an
+    address or a key that cannot be one.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout_s: float = 60.0,
+        max_retries: int = 2,
+    ) -> None:
+        key = api_key if api_key is not None else os.environ.get("RATCHET_API_KEY", "")
+        self._transport = Transport(
+            base_url or default_address(),
+            key.strip() or None,
+            timeout_s=timeout_s,
+            max_retries=max_retries,
+        )
+        self.address = self._transport.address
+        self.runs = Runs(self._transport)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._transport.close()
+
+    def __enter__(self) -> "Ratchet":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def as_json(value: BaseModel) -> dict[str, Any]:
+    """A result as the API gave it."""
+    return value.model_dump(mode="json")

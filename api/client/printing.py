@@ -1,0 +1,324 @@
+"""What the command line prints: tables, sparklines and problems, for people.
+
+Text of runs, servers and policies is never trusted: control characters are replaced, so that
+nothing a model says can steer a terminal, and no markup is read in it.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from api.client.errors import RatchetError, Refused, Unreachable
+from api.models import ResolvedConfig, Run
+from api.resources import Checkpoint, Event, MetricsRow, RolloutFull, RolloutItem
+
+BARS = "▁▂▃▄▅▆▇█"
+PIPE_WIDTH = 200
+STYLES = {
+    "running": "green",
+    "succeeded": "bold green",
+    "failed": "bold red",
+    "error": "red",
+    "warning": "yellow",
+    "paused": "yellow",
+}
+REMEDIES = {
+    "no-key": "set RATCHET_API_KEY to a key of this API",
+    "scope-missing": "set RATCHET_API_KEY to a key that has the scope",
+    "unknown-run": "`ratchet runs list` shows the runs there are",
+    "unknown-rollout": "`ratchet runs rollouts RUN` shows the rollouts there are",
+    "unknown-cursor": "`ratchet runs events RUN` begins with the first event",
+    "no-checkpoint": "`ratchet runs checkpoints RUN` shows the checkpoints there are",
+    "damaged-checkpoint": "choose another with --step",
+    "about:blank": "RATCHET_API names the API's address; `make status` tells whether it runs here",
+}
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that reads no markup; wide where nobody looks, so that nothing is cut."""
+    file = sys.stderr if stderr else sys.stdout
+    width = None if file.isatty() else PIPE_WIDTH
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False, width=width)
+
+
+def clean(text: str) -> str:
+    """`text` without what would steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """The beginning of `text` in one line."""
+    line = clean(" ".join(text.split()))
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def number(value: float | None) -> str:
+    """A measured value, '-' for none."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if abs(value) < 1e6 else f"{value:.3e}"
+
+
+def moment(value: datetime | None, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A time on this machine's clock, '-' for none."""
+    return value.astimezone().strftime(pattern) if value is not None else "-"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """At most `width` bars from the lowest value to the highest; each is the mean of its share."""
+    if not values or width < 1:
+        return ""
+    count = min(width, len(values))
+    shares = [
+        values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)
+    ]
+    means = [sum(share) / len(share) for share in shares]
+    low, high = min(means), max(means)
+    if high <= low:
+        return BARS[0] * count
+    top = len(BARS) - 1
+    return "".join(BARS[round((mean - low) / (high - low) * top)] for mean in means)
+
+
+def print_json(value: Any) -> None:
+    """JSON for programs, all of it ASCII; indented where a person looks."""
+    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None), flush=True)
+
+
+# -- problems ---------------------------------------------------------------------------------
+
+
+def problem_lines(error: RatchetError) -> list[str]:
+    """A failure in readable lines: what is wrong, where, and how to mend it."""
+    if isinstance(error, Unreachable):
+        return [
+            str(error),
+            "  `make up` starts the stack, `make status` tells what runs; RATCHET_API names "
+            "another address",
+        ]
+    assert isinstance(error, Refused)
+    problem = error.problem
+    lines = [f"refused ({problem.status}): {clean(problem.title)}"]
+    for item in problem.errors or []:
+        place = item.pointer or item.key
+        lines.append(f"  {clean(place)}: {clean(item.message)}")
+    if not problem.errors:
+        lines.append(f"  {clean(problem.detail)}")
+    if error.retry_after_s is not None:
+        lines.append(f"  it may work in {error.retry_after_s:.0f} s")
+    if remedy := REMEDIES.get(problem.type.rpartition(":problem:")[2]):
+        lines.append(f"  {remedy}")
+    return lines
+
+
+def problem_json(error: RatchetError) -> dict[str, Any]:
+    """A failure as a problem document (RFC 9457)."""
+    if isinstance(error, Refused):
+        return error.problem.model_dump(mode="json", exclude_none=True)
+    kind, title = "urn:ratchet:problem:unreachable", "The API cannot be reached"
+    return {"type": kind, "title": title, "detail": str(error)}
+
+
+# -- runs -------------------------------------------------------------------------------------
+
+
+def pairs_table(rows: Iterable[tuple[str, RenderableType | None]]) -> Table:
+    """Names and what they have; rows without anything are left out."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        if value is not None and value != "":
+            table.add_row(name, value)
+    return table
+
+
+def listing(*names: str) -> Table:
+    """An empty table whose first column is never cut."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for i, name in enumerate(names):
+        table.add_column(name, no_wrap=i == 0, overflow="fold")
+    return table
+
+
+def _steps(run: Run) -> str:
+    return f"{run.step}/{run.max_steps}" if run.max_steps else str(run.step)
+
+
+def evals_line(run: Run) -> str:
+    """The latest eval of each env."""
+    return ", ".join(
+        f"{env} {number(result.reward)} at step {result.step}" for env, result in run.eval.items()
+    )
+
+
+def error_line(run: Run) -> str:
+    """Why a run failed, '' if it did not."""
+    if run.error is None:
+        return ""
+    where = f" in {run.error.role}" if run.error.role else ""
+    key = f" ({run.error.param})" if run.error.param else ""
+    return clean(f"{run.error.code}{where}{key}: {run.error.message}")
+
+
+def waits_line(run: Run) -> str:
+    """What a run waits for, and for how long; '' for nothing."""
+    waiting = run.waiting_for
+    return one_line(waiting.message.removeprefix("waiting for ")) if waiting else ""
+
+
+def runs_table(runs: Iterable[Run]) -> Table:
+    """Runs, a line each; `eval` is the latest reward of each env."""
+    table = listing("id", "status", "step", "reward", "eval", "created", "waits for")
+    table.columns[-1].no_wrap = True
+    table.columns[-1].overflow = "ellipsis"
+    for run in runs:
+        waits = run.paused_because or (run.waiting_for.name if run.waiting_for else "")
+        table.add_row(
+            run.id,
+            Text(run.status, STYLES.get(run.status, "")),
+            _steps(run),
+            number(run.reward),
+            " ".join(number(result.reward) for result in run.eval.values()),
+            moment(run.created_at, "%m-%d %H:%M"),
+            one_line(waits),
+        )
+    return table
+
+
+def run_table(run: Run) -> Table:
+    """One run, all that matters of it."""
+    lineage = run.lineage
+    servers = ", ".join(f"{role} {count}" for role, count in run.restarts.items() if count)
+    return pairs_table(
+        [
+            ("id", run.id),
+            ("status", run.status),
+            ("waits for", waits_line(run)),
+            ("paused because", clean(run.paused_because or "")),
+            ("error", error_line(run)),
+            ("ended", clean(run.end_reason or "")),
+            ("step", _steps(run)),
+            ("policy version", str(run.policy_version) if run.policy_version is not None else ""),
+            ("reward", number(run.reward)),
+            ("eval", evals_line(run)),
+            ("checkpoint", f"step {run.checkpoint.step}" if run.checkpoint else None),
+            ("attempt", str(run.attempt)),
+            ("from", f"{lineage.kind} of {lineage.source} at {lineage.step}" if lineage else None),
+            ("restarts", servers),
+            ("config", f"revision {run.config_revision}" if run.config_revision else None),
+            ("changed", clean(json.dumps(run.config_changes)) if run.config_changes else None),
+            ("metadata", clean(", ".join(f"{k}={v}" for k, v in run.metadata.items()))),
+            ("created", moment(run.created_at)),
+            ("started", moment(run.started_at) if run.started_at else None),
+            ("finished", moment(run.finished_at) if run.finished_at else None),
+            ("Temporal", run.links.temporal_ui),
+        ]
+    )
+
+
+def plan_table(answer: ResolvedConfig) -> Table:
+    """What a dry run found."""
+    plan = answer.plan
+    groups = plan.groups_per_step or {}
+    return pairs_table(
+        [
+            ("name", clean(str(answer.config.get("name", "")))),
+            ("steps", str(plan.steps)),
+            ("rollouts", f"{plan.train_rollouts} at least" if plan.train_rollouts else None),
+            ("a step", f"{plan.rollouts_per_step} rollouts" if plan.rollouts_per_step else None),
+            ("groups", ", ".join(f"{env} {count:g}" for env, count in groups.items())),
+            ("at once", f"{plan.permits} rollouts" if plan.permits else None),
+            ("algorithms", ", ".join(f"{e} {a}" for e, a in plan.algorithms.items())),
+            *(
+                ("eval", f"{e.env}: {e.count} of {e.rollouts} rollouts, each {e.interval} steps")
+                for e in plan.evals
+            ),
+            ("checkpoints", str(plan.checkpoints)),
+            *(("servers", f"{role}: {', '.join(names)}") for role, names in plan.servers.items()),
+        ]
+    )
+
+
+def event_line(event: Event) -> str:
+    """An event in one line, the date left out."""
+    mark = "" if event.level == "info" else f"{event.level}: "
+    return f"{moment(event.created_at, '%H:%M:%S')} {mark}{one_line(event.message, 400)}"
+
+
+def metrics_table(rows: Sequence[MetricsRow], width: int = 40) -> Table:
+    """Each metric over the steps asked for."""
+    series: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.metrics.items():
+            if value is not None:
+                series.setdefault(name, []).append(value)
+    table = listing("metric", "first", "last", "lowest", "highest", "over the steps")
+    for name, values in sorted(series.items()):
+        cells = (values[0], values[-1], min(values), max(values))
+        table.add_row(clean(name), *map(number, cells), sparkline(values, width))
+    return table
+
+
+def checkpoints_table(items: Iterable[Checkpoint]) -> Table:
+    """Checkpoints, a line each."""
+    table = listing("step", "MiB", "created", "attempt", "state")
+    for item in items:
+        state = "sound" if item.sound else clean(item.problem or "damaged")
+        size = f"{item.size / 2**20:.1f}"
+        table.add_row(str(item.step), size, moment(item.created_at), item.attempt, state)
+    return table
+
+
+def rollouts_table(items: Iterable[RolloutItem]) -> Table:
+    """Rollouts, a line each."""
+    table = listing("id", "env", "step", "reward", "advantage", "tokens", "versions", "ended by")
+    for item in items:
+        versions = "-".join(str(v) for v in dict.fromkeys(item.versions or ()))
+        failed = str((item.error or {}).get("type", "")) if item.error else ""
+        table.add_row(
+            item.id,
+            clean(item.env),
+            str(item.step) if item.step is not None else "-",
+            number(item.reward),
+            number(item.advantage),
+            str(item.sampled_tokens),
+            versions,
+            one_line(failed or item.stop or "", 60),
+            style=STYLES["error"] if item.error else "",
+        )
+    return table
+
+
+def _named(values: Mapping[str, Any]) -> str:
+    numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
+    return clean(", ".join(f"{name} {number(value)}" for name, value in numbers.items()))
+
+
+def print_rollout(rollout: RolloutFull, out: Console) -> None:
+    """A rollout: its figures, then all that was said."""
+    failed = clean(json.dumps(rollout.error)) if rollout.error else None
+    rows = [
+        ("id", rollout.id),
+        ("env", clean(rollout.env)),
+        ("example", str(rollout.example)),
+        ("reward", number(rollout.reward)),
+        ("advantage", number(rollout.advantage)),
+        ("rewards", _named(rollout.rewards)),
+        ("metrics", _named(rollout.metrics)),
+        ("tokens", str(rollout.sampled_tokens)),
+        ("error", failed),
+        ("group", ", ".join(f"{m.id} {number(m.reward)}" for m in rollout.members)),
+    ]
+    out.print(pairs_table(rows))
+    for message in rollout.messages:
+        content = message.get("content")
+        text = content if isinstance(content, str) else json.dumps(content)
+        out.print(f"\n{clean(str(message.get('role', '?')))}", style="bold")
+        out.print(clean(text), soft_wrap=True)

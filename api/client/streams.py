@@ -1,0 +1,210 @@
+"""Events of a run as they happen: told once and in order, over broken connections and restarts.
+
+Server-sent events where they pass; where something on the way refuses or withholds them, the same
+events are asked for page by page. The cursor moves only with a whole event, so that what a broken
+connection cut off is sent again and nothing else is.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from api.client.errors import Refused, Unreachable, refusal, why_lost
+from api.client.transport import Transport, backoff_s
+from api.models import ENDED, ListOf, Run
+from api.resources import Event
+
+MEDIA = "text/event-stream"
+LATEST = "latest"
+SILENCE_S = 45.0
+"""The API says something each 15 s."""
+POLL_S = 1.0
+PAGE = 1000
+REFUSES_STREAMS = (405, 406, 415, 501)
+SILENT_TRIES = 2
+"""Streams that open and say not even hello are taken for withheld after so many."""
+IDLE_POLLS = 3
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One server-sent event; `id` is the last one that was given, '' if none was."""
+
+    id: str
+    event: str
+    data: str
+
+
+class Decoder:
+    """Reads `text/event-stream`, however it is cut (WHATWG HTML, 9.2.6)."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._id = ""
+        self._event = ""
+        self._data: list[str] = []
+
+    def feed(self, chunk: bytes) -> Iterator[Message]:
+        """The messages that `chunk` completes."""
+        self._rest += chunk
+        # A carriage return at the very end may be the first half of a line end.
+        held = b"\r" if self._rest.endswith(b"\r") else b""
+        *lines, rest = _LINE_END.split(self._rest.removesuffix(held) if held else self._rest)
+        self._rest = rest + held
+        for line in lines:
+            if line:
+                self._field(line.decode(errors="replace"))
+                continue
+            if self._data:
+                yield Message(self._id, self._event or "message", "\n".join(self._data))
+            self._event, self._data = "", []
+
+    def _field(self, line: str) -> None:
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+        elif name == "event":
+            self._event = value
+        elif name == "id" and "\0" not in value:
+            self._id = value
+
+
+class EventStream:
+    """Iterates over the events of a run after the one of id `cursor` until the run has ended, or
+    its client is closed.
+
+    `cursor` None: from the first; 'latest': only what is still to come. It moves along, and is
+    where another stream would go on. `on_trouble` is told why nothing comes, and '' once something
+    does again. A stream silent for `silence_s` seconds is broken. Raises Refused, and Unreachable
+    once nothing was heard for `patience_s` seconds.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        path: str,
+        cursor: str | None,
+        patience_s: float,
+        on_trouble: Callable[[str], None],
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self.cursor = cursor
+        self._transport = transport
+        self._path = path
+        self._patience_s = patience_s
+        self._on_trouble = on_trouble
+        self._silence_s = silence_s
+        self._heard_at = time.monotonic()
+        self._failures = 0
+
+    def __iter__(self) -> Iterator[Event]:
+        silent = 0
+        while silent < SILENT_TRIES:
+            if self._transport.closed:
+                return
+            heard, told, why = False, False, "the stream was closed"
+            try:
+                with self._open() as answer:
+                    if answer.status_code == 204:
+                        return
+                    if not _streams(answer):
+                        break
+                    decoder = Decoder()
+                    for chunk in answer.iter_bytes():
+                        heard = True
+                        self._hears()
+                        for message in decoder.feed(chunk):
+                            self.cursor = message.id or self.cursor
+                            # What only gives a cursor to begin with is no event.
+                            if message.event != "ready":
+                                told = True
+                                yield Event.model_validate_json(message.data)
+            except httpx.TransportError as error:
+                why = why_lost(error)
+                silent += isinstance(error, httpx.ReadTimeout) and not heard
+            except Refused as refused:
+                self._wait_out(refused)
+                continue
+            if not told:
+                self._wait(why)
+        yield from self._polled()
+
+    def _open(self) -> Any:
+        headers = {"Accept": MEDIA, "Accept-Encoding": "identity", "Cache-Control": "no-cache"}
+        params: dict[str, str] = {}
+        if self.cursor == LATEST:
+            params["after"] = LATEST
+        elif self.cursor is not None:
+            headers["Last-Event-ID"] = self.cursor
+        return self._transport.stream(self._path, params, headers, self._silence_s)
+
+    def _hears(self) -> None:
+        self._heard_at = time.monotonic()
+        if self._failures:
+            self._failures = 0
+            self._on_trouble("")
+
+    def _wait(self, why: str) -> None:
+        """Waits before the next try; raises Unreachable once patience is at its end."""
+        if time.monotonic() - self._heard_at > self._patience_s:
+            raise Unreachable(self._transport.address, why)
+        self._failures += 1
+        self._on_trouble(why)
+        time.sleep(backoff_s(self._failures))
+
+    def _wait_out(self, refused: Refused) -> None:
+        if not refused.transient:
+            raise refused
+        self._wait(refused.problem.detail)
+
+    # -- page by page -----------------------------------------------------------------------
+
+    def _page(self) -> ListOf[Event]:
+        params = {"after": self.cursor, "limit": PAGE}
+        return self._transport.ask_for(ListOf[Event], "GET", self._path, params=params)
+
+    def _polled(self) -> Iterator[Event]:
+        skipping = self.cursor == LATEST
+        if skipping:
+            self.cursor = None
+        idle, over = 0, False
+        while idle < IDLE_POLLS and not over and not self._transport.closed:
+            try:
+                # The status is asked for first: whatever came before an end is in the page.
+                run = self._transport.ask_for(Run, "GET", self._path.removesuffix("/events"))
+                page = self._page()
+            except Refused as refused:
+                self._wait_out(refused)
+                continue
+            except Unreachable as lost:
+                self._wait(lost.why)
+                continue
+            self._hears()
+            for event in page.data:
+                self.cursor = event.id
+                if not skipping:
+                    yield event
+            if page.has_more:
+                continue
+            skipping = False
+            ended = run.status in ENDED
+            over = ended and bool(page.data) and page.data[-1].type == "run.ended"
+            idle = idle + 1 if ended and not page.data else 0
+            if not over:
+                time.sleep(POLL_S)
+
+
+def _streams(answer: httpx.Response) -> bool:
+    """Whether a stream comes; False where streams are refused. Raises Refused for all else."""
+    if answer.status_code in REFUSES_STREAMS:
+        return False
+    if not answer.is_success:
+        answer.read()
+        raise refusal(answer)
+    return bool(answer.headers.get("content-type", "").startswith(MEDIA))

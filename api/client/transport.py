@@ -1,0 +1,137 @@
+"""One HTTP connection pool to the API: its address, its key, and which requests are sent again.
+
+Every request may be sent again after a lost connection: reads change nothing, verbs are idempotent
+by contract, and what creates a run carries an `Idempotency-Key` that all its tries share.
+"""
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from api.client.errors import SHORT_WAIT_S, Unreachable, refusal, why_lost
+
+DEFAULT_ADDRESS = "http://127.0.0.1:8080"
+ROOT = Path(__file__).resolve().parents[2]
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+CONNECT_S = 5.0
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+def default_address(env: Mapping[str, str] = os.environ) -> str:
+    """RATCHET_API, else where the stack under RATCHET_HOME serves, else port 8080 of this machine.
+
+    Raises ValueError if the stack's record cannot be read.
+    """
+    if given := env.get("RATCHET_API"):
+        return given
+    record = Path(env.get("RATCHET_HOME") or ROOT / ".ratchet") / "stack.json"
+    if not record.is_file():
+        return DEFAULT_ADDRESS
+    told = json.loads(record.read_text())
+    if "api" not in told.get("processes", {}):
+        return DEFAULT_ADDRESS
+    return f"http://127.0.0.1:{told['ports']['api']}"
+
+
+def backoff_s(attempt: int, most_s: float = 10.0) -> float:
+    """Seconds to wait before try `attempt` (1, 2, …), drawn so that clients spread out."""
+    return min(0.5 * 2.0 ** (attempt - 1), most_s) * random.uniform(0.5, 1.0)
+
+
+class Transport:
+    """Sends requests to one API. Safe to share between threads."""
+
+    def __init__(
+        self, address: str, api_key: str | None, *, timeout_s: float, max_retries: int
+    ) -> None:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{address!r} is no address of an API; it looks like http://host:8080")
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("the API key has characters that no key has; check RATCHET_API_KEY")
+        self.address = address.rstrip("/")
+        self._retries = max_retries
+        self._http = httpx.Client(
+            base_url=self.address,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
+            # A proxy of the environment leads nowhere near this machine's own ports.
+            trust_env=parts.hostname not in LOOPBACK,
+        )
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._http.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be asked any more."""
+        return self._http.is_closed
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """The answer to a request; parameters that are None are left out.
+
+        Raises Refused and Unreachable, after tries that could have mended it.
+        """
+        given = {name: value for name, value in (params or {}).items() if value is not None}
+        request = self._http.build_request(
+            method, path, params=given, json=body, headers=dict(headers or {})
+        )
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                answer = self._http.send(request)
+            except httpx.TransportError as error:
+                if attempt > self._retries:
+                    raise Unreachable(self.address, why_lost(error)) from None
+                time.sleep(backoff_s(attempt))
+                continue
+            if answer.is_success:
+                return answer
+            refused = refusal(answer)
+            wait_s = refused.retry_after_s or backoff_s(attempt)
+            if attempt > self._retries or not refused.transient or wait_s > SHORT_WAIT_S:
+                raise refused
+            time.sleep(wait_s)
+
+    def ask_for(self, model: type[Answer], method: str, path: str, **request: Any) -> Answer:
+        """The answer as `model`; raises Refused and Unreachable."""
+        answer = self.ask(method, path, **request)
+        try:
+            return model.model_validate_json(answer.content)
+        except ValidationError:
+            why = f"what answers {method} {path} is not Ratchet's API, or one of another version"
+            raise Unreachable(self.address, why) from None
+
+    @contextmanager
+    def stream(
+        self, path: str, params: Mapping[str, Any], headers: Mapping[str, str], silence_s: float
+    ) -> Iterator[httpx.Response]:
+        """One answer that is read as it comes, whatever its status.
+
+        Raises httpx.TransportError, also where nothing comes for `silence_s` seconds.
+        """
+        timeout = httpx.Timeout(silence_s, connect=CONNECT_S)
+        with self._http.stream(
+            "GET", path, params=dict(params), headers=dict(headers), timeout=timeout
+        ) as answer:
+            yield answer

@@ -1,0 +1,1 @@
+"""The dashboard: static pages that read the REST API from the browser."""

@@ -1,0 +1,214 @@
+// What a run measured, as columns that charts draw: steps, evals and gauges of one run.
+
+import { api } from "./api.js";
+
+const POINTS = 400;
+const GAUGE_PAGE = 10000;
+const MOST_GAUGE_PAGES = 12;
+const SINCE_S = 15;
+
+/** Columns over ascending steps. */
+class StepTable {
+	constructor() {
+		this.steps = [];
+		this.times = [];
+		this.columns = new Map();
+	}
+	get last() {
+		return this.steps.length ? this.steps[this.steps.length - 1] : -1;
+	}
+	column(key) {
+		let column = this.columns.get(key);
+		if (!column) {
+			column = new Array(this.steps.length).fill(null);
+			this.columns.set(key, column);
+		}
+		return column;
+	}
+	append(records) {
+		for (const record of records) {
+			if (record.step <= this.last) continue;
+			const at = this.steps.length;
+			this.steps.push(record.step);
+			this.times.push(typeof record.time === "number" ? record.time : Date.parse(record.time) / 1000);
+			for (const key in record.metrics) {
+				const column = this.column(key);
+				while (column.length < at) column.push(null);
+				column[at] = record.metrics[key];
+			}
+			for (const column of this.columns.values()) if (column.length <= at) column.push(null);
+		}
+	}
+}
+
+/** The place of `value` between neighbours of ascending `xs`, as their `ys`; outside: the nearest. */
+function interpolated(xs, ys, value) {
+	if (!xs.length || value === null || value === undefined) return null;
+	let low = 0;
+	let high = xs.length - 1;
+	if (value <= xs[0]) return ys[0];
+	if (value >= xs[high]) return ys[high];
+	while (high - low > 1) {
+		const middle = (low + high) >> 1;
+		if (xs[middle] <= value) low = middle;
+		else high = middle;
+	}
+	return ys[low] + ((ys[high] - ys[low]) * (value - xs[low])) / (xs[high] - xs[low]);
+}
+
+/** At most `points` of `samples`: the first of each stretch of time, and each extreme of `value`. */
+export function thinned(samples, points, value) {
+	if (samples.length <= points) return samples;
+	const size = Math.ceil(samples.length / (points / 3));
+	const kept = [];
+	for (let from = 0; from < samples.length; from += size) {
+		const to = Math.min(from + size, samples.length);
+		let low = from;
+		let high = from;
+		for (let i = from; i < to; i++) {
+			if (value(samples[i]) < value(samples[low])) low = i;
+			if (value(samples[i]) > value(samples[high])) high = i;
+		}
+		for (const i of [...new Set([from, low, high])].sort((a, b) => a - b)) kept.push(samples[i]);
+	}
+	return kept;
+}
+
+/** [time, sum over sources] of samples, by stretches of ten seconds; a source's latest counts. */
+function summed(samples, value) {
+	const stretches = new Map();
+	for (const sample of samples) {
+		const at = Math.round(sample.time / 10) * 10;
+		if (!stretches.has(at)) stretches.set(at, new Map());
+		stretches.get(at).set(sample.source, value(sample) ?? 0);
+	}
+	return [...stretches].map(([at, said]) => [at, [...said.values()].reduce((a, b) => a + b, 0)]);
+}
+
+export class RunData {
+	constructor(id) {
+		this.id = id;
+		this.run = null;
+		this.names = [];
+		this.keys = new Set();
+		this.table = new StepTable();
+		this.evals = [];
+		this.gauges = [];
+		this.range = null;
+		this.grown = 0;
+	}
+
+	get envs() {
+		const found = this.names.map((n) => /^reward\/(.+)\/mean$/.exec(n)?.[1]).filter(Boolean);
+		return found.filter((env) => env !== "all");
+	}
+
+	get sources() {
+		return [...new Set(this.gauges.map((g) => g.source))].sort();
+	}
+
+	/** The run object. */
+	async loadRun(signal) {
+		this.run = await api.run(this.id, signal);
+		return this.run;
+	}
+
+	/** Names of all metrics, from the latest steps. */
+	async loadNames(signal) {
+		const step = this.run?.step ?? 0;
+		let page = await api.metrics(this.id, { after: Math.max(-1, step - 3), limit: 3 }, signal);
+		if (!page.data.length) page = await api.metrics(this.id, { after: -1, limit: 1 }, signal);
+		const names = new Set(page.data.flatMap((record) => Object.keys(record.metrics)));
+		this.names = [...names].sort();
+		return page.data;
+	}
+
+	/** The columns `keys` over all steps or over `range` [from, to]; null: all of the run. */
+	async loadSteps(keys, range = null, signal) {
+		keys.forEach((key) => this.keys.add(key));
+		const wanted = { keys: [...this.keys], points: POINTS };
+		if (range) Object.assign(wanted, { after: Math.max(-1, Math.floor(range[0]) - 2), until: Math.ceil(range[1]) + 1 });
+		const page = await api.metrics(this.id, wanted, signal);
+		const table = new StepTable();
+		table.append(page.data);
+		this.table = table;
+		this.range = range;
+		this.grown = 0;
+	}
+
+	/** Steps that were recorded since; returns how many. */
+	async loadNewer(signal) {
+		if (this.range) return 0;
+		if (this.grown > 2 * POINTS) {
+			await this.loadSteps([], null, signal);
+			return 1;
+		}
+		const page = await api.metrics(this.id, { keys: [...this.keys], after: this.table.last, points: POINTS }, signal);
+		this.table.append(page.data);
+		this.grown += page.data.length;
+		return page.data.length;
+	}
+
+	async loadEvals(signal) {
+		this.evals = (await api.evals(this.id, signal)).data;
+	}
+
+	/** Gauges later than those known; a worker's sample may be read a while after it was taken. */
+	async loadGauges(signal) {
+		const known = this.gauges.length ? this.gauges[this.gauges.length - 1].time : 0;
+		let after = Math.max(0, known - SINCE_S);
+		const fresh = [];
+		for (let i = 0; i < MOST_GAUGE_PAGES; i++) {
+			const page = await api.gauges(this.id, { after, limit: GAUGE_PAGE }, signal);
+			fresh.push(...page.data);
+			if (!page.has_more || !page.data.length) break;
+			after = page.data[page.data.length - 1].time;
+		}
+		const seen = new Set(this.gauges.slice(-200).map((g) => `${g.time} ${g.source}`));
+		const added = fresh.filter((g) => !seen.has(`${g.time} ${g.source}`));
+		this.gauges.push(...added);
+		if (added.length < fresh.length || known) this.gauges.sort((a, b) => a.time - b.time);
+		return added.length;
+	}
+
+	timeOf(step) {
+		return interpolated(this.table.steps, this.table.times, step);
+	}
+	stepOf(time) {
+		return interpolated(this.table.times, this.table.steps, time);
+	}
+
+	/** Points [xs, ys] of a series; `axis` is 'step' or 'time' (seconds since the run began). */
+	points(series, axis) {
+		if (series.from === "evals") return this.#evalPoints(series, axis);
+		if (series.from === "gauges") return this.#gaugePoints(series, axis);
+		const { steps, columns } = this.table;
+		const ys = columns.get(series.key) ?? [];
+		return [axis === "step" ? steps : this.#sinceStart(this.table.times), ys];
+	}
+
+	get began() {
+		const start = this.run?.started_at ?? this.run?.created_at;
+		const told = start ? Date.parse(start) / 1000 : Infinity;
+		return Math.min(told, this.table.times[0] ?? Infinity, this.gauges[0]?.time ?? Infinity);
+	}
+
+	#sinceStart(times) {
+		const { began } = this;
+		return times.map((time) => time - began);
+	}
+
+	#evalPoints(series, axis) {
+		const found = this.evals.filter((e) => e.env === series.env);
+		const xs = found.map((e) => (axis === "step" ? e.step : (this.timeOf(e.step) ?? this.began) - this.began));
+		return [xs, found.map((e) => e.reward_mean ?? null), found];
+	}
+
+	#gaugePoints(series, axis) {
+		const own = this.gauges.filter((g) => !series.source || g.source === series.source);
+		const all = series.sum ? summed(own, series.value) : own.map((g) => [g.time, series.value(g) ?? null]);
+		const some = thinned(all, 1500, ([, value]) => value ?? 0);
+		const xs = some.map(([time]) => (axis === "step" ? this.stepOf(time) : time - this.began));
+		return [xs, some.map(([, value]) => value)];
+	}
+}

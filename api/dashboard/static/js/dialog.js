@@ -1,0 +1,51 @@
+// Asks before acting. The native dialog keeps focus inside and closes on Escape.
+
+import { fill, h } from "./dom.js";
+
+/**
+ * Shows a dialog and resolves to its form's values by name, or null if it was dismissed.
+ * `act(values)` is carried out while the dialog is open; what it throws is shown in it.
+ * Without `verb` there is nothing to confirm.
+ */
+export function ask({ title, text = "", fields = [], verb = "OK", danger = false, act = null, wide = false }) {
+	const trouble = h("div", { class: "trouble", role: "alert" });
+	const confirm = verb && h("button", { class: `primary${danger ? " danger" : ""}`, type: "submit" }, verb);
+	const heading = `d${Math.random().toString(36).slice(2)}`;
+	const dialog = h(
+		"dialog",
+		{ class: wide ? "wide" : "", "aria-labelledby": heading },
+		h(
+			"form",
+			{ method: "dialog" },
+			h("h2", { id: heading }, title),
+			text && h("p", {}, text),
+			fields,
+			trouble,
+			h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => dialog.close() }, verb ? "Cancel" : "Close"), confirm),
+		),
+	);
+	document.body.append(dialog);
+	return new Promise((resolve) => {
+		let given = null;
+		dialog.querySelector("form").addEventListener("submit", async (event) => {
+			event.preventDefault();
+			const values = Object.fromEntries(new FormData(event.target));
+			confirm.disabled = true;
+			fill(trouble);
+			try {
+				given = act ? ((await act(values)) ?? values) : values;
+				dialog.close();
+			} catch (error) {
+				const lines = (error.errors ?? []).map((e) => h("li", {}, e.key ? h("code", {}, e.key) : null, " ", e.message));
+				fill(trouble, h("b", {}, error.title ?? "That did not work"), lines.length ? h("ul", {}, lines) : h("p", {}, error.message));
+			}
+			confirm.disabled = false;
+		});
+		dialog.addEventListener("close", () => {
+			dialog.remove();
+			resolve(given);
+		});
+		dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+		dialog.showModal();
+	});
+}

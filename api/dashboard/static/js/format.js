@@ -1,0 +1,42 @@
+// Numbers, times and durations as people read them.
+
+/** A number in at most five significant characters; '–' for none. */
+export function num(value) {
+	if (value === null || value === undefined || Number.isNaN(value)) return "–";
+	const size = Math.abs(value);
+	if (size === 0) return "0";
+	if (size < 1e-3 || size >= 1e7) return value.toExponential(1);
+	if (size >= 1e4) return `${Number((value / 1e3).toFixed(size >= 1e5 ? 0 : 1))}k`;
+	if (Number.isInteger(value)) return String(value);
+	return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 0.1 ? 3 : 4);
+}
+
+/** A whole number with its thousands set apart. */
+export const count = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en"));
+
+/** A number at an axis: no digit that says nothing. */
+export const tick = (value) => (Math.abs(value) >= 1e4 ? num(value) : String(Number(value.toPrecision(4))));
+
+/** Seconds as '12 s', '4 min 5 s', '3 h 10 min', '2 d 4 h'. */
+export function duration(seconds) {
+	if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
+	const s = Math.max(0, seconds);
+	if (s < 10) return `${s < 1 ? s.toFixed(2) : s.toFixed(1)} s`;
+	if (s < 60) return `${Math.round(s)} s`;
+	if (s < 3600) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
+	if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+	return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+export const unix = (iso) => (iso ? Date.parse(iso) / 1000 : null);
+
+/** How long ago an ISO time was. */
+export const ago = (iso) => (iso ? `${duration(Date.now() / 1000 - unix(iso))} ago` : "–");
+
+/** The local clock time of a Unix time, with the date unless it is today. */
+export function clock(seconds) {
+	const date = new Date(seconds * 1000);
+	const time = date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+	const today = date.toDateString() === new Date().toDateString();
+	return today ? time : `${date.toLocaleDateString([], { month: "short", day: "numeric" })} ${time}`;
+}

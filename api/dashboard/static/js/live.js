@@ -1,0 +1,103 @@
+// Keeps a page up to date: by the run's event stream where there is one, else every two seconds.
+
+import { follow } from "./api.js";
+import { throttled } from "./dom.js";
+
+const POLL_MS = 2000;
+const GAUGES_MS = 5000;
+const ENDED = new Set(["succeeded", "failed", "cancelled"]);
+const LABELS = { live: "Live", polling: "Every 2 s", reconnecting: "Reconnecting…", ended: "" };
+
+export const ended = (run) => ENDED.has(run?.status);
+
+/** Shows in the header how the page is kept up to date. */
+export function showLink(state) {
+	const place = document.getElementById("link");
+	place.textContent = LABELS[state] ?? "";
+	place.dataset.state = state;
+}
+
+/**
+ * Calls `tick` (async, returns the run) at once, at each event, and now and then. A hidden page
+ * rests: browsers allow few connections to one server. `onEvent` gets each event as it comes.
+ */
+export function keepUp(id, tick, onEvent = () => {}) {
+	const stop = new AbortController();
+	let current = null;
+	let timer = 0;
+	let last = null;
+	let over = false;
+	let busy = false;
+	let again = false;
+
+	const refresh = async () => {
+		if (stop.signal.aborted || document.hidden) return;
+		if (busy) {
+			again = true;
+			return;
+		}
+		busy = true;
+		try {
+			over = ended(await tick());
+		} catch (error) {
+			if (error.name !== "AbortError") showLink("reconnecting");
+		}
+		busy = false;
+		if (over) showLink("ended");
+		if (again) {
+			again = false;
+			soon();
+		}
+	};
+	const soon = throttled(refresh, 1000);
+
+	const every = (ms) => {
+		clearInterval(timer);
+		// A run that has ended may go on again; it is looked at now and then.
+		let rests = 0;
+		timer = setInterval(() => {
+			if (over && ++rests % 8) return;
+			refresh();
+		}, ms);
+	};
+
+	const begin = async () => {
+		if (current || document.hidden || stop.signal.aborted) return;
+		current = new AbortController();
+		const { signal } = current;
+		every(GAUGES_MS);
+		const streamed = await follow(id, {
+			signal,
+			last,
+			onState: (state) => showLink(over ? "ended" : state),
+			onEvent: (event, at) => {
+				last = at;
+				if (!event) return;
+				onEvent(event);
+				soon();
+			},
+		});
+		if (!streamed && !signal.aborted) {
+			showLink(over ? "ended" : "polling");
+			every(POLL_MS);
+		}
+	};
+	const rest = () => {
+		current?.abort();
+		current = null;
+		clearInterval(timer);
+	};
+	const seen = () => (document.hidden ? rest() : (begin(), refresh()));
+	document.addEventListener("visibilitychange", seen);
+	refresh();
+	begin();
+	return {
+		refresh,
+		stop() {
+			stop.abort();
+			rest();
+			document.removeEventListener("visibilitychange", seen);
+			showLink("ended");
+		},
+	};
+}

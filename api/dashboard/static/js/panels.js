@@ -1,0 +1,145 @@
+// The curated panels of a run, in the order in which people look. Pure data and functions of names.
+//
+// A series is drawn from a step metric (`key`), the evals of an env (`from: 'evals'`) or the gauges
+// of rollout workers (`from: 'gauges'`, `value` of a sample, `sum` over workers).
+
+const step = (key, label) => ({ key, label });
+
+/** `name/<scope>/mean` for all scopes there are, else the plain `name`. */
+function scoped(name, { plain = name, statistic = "mean" } = {}) {
+	return ({ names, envs }) => {
+		const tail = statistic ? `/${statistic}` : "";
+		const found = ["all", ...(envs.length > 1 ? envs : [])]
+			.filter((scope) => names.has(`${name}/${scope}${tail}`))
+			.map((scope) => step(`${name}/${scope}${tail}`, scope));
+		return found.length ? found : names.has(plain) ? [step(plain, plain)] : [];
+	};
+}
+
+/** Those of `pairs` [key, label] that the run measures. */
+const those =
+	(...pairs) =>
+	({ names }) =>
+		pairs.filter(([key]) => names.has(key)).map(([key, label]) => step(key, label));
+
+/** The first of `keys` that the run measures. */
+const either =
+	(label, ...keys) =>
+	({ names }) => {
+		const key = keys.find((name) => names.has(name));
+		return key ? [step(key, label)] : [];
+	};
+
+const together =
+	(...makers) =>
+	(known) =>
+		makers.flatMap((make) => make(known));
+
+const gauge = (label, value, more = {}) => ({ from: "gauges", label, value, ...more });
+
+export const PANELS = [
+	{ id: "reward", title: "Reward", note: "Mean train reward of each batch, by environment.", wide: true, series: scoped("reward") },
+	{
+		id: "eval",
+		title: "Eval reward",
+		note: "Mean reward of each eval; the legend names the policy versions that served it.",
+		points: true,
+		series: ({ evalEnvs }) => evalEnvs.map((env) => ({ from: "evals", env, label: env })),
+	},
+	{ id: "entropy", title: "Entropy", note: "Of the policy at its sampled tokens, nats.", series: scoped("entropy") },
+	{
+		id: "mismatch",
+		title: "Mismatch KL",
+		note: "How far the trainer's log-probabilities are from the engine's, nats.",
+		series: together(scoped("mismatch_kl"), those(["mismatch_kl/all/max", "max"])),
+	},
+	{ id: "grad", title: "Gradient norm", note: "Before clipping.", series: either("norm", "optim/grad_norm", "grad_norm") },
+	{
+		id: "lengths",
+		title: "Lengths",
+		note: "Tokens of a rollout: sampled by the policy, and in all.",
+		unit: "tokens",
+		series: those(["decode_len/all/mean", "sampled"], ["decode_len/all/max", "sampled, max"], ["seq_len/all/mean", "all"]),
+	},
+	{ id: "truncation", title: "Truncation", note: "Share of rollouts cut off at a limit.", zero: true, series: scoped("is_truncated") },
+	{ id: "errors", title: "Error rate", note: "Share of rollouts that failed.", zero: true, series: scoped("errored") },
+	{
+		id: "staleness",
+		title: "Staleness",
+		note: "Versions between the policy that sampled a batch and the one trained on it.",
+		unit: "versions",
+		zero: true,
+		series: those(["staleness/mean", "mean"], ["staleness/max", "max"], ["off_policy/max", "off-policy, max"]),
+	},
+	{
+		id: "drops",
+		title: "Drops",
+		note: "Groups given up for their age, and the share that filters removed.",
+		zero: true,
+		series: those(
+			["off_policy/dropped/in_flight", "too old in flight"],
+			["off_policy/dropped/in_queue", "too old in queue"],
+			["pre_filters/all/dropped_rate", "pre-batch filters"],
+			["filters/all/is_filtered", "filters"],
+		),
+	},
+	{
+		id: "variance",
+		title: "Groups without signal",
+		note: "Share of groups whose rollouts all earned the same: none solved, all solved, either.",
+		zero: true,
+		series: those(["zero_advantage/all", "no advantage"], ["solve_none/all", "none solved"], ["solve_all/all", "all solved"]),
+	},
+	{
+		id: "waits",
+		title: "Who waits for whom",
+		note: "Seconds of each step: the trainer waits for rollouts, trains, and the engines take the weights.",
+		unit: "s",
+		stack: true,
+		series: those(["time/wait_for_batch", "trainer waits for rollouts"], ["time/train", "trains"], ["time/sync_weights", "engines take weights"]),
+	},
+	{
+		id: "throughput",
+		title: "Throughput",
+		note: "Tokens a second: sampled by the engines, and trained on.",
+		unit: "tokens/s",
+		zero: true,
+		series: together(() => [gauge("sampled", (g) => g.tokens_per_s, { sum: true })], those(["perf/throughput", "trained"])),
+	},
+	{
+		id: "inflight",
+		title: "Rollouts in flight",
+		note: "Train and eval rollouts that execute, and how many may.",
+		zero: true,
+		series: () => [
+			gauge("train", (g) => g.inflight_train),
+			gauge("eval", (g) => g.inflight_eval),
+			gauge("permits", (g) => g.permits),
+		],
+	},
+	{
+		id: "lag",
+		title: "Event-loop lag",
+		note: "99th percentile of how late each worker's event loop woke, seconds.",
+		unit: "s",
+		zero: true,
+		series: ({ sources }) => sources.map((source) => gauge(source, (g) => g.event_loop_lag?.p99, { source })),
+	},
+];
+
+/** A panel of one metric that the reader picked. */
+export const panelOf = (key) => ({ id: `key:${key}`, title: key, note: "Picked from all metrics.", picked: true, series: those([key, key]) });
+
+/** What a panel draws for a run, of what the run is known to measure. */
+export function seriesOf(panel, data) {
+	return panel.series({
+		names: data.nameSet ?? new Set(data.names),
+		envs: data.envs,
+		evalEnvs: [...new Set(data.evals.map((e) => e.env))],
+		sources: data.sources,
+	});
+}
+
+/** Metric keys that `panels` need of a run. */
+export const keysOf = (panels, data) =>
+	panels.flatMap((panel) => seriesOf(panel, data)).filter((s) => s.key).map((s) => s.key);

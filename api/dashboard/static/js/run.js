@@ -1,0 +1,161 @@
+// A run's page: what it is and does, its controls, and the tabs below.
+
+import { badge, waitingText } from "./badge.js";
+import { controls } from "./controls.js";
+import { RunData } from "./data.js";
+import { ask } from "./dialog.js";
+import { fill, h, notice } from "./dom.js";
+import { count, duration, num, unix } from "./format.js";
+import { bindKeys } from "./keyboard.js";
+import { ended, keepUp } from "./live.js";
+import { Metrics, otherRuns } from "./metrics.js";
+
+const TABS = { metrics: "Metrics", timeline: "Timeline", rollouts: "Rollouts", events: "Events", config: "Config" };
+
+const LOADERS = {
+	timeline: () => import("./timeline.js"),
+	rollouts: () => import("./rollouts.js"),
+	events: () => import("./events.js"),
+	config: () => import("./config.js"),
+};
+
+const fact = (name, value, sub = "") => h("div", { class: "fact" }, h("dt", {}, name), h("dd", {}, value, sub ? h("small", {}, sub) : null));
+
+function facts(run) {
+	const began = unix(run.started_at ?? run.created_at);
+	const till = unix(run.finished_at) ?? Date.now() / 1000;
+	const flying = run.progress ? run.progress.rollouts_inflight_train + run.progress.rollouts_inflight_eval : null;
+	const restarts = Object.entries(run.restarts).filter(([, n]) => n > 0);
+	return [
+		fact("Step", count(run.step), run.max_steps ? `of ${count(run.max_steps)}` : ""),
+		fact("Reward", num(run.reward)),
+		...Object.entries(run.eval).map(([env, e]) => fact(`Eval ${env}`, num(e.reward), `step ${count(e.step)}`)),
+		fact("Policy", run.policy_version === null ? "–" : `v${run.policy_version}`),
+		fact("In flight", num(flying), run.progress?.permits ? `of ${run.progress.permits}` : ""),
+		fact("Sampled", run.progress ? num(run.progress.tokens_per_s) : "–", run.progress ? "tokens/s" : ""),
+		fact("Checkpoint", run.checkpoint ? `step ${count(run.checkpoint.step)}` : "–"),
+		fact("Restarts", restarts.length ? restarts.map(([role, n]) => `${role} ${n}`).join(", ") : "0"),
+		fact(ended(run) ? "Took" : "Runs for", duration(till - began)),
+	];
+}
+
+export function show(root, asked) {
+	const data = new RunData(asked.id);
+	const header = h("div", { class: "run-head" });
+	const tabs = h("nav", { class: "tabs", "aria-label": "Run" });
+	const place = h("section", { class: "tab", "aria-live": "off" });
+	const trouble = h("div", {});
+	root.append(header, trouble, tabs, place);
+	document.title = `${asked.id} · Ratchet`;
+
+	let view = null;
+	let tab = null;
+	let painted = "";
+	let failed = false;
+
+	async function overlay() {
+		const others = await otherRuns(data.id);
+		if (!others.length) {
+			await ask({ title: "Nothing to compare with", text: "This is the only run so far.", verb: null });
+			return;
+		}
+		const boxes = others.map((run) => h("label", { class: "check" }, h("input", { type: "checkbox", name: run.id }), run.id, " ", badge(run.status)));
+		const given = await ask({ title: "Lay other runs over this one", fields: [h("div", { class: "list" }, boxes)], verb: "Compare" });
+		const ids = Object.keys(given ?? {});
+		if (ids.length) location.hash = `#/compare?runs=${[data.id, ...ids].map(encodeURIComponent).join(",")}`;
+	}
+
+	function paint(run) {
+		const text = JSON.stringify([run, run.waiting_for && Math.floor(Date.now() / 2000)]);
+		if (text === painted) return;
+		painted = text;
+		// Whoever is about to press a button must not lose it.
+		const focused = header.contains(document.activeElement) ? document.activeElement.dataset.verb : null;
+		const share = run.max_steps ? Math.min(1, run.step / run.max_steps) : 0;
+		const from = run.lineage?.source ?? run.forked_from ?? null;
+		fill(
+			header,
+			h(
+				"div",
+				{ class: "head" },
+				h("div", { class: "title" }, h("h1", {}, run.id), badge(run.status), h("span", { class: "sub waiting" }, run.error ? "" : waitingText(run))),
+				h(
+					"div",
+					{ class: "tools" },
+					controls(run, () => live.refresh()),
+					h("button", { dataset: { verb: "compare" }, onclick: overlay }, "Compare"),
+					run.links.temporal_ui && h("a", { class: "button", href: run.links.temporal_ui, target: "_blank", rel: "noopener" }, "Temporal ↗"),
+				),
+			),
+			h("progress", { max: 1, value: share, "aria-label": "Steps done" }),
+			run.error && h("div", { class: "error-box", role: "alert" }, h("b", {}, `${run.error.code}${run.error.role ? ` in ${run.error.role}` : ""}`), h("p", {}, run.error.message), run.error.param && h("p", {}, "Config key: ", h("code", {}, run.error.param))),
+			h("dl", { class: "facts" }, facts(run)),
+			h("div", { class: "tags" }, Object.entries(run.metadata).map(([k, v]) => h("span", { class: "tag" }, `${k}: ${v}`)), from && h("span", { class: "tag" }, "from ", h("a", { href: `#/runs/${encodeURIComponent(from.replace(/\+\d+$/, ""))}` }, from))),
+		);
+		if (focused) header.querySelector(`[data-verb="${focused}"]`)?.focus();
+	}
+
+	async function open(name, params) {
+		if (tab === name) {
+			view?.navigate?.(params);
+			return;
+		}
+		tab = name;
+		view?.destroy?.();
+		view = null;
+		delete document.documentElement.dataset.ready;
+		fill(tabs, Object.entries(TABS).map(([key, label]) => h("a", { href: `#/runs/${encodeURIComponent(data.id)}/${key}`, "aria-current": key === name ? "page" : null }, label)));
+		tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+		fill(place);
+		if (name === "metrics") {
+			view = new Metrics(place, [data]);
+			view.load();
+			return;
+		}
+		const load = LOADERS[name];
+		if (!load) {
+			fill(place, notice("No such tab", "The address leads nowhere."));
+			return;
+		}
+		const module = await load();
+		if (tab === name) view = module.show(place, data, params);
+	}
+
+	const unbind = bindKeys(Object.fromEntries(Object.entries(TABS).map(([key, label], i) => [String(i + 1), [`${label} of the run`, () => (location.hash = `#/runs/${encodeURIComponent(data.id)}/${key}`)]])));
+
+	const live = keepUp(
+		data.id,
+		async () => {
+			try {
+				const run = await data.loadRun();
+				paint(run);
+				if (failed) fill(trouble);
+				failed = false;
+				await view?.update?.();
+				return run;
+			} catch (error) {
+				if (error.name !== "AbortError") {
+					failed = true;
+					fill(trouble, notice(error.title ?? "The page cannot be kept up to date", error.message, { kind: "bad", action: error.status === 404 ? h("a", { class: "button", href: "#/runs" }, "All runs") : null }));
+					if (error.status === 404 && !data.run) {
+						view?.destroy?.();
+						fill(tabs);
+						fill(place);
+					}
+				}
+				throw error;
+			}
+		},
+		(event) => view?.onEvent?.(event),
+	);
+	open(asked.tab, asked.params);
+	return {
+		navigate: (next) => open(next.tab, next.params),
+		destroy() {
+			live.stop();
+			unbind();
+			view?.destroy?.();
+			document.title = "Ratchet";
+		},
+	};
+}

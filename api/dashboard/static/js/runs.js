@@ -1,0 +1,150 @@
+// The list of runs: state, progress, reward as a sparkline; filters; runs picked for comparison.
+
+import { api } from "./api.js";
+import { badge, waitingText } from "./badge.js";
+import { fill, h, notice, svg, ready } from "./dom.js";
+import { ago, count, num } from "./format.js";
+import { bindKeys } from "./keyboard.js";
+import { showLink } from "./live.js";
+
+const STATUSES = ["queued", "starting", "running", "pausing", "paused", "stopping", "succeeded", "failed", "cancelled"];
+const POLL_MS = 3000;
+const PAGE = 50;
+const START = "curl -sS localhost:8080/v1/runs -H 'content-type: application/toml' --data-binary @configs/reverse_text.toml";
+
+const startCommand = () => START.replace("localhost:8080", location.host);
+
+/** A line of `values`, or nothing for fewer than two. */
+function sparkline(values) {
+	const some = values.filter((v) => v !== null && v !== undefined);
+	const element = svg("svg", { class: "spark", viewBox: "0 0 100 28", preserveAspectRatio: "none", "aria-hidden": "true" });
+	if (some.length < 2) return element;
+	const low = Math.min(...some);
+	const width = Math.max(...some) - low || 1;
+	const points = some.map((v, i) => `${((100 * i) / (some.length - 1)).toFixed(1)},${(26 - (24 * (v - low)) / width).toFixed(1)}`);
+	element.append(svg("polyline", { points: points.join(" "), fill: "none", "vector-effect": "non-scaling-stroke" }));
+	return element;
+}
+
+export function show(root, { params }) {
+	const stop = new AbortController();
+	const rows = new Map();
+	const sparks = new Map();
+	const picked = new Set();
+	let pages = 1;
+	let all = [];
+
+	const search = h("input", { type: "search", placeholder: "Filter by name or metadata", "aria-label": "Filter by name or metadata", value: params.get("q") ?? "", oninput: () => paint() });
+	const status = h("select", { "aria-label": "Status", onchange: () => refresh() }, h("option", { value: "" }, "Any status"), STATUSES.map((s) => h("option", { value: s, selected: params.get("status") === s }, s)));
+	const compare = h("button", { disabled: true, onclick: () => (location.hash = `#/compare?runs=${[...picked].join(",")}`) }, "Compare");
+	const body = h("tbody", {});
+	const table = h(
+		"table",
+		{ class: "runs" },
+		h("thead", {}, h("tr", {}, h("th", {}, h("span", { class: "sr" }, "Compare")), h("th", {}, "Run"), h("th", {}, "Status"), h("th", {}, "Step"), h("th", { class: "n" }, "Reward"), h("th", {}, "Reward over steps"), h("th", { class: "n" }, "Eval"), h("th", {}, "Created"))),
+		body,
+	);
+	const scroll = h("div", { class: "scroll", role: "region", "aria-label": "Runs", tabindex: "0" }, table);
+	const state = h("div", {}, h("p", { class: "loading" }, "Loading…"));
+	const more = h("button", { hidden: true, onclick: () => (pages++, refresh()) }, "Older runs");
+	root.append(
+		h("div", { class: "head" }, h("h1", {}, "Runs"), h("div", { class: "tools" }, search, status, compare, h("a", { class: "button primary", href: "#/launch" }, "Launch a run"))),
+		state,
+		scroll,
+		more,
+	);
+	scroll.hidden = true;
+	const unbind = bindKeys({ "/": ["Filter", () => search.focus()] });
+
+	function pick(id, on) {
+		if (on) picked.add(id);
+		else picked.delete(id);
+		compare.disabled = picked.size < 2;
+		compare.textContent = picked.size ? `Compare ${picked.size}` : "Compare";
+	}
+
+	/** Sparklines are of the store, a request each: fetched once a step, and for ended runs once. */
+	async function drawSpark(run, cell) {
+		const known = sparks.get(run.id);
+		if (known?.step === run.step || !run.step) return;
+		sparks.set(run.id, { step: run.step });
+		try {
+			const page = await api.metrics(run.id, { keys: ["reward/all/mean"], points: 60 }, stop.signal);
+			fill(cell, sparkline(page.data.map((r) => r.metrics["reward/all/mean"])));
+		} catch {
+			sparks.delete(run.id);
+		}
+	}
+
+	function row(run) {
+		let entry = rows.get(run.id);
+		if (!entry) {
+			const spark = h("td", { class: "sparks" });
+			const cells = Array.from({ length: 7 }, () => h("td", {}));
+			const box = h("input", { type: "checkbox", "aria-label": `Compare ${run.id}`, onchange: (e) => pick(run.id, e.target.checked) });
+			fill(cells[0], box);
+			entry = { element: h("tr", {}, cells.slice(0, 5), spark, cells.slice(5)), cells, spark };
+			rows.set(run.id, entry);
+		}
+		const text = JSON.stringify(run);
+		if (entry.text === text) return entry.element;
+		entry.text = text;
+		const [, name, state, steps, reward, evals, created] = entry.cells;
+		const tags = Object.entries(run.metadata).map(([k, v]) => h("span", { class: "tag" }, `${k}: ${v}`));
+		fill(name, h("a", { class: "run-name", href: `#/runs/${encodeURIComponent(run.id)}` }, run.id), tags.length ? h("div", { class: "tags" }, tags) : null);
+		fill(state, badge(run.status), h("div", { class: "sub" }, waitingText(run)));
+		const share = run.max_steps ? run.step / run.max_steps : 0;
+		fill(steps, h("div", {}, count(run.step), run.max_steps ? h("span", { class: "sub" }, ` / ${count(run.max_steps)}`) : null), h("progress", { max: 1, value: Math.min(1, share), "aria-label": `Steps of ${run.id}` }));
+		reward.className = evals.className = "n";
+		fill(reward, num(run.reward));
+		fill(evals, Object.entries(run.eval).map(([env, e]) => h("div", { title: env }, num(e.reward))));
+		fill(created, h("time", { datetime: run.created_at, title: run.created_at }, ago(run.created_at)));
+		drawSpark(run, entry.spark);
+		return entry.element;
+	}
+
+	function paint() {
+		const wanted = search.value.toLowerCase();
+		const shown = all.filter((run) => !wanted || `${run.id} ${run.name} ${Object.entries(run.metadata).flat().join(" ")}`.toLowerCase().includes(wanted));
+		scroll.hidden = !shown.length;
+		const elements = shown.map(row);
+		if (elements.length !== body.children.length || elements.some((e, i) => body.children[i] !== e)) fill(body, elements);
+		if (shown.length) fill(state);
+		else if (all.length || status.value) fill(state, notice("No run fits the filters", "Change the text or the status.", { action: h("button", { onclick: () => ((search.value = status.value = ""), refresh()) }, "Show all") }));
+		else fill(state, notice("No runs yet", "Start one with this command, or fill in the launch form.", { code: startCommand(), action: h("a", { class: "button primary", href: "#/launch" }, "Launch a run") }));
+	}
+
+	async function refresh() {
+		try {
+			const found = [];
+			let page = null;
+			for (let i = 0; i < pages && (!page || page.has_more); i++) {
+				page = await api.runs({ limit: PAGE, after: found.at(-1)?.id, status: status.value }, stop.signal);
+				found.push(...page.data);
+			}
+			all = found;
+			more.hidden = !page.has_more;
+			showLink("polling");
+			paint();
+		} catch (error) {
+			if (error.name === "AbortError") return;
+			showLink("reconnecting");
+			if (!all.length) {
+				scroll.hidden = true;
+				fill(state, notice(error.title, error.message, { kind: "bad", action: h("button", { onclick: refresh }, "Try again") }));
+			}
+		}
+		ready("runs");
+	}
+
+	const timer = setInterval(() => document.hidden || refresh(), POLL_MS);
+	refresh();
+	return {
+		destroy() {
+			stop.abort();
+			clearInterval(timer);
+			unbind();
+			showLink("ended");
+		},
+	};
+}

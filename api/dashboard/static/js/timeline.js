@@ -1,0 +1,318 @@
+// All that runs at once, on one time axis: rollouts in flight, the trainer, weights on their way to
+// the engines, evals, checkpoints, and what broke and came back.
+
+import { api } from "./api.js";
+import { fill, h, notice, ready } from "./dom.js";
+import { eventsError, loadEvents } from "./events.js";
+import { clock, duration, num } from "./format.js";
+import { bindKeys } from "./keyboard.js";
+import { cssVar, onTheme } from "./theme.js";
+
+const KEYS = ["time/wait_for_batch", "time/train", "time/sync_weights"];
+const GAP_S = 40;
+const LANES = [
+	{ id: "flight", label: "Rollouts in flight", height: 120 },
+	{ id: "trainer", label: "Trainer", height: 24 },
+	{ id: "sync", label: "Weights to the engines", height: 18 },
+	{ id: "eval", label: "Evals", height: 18 },
+	{ id: "work", label: "Checkpoints, restores, other work", height: 18 },
+	{ id: "faults", label: "Faults, recoveries, requests", height: 24 },
+];
+const HEAD = 20;
+const AXIS = 26;
+const LEGEND = { train: ["train rollouts, training", 0], eval: ["eval rollouts, evals", 3], wait: ["trainer waits for rollouts", 7], sync: ["weight sync", 2], work: ["checkpoint and other work", 5] };
+const MARKS = [["fault", "bad"], ["trouble", "warn"], ["recovery", "good"], ["request", "busy"]];
+const NICE_S = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 604800];
+
+/** The first place in `list`, ascending by `value`, that is not below `wanted`. */
+function place(list, wanted, value) {
+	let low = 0;
+	let high = list.length;
+	while (low < high) {
+		const middle = (low + high) >> 1;
+		if (value(list[middle]) < wanted) low = middle + 1;
+		else high = middle;
+	}
+	return low;
+}
+
+/** Spans [lane, from, to, colour, text] of a step's record: it was written as the step ended. */
+function spansOf({ step, time, metrics }) {
+	const [wait, train, sync] = KEYS.map((key) => metrics[key] ?? 0);
+	const trained = time - sync;
+	const began = trained - train;
+	return [
+		["trainer", began - wait, began, "wait", `Step ${step}: trainer waits for rollouts, ${duration(wait)}`],
+		["trainer", began, trained, "train", `Step ${step}: trains for ${duration(train)}`],
+		["sync", trained, time, "sync", `Step ${step}: weights reach the engines in ${duration(sync)}`],
+	];
+}
+
+/** Stretches of time in which eval rollouts were in flight. */
+function evalSpans(gauges) {
+	const found = [];
+	for (const { time, inflight_eval: flying } of gauges) {
+		if (!flying) continue;
+		const last = found.at(-1);
+		if (last && time - last[2] < GAP_S) last[2] = time;
+		else found.push(["eval", time, time + 5, "eval", "Eval rollouts in flight"]);
+	}
+	return found;
+}
+
+export function show(root, data) {
+	const stop = new AbortController();
+	const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": "Timeline of the run. Arrow keys move, plus and minus zoom. What broke and came back is listed below." });
+	const tip = h("div", { class: "tip", hidden: true });
+	const list = h("div", {});
+	const state = h("div", {}, h("p", { class: "loading" }, "Loading…"));
+	const button = (text, label, work) => h("button", { title: label, "aria-label": text.length > 1 ? null : label, onclick: work }, text);
+	const last = (seconds) => () => look(end() - seconds, end());
+	const frame = h("div", { class: "timeline" }, canvas, tip);
+	fill(
+		root,
+		h(
+			"div",
+			{ class: "tools" },
+			button("All", "All of the run", () => look(begin(), end())),
+			button("Last hour", "The last hour", last(3600)),
+			button("Last 10 min", "The last ten minutes", last(600)),
+			button("+", "Zoom in", () => zoom(0.6)),
+			button("−", "Zoom out", () => zoom(1 / 0.6)),
+			h("span", { class: "legend" }, [...Object.values(LEGEND).map(([text, color]) => [text, `series-${color}`]), ...MARKS].map(([text, color]) => h("span", { class: "chip", vars: { "--c": `var(--${color})` } }, h("i", { class: "d0" }), text))),
+		),
+		frame,
+		state,
+		h("h2", {}, "Faults, recoveries and requests"),
+		list,
+	);
+
+	let records = [];
+	let spans = [];
+	let marks = [];
+	let works = [];
+	const seen = new Set();
+	let view = null;
+	let follow = true;
+	let asked = 0;
+	let colors = {};
+
+	const begin = () => Math.min(spans[0]?.[1] ?? Infinity, data.gauges[0]?.time ?? Infinity, works[0]?.[1] ?? Infinity);
+	const end = () => Math.max(records.at(-1)?.time ?? 0, data.gauges.at(-1)?.time ?? 0, works.at(-1)?.[2] ?? 0, marks.at(-1)?.[0] ?? 0);
+
+	function look(from, to) {
+		const [low, high] = [begin(), end()];
+		if (!(high > low)) return;
+		const width = Math.min(Math.max(to - from, 2), high - low);
+		const left = Math.min(Math.max(from, low), high - width);
+		view = [left, left + width];
+		follow = left + width >= high - 1;
+		draw();
+	}
+	const zoom = (by, around = (view[0] + view[1]) / 2) => look(around - (around - view[0]) * by, around + (view[1] - around) * by);
+	const move = (share) => look(view[0] + share * (view[1] - view[0]), view[1] + share * (view[1] - view[0]));
+
+	function draw() {
+		cancelAnimationFrame(asked);
+		asked = requestAnimationFrame(paint);
+	}
+
+	const lanes = () => {
+		let y = 0;
+		return LANES.map((lane) => {
+			const top = y + HEAD;
+			y = top + lane.height;
+			return { ...lane, top };
+		});
+	};
+
+	function paint() {
+		if (!view) return;
+		const ratio = devicePixelRatio || 1;
+		const width = frame.clientWidth;
+		const laid = lanes();
+		const height = laid.at(-1).top + laid.at(-1).height + AXIS;
+		canvas.style.height = `${height}px`;
+		canvas.width = width * ratio;
+		canvas.height = height * ratio;
+		const pen = canvas.getContext("2d");
+		pen.scale(ratio, ratio);
+		const [from, to] = view;
+		const x = (time) => ((time - from) / (to - from)) * width;
+		const top = Object.fromEntries(laid.map((lane) => [lane.id, lane]));
+		pen.font = "12px system-ui, sans-serif";
+		const every = NICE_S.find((s) => s * (width / (to - from)) > 110) ?? NICE_S.at(-1);
+		pen.strokeStyle = colors.grid;
+		for (let t = Math.ceil(from / every) * every; t < to; t += every) {
+			pen.beginPath();
+			pen.moveTo(x(t), 0);
+			pen.lineTo(x(t), height - AXIS);
+			pen.stroke();
+			pen.fillStyle = colors.muted;
+			pen.fillText(clock(t), Math.min(x(t) + 3, width - 90), height - 8);
+		}
+		flights(pen, x, width, top.flight);
+		for (const some of [spans, works]) {
+			const first = Math.max(0, place(some, from, (s) => s[2]) - 3);
+			for (let i = first; i < some.length && some[i][1] <= to; i++) {
+				const [lane, start, till, tone] = some[i];
+				const { top: y, height: tall } = top[lane];
+				pen.fillStyle = colors[tone];
+				pen.fillRect(x(start), y, Math.max(0.6, x(till) - x(start) - 0.4), tall);
+			}
+		}
+		for (const [time, tone] of marks) {
+			if (time < from || time > to) continue;
+			const { top: y, height: tall } = top.faults;
+			pen.fillStyle = colors[tone];
+			pen.beginPath();
+			pen.arc(x(time), y + tall / 2, 5, 0, 7);
+			pen.fill();
+			if (tone === "error" || tone === "warning") pen.fillRect(x(time) - 0.5, 0, 1, height - AXIS);
+		}
+		pen.fillStyle = colors.text;
+		for (const { label, top: y } of laid) pen.fillText(label, 6, y - 6);
+	}
+
+	/** Train and eval rollouts as areas on each other, the most of each pixel, and permits as a line. */
+	function flights(pen, x, width, { top, height }) {
+		const { gauges } = data;
+		const cells = Array.from({ length: Math.ceil(width) + 1 }, () => [0, 0, 0]);
+		let most = 1;
+		for (let i = Math.max(0, place(gauges, view[0], (g) => g.time) - 2); i < gauges.length && gauges[i].time <= view[1]; i++) {
+			const g = gauges[i];
+			const till = Math.min(gauges[i + 1]?.time ?? g.time + 5, g.time + GAP_S);
+			most = Math.max(most, g.permits ?? 0, (g.inflight_train ?? 0) + (g.inflight_eval ?? 0));
+			for (let c = Math.max(0, Math.floor(x(g.time))); c <= Math.min(cells.length - 1, x(till)); c++) {
+				const cell = cells[c];
+				if ((g.inflight_train ?? 0) + (g.inflight_eval ?? 0) >= cell[0] + cell[1]) [cell[0], cell[1]] = [g.inflight_train ?? 0, g.inflight_eval ?? 0];
+				cell[2] = Math.max(cell[2], g.permits ?? 0);
+			}
+		}
+		const scale = height / most;
+		cells.forEach(([train, evals, permits], c) => {
+			pen.fillStyle = colors.train;
+			pen.fillRect(c, top + height - train * scale, 1, train * scale);
+			pen.fillStyle = colors.eval;
+			pen.fillRect(c, top + height - (train + evals) * scale, 1, evals * scale);
+			pen.fillStyle = colors.text;
+			if (permits) pen.fillRect(c, top + height - permits * scale, 1, 1);
+		});
+		pen.fillStyle = colors.muted;
+		pen.fillText(`permits ${num(most)}`, 130, top - 6);
+	}
+
+	function point(event) {
+		if (!view) return;
+		const box = canvas.getBoundingClientRect();
+		const time = view[0] + ((event.clientX - box.left) / box.width) * (view[1] - view[0]);
+		const y = event.clientY - box.top;
+		const near = (view[1] - view[0]) * (6 / box.width);
+		const lane = lanes().find((one) => y >= one.top - HEAD && y < one.top + one.height);
+		const lines = [clock(time)];
+		if (lane?.id === "flight") {
+			const g = data.gauges[Math.max(0, place(data.gauges, time, (one) => one.time) - 1)];
+			if (g) lines.push(`${g.inflight_train ?? 0} train and ${g.inflight_eval ?? 0} eval rollouts of ${g.permits ?? "?"} permits`, g.waiting_for && `no more since: ${g.waiting_for}`);
+		} else if (lane?.id === "faults") {
+			lines.push(...marks.filter(([at]) => Math.abs(at - time) < near).slice(0, 4).map(([, , text]) => text));
+		} else if (lane) {
+			lines.push(...[...spans, ...works].filter(([id, from, to]) => id === lane.id && from - near / 3 <= time && to + near / 3 >= time).slice(0, 3).map((s) => s[4]));
+		}
+		fill(tip, lines.filter(Boolean).map((line) => h("div", {}, line)));
+		tip.hidden = false;
+		tip.style.left = `${Math.min(event.clientX - box.left + 12, box.width - tip.offsetWidth - 4)}px`;
+		tip.style.top = `${y + 14}px`;
+	}
+
+	let held = null;
+	canvas.addEventListener("pointerdown", (e) => {
+		if (!view) return;
+		held = { x: e.clientX, view };
+		canvas.setPointerCapture(e.pointerId);
+	});
+	canvas.addEventListener("pointermove", (e) => {
+		if (held) {
+			const by = ((held.x - e.clientX) / canvas.clientWidth) * (held.view[1] - held.view[0]);
+			look(held.view[0] + by, held.view[1] + by);
+		} else point(e);
+	});
+	for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, () => (held = null));
+	canvas.addEventListener("pointerleave", () => (tip.hidden = true));
+	canvas.addEventListener("wheel", (e) => {
+		if (!view) return;
+		e.preventDefault();
+		zoom(e.deltaY > 0 ? 1.25 : 0.8, view[0] + (e.offsetX / canvas.clientWidth) * (view[1] - view[0]));
+	}, { passive: false });
+	const unbind = bindKeys({ ArrowLeft: ["Earlier", () => move(-0.2)], ArrowRight: ["Later", () => move(0.2)], "+": ["Zoom in", () => zoom(0.6)], "-": ["Zoom out", () => zoom(1 / 0.6)], 0: ["All of the run", () => look(begin(), end())] });
+
+	function takeEvents(events) {
+		for (const event of events) {
+			if (seen.has(event.id)) continue;
+			seen.add(event.id);
+			const time = Date.parse(event.created_at) / 1000;
+			const { type, level, message, data: told } = event;
+			if (type === "work.done" && !/train_step|sync_weights|ship_batch/.test(told.work ?? "")) {
+				works.push([/eval/.test(told.work) ? "eval" : "work", Date.parse(told.started_at) / 1000, Date.parse(told.finished_at) / 1000, /eval/.test(told.work) ? "eval" : "work", message]);
+			}
+			const fine = /^(server\.|run\.(asked|status|resumed|config|ended))/.test(type);
+			if (level !== "info" || fine) marks.push([time, level === "info" ? (/server\.up|resumed|running/.test(`${type} ${message}`) ? "good" : "asked") : level, message]);
+		}
+		works.sort((a, b) => a[1] - b[1]);
+		const rows = marks.slice(-200).reverse().map(([time, tone, text]) => h("tr", { class: `level-${tone}` }, h("td", {}, h("button", { class: "small", onclick: () => (look(time - 60, time + 60), frame.scrollIntoView({ block: "center" })) }, clock(time))), h("td", {}, text)));
+		fill(list, rows.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Faults, recoveries and requests" }, h("table", { class: "events" }, h("tbody", {}, rows))) : h("p", { class: "sub" }, "Nothing broke, and nothing was asked of the run."));
+	}
+
+	async function newer() {
+		for (;;) {
+			const page = await api.metrics(data.id, { keys: KEYS, after: records.at(-1)?.step ?? -1 }, stop.signal);
+			records.push(...page.data);
+			if (!page.has_more) break;
+		}
+		await data.loadGauges(stop.signal);
+		spans = [...records.flatMap(spansOf), ...evalSpans(data.gauges)].sort((a, b) => a[1] - b[1]);
+	}
+
+	function paletted() {
+		colors = { text: cssVar("--text"), muted: cssVar("--muted"), grid: cssVar("--grid"), error: cssVar("--bad"), warning: cssVar("--warn"), good: cssVar("--good"), asked: cssVar("--busy") };
+		for (const [name, [, at]] of Object.entries(LEGEND)) colors[name] = cssVar(`--series-${at}`);
+		draw();
+	}
+
+	async function load() {
+		try {
+			await newer();
+			fill(state, end() ? null : notice("Nothing to see yet", "The timeline begins with the first rollouts."));
+			if (end()) look(Math.max(begin(), end() - 1800), end());
+		} catch (error) {
+			if (error.name !== "AbortError") fill(state, notice(error.title ?? "No timeline", error.message, { kind: "bad" }));
+		}
+		ready("timeline");
+		await loadEvents(data.id, stop.signal, (found) => {
+			takeEvents(found);
+			if (view && follow) look(end() - (view[1] - view[0]), end());
+		}).catch((error) => error.name === "AbortError" || fill(list, eventsError(error, data.id)));
+	}
+
+	const sizing = new ResizeObserver(draw);
+	sizing.observe(frame);
+	const offTheme = onTheme(paletted);
+	paletted();
+	const loading = load();
+	return {
+		async update() {
+			await loading;
+			const width = view && view[1] - view[0];
+			await newer();
+			if (!view && end()) look(end() - 1800, end());
+			else if (view && follow) look(end() - width, end());
+			if (end()) fill(state);
+		},
+		onEvent: (event) => (takeEvents([event]), draw()),
+		destroy() {
+			stop.abort();
+			unbind();
+			offTheme();
+			sizing.disconnect();
+		},
+	};
+}

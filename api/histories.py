@@ -1,0 +1,296 @@
+"""Follows the histories of runs in Temporal, and pages through what they tell.
+
+One reader a followed execution serves every watcher: it long-polls Temporal, so that each history
+event crosses the wire once an API process. A reader that nobody asked for in a while ends. Nothing
+here is state: whatever is lost with the process is read again.
+"""
+
+import asyncio
+import json
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from temporalio.api.common.v1 import Payload, WorkflowExecution
+from temporalio.api.workflowservice.v1 import GetWorkflowExecutionHistoryRequest
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.contracts.wire import WIRE
+from api.happenings import Happening, Teller, parse_cursor
+from api.problems import ApiProblem
+from api.sharing import Shared
+from api.temporal import Execution, Temporal
+
+IDLE_S = 60.0
+"""A reader nobody asked for this long ends."""
+KEPT_READERS = 64
+PAGE = 1000
+POLL = timedelta(seconds=30)
+CHAIN_FRESH_S = 0.25
+GATHER_S = 0.1
+"""Between two reads of a history that goes on."""
+CATCH_UP_S = 5.0
+MOST_AT_ONCE = 500
+"""Events in one piece of a stream."""
+
+
+def unknown_cursor(cursor: str) -> ApiProblem:
+    """404: no event of the run has this id."""
+    return ApiProblem(
+        404,
+        "unknown-cursor",
+        "No such event",
+        f"No event {cursor[:80]!r} is kept of this run; leave `after` out to begin with the first.",
+    )
+
+
+async def _decode(payload: Payload) -> Any:
+    """The plain value of a payload; None if it is none that can be read."""
+    try:
+        return (await WIRE.decode([payload]))[0]
+    except (ValueError, RuntimeError):
+        # Anyone may signal a run with any payload.
+        return None
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event with its wire form, which is made once for all who watch."""
+
+    happening: Happening
+    sse: bytes
+
+
+def as_json(event: Happening) -> dict[str, Any]:
+    """The event as the API shows it."""
+    return {
+        "id": event.id,
+        "object": "event",
+        "type": event.type,
+        "created_at": event.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "level": event.level,
+        "source": event.source,
+        "message": event.message,
+        "data": event.data,
+    }
+
+
+def _told(event: Happening) -> Told:
+    data = json.dumps(as_json(event), separators=(",", ":"))
+    return Told(event, f"id: {event.id}\nevent: {event.type}\ndata: {data}\n\n".encode())
+
+
+class Reader:
+    """What one execution has told so far."""
+
+    def __init__(self, temporal: Temporal, workflow: str, execution: str) -> None:
+        self._temporal = temporal
+        self._request = GetWorkflowExecutionHistoryRequest(
+            namespace=temporal.namespace,
+            execution=WorkflowExecution(workflow_id=workflow, run_id=execution),
+            maximum_page_size=PAGE,
+            wait_new_event=True,
+        )
+        self.execution = execution
+        self.teller = Teller(execution, _decode)
+        self.events: list[Told] = []
+        self.seen = 0
+        self.used = time.monotonic()
+        self.failure: ApiProblem | None = None
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def start(self) -> None:
+        """Reads on, if it does not already and there is anything left to read."""
+        self.used = time.monotonic()
+        if not self.teller.ended and (self._task is None or self._task.done()):
+            self.failure = None
+            self._task = asyncio.create_task(self._follow())
+
+    def stop(self) -> None:
+        """Ends the reading."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _follow(self) -> None:
+        token = b""
+        while not self.teller.ended and time.monotonic() - self.used < IDLE_S:
+            self._request.next_page_token = token
+            try:
+                async with self._temporal.calling() as client:
+                    answer = await client.workflow_service.get_workflow_execution_history(
+                        self._request, timeout=POLL
+                    )
+            except RPCError as error:
+                if error.status != RPCStatusCode.NOT_FOUND:
+                    raise
+                self.failure = unknown_cursor(self.execution)
+                break
+            except ApiProblem as problem:
+                # Temporal is away: who waits is told, and who watches goes on waiting.
+                self.failure = problem
+                self._notify()
+                await asyncio.sleep(1.0)
+                token = b""
+                continue
+            self.failure = None
+            for event in answer.history.events:
+                # A page that is read again after a fault was told already.
+                if event.event_id > self.seen:
+                    self.events += [_told(found) for found in await self.teller.take(event)]
+                    self.seen = event.event_id
+            self._notify()
+            token = answer.next_page_token
+            if not token and not answer.history.events:
+                await asyncio.sleep(0.2)
+            elif len(answer.history.events) < PAGE:
+                # What happens in quick succession is told at once to all who watch.
+                await asyncio.sleep(GATHER_S)
+        self._notify()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Waits for news; False if none came in time."""
+        self.start()
+        if self.teller.ended:
+            return True
+        changed = self._changed
+        try:
+            async with asyncio.timeout(timeout_s):
+                await changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def caught_up(self, length: int) -> None:
+        """Waits until `length` history events were read; raises ApiProblem if Temporal is away."""
+        deadline = time.monotonic() + CATCH_UP_S
+        while self.seen < length and not self.teller.ended:
+            await self.wait(max(deadline - time.monotonic(), 0.0))
+            if self.failure is not None:
+                raise self.failure
+            if time.monotonic() >= deadline:
+                # What Temporal counts may include events that it has not settled yet.
+                return
+
+    def after(self, place: tuple[int, int] | None) -> int:
+        """Index of the first event after `place`."""
+        if place is None:
+            return 0
+        return bisect_right(self.events, place, key=lambda told: told.happening.place)
+
+
+class Histories:
+    """Events of runs, oldest first."""
+
+    def __init__(self, temporal: Temporal) -> None:
+        self._temporal = temporal
+        self._readers: OrderedDict[tuple[str, str], Reader] = OrderedDict()
+        self._chains: Shared[list[Execution]] = Shared(CHAIN_FRESH_S)
+
+    def _reader(self, workflow: str, execution: str) -> Reader:
+        key = (workflow, execution)
+        reader = self._readers.get(key)
+        if reader is None:
+            reader = self._readers[key] = Reader(self._temporal, workflow, execution)
+            while len(self._readers) > KEPT_READERS:
+                self._readers.popitem(last=False)[1].stop()
+        self._readers.move_to_end(key)
+        reader.start()
+        return reader
+
+    def close(self) -> None:
+        """Ends all reading."""
+        for reader in self._readers.values():
+            reader.stop()
+
+    async def _chain(self, run_id: str) -> list[Execution]:
+        """All executions of a run that Temporal keeps, oldest first."""
+        return await self._chains.get(run_id, lambda: self._look_up(run_id))
+
+    async def _look_up(self, run_id: str) -> list[Execution]:
+        found = await self._temporal.listed(f"WorkflowId = '{run_id}'")
+        newest = await self._temporal.describe(run_id)
+        if newest is not None and newest.run not in {execution.run for execution in found}:
+            # The list of executions is renewed a moment after the executions themselves.
+            found.append(newest)
+        return sorted(found, key=lambda execution: execution.started)
+
+    async def _next(self, run_id: str, reader: Reader) -> str:
+        """The execution that goes on after `reader`'s has ended; '' if none does yet."""
+        if reader.teller.successor:
+            return reader.teller.successor
+        chain = [execution.run for execution in await self._chain(run_id)]
+        place = chain.index(reader.execution) if reader.execution in chain else len(chain)
+        return chain[place + 1] if place + 1 < len(chain) else ""
+
+    async def _begin(
+        self, run_id: str, newest: Execution, after: str | None
+    ) -> tuple[Reader, tuple[int, int] | None]:
+        if after is None:
+            chain = await self._chain(run_id)
+            return self._reader(run_id, chain[0].run if chain else newest.run), None
+        try:
+            execution, place = parse_cursor(after)
+        except ValueError:
+            raise unknown_cursor(after) from None
+        reader = self._reader(run_id, execution)
+        length = newest.events if execution == newest.run else place[0]
+        await reader.caught_up(length)
+        return reader, place
+
+    async def latest(self, newest: Execution) -> str | None:
+        """Id of the last event so far of the newest execution."""
+        reader = self._reader(newest.id, newest.run)
+        await reader.caught_up(newest.events)
+        return reader.events[-1].happening.id if reader.events else None
+
+    async def page(
+        self, newest: Execution, after: str | None, limit: int
+    ) -> tuple[list[Happening], bool]:
+        """Events after the one of id `after`, at most `limit`; and whether more follow.
+
+        Raises ApiProblem 404 for a cursor that is none.
+        """
+        run_id = newest.id
+        reader, place = await self._begin(run_id, newest, after)
+        found: list[Happening] = []
+        while True:
+            length = newest.events if reader.execution == newest.run else 2**60
+            await reader.caught_up(length)
+            told = reader.events[reader.after(place) :]
+            found += [item.happening for item in told[: limit + 1 - len(found)]]
+            if len(found) > limit or not reader.teller.ended:
+                return found[:limit], len(found) > limit
+            following = await self._next(run_id, reader)
+            if not following:
+                return found, False
+            reader, place = self._reader(run_id, following), None
+
+    async def stream(
+        self, newest: Execution, after: str | None, keep_alive_s: float = 15.0
+    ) -> AsyncIterator[bytes]:
+        """Server-sent events after the one of id `after`, as they come.
+
+        Ends once the run has ended and all was told.
+        """
+        run_id = newest.id
+        reader, place = await self._begin(run_id, newest, after)
+        while True:
+            while told := reader.events[reader.after(place) :][:MOST_AT_ONCE]:
+                place = told[-1].happening.place
+                yield b"".join(item.sse for item in told)
+            if reader.teller.ended:
+                following = await self._next(run_id, reader)
+                if not following:
+                    return
+                reader, place = self._reader(run_id, following), None
+            elif not await reader.wait(keep_alive_s):
+                yield b": still here\n\n"

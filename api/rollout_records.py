@@ -1,0 +1,329 @@
+"""Finished rollouts as the store holds them: found by step, env, kind or group, and read whole.
+
+A rollout's id is its group's with ':' for '/', then ':' and its place: 'train:12:3' is rollout 3 of
+group 'train/12'. What a step trained on is read from its batch file, and how the trainer scored it
+from the file of the step's scores. Where attempts of a run hold groups of the same id, the newest
+attempt's is the run's. Everything blocks.
+"""
+
+import io
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from activities.storage import keys
+from activities.storage.refs import ArtifactRef
+from activities.storage.store import CorruptArtifact
+from activities.storage.token_logprobs import SCHEMA_VERSION as SCORES_SCHEMA
+from activities.storage.token_logprobs import decode_token_logprobs
+from activities.training.fencing import variants
+from activities.training.retention import number_of
+from api.records import Records
+from api.resources import RolloutFull, RolloutItem, TokenStrip
+from api.tokens import Tokenizers
+
+RID = re.compile(r"(train:\d+(?:\.\d+)?|eval:\d+-\d+:[A-Za-z0-9._-]+:\d+):(\d{1,6})")
+GROUP = re.compile(r"train/\d+(?:\.\d+)?|eval/\d+-\d+/[A-Za-z0-9._-]+/\d+")
+KEPT = 4096
+SCAN_S = 1.5
+"""Longest that one page is looked for; what comes after is another page's. A group's step, too."""
+
+
+@dataclass(frozen=True)
+class GroupAt:
+    """A group of an attempt; `step` where it is known."""
+
+    attempt: str
+    group: str
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a page of rollouts is to hold."""
+
+    step: int | None = None
+    env: str | None = None
+    group: str | None = None
+    kind: str | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    errored: bool | None = None
+
+    def admits(self, item: RolloutItem) -> bool:
+        """Whether a rollout is meant."""
+        if self.env is not None and item.env != self.env:
+            return False
+        if self.errored is not None and (item.error is not None) != self.errored:
+            return False
+        low, high = self.reward_min, self.reward_max
+        if low is None and high is None:
+            return True
+        if item.reward is None:
+            return False
+        return (low is None or item.reward >= low) and (high is None or item.reward <= high)
+
+
+def rollout_id(group: str, index: int) -> str:
+    """The id of a rollout, as addresses have it."""
+    return f"{group.replace('/', ':')}:{index}"
+
+
+def _versions(samples: list[dict[str, Any]]) -> tuple[int, int] | None:
+    found = [v for sample in samples for v in sample["versions"] if v >= 0]
+    return (min(found), max(found)) if found else None
+
+
+def items_of(document: dict[str, Any], attempt: str) -> list[RolloutItem]:
+    """The rollouts of a group's document, in short."""
+    return [
+        RolloutItem(
+            id=rollout_id(document["group"], member["rollout"]),
+            group=document["group"],
+            index=member["rollout"],
+            kind=document["kind"],
+            env=document["env"],
+            example=document["example"],
+            attempt=attempt,
+            reward=member.get("reward"),
+            advantage=member.get("advantage"),
+            error=member["error"],
+            sampled_tokens=member.get("sampled_tokens") or 0,
+            turns=member.get("turns"),
+            truncated=member.get("truncated"),
+            stop=member.get("stop"),
+            filtered=bool(member.get("filtered") or member.get("post_filtered")),
+            versions=_versions(member.get("samples") or []),
+        )
+        for member in document["rollouts"]
+    ]
+
+
+def _counter(group: str) -> tuple[int, int]:
+    number, _, again = group.rpartition("/")[2].partition(".")
+    return int(number), int(again or 0)
+
+
+class Rollouts:
+    """Reads rollouts of any run."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._store = records.store
+        self._tokens = Tokenizers(records.store)
+        self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def _remembered(self, kind: str, key: str, read: Callable[[], Any]) -> Any:
+        with self._lock:
+            if (kind, key) in self._kept:
+                self._kept.move_to_end((kind, key))
+                return self._kept[kind, key]
+        value = read()
+        with self._lock:
+            self._kept[kind, key] = value
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return value
+
+    # -- which groups -----------------------------------------------------------------------
+
+    def _trained_at(self, run_id: str, step: int) -> list[GroupAt]:
+        """Groups of the batch that step `step` trained on, in its order."""
+        for span in self._records.spans(run_id):
+            if not (span.first < step and (span.last is None or step <= span.last)):
+                continue
+            key = keys.batch(span.attempt, step)
+            ref = self._store.committed(key)
+            if ref is not None:
+                found = self._remembered("batch", key, partial(self._groups_in, ref))
+                return [GroupAt(span.attempt, group, step) for group in found]
+        return []
+
+    def _groups_in(self, ref: ArtifactRef) -> list[str]:
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(io.BytesIO(self._store.get(ref)), columns=["group"])
+        return list(dict.fromkeys(table["group"].to_pylist()))
+
+    def _all_trained(self, run_id: str) -> Iterator[GroupAt]:
+        """Train groups of the run's own attempts, the newest first."""
+        seen: set[str] = set()
+        for attempt in reversed(self._records.attempts(run_id)):
+            folder = keys.group(attempt, "train/0").rpartition("/")[0]
+            prefix = len(f"{folder}/")
+            found = [
+                f"train/{key[prefix:].removesuffix('.json')}"
+                for key in self._store.committed_keys(folder)
+            ]
+            for group in sorted(set(found) - seen, key=_counter, reverse=True):
+                yield GroupAt(attempt, group)
+            seen |= set(found)
+
+    def _evals(self, run_id: str, wanted: Wanted) -> Iterator[GroupAt]:
+        """Eval groups, the newest epoch first, examples ascending."""
+        seen: set[str] = set()
+        for span in reversed(self._records.spans(run_id)):
+            root = keys.group(span.attempt, "eval/0").rpartition("/")[0]
+            epochs = sorted(
+                (tuple(map(int, name.split("-"))), name) for name in self._store.folders(root)
+            )
+            for (step, _), epoch in reversed(epochs):
+                late = span.last is not None and step > span.last
+                if late or (wanted.step is not None and step != wanted.step):
+                    continue
+                for env in self._store.folders(f"{root}/{epoch}"):
+                    if wanted.env is not None and env != wanted.env:
+                        continue
+                    found = self._store.committed_keys(f"{root}/{epoch}/{env}")
+                    names = [key.rpartition("/")[2].removesuffix(".json") for key in found]
+                    for name in sorted(names, key=int):
+                        group = f"eval/{epoch}/{env}/{name}"
+                        if group not in seen:
+                            seen.add(group)
+                            yield GroupAt(span.attempt, group, step)
+
+    def _groups(self, run_id: str, wanted: Wanted) -> Iterator[GroupAt]:
+        if wanted.group is not None:
+            found = self._find(run_id, wanted.group)
+            if found is not None:
+                yield found
+            return
+        if wanted.kind != "eval":
+            if wanted.step is not None:
+                yield from self._trained_at(run_id, wanted.step)
+            else:
+                yield from self._all_trained(run_id)
+        if wanted.kind != "train":
+            yield from self._evals(run_id, wanted)
+
+    def _find(self, run_id: str, group: str) -> GroupAt | None:
+        if GROUP.fullmatch(group) is None:
+            return None
+        for span in reversed(self._records.spans(run_id)):
+            if self._store.committed(keys.group(span.attempt, group)) is not None:
+                return GroupAt(span.attempt, group)
+        return None
+
+    def _scores(self, run_id: str, at: GroupAt, after: int) -> ArtifactRef | None:
+        """The file of the step that trained a group, of those after `after`; None if none has.
+
+        The attempt that holds the group has trained it, or one that went on with its batch.
+        """
+        deadline = time.monotonic() + SCAN_S
+        spans = self._records.spans(run_id)
+        begin = [span.attempt for span in spans].index(at.attempt)
+        for span in spans[begin:]:
+            folder = keys.token_logprobs(span.attempt, 0).rpartition("/")[0]
+            committed = self._store.committed_keys(folder)
+            for step in sorted({number_of(key) or 0 for key in committed}):
+                late = span.last is not None and step > span.last
+                if step <= max(after, span.first) or late:
+                    continue
+                # The run goes on with what the newest of its trainer processes made.
+                named = variants(keys.token_logprobs(span.attempt, step), committed)
+                ref = self._store.committed(named[-1]) if named else None
+                if ref is None:
+                    continue
+                if at.group in self._remembered("scores", ref.key, partial(self._groups_in, ref)):
+                    return ref
+                if time.monotonic() > deadline:
+                    return None
+        return None
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def _trainer_logprobs(
+        self, run_id: str, at: GroupAt, index: int, samples: list[dict[str, Any]]
+    ) -> dict[int, list[float | None]]:
+        """How the trainer scored the samples of a rollout, by place; without those it did not."""
+        sampled = _versions(samples)
+        try:
+            # A token is trained no earlier than by the step after its version.
+            ref = self._scores(run_id, at, sampled[1] if sampled else 0)
+            data = self._store.get(ref, schema=SCORES_SCHEMA) if ref is not None else None
+        except CorruptArtifact:
+            # Retention deletes them while a run goes on.
+            return {}
+        rows = decode_token_logprobs(data, at.group, index) if data is not None else []
+        return {row.sample: row.trainer_logprobs for row in rows}
+
+    def _items(self, at: GroupAt) -> list[RolloutItem]:
+        key = keys.group(at.attempt, at.group)
+
+        def read() -> list[RolloutItem]:
+            return items_of(self._store.get_json(self._store.require(key)), at.attempt)
+
+        found: list[RolloutItem] = self._remembered("items", key, read)
+        if at.step is None:
+            return found
+        return [item.model_copy(update={"step": at.step}) for item in found]
+
+    def page(
+        self, run_id: str, wanted: Wanted, after: str | None, limit: int
+    ) -> tuple[list[RolloutItem], str | None]:
+        """Rollouts after the one of id `after`, at most `limit`; and the cursor to go on with, None
+        at the end. A page may be short, or empty, and yet have a cursor.
+        """
+        deadline = time.monotonic() + SCAN_S
+        matched = RID.fullmatch(after) if after is not None else None
+        begin = (matched[1].replace(":", "/"), int(matched[2])) if matched else None
+        found: list[RolloutItem] = []
+        last = after
+        for at in self._groups(run_id, wanted):
+            if begin is not None and at.group != begin[0]:
+                continue
+            for item in self._items(at):
+                if begin is not None and item.index <= begin[1]:
+                    continue
+                if len(found) == limit:
+                    return found, last
+                last = item.id
+                if wanted.admits(item):
+                    found.append(item)
+            begin = None
+            if time.monotonic() > deadline:
+                return found, last
+        return found, None
+
+    def full(self, run_id: str, rid: str) -> RolloutFull | None:
+        """A rollout with all that was said and sampled; None if there is none of that id."""
+        matched = RID.fullmatch(rid)
+        at = self._find(run_id, matched[1].replace(":", "/")) if matched else None
+        if matched is None or at is None:
+            return None
+        index = int(matched[2])
+        document = self._store.get_json(self._store.require(keys.group(at.attempt, at.group)))
+        members = items_of(document, at.attempt)
+        if index >= len(members):
+            return None
+        stored = self._store.committed(keys.rollout(at.attempt, at.group, index))
+        told: dict[str, Any] = self._store.get_json(stored) if stored is not None else {}
+        scored = document["rollouts"][index]
+        samples = scored.get("samples") or told.get("samples") or []
+        trained = scored.get("samples") if document["kind"] == "train" else None
+        told_by_trainer = self._trainer_logprobs(run_id, at, index, trained) if trained else {}
+        return RolloutFull(
+            **members[index].model_dump(),
+            rewards=told.get("rewards") or {},
+            metrics=told.get("metrics") or scored.get("metrics") or {},
+            timing=told.get("timing") or scored.get("timing") or {},
+            labels=told.get("labels") or scored.get("labels") or [],
+            temperature=told.get("temperature"),
+            engine=told.get("engine"),
+            messages=told.get("messages") or [],
+            samples=[
+                TokenStrip(
+                    **sample,
+                    pieces=self._tokens.texts(at.attempt, sample["token_ids"]),
+                    trainer_logprobs=told_by_trainer.get(place),
+                )
+                for place, sample in enumerate(samples)
+            ],
+            members=members,
+        )

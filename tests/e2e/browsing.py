@@ -1,0 +1,119 @@
+"""A browser for the dashboard's tests, an API process with a Temporal of its own, and axe-core."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright import async_api as playwright
+
+ROOT = Path(__file__).parents[2]
+AXE = Path(__file__).parent / "vendor" / "axe-core" / "axe.min.js"
+DESKTOP = {"width": 1440, "height": 1000}
+PHONE = {"width": 390, "height": 844}
+
+
+def chromium() -> str:
+    """The system's Chromium."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        pytest.skip("needs Chromium (Debian: apt-get install chromium)")
+    return found
+
+
+@asynccontextmanager
+async def browsing() -> AsyncIterator[Any]:
+    """A headless Chromium."""
+    async with playwright.async_playwright() as started:
+        browser = await started.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield browser
+        await browser.close()
+
+
+@contextmanager
+def serving(home: Path, temporal: str, queues: str) -> Iterator[str]:
+    """The address of an API process whose state is in `home`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "api", "--port", "0"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "RATCHET_HOME": str(home),
+            "RATCHET_QUEUE_PREFIX": queues,
+            "TEMPORAL_ADDRESS": temporal,
+            "TEMPORAL_NAMESPACE": "default",
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found, "the first line names the address"
+        yield found.group()
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+@dataclass
+class Reader:
+    """A page of the dashboard as somebody reads it; what its console complained of is kept."""
+
+    page: Any
+    api: str
+    complaints: list[str] = field(default_factory=list)
+
+    async def open(self, where: str, ready: str) -> None:
+        """Goes to a page and waits until it says that it shows `ready` (a CSS attribute test)."""
+        await self.page.goto("about:blank")
+        await self.page.goto(f"{self.api}/dashboard/{where}")
+        await self.page.wait_for_selector(f"html[data-ready{ready}]", state="attached")
+
+    async def serious(self) -> list[str]:
+        """What axe-core finds that is serious or worse."""
+        await self.page.add_script_tag(path=str(AXE))
+        found = await self.page.evaluate("axe.run()")
+        return [
+            f"{violation['id']}: {node['html'][:160]}"
+            for violation in found["violations"]
+            if violation["impact"] in ("serious", "critical")
+            for node in violation["nodes"]
+        ]
+
+
+@asynccontextmanager
+async def reading(
+    browser: Any,
+    api: str,
+    *,
+    viewport: dict[str, int] = DESKTOP,
+    scheme: str = "light",
+    instruments: bool = False,
+) -> AsyncIterator[Reader]:
+    """A fresh browser context. `instruments` may run code of tests in pages, which the dashboard's
+    own policy forbids.
+    """
+    context = await browser.new_context(
+        viewport=viewport,
+        color_scheme=scheme,
+        bypass_csp=instruments,
+        reduced_motion="reduce",
+    )
+    reader = Reader(await context.new_page(), api)
+
+    def heard(message: Any) -> None:
+        if message.type in ("error", "warning"):
+            reader.complaints.append(f"{message.type}: {message.text} {message.location}")
+
+    reader.page.on("console", heard)
+    reader.page.on("pageerror", lambda error: reader.complaints.append(f"uncaught: {error}"))
+    yield reader
+    await context.close()

@@ -1,0 +1,192 @@
+"""Faults and their witnesses, on processes, connections and disks of the tests' own."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from activities.storage import keys
+from activities.storage.store import ArtifactStore
+from tests.chaos import disk, faults
+from tests.chaos.checkpoint_faults import inside, strike, uncommitted
+from tests.chaos.proxy import Proxy
+from tests.chaos.schedule import Spec, every_kind
+from tests.chaos.supervisor import ChaosStack, Supervisor
+from tests.chaos.targets import find, gone, kernel_state
+from tests.chaos.world import World
+
+SLEEP = ["sleep", "60"]
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[ChaosStack]:
+    """A stack whose API is a process that sleeps."""
+    made = ChaosStack(tmp_path)
+    (tmp_path / "logs").mkdir()
+    made._start("api", SLEEP, dict(os.environ))
+    yield made
+    if process := find(made, "api"):
+        process.kill()
+
+
+def world(stack: ChaosStack, tmp_path: Path) -> World:
+    client: Any = None
+    store = ArtifactStore(f"file://{tmp_path}/store")
+    return World(stack, disk.Disk(tmp_path, "none"), client, store, "run")
+
+
+async def test_kill_is_witnessed_and_the_supervisor_starts_the_service_again(
+    stack: ChaosStack, tmp_path: Path
+) -> None:
+    process = find(stack, "api")
+    assert process is not None
+    witness = await faults.inject(world(stack, tmp_path), Spec("kill", "api"))
+    assert witness.landed and gone(process.pid, process.create_time()), witness
+    assert stack.dead() == ["api"]
+    supervisor = Supervisor(stack)
+    minding = asyncio.create_task(supervisor.run())
+    while stack.dead():
+        await asyncio.sleep(0.05)
+    minding.cancel()
+    again = find(stack, "api")
+    assert again is not None and again.pid != process.pid
+    assert [name for _, name in supervisor.restarts] == ["api"]
+
+
+async def test_stall_is_witnessed_by_the_kernel_and_ends(stack: ChaosStack, tmp_path: Path) -> None:
+    process = find(stack, "api")
+    assert process is not None
+    stalled = asyncio.create_task(faults.inject(world(stack, tmp_path), Spec("stall", "api")))
+    await asyncio.sleep(0.5)
+    assert kernel_state(process.pid) == "T"
+    stalled.cancel()
+    await asyncio.gather(stalled, return_exceptions=True)
+    assert kernel_state(process.pid) in ("S", "R"), "an interrupted fault leaves nothing stopped"
+
+
+async def test_process_that_ends_while_it_is_stopped_was_replaced(
+    stack: ChaosStack, tmp_path: Path
+) -> None:
+    stalled = asyncio.create_task(faults.inject(world(stack, tmp_path), Spec("stall", "api")))
+    await asyncio.sleep(0.5)
+    process = find(stack, "api")
+    assert process is not None
+    process.kill()
+    witness = await stalled
+    assert witness.landed and not witness.rode_out and witness.until - witness.at < 4
+
+
+def test_strike_stops_a_process_as_soon_as_something_appears(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "x").touch()
+    process = subprocess.Popen(SLEEP)
+    stop, found = threading.Event(), []
+    watch = threading.Thread(
+        target=lambda: found.append(strike(process.pid, tmp_path, "*/*", stop))
+    )
+    watch.start()
+    # What is there before it looks for the first time does not count.
+    time.sleep(0.3)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "x").touch()
+    watch.join(timeout=5)
+    stop.set()
+    try:
+        assert found == [tmp_path / "new" / "x"]
+        assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+async def test_worker_is_killed_inside_a_commit_and_not_after_one(
+    stack: ChaosStack, tmp_path: Path
+) -> None:
+    stack._start("worker-trainer", SLEEP, dict(os.environ))
+    given = world(stack, tmp_path)
+    folder = Path(given.store.path(keys.checkpoints(given.run_id)))
+    (folder / "step-1@a").mkdir(parents=True)
+    (folder / "step-1@a" / "old").touch()
+    spec = Spec("kill-in-checkpoint", "trainer-worker")
+    fault = asyncio.create_task(faults.inject(given, spec))
+    await asyncio.sleep(0.3)
+    # This one is committed before anybody can look: the worker dies, and it does not count.
+    (folder / "step-2.commit").touch()
+    (folder / "step-2@b").mkdir()
+    (folder / "step-2@b" / "x").touch()
+    while not stack.dead():
+        await asyncio.sleep(0.02)
+    assert not fault.done()
+    stack.revive("worker-trainer")
+    await asyncio.sleep(0.6)
+    (folder / "step-3@c").mkdir()
+    (folder / "step-3@c" / "x").touch()
+    witness = await fault
+    assert witness.landed and "1 files of step-3 in the store and no marker" in witness.proof
+    assert stack.dead() == ["worker-trainer"]
+
+
+def test_checkpoint_counts_as_cut_off_only_without_its_last_file(tmp_path: Path) -> None:
+    stack = ChaosStack(tmp_path)
+    (tmp_path / "a").touch()
+    assert inside(world(stack, tmp_path), tmp_path / "a")
+    (tmp_path / "trainer.json").touch()
+    assert not inside(world(stack, tmp_path), tmp_path / "a")
+    folder = tmp_path / "step-1@x"
+    folder.mkdir()
+    (folder / "a").touch()
+    assert uncommitted(world(stack, tmp_path), folder / "a")
+    (tmp_path / "step-1.commit").touch()
+    assert not uncommitted(world(stack, tmp_path), folder / "a")
+
+
+def test_proxy_forwards_cuts_and_takes_connections_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        proxy = Proxy(server.getsockname()[1])
+        proxy.start()
+        address = ("127.0.0.1", proxy.port)
+        with socket.create_connection(address) as ours:
+            theirs, _ = server.accept()
+            ours.sendall(b"there")
+            assert theirs.recv(5) == b"there"
+            theirs.sendall(b"back")
+            assert ours.recv(4) == b"back"
+            assert proxy.cut() == 1
+            with pytest.raises(ConnectionResetError):
+                ours.recv(1)
+            theirs.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address)
+        proxy.restore()
+        with socket.create_connection(address):
+            server.accept()[0].close()
+        proxy.close()
+
+
+def test_disk_meets_each_fault_with_its_own_error(tmp_path: Path) -> None:
+    made = disk.mount(tmp_path / "disk", 32)
+    try:
+        if made.kind == "none":
+            lacking = {"full-disk", "failing-store", "slow-store"}
+            left = {spec.what for spec in faults.possible(made, every_kind())}
+            assert not left & lacking
+            pytest.skip("nothing may be mounted here")
+        assert made.refusal(size=1) == ""
+        assert made.fill() == "ENOSPC"
+        made.empty()
+        assert made.refusal(size=1000) == ""
+        assert made.read_only() == "EROFS"
+        made.writable()
+        assert made.refusal(size=1) == ""
+    finally:
+        made.unmount()
+    assert not list(made.folder.iterdir()) and not (tmp_path / "disk.img").exists()

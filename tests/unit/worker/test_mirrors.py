@@ -1,0 +1,397 @@
+"""Mirrors, as processes, against an API of uvicorn's and a target that keeps lines in a file."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import pytest
+import uvicorn
+from fastapi import FastAPI, HTTPException
+
+from api.client import Ratchet
+from api.models import RUN_EXAMPLE, EvalRecord, ListOf, Run
+from api.resources import MetricsRow
+from worker.mirrors.forward import BATCH, Forwarder, eval_record
+from worker.mirrors.state import Record, Sent, States
+from worker.mirrors.targets import TensorBoard, package, target_of
+from worker.stack import ROOT
+
+WITHIN_S = 40.0
+
+
+class Journal:
+    """A target: a line of JSON a record. `dead` in its folder breaks it, in mid-batch where it
+    holds a number: so many records are taken before. `slow` makes it take 0.1 s over a record.
+    """
+
+    every_s = 0.05
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def begin(self, run_id: str, series: str, count: int, mark: Any) -> int:
+        self._dies(0)
+        return max(count, len(lines(self.folder, series)))
+
+    def send(self, series: str, first: int, records: Sequence[Record]) -> Any:
+        for done, record in enumerate(records):
+            self._dies(done)
+            with (self.folder / f"{series}.jsonl").open("a") as out:
+                said = [first + done, record.step, record.eval, record.values]
+                out.write(json.dumps(said) + "\n")
+            if (self.folder / "slow").exists():
+                time.sleep(0.1)
+        return {"lines": first + len(records)}
+
+    def end(self, series: str) -> None:
+        pass
+
+    def _dies(self, done: int) -> None:
+        dead = self.folder / "dead"
+        if dead.exists() and done >= int(dead.read_text()):
+            raise ConnectionError("the target is down")
+
+
+def lines(folder: Path, series: str) -> list[Any]:
+    """What a Journal took: [number, step, eval's id, values] a record."""
+    file = folder / f"{series}.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+class FakeApi:
+    """Runs, rows and evals as Ratchet's API tells them."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, Run] = {}
+        self.rows: dict[str, list[MetricsRow]] = {}
+        self.found: dict[str, list[EvalRecord]] = {}
+        self.address = ""
+        self.app = FastAPI()
+        self.app.get("/v1/runs")(self.list_runs)
+        self.app.get("/v1/runs/{run_id}")(self.retrieve)
+        self.app.get("/v1/runs/{run_id}/metrics")(self.metrics)
+        self.app.get("/v1/runs/{run_id}/evals")(self.evals)
+
+    def list_runs(self) -> ListOf[Run]:
+        return ListOf[Run](data=[*self.runs.values()], has_more=False)
+
+    def retrieve(self, run_id: str) -> Run:
+        if run_id not in self.runs:
+            raise HTTPException(404)
+        return self.runs[run_id]
+
+    def metrics(self, run_id: str, after_step: int = -1, limit: int = 1000) -> ListOf[MetricsRow]:
+        rows = [row for row in self.rows[run_id] if row.step > after_step]
+        return ListOf[MetricsRow](data=rows[:limit], has_more=len(rows) > limit)
+
+    def evals(self, run_id: str) -> ListOf[EvalRecord]:
+        return ListOf[EvalRecord](data=self.found[run_id], has_more=False)
+
+    def begin(self, run_id: str) -> None:
+        self.runs[run_id] = Run.model_validate({**RUN_EXAMPLE, "id": run_id})
+        self.rows[run_id], self.found[run_id] = [], []
+
+    def steps(self, run_id: str, first: int, last: int, at: float = 1e9) -> None:
+        """Steps `first`..`last` are trained, `at` seconds plus the step's number."""
+        self.rows[run_id] += [
+            MetricsRow(step=step, time=at + step, metrics={"loss": at + step, "unmeasured": None})
+            for step in range(first, last + 1)
+        ]
+
+    def eval(self, run_id: str, step: int) -> None:
+        told = {"epoch": f"{step}-1/rev", "env": "rev", "step": step, "reward_mean": step / 10}
+        self.found[run_id].append(EvalRecord.model_validate(told))
+
+    def resume(self, run_id: str, attempt: int, step: int) -> None:
+        """Another attempt goes on after `step`; what came after is not of the run any more."""
+        self.rows[run_id] = [row for row in self.rows[run_id] if row.step <= step]
+        self.runs[run_id] = self.runs[run_id].model_copy(
+            update={"attempt": attempt, "status": "running", "finished_at": None}
+        )
+
+    def end(self, run_id: str) -> None:
+        told = {"status": "succeeded", "finished_at": datetime(2026, 1, 1, tzinfo=UTC)}
+        self.runs[run_id] = self.runs[run_id].model_copy(update=told)
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApi]:
+    fake = FakeApi()
+    server = uvicorn.Server(uvicorn.Config(fake.app, port=0, log_level="error"))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
+    thread.start()
+    until(lambda: server.started)
+    fake.address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield fake
+    server.should_exit = True
+    thread.join()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to that in time"
+        time.sleep(0.02)
+
+
+@contextmanager
+def mirroring(api: FakeApi, tmp_path: Path, *targets: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A mirror process with its children; they are killed at the end, if not before."""
+    command = [sys.executable, "-m", "worker.mirrors", "--api", api.address, "--every", "0.05"]
+    command += ["--state", str(tmp_path / "state")]
+    for target in targets:
+        command += ["--to", target]
+    with (tmp_path / "log").open("ab") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stderr=log, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def journal(folder: Path) -> str:
+    folder.mkdir(exist_ok=True)
+    return f"tests.unit.worker.test_mirrors:Journal={folder}"
+
+
+def forwarder(client: Ratchet, folder: Path, *runs: str) -> Forwarder:
+    folder.mkdir(exist_ok=True)
+    return Forwarder(client, Journal(str(folder)), States(folder / "state"), runs or ("all",))
+
+
+def steps_of(folder: Path, series: str) -> list[int]:
+    return [step for _, step, epoch, _ in lines(folder, series) if not epoch]
+
+
+def numbered(folder: Path, series: str) -> bool:
+    found = lines(folder, series)
+    return [number for number, *_ in found] == [*range(len(found))]
+
+
+def test_a_kill_between_two_steps_loses_and_doubles_nothing(api: FakeApi, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    api.begin("a")
+    api.steps("a", 0, 29)
+    api.eval("a", 10)
+    with mirroring(api, tmp_path, journal(out)) as first:
+        (out / "slow").touch()
+        until(lambda: len(lines(out, "a")) >= 4)
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    taken = len(lines(out, "a"))
+    assert 4 <= taken < 31
+    # What came meanwhile belongs before what was under way, which keeps its numbers all the same.
+    api.eval("a", 2)
+    with mirroring(api, tmp_path, journal(out)) as second:
+        until(lambda: len(lines(out, "a")) >= taken + 3)
+        child = psutil.Process(second.pid).children()[0]
+        child.kill()
+        (out / "slow").unlink()
+        until(lambda: len(lines(out, "a")) >= 32)
+        api.steps("a", 30, 31)
+        until(lambda: len(lines(out, "a")) >= 34)
+        time.sleep(0.3)
+    assert numbered(out, "a")
+    assert steps_of(out, "a") == [*range(32)]
+    assert [epoch for _, _, epoch, _ in lines(out, "a") if epoch] == ["10-1/rev", "2-1/rev"]
+    assert lines(out, "a")[0] == [0, 0, "", {"loss": 1e9}]
+
+
+def test_a_dead_target_is_tried_again_and_touches_no_other(api: FakeApi, tmp_path: Path) -> None:
+    well, ill = tmp_path / "well", tmp_path / "ill"
+    targets = (journal(well), journal(ill))
+    api.begin("a")
+    api.steps("a", 0, 9)
+    (ill / "dead").write_text("4")
+    with mirroring(api, tmp_path, *targets) as process:
+        until(lambda: len(lines(well, "a")) == 10 and len(lines(ill, "a")) == 4)
+        until(lambda: "the target is down" in (tmp_path / "log").read_text())
+        api.steps("a", 10, 12)
+        until(lambda: steps_of(well, "a") == [*range(13)])
+        (ill / "dead").unlink()
+        until(lambda: len(lines(ill, "a")) >= 13)
+        children = psutil.Process(process.pid).children()
+        process.terminate()
+        assert process.wait(10) == 0
+        assert not [child for child in children if child.is_running()]
+    assert numbered(ill, "a") and steps_of(ill, "a") == [*range(13)]
+
+
+def test_children_end_with_their_starter(api: FakeApi, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    api.begin("a")
+    api.steps("a", 0, 0)
+    with mirroring(api, tmp_path, journal(out)) as process:
+        until(lambda: len(lines(out, "a")) == 1)
+        (child,) = psutil.Process(process.pid).children()
+        process.kill()
+        process.wait()
+        child.wait(10)
+
+
+def test_attempts_and_forks_keep_their_steps(api: FakeApi, tmp_path: Path) -> None:
+    api.begin("a")
+    api.begin("f")
+    api.steps("f", 0, 3)
+    with Ratchet(api.address) as client:
+        mirror = forwarder(client, tmp_path)
+        api.steps("a", 0, 12)
+        api.eval("a", 10)
+        api.end("a")
+        assert mirror.look()
+        # From the last step: nothing is taken anew, the series goes on.
+        api.resume("a", 2, 12)
+        api.steps("a", 13, 15, at=2e9)
+        assert mirror.look()
+        assert steps_of(tmp_path, "a") == [*range(16)]
+        # Attempt 3 from before what was sent; attempt 4 from after, before anyone looked.
+        api.resume("a", 3, 11)
+        api.steps("a", 12, 17, at=3e9)
+        api.resume("a", 4, 17)
+        api.steps("a", 18, 18, at=4e9)
+        api.end("a")
+        assert mirror.look()
+        assert forwarder(client, tmp_path).look()
+    assert steps_of(tmp_path, "a") == [*range(16)] and numbered(tmp_path, "a")
+    assert steps_of(tmp_path, "a+4") == [*range(19)] and numbered(tmp_path, "a+4")
+    losses = {
+        step: values["loss"] for _, step, epoch, values in lines(tmp_path, "a+4") if not epoch
+    }
+    assert losses == {row.step: row.metrics["loss"] for row in api.rows["a"]}
+    assert steps_of(tmp_path, "f") == [*range(4)]
+
+
+def test_a_long_run_goes_in_batches_in_order(api: FakeApi, tmp_path: Path) -> None:
+    api.begin("a")
+    api.begin("b")
+    api.steps("a", 0, 2 * BATCH + 5)
+    for step in (BATCH, BATCH + 1, 3 * BATCH):
+        api.eval("a", step)
+    with Ratchet(api.address) as client:
+        assert forwarder(client, tmp_path, "a").look()
+    found = lines(tmp_path, "a")
+    assert numbered(tmp_path, "a") and len(found) == 2 * BATCH + 9
+    assert [step for _, step, _, _ in found] == sorted(step for _, step, _, _ in found)
+    assert not lines(tmp_path, "b")
+
+
+def test_a_run_that_the_target_refuses_holds_up_no_other(api: FakeApi, tmp_path: Path) -> None:
+    class Picky(Journal):
+        def send(self, series: str, first: int, records: Sequence[Record]) -> Any:
+            if series == "bad":
+                raise RuntimeError("no such run any more")
+            return super().send(series, first, records)
+
+    for run_id in ("bad", "good"):
+        api.begin(run_id)
+        api.steps(run_id, 0, 1)
+    with Ratchet(api.address) as client:
+        mirror = Forwarder(client, Picky(str(tmp_path)), States(tmp_path / "s"), ("all",))
+        assert [mirror.look(), mirror.look()] == [False, False]
+    assert steps_of(tmp_path, "good") == [0, 1]
+
+
+def test_an_api_that_is_away_or_knows_no_run_is_no_failure_of_the_target(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    api.begin("a")
+    api.steps("a", 0, 0)
+    with Ratchet(api.address, max_retries=0) as client:
+        assert forwarder(client, tmp_path, "unknown", "a").look()
+    assert steps_of(tmp_path, "a") == [0]
+    with Ratchet("http://127.0.0.1:9", max_retries=0) as client:
+        assert forwarder(client, tmp_path).look()
+
+
+def test_an_eval_s_numbers_are_named_by_env() -> None:
+    told = {"epoch": "3-1/e", "env": "e", "step": 3, "reward_mean": 0.5, "time": 7.0}
+    record = eval_record(EvalRecord.model_validate({**told, "metrics": {"x": 1}, "ok": True}))
+    assert record == Record(3, 7.0, {"eval/e/reward_mean": 0.5, "eval/e/metrics/x": 1.0}, "3-1/e")
+
+
+def test_state_survives_whole(tmp_path: Path) -> None:
+    pending = (Record(1, 2.0, {"a": 1.0}), Record(1, None, {"b": 2.0}, eval="1-1/e"))
+    sent = Sent("a+2", count=3, step=0, time=1.0, evals=("0-1/e",), mark=[1], pending=pending)
+    States(tmp_path).save("a", sent)
+    assert States(tmp_path).load("a") == sent
+    after = sent.committed({"m": 1})
+    assert (after.count, after.step, after.time, after.pending) == (5, 1, 2.0, ())
+    assert after.evals == ("0-1/e", "1-1/e")
+
+
+@pytest.mark.parametrize(
+    "spec", ["tensorboard", "neptune=x", "no.such.module:make", "json:nothing"]
+)
+def test_what_is_no_target_is_said_at_once(spec: str) -> None:
+    with pytest.raises(ValueError, match="--to"):
+        target_of(spec)
+
+
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(ImportError, match="pip install tensorboard"):
+        package("no_such_package", "tensorboard")
+
+
+class FileWriter:
+    """Stands in for TensorBoard's SummaryWriter: a line a scalar, in a file of such a name."""
+
+    made = 0
+
+    def __init__(self, folder: str, filename_suffix: str) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        FileWriter.made += 1
+        self.file = Path(folder, f"events.{FileWriter.made}{filename_suffix}")
+        self.out = self.file.open("w")
+
+    def add_scalar(self, name: str, value: float, step: int, walltime: float | None) -> None:
+        self.out.write(f"{step} {name} {value} {walltime}\n")
+
+    def flush(self) -> None:
+        self.out.flush()
+
+    def close(self) -> None:
+        self.out.close()
+
+
+def test_event_files_are_cut_to_what_was_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers = cast(Any, type(sys)("torch.utils.tensorboard"))
+    writers.SummaryWriter = FileWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", writers)
+
+    def points(*steps: int) -> list[Record]:
+        return [Record(step, 5.0, {"loss": 0.5}) for step in steps]
+
+    def written() -> list[int]:
+        files = sorted((tmp_path / "a").glob("events*"))
+        return [int(line.split()[0]) for file in files for line in file.read_text().splitlines()]
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "events.of-another-tool").write_text("")
+    first = TensorBoard(tmp_path)
+    assert first.begin("a", "a", 0, None) == 0
+    mark = first.send("a", 0, points(0, 1))
+    first.send("a", 2, points(2, 3))
+    # The process dies before the commit of steps 2 and 3; another dies before sending anything.
+    assert TensorBoard(tmp_path).begin("a", "a", 2, mark) == 2
+    second = TensorBoard(tmp_path)
+    assert second.begin("a", "a", 2, mark) == 2
+    assert written() == [0, 1]
+    mark = second.send("a", 2, points(2, 3, 4))
+    second.end("a")
+    assert written() == [0, 1, 2, 3, 4] and len(mark) == 2
+    assert (tmp_path / "a" / "events.of-another-tool").exists()

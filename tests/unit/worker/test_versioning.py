@@ -1,0 +1,45 @@
+"""Builds of workers: what the environment may say of them, and what workers without one get."""
+
+import pytest
+
+from worker.settings import Deployment, WorkerSettings
+from worker.upgrading_host import UpgradingHost
+from worker.versioning import interceptors_of, options_of, set_current_command, workflows_of
+from workflows.host import Host
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, None),
+        ({"RATCHET_BUILD_ID": "", "RATCHET_DEPLOYMENT": "rl"}, None),
+        ({"RATCHET_BUILD_ID": "1.4-rc_2"}, Deployment("ratchet", "1.4-rc_2")),
+        ({"RATCHET_BUILD_ID": "a", "RATCHET_DEPLOYMENT": "rl"}, Deployment("rl", "a")),
+    ],
+)
+def test_build_is_opt_in(env: dict[str, str], expected: Deployment | None) -> None:
+    assert WorkerSettings.from_env(env).deployment == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("RATCHET_BUILD_ID", "ratchet:1"),
+        ("RATCHET_BUILD_ID", "a b"),
+        ("RATCHET_DEPLOYMENT", "ratchet.eu"),
+        ("RATCHET_DEPLOYMENT", "x" * 101),
+    ],
+)
+def test_names_that_temporal_would_refuse_are_named(variable: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{variable}='{value[:5]}"):
+        WorkerSettings.from_env({"RATCHET_BUILD_ID": "1", variable: value})
+
+
+def test_workers_without_a_build_say_nothing_of_versions() -> None:
+    assert options_of(None) == {} and interceptors_of(None) == []
+    assert Host in workflows_of(None) and UpgradingHost not in workflows_of(None)
+
+
+def test_command_names_deployment_and_build() -> None:
+    command = set_current_command(Deployment("rl", "2"))
+    assert command.endswith("set-current-version --deployment-name rl --build-id 2")

@@ -1,0 +1,10 @@
+"""Copies of runs' curves in TensorBoard, Weights & Biases and trackio, beside training.
+
+`python -m worker.mirrors --to tensorboard=DIR --to wandb=PROJECT --to trackio=PROJECT`. Invariants:
+
+- Mirrors only read, over the REST API; no other part of Ratchet knows of them or waits for them.
+- Each target has a process of its own, which may be killed at any moment.
+- A target gets every record once and in order: what is about to be sent is written down first, what
+  was sent is committed after the target took it, and after an interruption the target is asked, or
+  made to say, how much of it it holds.
+"""

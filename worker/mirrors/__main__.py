@@ -1,0 +1,147 @@
+"""`python -m worker.mirrors`: a process per target, and one that starts them again if they end.
+
+A target's process ends itself if nothing got done for too long, since what hangs in other people's
+code can only be killed, and if its starter is gone. Both are safe at any moment.
+"""
+
+import argparse
+import hashlib
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+
+from api.client import Ratchet
+from worker.mirrors.forward import Forwarder
+from worker.mirrors.state import States
+from worker.mirrors.targets import target_of
+from worker.stack import home_folder
+
+STUCK_S = 600.0
+"""A target that takes this long over a batch hangs."""
+AGAIN_S, MOST_AGAIN_S = 1.0, 60.0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(prog="python -m worker.mirrors", description=__doc__)
+    made.add_argument(
+        "--to",
+        action="append",
+        required=True,
+        metavar="TARGET",
+        help="tensorboard=DIR, wandb[=PROJECT], trackio[=PROJECT], or MODULE:FACTORY[=ARGUMENT]; "
+        "may be repeated",
+    )
+    made.add_argument("--run", nargs="+", default=["all"], metavar="ID", help="by default all")
+    made.add_argument("--api", help="the API's address; by default RATCHET_API, else the stack's")
+    made.add_argument("--every", type=float, help="seconds between looks; else the target's choice")
+    made.add_argument("--state", type=Path, help="folder that says what was sent to whom")
+    made.add_argument("--child-of", type=int, help=argparse.SUPPRESS)
+    return made
+
+
+def state_folder(root: Path, spec: str, address: str) -> Path:
+    """Where it is kept what a target was sent from an API."""
+    digest = hashlib.sha256(f"{spec} {address}".encode()).hexdigest()[:8]
+    return root / f"{re.sub(r'[^A-Za-z0-9]+', '-', spec)[-40:]}-{digest}"
+
+
+class Watchdog:
+    """Ends this process where nothing was done for `STUCK_S` seconds, or its starter is gone."""
+
+    def __init__(self, starter: int) -> None:
+        self._starter = starter
+        self._last = time.monotonic()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def alive(self) -> None:
+        """Tells that something was done."""
+        self._last = time.monotonic()
+
+    def _watch(self) -> None:
+        while os.getppid() == self._starter and time.monotonic() - self._last < STUCK_S:
+            time.sleep(0.5)
+        # Threads of packages would keep an ordinary exit waiting.
+        os._exit(1)
+
+
+def forward(given: argparse.Namespace) -> None:
+    """Mirrors to the one target given; never returns."""
+    dog = Watchdog(given.child_of)
+    (spec,) = given.to
+    with Ratchet(given.api) as client:
+        root = given.state or home_folder() / "mirrors"
+        states = States(state_folder(root, spec, client.address))
+        target = target_of(spec)
+        Forwarder(client, target, states, given.run, dog.alive).run_forever(given.every)
+
+
+def _command(given: argparse.Namespace, spec: str) -> list[str]:
+    command = [sys.executable, "-m", "worker.mirrors", "--to", spec, "--run", *given.run]
+    for name in ("api", "every", "state"):
+        if (value := getattr(given, name)) is not None:
+            command += [f"--{name}", str(value)]
+    return [*command, "--child-of", str(os.getpid())]
+
+
+def supervise(given: argparse.Namespace) -> None:
+    """Keeps a process per target running until SIGTERM or Ctrl-C."""
+    commands = {spec: _command(given, spec) for spec in given.to}
+    children = {spec: subprocess.Popen(command) for spec, command in commands.items()}
+    again = {spec: (AGAIN_S, 0.0) for spec in commands}
+    try:
+        while True:
+            time.sleep(0.2)
+            for spec, child in children.items():
+                wait_s, due = again[spec]
+                if child.poll() is None:
+                    continue
+                if not due:
+                    logging.warning(
+                        "%s ended (%s), again in %.0f s", spec, child.returncode, wait_s
+                    )
+                    again[spec] = (wait_s, time.monotonic() + wait_s)
+                elif time.monotonic() >= due:
+                    children[spec] = subprocess.Popen(commands[spec])
+                    again[spec] = (min(2 * wait_s, MOST_AGAIN_S), 0.0)
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; returns the exit status: 0 stopped, 2 wrong usage."""
+    made = parser()
+    given = made.parse_args(arguments)
+    name = "/".join(given.to) if given.child_of else "mirrors"
+    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {name}: %(message)s")
+    logging.getLogger("ratchet.mirrors").setLevel(logging.INFO)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        if given.child_of:
+            forward(given)
+        for spec in given.to:
+            target_of(spec)
+        Ratchet(given.api).close()
+        supervise(given)
+    except ValueError as error:
+        made.error(str(error))
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,191 @@
+"""Forwards what the API tells of runs to one target, in order and exactly once.
+
+A series is the run itself. A run that was resumed from before what had been sent of it takes other
+steps anew: its whole curve goes to a series `RUN+<attempt>`, and the series so far keeps what was
+seen. Where nothing was taken anew, the series goes on. A fork has the curve that the API shows.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from activities.contracts.names import attempt_id
+from api.client import Ratchet, RatchetError
+from api.models import ENDED, EvalRecord, Run
+from api.resources import MetricsRow
+from worker.mirrors.state import Record, Sent, States
+from worker.mirrors.targets import Target
+
+BATCH = 100
+"""Most steps sent at once."""
+LEAST_WAIT_S, MOST_WAIT_S = 1.0, 300.0
+
+log = logging.getLogger("ratchet.mirrors")
+
+
+def step_record(row: MetricsRow) -> Record:
+    """A step as a record; metrics that were not measured are left out."""
+    values = {name: value for name, value in row.metrics.items() if value is not None}
+    return Record(row.step, row.time, values)
+
+
+def eval_record(found: EvalRecord) -> Record:
+    """An eval as a record: its numbers as `eval/<env>/<name>`, nested ones by '/'."""
+    extra: Mapping[str, Any] = found.model_extra or {}
+    values = dict(_numbers(f"eval/{found.env}", extra))
+    told = extra.get("time")
+    when = float(told) if isinstance(told, int | float) else None
+    return Record(found.step or 0, when, values, eval=found.epoch)
+
+
+def _numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, float]]:
+    found: list[tuple[str, float]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found += _numbers(f"{prefix}/{name}", value)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and name != "time":
+            found.append((f"{prefix}/{name}", float(value)))
+    return found
+
+
+class Forwarder:
+    """One target's reader of the API. `alive` is called whenever something was got done."""
+
+    def __init__(
+        self,
+        client: Ratchet,
+        target: Target,
+        states: States,
+        wanted: Sequence[str],
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._client = client
+        self._target = target
+        self._states = states
+        self._wanted = wanted
+        self._alive = alive
+        self._begun: set[str] = set()
+        self._failures: dict[str, int] = {}
+
+    def run_forever(self, every_s: float | None = None) -> None:
+        """Looks every `every_s` seconds, the target's own choice by default; never returns."""
+        failed = 0
+        while True:
+            failed = 0 if self.look() else failed + 1
+            wait_s = every_s or self._target.every_s
+            if failed:
+                wait_s = min(LEAST_WAIT_S * 2.0 ** min(failed - 1, 20), MOST_WAIT_S)
+            until = time.monotonic() + wait_s
+            while (left := until - time.monotonic()) > 0:
+                self._alive()
+                time.sleep(min(left, 1.0))
+
+    def look(self) -> bool:
+        """One look at all runs; whether neither the API nor the target failed.
+
+        The first failure of the target ends the look: most likely it is down for all runs. The run
+        it failed at comes last in the next look, so that no run holds up the others.
+        """
+        well = True
+        for run in self._runs():
+            self._alive()
+            try:
+                self._forward(run)
+            except RatchetError as error:
+                log.warning("run %s: %s", run.id, error)
+                well = False
+            # A target is other people's code, with failures of any kind.
+            except Exception as error:
+                self._fail(run.id, error)
+                return False
+        return well
+
+    def _runs(self) -> list[Run]:
+        found: list[Run] = []
+        for run_id in self._wanted:
+            try:
+                if run_id == "all":
+                    found += self._client.runs.list(limit=100)
+                else:
+                    found.append(self._client.runs.retrieve(run_id))
+            except RatchetError as error:
+                log.warning("%s: %s", run_id, error)
+        return sorted(found, key=lambda run: self._failures.get(run.id, 0))
+
+    def _fail(self, run_id: str, error: Exception) -> None:
+        self._failures[run_id] = self._failures.get(run_id, 0) + 1
+        log.warning("run %s: the target failed, it is tried again: %r", run_id, error)
+        for series in self._begun:
+            try:
+                self._target.end(series)
+            except Exception as another:
+                log.warning("series %s was not let go: %r", series, another)
+        self._begun.clear()
+
+    def _forward(self, run: Run) -> None:
+        ended = f"{run.attempt} {run.status} {run.finished_at}" if run.status in ENDED else ""
+        sent = self._states.load(run.id)
+        if ended and sent.settled == ended:
+            return
+        while True:
+            sent = self._deliver(run.id, sent)
+            batch = self._fresh(run, sent)
+            if batch is None:
+                name = attempt_id(run.id, run.attempt)
+                if name == sent.name:
+                    # The run was looked at before its latest attempt began.
+                    return
+                log.info("run %s goes on from an earlier step, as series %s", run.id, name)
+                self._let_go(sent.name)
+                sent = Sent(name)
+                continue
+            if not batch:
+                break
+            sent = replace(sent, pending=tuple(batch), settled="")
+            self._states.save(run.id, sent)
+        if ended:
+            self._states.save(run.id, replace(sent, settled=ended))
+            self._let_go(sent.name)
+        self._failures.pop(run.id, None)
+
+    def _let_go(self, series: str) -> None:
+        if series in self._begun:
+            self._target.end(series)
+            self._begun.remove(series)
+
+    def _deliver(self, run_id: str, sent: Sent) -> Sent:
+        """Sends what is pending, but for what the target has of it, and commits that."""
+        if not sent.pending:
+            return sent
+        first = sent.count
+        if sent.name not in self._begun:
+            first = self._target.begin(run_id, sent.name, sent.count, sent.mark)
+            self._begun.add(sent.name)
+        mark = sent.mark
+        if left := sent.pending[first - sent.count :]:
+            mark = self._target.send(sent.name, first, left)
+        sent = sent.committed(mark)
+        self._states.save(run_id, sent)
+        self._alive()
+        return sent
+
+    def _fresh(self, run: Run, sent: Sent) -> list[Record] | None:
+        """Records to be sent next, by step; None if the run does not go on from what was sent."""
+        page = self._client.runs.metrics(run.id, after_step=max(sent.step - 1, -1), limit=BATCH + 1)
+        rows = [*page.data]
+        if sent.step >= 0:
+            # A step taken anew is recorded at another time, and all before the last are its past.
+            if not rows or (rows[0].step, rows[0].time) != (sent.step, sent.time):
+                return None
+            rows = rows[1:]
+        more, rows = page.has_more or len(rows) > BATCH, rows[:BATCH]
+        known = set(sent.evals)
+        evals = [eval_record(found) for found in self._client.runs.evals(run.id)]
+        fresh = [record for record in evals if record.eval not in known]
+        if more:
+            # The rest of the evals goes with the rest of the steps.
+            fresh = [record for record in fresh if record.step <= rows[-1].step]
+        records = [*map(step_record, rows), *fresh]
+        return sorted(records, key=lambda record: (record.step, record.eval))

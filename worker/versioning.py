@@ -1,0 +1,166 @@
+"""Which build carries out which workflow, for workers that name theirs (RATCHET_BUILD_ID).
+
+Temporal's Worker Deployment Versioning; without RATCHET_BUILD_ID nothing of this applies. Only the
+orchestrator role is versioned, since only workflow code is bound to histories:
+
+- TrainingRun is pinned: a run's execution is never replayed by another build. Each time it
+  continues as new, which is between steps, with nothing of its own under way, it starts on the
+  build that is current then. Its state crosses by `workflows/state.py`, where fields are only
+  added, with defaults.
+- Dispatch is pinned, and a generation opened by a run is of the run's build. A generation ends by
+  itself, after `dispatch.generation_events` of history and what it has in flight.
+- Preflight is pinned; it lasts minutes at most.
+- Host follows the current build. It lives as long as its run, with one activity for days, so that
+  pinned it would keep the first build's worker from ever ending. Its history is some ten events,
+  and the recorded histories (`tests/workflow/histories`) show that the build replays it.
+
+All other roles are unversioned, and so is what they do: their activities are routed by task queue
+alone. An engine or a trainer, and the queue that only its process polls, outlive the build of
+whichever run pushes to it, and a versioned queue without a worker of the run's build would leave
+those activities lying. What they are given is read by contracts where fields are only added, too.
+
+Invariant: some build is current as soon as any worker of the deployment is up, else runs would
+wait for ever: the first build of a deployment makes itself current. Every later one becomes so only
+by an operator's word, and the worker of the one before must stay until it is drained. Pinned
+executions whose worker is gone for good can be moved by `temporal workflow update-options`.
+"""
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from temporalio.api.workflowservice.v1 import (
+    DescribeWorkerDeploymentRequest,
+    SetWorkerDeploymentCurrentVersionRequest,
+)
+from temporalio.client import Client
+from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
+from temporalio.service import RPCError, RPCStatusCode
+from temporalio.worker import (
+    ContinueAsNewInput,
+    Interceptor,
+    WorkerDeploymentConfig,
+    WorkflowInboundInterceptor,
+    WorkflowInterceptorClassInput,
+    WorkflowOutboundInterceptor,
+)
+from temporalio.workflow import ContinueAsNewVersioningBehavior
+
+from worker.settings import Deployment
+
+REGISTERED_WITHIN_S = 30.0
+"""How long the server may take to know a version whose worker polls."""
+LOOK_EVERY_S = 0.25
+
+
+class UpgradeOnContinueAsNew(Interceptor):
+    """Lets pinned workflows that continue as new start on the current build."""
+
+    def workflow_interceptor_class(
+        self, input: WorkflowInterceptorClassInput
+    ) -> type[WorkflowInboundInterceptor]:
+        """The inbound half, which puts the outbound one in place."""
+        return _Inbound
+
+
+class _Inbound(WorkflowInboundInterceptor):
+    def init(self, outbound: WorkflowOutboundInterceptor) -> None:
+        super().init(_Outbound(outbound))
+
+
+class _Outbound(WorkflowOutboundInterceptor):
+    def continue_as_new(self, input: ContinueAsNewInput) -> NoReturn:
+        upgrade = ContinueAsNewVersioningBehavior.AUTO_UPGRADE
+        super().continue_as_new(replace(input, initial_versioning_behavior=upgrade))
+
+
+def options_of(deployment: Deployment | None) -> dict[str, Any]:
+    """Options that a worker of workflows needs besides: they are pinned but where they say."""
+    if deployment is None:
+        return {}
+    config = WorkerDeploymentConfig(
+        version=WorkerDeploymentVersion(deployment.name, deployment.build_id),
+        use_worker_versioning=True,
+        default_versioning_behavior=VersioningBehavior.PINNED,
+    )
+    return {"deployment_config": config}
+
+
+def interceptors_of(deployment: Deployment | None) -> list[Interceptor]:
+    """The interceptors that a worker of workflows needs besides."""
+    return [UpgradeOnContinueAsNew()] if deployment else []
+
+
+def workflows_of(deployment: Deployment | None) -> list[type]:
+    """The workflows of the orchestrator role.
+
+    Servers refuse what an unversioned worker says about versions, so that only a versioned one
+    has workflows that do.
+    """
+    from worker.upgrading_host import UpgradingHost
+    from workflows.dispatch import Dispatch
+    from workflows.host import Host
+    from workflows.preflight import Preflight
+    from workflows.training_run import TrainingRun
+
+    return [TrainingRun, Dispatch, UpgradingHost if deployment else Host, Preflight]
+
+
+def set_current_command(deployment: Deployment) -> str:
+    """What an operator types to make a build the current one."""
+    return (
+        "temporal worker deployment set-current-version "
+        f"--deployment-name {deployment.name} --build-id {deployment.build_id}"
+    )
+
+
+async def make_first_current(client: Client, deployment: Deployment) -> str:
+    """Makes the build current if the deployment never had a current version.
+
+    To be called while the build's worker polls. Returns the build that is current afterwards, ''
+    if an operator chose unversioned workers. Raises ValueError if the server does not register the
+    version within REGISTERED_WITHIN_S.
+    """
+    deadline = time.monotonic() + REGISTERED_WITHIN_S
+    while True:
+        try:
+            return await _look_or_claim(client, deployment)
+        except RPCError as error:
+            # Not registered yet, or another build was first between the look and the claim.
+            passing = (RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION)
+            if error.status not in passing or time.monotonic() > deadline:
+                raise ValueError(
+                    f"RATCHET_BUILD_ID={deployment.build_id!r}: the Temporal server does not take "
+                    f"it as a version of worker deployment {deployment.name!r} ({error.message}); "
+                    "use a server with Worker Deployments (1.28 or later), or unset it"
+                ) from None
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _look_or_claim(client: Client, deployment: Deployment) -> str:
+    service = client.workflow_service
+    described = await service.describe_worker_deployment(
+        DescribeWorkerDeploymentRequest(namespace=client.namespace, deployment_name=deployment.name)
+    )
+    routing = described.worker_deployment_info.routing_config
+    if routing.HasField("current_version_changed_time"):
+        current = routing.current_deployment_version.build_id
+        if current != deployment.build_id:
+            logging.warning(
+                "build %s gets no new runs: %s is current; to change that: %s",
+                deployment.build_id,
+                f"build {current}" if current else "an unversioned worker",
+                set_current_command(deployment),
+            )
+        return current
+    claim: Any = SetWorkerDeploymentCurrentVersionRequest(
+        namespace=client.namespace,
+        deployment_name=deployment.name,
+        build_id=deployment.build_id,
+        conflict_token=described.conflict_token,
+    )
+    await service.set_worker_deployment_current_version(claim)
+    logging.info("build %s is the first of %s: current", deployment.build_id, deployment.name)
+    return deployment.build_id
