@@ -154,9 +154,12 @@ async def resume_run(run_id: RunId, request: Request, services: Served) -> Run:
     execution = await newest(services, run_id)
     if status_of(execution) in ENDED or execution.state not in OPEN:
         return await resume_ended(services, execution)
-    paused = status_of(execution) in ("pausing", "paused")
+    paused = ("pausing", "paused")
+    before = status_of(execution)
     shown_run = await services.show(await tell(services, run_id, "resume", "resume", None))
-    return with_status(shown_run, "starting") if paused else shown_run
+    # A pause asked for just before may show only now.
+    wakes = before in paused or shown_run.status in paused
+    return with_status(shown_run, "starting") if wakes else shown_run
 
 
 @router.post(

@@ -35,9 +35,13 @@ async def test_pause_frees_every_server_and_resume_goes_on_where_it_stood(
     async with world_of(temporal) as world:
         world.rollout_s = 0.3
         handle = await start(world, max_steps=8)
-        await until(lambda: len(world.trained) >= 2 and world.executing > 0)
+        await until(lambda: len(world.trained) >= 2)
+        if mode == "cancel":
+            world.flowing.clear()
+        await until(lambda: world.executing > 0)
         await handle.signal("pause", {"mode": mode, "reason": "the machine is needed"})
         seen = await status(handle, "paused")
+        world.flowing.set()
         assert world.checkpoints[-1] == seen["step"] == len(world.trained) < 8
         await rests(world)
         cancelled = [event for event in world.events if event.startswith("cancelled")]

@@ -55,13 +55,24 @@ def ref(key: str) -> ArtifactRef:
     return ArtifactRef(key, f"{abs(hash(key)):064x}"[:64], 1, key)
 
 
+def _set() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class World:
-    """What the doubles did and which faults they are to show."""
+    """What the doubles did and which faults they are to show.
+
+    Rollouts end only while `flowing` is set: a test that cancels some clears it first, so that no
+    rollout can end before its cancellation arrives.
+    """
 
     client: Client
     queues: Queues
     rollout_s: float = 0.02
+    flowing: asyncio.Event = field(default_factory=_set)
     problems: list[CheckProblem] = field(default_factory=list)
     rolled_out: Counter[str] = field(default_factory=Counter)
     examples: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -222,6 +233,7 @@ class World:
             try:
                 slow = group in self.slow_groups
                 await asyncio.sleep(3600 if slow else self.rollout_s_of(group, index))
+                await self.flowing.wait()
             finally:
                 self.executing -= 1
             ended += 1
