@@ -2,6 +2,7 @@
 
     python -m tests.chaos --quick                every role once, some 7 minutes
     python -m tests.chaos --soak 1h --faults 150 randomly spaced faults
+    python -m tests.chaos --soak 9m --faults 0   none: what the others are compared with
 
 The last line of output is one JSON object; progress goes to standard error. Exit status: 0 if all
 verdicts are good and every planned fault was witnessed, else 1; 130 after Ctrl-C. No process,
@@ -63,10 +64,14 @@ def planned(options: argparse.Namespace, folder: Path) -> Plan:
     probe.unmount()
     possible = [spec for spec in possible if options.only in spec.name]
     if options.soak:
-        count = options.faults or max(round(options.soak / (options.every or DEFAULT_EVERY_S)), 1)
+        count = options.faults
+        if count is None:
+            count = max(round(options.soak / (options.every or DEFAULT_EVERY_S)), 1)
         found = soak(options.seed, options.soak, count, possible)
         return Plan(found, SOAK_CLEAN_STEPS, options.soak, disk_mib=40_000)
     found = quick(options.seed, options.every or QUICK_SPACING_S, possible)
+    if not found:
+        raise SystemExit(f"chaos: no fault that is possible here has {options.only!r} in its name")
     return Plan(found, QUICK_CLEAN_STEPS, 0.0, disk_mib=6_000)
 
 

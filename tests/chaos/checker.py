@@ -297,9 +297,10 @@ def ended(memo: Mapping[str, Any]) -> Verdict:
     return verdict
 
 
-def witnessed(landed: Sequence[tuple[str, bool, str]]) -> Verdict:
-    """Every planned fault landed: (name, whether, proof or why not)."""
+def witnessed(landed: Sequence[tuple[str, bool, str]], planned: int) -> Verdict:
+    """Every one of the `planned` faults landed: (name, whether, proof or why not)."""
     verdict = Verdict("every planned fault witnessed")
+    verdict.expect(len(landed) == planned, f"{len(landed)} of {planned} faults were injected")
     for name, whether, text in landed:
         verdict.expect(whether, f"{name}: {text}")
     return verdict

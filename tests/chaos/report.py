@@ -26,6 +26,7 @@ from tests.chaos.world import Witness
 NOTICED_WITHIN_S = 90.0
 SLOW = 2.0
 """A step that takes more than so many undisturbed ones was disturbed."""
+REWARD, SMOOTHED = 0.7, 10
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,14 @@ def goodput(times: Sequence[float], clean: Clean, wall_s: float) -> float:
     gaps = [b - a for a, b in itertools.pairwise(times)]
     useful = sum(gap for gap in gaps if gap <= SLOW * clean.median_step_s)
     return useful / wall_s if wall_s > 0 else 0.0
+
+
+def steps_to_reward(rewards: Sequence[float]) -> int | None:
+    """The step at which the mean of the last SMOOTHED rewards reaches REWARD; None: never."""
+    for step in range(SMOOTHED, len(rewards) + 1):
+        if sum(rewards[step - SMOOTHED : step]) / SMOOTHED >= REWARD:
+            return step
+    return None
 
 
 def ettr(steps: int, clean: Clean, wall_s: float) -> float:

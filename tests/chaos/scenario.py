@@ -42,9 +42,10 @@ OVERRIDES = (
     "retention.weights=all",
     "retention.batches=all",
     "dispatch.generation_events=600",
+    "trainer.optim.lr=3e-4",
 )
 """Small groups and short generations, so that hand-overs come often; and everything is kept, so
-that all of it can be checked.
+that all of it can be checked. The learning rate is one that small batches bear for an hour.
 """
 STARTED_WITHIN_S = 240.0
 SETTLED_WITHIN_S = 180.0
@@ -215,7 +216,7 @@ class Session:
         self._keep(story, found)
         landed = [(w.spec.name, w.landed, w.proof) for w in self.witnesses]
         judged = [
-            checker.witnessed(landed),
+            checker.witnessed(landed, planned=len(self.plan.faults)),
             report.went_on(story, found, problems),
             checker.ended(found.memos[-1][1] if found.memos else {}),
             checker.delivery(found),
@@ -230,7 +231,13 @@ class Session:
         ]
         numbers = await asyncio.to_thread(_recompute, store.url, self.run_id, last.step)
         judged += [checker.Verdict(**verdict) for verdict in numbers.pop("verdicts")]
-        about = {"run": self.run_id, **numbers, "disk": self.base.disk.kind}
+        rewards = stored.rewards(store, self.run_id, last.step)
+        about = {
+            "run": self.run_id,
+            **numbers,
+            "disk": self.base.disk.kind,
+            "steps_to_reward": report.steps_to_reward(rewards),
+        }
         return report.report(story, found, clean, judged, about)
 
     def _keep(self, story: report.Story, found: history.Evidence) -> None:

@@ -104,15 +104,17 @@ def soak(seed: int, seconds: float, count: int, possible: Sequence[Spec]) -> lis
     Each has a slot of its own, in whose first three quarters it falls at random: no two coincide,
     and gaps vary between a quarter of a slot and nearly two.
     """
-    if count < 1 or seconds <= 0 or not possible:
-        raise ValueError(f"{count} faults in {seconds} s from {len(possible)} kinds: all above 0")
+    if count < 0 or seconds <= 0 or not possible:
+        raise ValueError(
+            f"{count} faults in {seconds} s from {len(possible)} kinds: some s and kinds"
+        )
     dice = random.Random(seed)
     specs: list[Spec] = []
     while len(specs) < count:
         deck = sorted(possible)
         dice.shuffle(deck)
         specs += _spread(deck)
-    slot = seconds / count
+    slot = seconds / max(count, 1)
     return [
         Planned((k + 0.75 * dice.random()) * slot, spec) for k, spec in enumerate(specs[:count])
     ]

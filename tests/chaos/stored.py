@@ -49,6 +49,12 @@ def _whole(store: ArtifactStore, key: str) -> tuple[bool, str]:
     return True, ""
 
 
+def rewards(store: ArtifactStore, run: str, last: int) -> list[float]:
+    """Mean train reward of every step from 1 to `last`."""
+    records = (store.require(keys.step_record(run, step)) for step in range(1, last + 1))
+    return [float(store.get_json(ref)["metrics"]["reward/all/mean"]) for ref in records]
+
+
 def contents(store: ArtifactStore, evidence: Evidence) -> Verdict:
     """Batches hold the groups that they were cut from, and no rollout is in two of them.
 

@@ -217,6 +217,6 @@ def test_end_needs_success_and_a_checkpoint_of_the_last_step() -> None:
 
 
 def test_fault_without_a_witness_fails_the_suite() -> None:
-    assert checker.witnessed([("kill api", True, "gone")]).good
-    assert not checker.witnessed([("kill api", True, "gone"), ("x", False, "none")]).good
-    assert not checker.witnessed([]).good, "nothing was injected"
+    assert checker.witnessed([("kill api", True, "gone")], planned=1).good
+    assert not checker.witnessed([("kill api", True, "gone"), ("x", False, "none")], planned=2).good
+    assert not checker.witnessed([], planned=2).good, "nothing was injected"

@@ -103,3 +103,9 @@ def test_report_is_good_only_if_every_verdict_is() -> None:
     found = report.report(told, Evidence("run"), CLEAN, [good, bad], {})
     assert not found["good"] and found["violations"] == 1
     assert found["verdicts"]["b"]["first"] == ["lost"]
+
+
+def test_steps_to_reward_are_counted_to_the_smoothed_curve() -> None:
+    assert report.steps_to_reward([0.2] * 5 + [1.0] * 20) == 12
+    assert report.steps_to_reward([0.2, 0.9] * 30) is None
+    assert report.steps_to_reward([1.0] * 9) is None

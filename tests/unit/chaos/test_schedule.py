@@ -54,7 +54,11 @@ def test_soak_spreads_its_faults_over_time_and_kinds(
     assert max(counts.values()) - least <= 1
 
 
-@pytest.mark.parametrize(("count", "seconds"), [(0, 10.0), (3, 0.0)])
-def test_soak_without_faults_is_refused(count: int, seconds: float) -> None:
-    with pytest.raises(ValueError, match="all above 0"):
+@pytest.mark.parametrize(("count", "seconds"), [(-1, 10.0), (3, 0.0)])
+def test_soak_without_time_is_refused(count: int, seconds: float) -> None:
+    with pytest.raises(ValueError, match="some s and kinds"):
         soak(0, seconds, count, every_kind())
+
+
+def test_soak_to_compare_with_has_no_faults() -> None:
+    assert soak(0, 10.0, 0, every_kind()) == []
