@@ -42,10 +42,12 @@ OVERRIDES = (
     "retention.weights=all",
     "retention.batches=all",
     "dispatch.generation_events=600",
-    "trainer.optim.lr=3e-4",
+    "trainer.optim.lr=1e-4",
+    "filters.post_batch=[]",
 )
 """Small groups and short generations, so that hand-overs come often; and everything is kept, so
-that all of it can be checked. The learning rate is one that small batches bear for an hour.
+that all of it can be checked. The learning rate is one that small batches bear for an hour, and no
+filter empties the batches of a policy that has learned all there is.
 """
 STARTED_WITHIN_S = 240.0
 SETTLED_WITHIN_S = 180.0
