@@ -18,7 +18,7 @@ PORT ?= 8070
 HARDWARE := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 LOCK := requirements/$(HARDWARE).lock
 
-.PHONY: setup demo teacher examples test test-long chaos up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
+.PHONY: setup browser demo teacher examples test test-long chaos up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
 
 setup: $(VENV)/.ready $(BIN)/ratchet
 
@@ -52,13 +52,20 @@ examples: setup
 
 # Tests wait more than they compute, and run side by side; what measures time has the machine to
 # itself.
-test: setup
+test: setup browser
 	$(BIN)/python -m pytest -q -n 4 --dist loadfile -m "not alone" tests/unit tests/workflow
 	$(BIN)/python -m pytest -q -m alone tests/unit tests/workflow
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not long" tests/e2e
 
+# The dashboard is tested in a real Chromium, which no Python package carries. Without one, those
+# tests are skipped.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-liberation >/dev/null; } \
+	|| echo "test: the dashboard's tests are skipped, since there is no Chromium; Debian and Ubuntu: sudo apt-get install chromium" >&2
+
 # A run through everything that its users may ask of it, by REST and in a browser; some six minutes.
-test-long: setup
+test-long: setup browser
 	$(BIN)/python -m pytest -q -m long tests/e2e
 
 # Faults on the real stack, and proof that nothing was lost: every role once, some 7 minutes on two
