@@ -42,6 +42,13 @@ class Evals:
             self._state.fired = step
             self._open(fired_evals(self._config, step))
 
+    def open_wished(self) -> None:
+        """Opens what was asked for before the run had a version; what is open already will do."""
+        state = self._state
+        open_now = {p.epoch.env for p in state.evals if p.epoch.step == state.step}
+        wished, state.wished_evals = state.wished_evals, []
+        self._open([env for env in wished if env not in open_now])
+
     def on_trigger(self, value: object) -> None:
         """Opens what a signal asks for: all envs, or those named."""
         state = self._state
@@ -49,8 +56,13 @@ class Evals:
         request, warning = parse_trigger_eval(value, known)
         if warning:
             self._log.note(warning)
-        if state.version < 0 or state.stop:
-            self._log.note("trigger_eval: ignored, since the run does not step now")
+        if state.stop:
+            self._log.note("trigger_eval: ignored, since the run is ending")
+            return
+        if state.version < 0:
+            self._log.note("trigger_eval: kept until the run has a version to evaluate")
+            asked = [env for env in request.envs if env not in state.wished_evals]
+            state.wished_evals += asked
             return
         pending = [progress.epoch.env for progress in state.evals]
         full = [env for env in request.envs if pending.count(env) >= MAX_PENDING_EVALS]

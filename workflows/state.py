@@ -242,6 +242,7 @@ class RunState:
     train: TrainProgress = field(default_factory=TrainProgress)
     evals: list[EvalProgress] = field(default_factory=list)
     eval_count: int = 0
+    wished_evals: list[str] = field(default_factory=list)
     fired: int = -1
     last_eval: dict[str, dict[str, float]] = field(default_factory=dict)
     rejected_labels: list[str] = field(default_factory=list)

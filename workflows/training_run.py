@@ -363,6 +363,7 @@ class TrainingRun:
         asked = self._state
         state.pause, state.pause_reason = asked.pause, asked.pause_reason
         state.checkpoint_wanted = asked.checkpoint_wanted
+        state.wished_evals = asked.wished_evals
         RunLog(self._config, state).continue_as(replace(self._arg, restore=None, state=state))
 
     def _start_loops(self) -> None:
@@ -389,6 +390,7 @@ class TrainingRun:
     async def _go_on_to_the_end(self) -> None:
         """All steps and evals, with as many pauses as are asked for."""
         state = self._state
+        self._evals.open_wished()
         while True:
             try:
                 if state.status == "paused":

@@ -302,6 +302,16 @@ async def test_trigger_eval_by_signal_evaluates_now_and_ignores_unknown_envs(
         assert result["rollouts"]["eval"] == 20
 
 
+async def test_eval_asked_for_before_the_first_version_is_made_there(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        evals = {**config()["eval"], "interval": 1000, "skip_first_step": True}
+        handle = await start(world, max_steps=2, eval=evals)
+        await handle.signal("trigger_eval")
+        await handle.signal("trigger_eval", "reverse-text")
+        assert (await handle.result())["status"] == "succeeded"
+        assert sorted(done.step for done in world.evals) == [0, 2]
+
+
 async def test_run_goes_on_after_its_worker_was_gone(temporal: Client) -> None:
     queue = f"q-{uuid.uuid4().hex[:8]}"
     world = World(temporal, Queues(*[queue] * 5))
