@@ -36,6 +36,9 @@ PORT_VARIABLES = {
 }
 MIN_FREE_BYTES = 2 * 1024**3
 READY_WITHIN_S = 120.0
+TEMPORAL = Path(sys.executable).parent / "temporal"
+RETENTION = "3650d"
+"""Of ended runs in the stack's own Temporal."""
 GRACE_S = 20.0
 
 # Cancellations reach activities at once only with both switches on.
@@ -101,6 +104,7 @@ class Stack:
             env["RATCHET_TEMPORAL_UI"] = f"http://127.0.0.1:{self.record['ports']['temporal_ui']}"
             self._start("temporal", self._temporal_command(), env)
             self._wait("temporal", lambda: _answers(port))
+            self._keep_ended_runs(port)
         api = self._port("api", "api")
         self._start("api", [sys.executable, "-m", "api", "--port", str(api)], env)
         for role in ROLES:
@@ -123,10 +127,17 @@ class Stack:
             api=f"http://127.0.0.1:{ports['api']}",
         )
 
+    def _keep_ended_runs(self, port: int) -> None:
+        """Has Temporal keep ended runs: a dev server would forget them after a day."""
+        command = [str(TEMPORAL), "operator", "namespace", "update", "--namespace", "default"]
+        command += ["--address", f"127.0.0.1:{port}", "--retention", RETENTION]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            raise StackError(f"temporal cannot be told to keep ended runs: {done.stderr.strip()}")
+
     def _temporal_command(self) -> list[str]:
-        binary = Path(sys.executable).parent / "temporal"
         ports = self.record["ports"]
-        command = [str(binary), "server", "start-dev", "--log-level", "error"]
+        command = [str(TEMPORAL), "server", "start-dev", "--log-level", "error"]
         command += [
             "--db-filename",
             str(self.home / "temporal.db"),

@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 
 from activities.contracts.wire import WIRE
@@ -118,6 +119,18 @@ def test_temporal_ui_shows_the_run_and_its_groups(finished: tuple[Addresses, str
     assert attributes["RatchetStatus"] == "succeeded" and attributes["RatchetStep"] == STEPS
     assert attributes["RatchetPolicyVersion"] == STEPS and attributes["RatchetReward"] > 0.3
     assert "train group 0 · reverse-text · v0" in summaries
+
+
+def test_ended_runs_are_kept_for_years(finished: tuple[Addresses, str, Any]) -> None:
+    where, _, _ = finished
+
+    async def retention() -> float:
+        client = await Client.connect(where.temporal)
+        request = DescribeNamespaceRequest(namespace="default")
+        told = await client.workflow_service.describe_namespace(request)
+        return told.config.workflow_execution_retention_ttl.seconds / 86_400
+
+    assert asyncio.run(retention()) == 3650
 
 
 def test_what_only_workers_can_see_is_refused_before_anything_starts(stack: Stack) -> None:
