@@ -1,0 +1,55 @@
+"""Every operation of the API under schemathesis, on the whole real stack and a run that trains."""
+
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.driving import ENDED, get, launch, wait_until
+from tests.fuzzing import ENDS, fuzz, undone
+from worker.stack import Addresses, Stack
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("stack"),
+]
+
+SMALL = ("train.batch_size=16", "train.group_size=4", "eval.num_examples=8")
+
+
+def cancel_others(where: Addresses, known: set[str]) -> list[str]:
+    """Cancels every run that is not `known`; returns the statuses that they had."""
+    found = get(where, "/v1/runs", limit=100)
+    assert not found["has_more"]
+    others = [run for run in found["data"] if run["id"] not in known]
+    for run in others:
+        if run["status"] not in ENDED:
+            httpx.post(f"{where.api}/v1/runs/{run['id']}/cancel", timeout=60)
+    return [run["status"] for run in others]
+
+
+def test_replies_of_a_whole_stack_are_as_documented(stack: Stack) -> None:
+    where = stack.up()
+    steps = ("max_steps=100000", "checkpoint.interval=2", "eval.interval=2")
+    about = {"run_id": launch(where, "reverse_text", *steps, *SMALL)}
+    wait_until(where, about["run_id"], lambda run: run["checkpoint"] and run["eval"])
+    for verb in ENDS:
+        about[verb] = launch(where, "reverse_text", *steps, *SMALL)
+    found = get(where, f"/v1/runs/{about['run_id']}/rollouts", step=1)["data"]
+    known, begun = set(about.values()), Counter[str]()
+    try:
+        answered = fuzz(
+            where.api,
+            {**about, "rid": found[0]["id"]},
+            after=lambda operation: begun.update(cancel_others(where, known)),
+        )
+    finally:
+        cancel_others(where, set())
+    print({name: sorted(told) for name, told in answered.items()}, begun)
+    assert not undone(answered), "each was asked for something that it could do"
+    assert begun, "no run was begun by a request"
+    log = (Path(stack.home) / "logs" / "api.log").read_text()
+    assert "Traceback" not in log
