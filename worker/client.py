@@ -9,7 +9,7 @@ from temporalio.api.operatorservice.v1 import (
 )
 from temporalio.client import Client
 from temporalio.envconfig import ClientConfig
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RetryConfig, RPCError, RPCStatusCode
 
 from activities.contracts.wire import WIRE
 from workflows.messages import SEARCH_ATTRIBUTES
@@ -21,6 +21,12 @@ TYPES = {
 }
 
 
+RETRIES = RetryConfig(max_interval_millis=1000, max_elapsed_time_millis=30_000, max_retries=40)
+"""A connection that was lost for a few seconds is back before a heartbeat is missed, and results
+of activities outlast half a minute without a server.
+"""
+
+
 class TemporalUnreachable(Exception):
     """No Temporal server answers at the configured address."""
 
@@ -30,7 +36,7 @@ async def connect() -> Client:
     settings = ClientConfig.load_client_connect_config()
     address = settings.get("target_host", "localhost:7233")
     try:
-        return await Client.connect(**settings, data_converter=WIRE)
+        return await Client.connect(**settings, data_converter=WIRE, retry_config=RETRIES)
     except RuntimeError as error:
         raise TemporalUnreachable(
             f"Temporal does not answer at {address}: start it with `make up`, or set "

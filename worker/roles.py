@@ -13,7 +13,7 @@ from activities.contracts.names import Queues
 from activities.failing import StorageFailures
 from worker.settings import Deployment
 
-HEARTBEATS_AT_LEAST_EVERY = timedelta(seconds=2)
+HEARTBEATS_AT_LEAST_EVERY = timedelta(seconds=1)
 STICKY_TIMEOUT = timedelta(seconds=2)
 GRACE = timedelta(seconds=8)
 

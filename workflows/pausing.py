@@ -16,7 +16,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.run_log import RunLog
     from workflows.servers import Servers
     from workflows.state import RunState
-    from workflows.steps import STALLED_AFTER, START_AT_MOST, Steps
+    from workflows.steps import START_AT_MOST, Steps
     from workflows.trainer import Trainer
 
 PAUSED_AT_MOST = timedelta(days=3650)
@@ -35,9 +35,9 @@ class Pausing:
         trainer: Trainer,
         log: RunLog,
         checkpoint: Callable[[], Awaitable[None]],
-        longest_s: float,
+        drained_within: timedelta,
     ) -> None:
-        """`longest_s`: seconds that the slowest rollout may take."""
+        """`drained_within`: how long no rollout in flight may end."""
         self._state = state
         self._fleet = fleet
         self._servers = servers
@@ -45,7 +45,7 @@ class Pausing:
         self._stepping = stepping
         self._trainer = trainer
         self._log = log
-        self._drained_within = max(STALLED_AFTER, timedelta(seconds=2 * longest_s + 300))
+        self._drained_within = drained_within
         self._checkpoint = checkpoint
 
     async def come_to_rest(self, failure: RunFailed | None = None) -> None:

@@ -19,20 +19,24 @@ LIGHT = RetryPolicy(
 ROLLOUTS = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     maximum_interval=timedelta(seconds=10),
-    maximum_attempts=5,
+    maximum_attempts=30,
     non_retryable_error_types=["PayloadsTooLarge"],
 )
-"""A group's rollouts: finished ones are kept over attempts."""
+"""A group's rollouts: finished ones are kept over attempts. Workers may die under a group as often
+as under a host.
+"""
 
 ONCE = RetryPolicy(maximum_attempts=1)
 """Trainer work: a failure is answered by the workflow, which knows what to reload."""
 
 FOREVER = RetryPolicy(
     initial_interval=timedelta(seconds=1),
-    maximum_interval=timedelta(seconds=10),
+    backoff_coefficient=1.0,
     non_retryable_error_types=["PayloadsTooLarge"],
 )
-"""Hosts: a server is restarted for as long as its run lives."""
+"""Hosts: a server is restarted for as long as its run lives. Rests do not grow, since attempts are
+those of a whole life; servers that keep dying put the run to rest.
+"""
 
 PREFLIGHT_TIMEOUT = timedelta(seconds=90)
 STORE_TIMEOUT = timedelta(minutes=5)

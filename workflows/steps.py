@@ -47,6 +47,14 @@ KEPT_LABEL_VERSIONS = 100
 TOTALS = ("progress/tokens", "progress/samples", "progress/problems")
 
 
+def stalled_after(config: RunConfig) -> timedelta:
+    """How long no group may be delivered before a run that generates counts as stalled: time enough
+    for the slowest rollout that its envs allow, and for another try of it.
+    """
+    longest_s = max(env.timeout_s for env in [*config.train.env, *config.eval.env])
+    return max(STALLED_AFTER, timedelta(seconds=2 * longest_s + 300))
+
+
 class Steps:
     """Ships the batches of one run and steps its policy version."""
 
@@ -179,7 +187,7 @@ class Steps:
         await self._log.wait(
             lambda: self._waits_for_batch(step),
             lambda: bool(state.shipped) or or_else(),
-            STALLED_AFTER,
+            stalled_after(self._config),
             progress=lambda: state.train.delivered + state.eval_rollouts,
         )
 

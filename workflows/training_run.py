@@ -62,7 +62,7 @@ with workflow.unsafe.imports_passed_through():
     from workflows.servers import Servers
     from workflows.sinks import TrainSink
     from workflows.state import RunState
-    from workflows.steps import STALLED_AFTER, START_AT_MOST, Steps
+    from workflows.steps import START_AT_MOST, Steps, stalled_after
     from workflows.trainer import MOST_RECORDED, Trainer
 
 QUEUED_AT_MOST = timedelta(days=7)
@@ -126,7 +126,7 @@ class TrainingRun:
             self._trainer,
             self._log,
             self._save,
-            longest_s=max(env.timeout_s for env in [*config.train.env, *config.eval.env]),
+            drained_within=stalled_after(config),
         )
 
     # -- signals and queries ----------------------------------------------------------------
@@ -460,7 +460,7 @@ class TrainingRun:
         await self._log.wait(
             lambda: f"{len(self._state.evals)} evals to finish",
             lambda: not self._state.evals,
-            STALLED_AFTER,
+            stalled_after(self._config),
             progress=lambda: self._state.eval_rollouts,
         )
         self._generations.wanted = True

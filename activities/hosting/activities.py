@@ -39,7 +39,7 @@ from activities.contracts.hosting import (
 from activities.failing import DISK_FAILURES
 from activities.hosting import reaper
 from activities.hosting.heartbeat import heartbeats
-from activities.hosting.process import ServerProcess, describe_exit
+from activities.hosting.process import GRACE_S, ServerProcess, describe_exit
 from activities.hosting.spec import ServerSpec, SpecBuilder
 from activities.inference.load import report_load
 from activities.storage.store import StoreUnavailable
@@ -49,6 +49,9 @@ log = logging.getLogger(__name__)
 SERVER_LOST = "ServerLost"
 REPORT_SIGNAL = "host_report"
 PROBE_EVERY_S = 1.0
+STARTING_PROBED_EVERY_S = 0.25
+QUICK_GRACE_S = 1.0
+"""For servers that keep nothing which a termination in good order would save."""
 PROBE_LIMIT_S = 5.0
 LOST_AFTER_PROBES = 3
 RUN_CHECK_EVERY_S = 10.0
@@ -128,7 +131,12 @@ class HostActivities:
             )
             spec = await self._spec(host, epoch)
             process = ServerProcess(
-                spec, home=self.ctx.home, run=host.run_id, host=host.host_id, epoch=epoch
+                spec,
+                home=self.ctx.home,
+                run=host.run_id,
+                host=host.host_id,
+                epoch=epoch,
+                grace_s=GRACE_S if host.role == "env" else QUICK_GRACE_S,
             )
             await self._keep(host, epoch, spec, process)
         except _RunClosed:
@@ -225,7 +233,7 @@ class HostActivities:
         while not await self._probe(spec, process, run_check):
             if time.monotonic() > deadline:
                 raise _ServerLost(f"not healthy within {spec.start_timeout_s:.0f} s of its start")
-            await self._pause(process, run_check)
+            await self._pause(process, run_check, STARTING_PROBED_EVERY_S)
 
     async def _until_lost(
         self,
@@ -259,8 +267,13 @@ class HostActivities:
         finally:
             probe.cancel()
 
-    async def _pause(self, process: ServerProcess, run_check: asyncio.Task[None]) -> None:
-        await self._first(process, run_check, PROBE_EVERY_S)
+    async def _pause(
+        self,
+        process: ServerProcess,
+        run_check: asyncio.Task[None],
+        seconds: float = PROBE_EVERY_S,
+    ) -> None:
+        await self._first(process, run_check, seconds)
 
     async def _first(
         self,

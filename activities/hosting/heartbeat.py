@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from temporalio import activity
 
-HEARTBEAT_S = 1.5
+HEARTBEAT_S = 1.0
 
 
 @contextlib.asynccontextmanager

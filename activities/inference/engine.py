@@ -30,6 +30,9 @@ import httpx
 from activities.context import WorkerContext
 from activities.contracts.hosting import HostInput
 from activities.hosting.spec import ServerSpec
+from activities.storage import keys
+from activities.storage.refs import ArtifactRef
+from activities.storage.store import ArtifactStore
 from configs.run import RunConfig
 
 ADVERTISE = "RATCHET_ADVERTISE_HOST"
@@ -135,14 +138,23 @@ async def engine_healthy(url: str, paths: Sequence[str] = CONTROLLED) -> bool:
             return False
 
 
+def first_weights(store: ArtifactStore, host: HostInput) -> ArtifactRef:
+    """What an engine is started with: the weights that its host was opened with, or version 0 once
+    these were pruned, which never is. Traffic waits for the newest ones to be pushed either way.
+    """
+    assert host.weights is not None, "an engine starts from weights"
+    kept = store.committed(host.weights.key)
+    return kept or store.require(keys.weights(host.run_id, 0))
+
+
 async def engine_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpec:
-    """The engine of `host` for `epoch`, on a fresh port, serving the folder of `host.weights`.
+    """The engine of `host` for `epoch`, on a fresh port, serving `first_weights`.
 
     Raises CorruptArtifact if the weights are damaged, RuntimeError without vLLM.
     """
-    assert host.weights is not None, "an engine starts from weights"
     config = ctx.config(host.run_id)
-    weights = await asyncio.to_thread(ctx.store.fetch_folder, host.weights)
+    first = await asyncio.to_thread(first_weights, ctx.store, host)
+    weights = await asyncio.to_thread(ctx.store.fetch_folder, first)
     advertised = os.environ.get(ADVERTISE, "")
     bind = "0.0.0.0" if advertised else "127.0.0.1"
     port = free_port(bind)

@@ -17,6 +17,7 @@ from activities.inference.engine import (
     engine_env,
     engine_spec,
     engine_threads,
+    first_weights,
     served_name,
 )
 from activities.inference.gate import Canary, compare, engine_logprobs, read_canary
@@ -129,3 +130,19 @@ async def test_each_epoch_has_its_own_port_and_name(
     assert two.address.startswith("http://10.1.2.3:") and "0.0.0.0" in two.argv
     assert one.address != two.address and one.model != two.model
     assert not await one.probe()
+
+
+async def test_engine_whose_first_weights_were_pruned_starts_from_version_0(tmp_path: Path) -> None:
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="own")
+    ctx.store.put_json(keys.config("r"), _config().model_dump(mode="json"))
+    refs = {}
+    for version in (0, 9):
+        folder = ctx.scratch(f"w{version}")
+        (folder / "config.json").write_text(f'{{"version": {version}}}')
+        refs[version] = ctx.store.put_folder(keys.weights("r", version), folder, attempt="a")
+    host = HostInput("r", "engine", 0, "q", weights=refs[9])
+    assert first_weights(ctx.store, host) == refs[9]
+    ctx.store.delete(refs[9])
+    spec = await engine_spec(ctx, host, 1)
+    served = Path(spec.argv[list(spec.argv).index("--model") + 1])
+    assert (served / "config.json").read_text() == '{"version": 0}'
