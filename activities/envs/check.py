@@ -23,6 +23,7 @@ from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
 from activities.envs import loading
 from activities.envs.probe import probe
 from activities.hosting.heartbeat import heartbeats
+from activities.hosting.orphans import as_parent, end_with_parent
 from configs.run import RunConfig
 
 CHECK_TIMEOUT_S = 120.0
@@ -65,7 +66,11 @@ class EnvActivities:
         process = await asyncio.create_subprocess_exec(
             *loading.module_command("check"),
             cwd=loading.PROJECT_ROOT,
-            env={**os.environ, **loading.process_env(path, self.ctx.scratch("env-check"))},
+            env={
+                **os.environ,
+                **loading.process_env(path, self.ctx.scratch("env-check")),
+                **as_parent(),
+            },
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -250,6 +255,7 @@ def _count(taskset: Any) -> int:
 
 def main() -> None:
     """Findings go to the last line of stdout; what environments print comes before it."""
+    end_with_parent()
     requests = json.load(sys.stdin)
     findings = [inspect_env(request) for request in requests]
     print("\n" + json.dumps(findings))

@@ -1,33 +1,58 @@
 """Writes a taskset's task data as JSON lines: `python -m activities.envs.dump < request.json`.
 
 Runs an environment's code in a process of its own. The request has 'id', 'args', 'kind', 'count'
-and 'out'; at most `count` tasks are written, in the taskset's order. Ends with code 2 and one
-line of explanation if the taskset does not load.
+and 'out'; at most `count` tasks are written, in the taskset's order. Where that fails, it ends
+with one line of explanation: with code UNREACHABLE if a disk or a connection was the reason, which
+somebody may mend, and with code BROKEN if it was the environment.
 """
 
+import contextlib
 import itertools
 import json
 import os
 import sys
 
 from activities.envs import loading
+from activities.hosting.orphans import end_with_parent
+from activities.storage.store import remedy
+
+BROKEN = 2
+UNREACHABLE = 3
+
+
+def refusal(error: BaseException | None) -> OSError | None:
+    """The operating system's or a connection's refusal that `error` is or was raised from.
+
+    Libraries of data sets wrap what they meet, and those of connections raise types of their own.
+    """
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error
 
 
 def main() -> None:
     """Writes to a temporary name first, so that a half-written file is never read."""
+    end_with_parent()
     request = json.load(sys.stdin)
+    part = f"{request['out']}.part-{os.getpid()}"
     try:
         taskset = loading.load_taskset(request["id"], request["args"], request["kind"])
-        part = f"{request['out']}.part-{os.getpid()}"
         with open(part, "w", encoding="utf-8") as file:
             for task in itertools.islice(iter(taskset), request["count"]):
                 file.write(json.dumps(task.data.model_dump(mode="json")) + "\n")
+        os.replace(part, request["out"])
     except Exception as error:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
         # The environment is the user's code: whatever it raises is theirs to read.
-        reason = f"{type(error).__name__}: {error}"
-        print(f"taskset {request['id']!r} does not load: {reason}", file=sys.stderr)
-        sys.exit(2)
-    os.replace(part, request["out"])
+        reason = f"taskset {request['id']!r} does not load: {type(error).__name__}: {error}"
+        cause = refusal(error)
+        if cause is not None and cause is not error:
+            reason += f" ({type(cause).__name__}: {cause})"
+        if cause is not None:
+            reason += f"; {remedy(cause)}"
+        print(" ".join(reason.split()), file=sys.stderr)
+        sys.exit(BROKEN if cause is None else UNREACHABLE)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Activities of the rollout room: carry rollouts out, score groups, sum evals up, ship batches.
 
 Invariants: a finished rollout is committed before anything else happens to it, and adopted by
-every later attempt; a rollout that the engine ended is never committed. Waiting on an env server
-is always bounded, by the rollout's timeout and by the watch on the server.
+every later attempt; neither a store that fails for up to a minute nor an env server that goes costs
+it. A rollout that the engine ended, or the env server's own end, is never committed. Waiting on an
+env server is always bounded, by the rollout's timeout and by the watch on the server.
 """
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import json
@@ -37,6 +39,7 @@ from activities.hosting.heartbeat import heartbeats
 from activities.rollouts import frozen, groups, samples
 from activities.rollouts.connections import EnvConnection, EnvConnections
 from activities.rollouts.gauges import RunGauges
+from activities.rollouts.patience import patiently
 from activities.rollouts.releases import Releases
 from activities.rollouts.tasks import TaskLibrary, env_of
 from activities.scoring import batches, evals, filters, subsets
@@ -55,6 +58,10 @@ from configs.env import TrainEnvConfig
 from configs.filters import FilterConfig
 
 HEARTBEAT_S = 2.0
+ABORTED = "Cancelled: rollout aborted"
+"""What an env server answers for rollouts that it was told to give up, or that it ends with."""
+ABORTED_S = 15.0
+"""A server that ends is gone within this time: its keeper gives it less."""
 SCORING_THREADS = 64
 """For algorithms that may block, as those of users; others wait in the event loop."""
 
@@ -75,6 +82,7 @@ class RolloutActivities:
         self._layouts = frozen.Layouts()
         self._seats = frozen.Seats()
         self._scoring = ThreadPoolExecutor(SCORING_THREADS, thread_name_prefix="scoring")
+        self._storing: set[asyncio.Task[Any]] = set()
         self._gauges: dict[str, RunGauges] = {}
         self._tokenizers: dict[str, str] = {}
         self._vocab_sizes: dict[str, int] = {}
@@ -85,9 +93,11 @@ class RolloutActivities:
     async def run_rollouts(self, given: RunRolloutsInput) -> RunRolloutsResult:
         """Runs the group's rollouts at once, committing each as it ends.
 
-        Raises ApplicationError ENV_LOST as soon as the env server is gone, ENGINE_LOST when the
-        others have ended if the engine ended one, BAD_INPUT if the task cannot be had or a frozen
-        model refuses to play. Errors of the environment and timeouts are results like any other.
+        Raises ApplicationError ENV_LOST when the env server is gone, as soon as what had ended
+        before is stored; ENGINE_LOST when the others have ended if the engine ended one; BAD_INPUT
+        if the task cannot be had or a frozen model refuses to play. Errors of the environment and
+        timeouts are results like any other. Raises StoreUnavailable if a rollout cannot be stored
+        for PATIENCE_S, when the others have ended.
         """
         work = given.work
         found = await asyncio.to_thread(self._adopt, given)
@@ -157,6 +167,10 @@ class RolloutActivities:
                 await asyncio.wait({all_ended, lost}, return_when=asyncio.FIRST_COMPLETED)
                 if not all_ended.done():
                     message = connection.reason
+                    # What has ended needs no server any more, only to be stored.
+                    for playing in set(running) - self._storing:
+                        playing.cancel()
+                    await asyncio.wait(running)
                     raise ApplicationError(message, type=names.ENV_LOST, non_retryable=True)
                 outcomes = [done.exception() for done in running]
             finally:
@@ -247,6 +261,8 @@ class RolloutActivities:
             rollout = samples.failed("Timeout", f"not finished after {limit:g} s")
         except RuntimeError as error:
             # The env server's own refusal: task data it cannot read, or an abort.
+            if str(error) == ABORTED:
+                await self._require_alive(connection)
             rollout = samples.failed("EnvServer", str(error))
         else:
             rollout = await self._read(given, episode)
@@ -269,7 +285,28 @@ class RolloutActivities:
             "engine": {"index": given.engine.index, "epoch": given.engine.epoch},
             **samples.to_document(rollout),
         }
-        return await asyncio.to_thread(self._commit, given.run_id, document)
+        return await self._stored(given.run_id, document)
+
+    @staticmethod
+    async def _require_alive(connection: EnvConnection) -> None:
+        """Raises ENV_LOST if the server ends, whose rollouts it gives up before it goes.
+
+        One that lives on gave up this rollout alone: code of its environment cancelled itself.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(connection.lost.wait(), ABORTED_S)
+            raise ApplicationError(connection.reason, type=names.ENV_LOST, non_retryable=True)
+
+    async def _stored(self, run_id: str, document: dict[str, Any]) -> dict[str, Any]:
+        """The document that the store holds; rides out a store that fails for a while."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._storing.add(task)
+        try:
+            commit = functools.partial(self._commit, run_id, document, attempt_token())
+            return await patiently(commit)
+        finally:
+            self._storing.discard(task)
 
     async def _read(self, given: RunRolloutsInput, episode: Any) -> samples.Rollout:
         """The rollout of an episode; a frozen model's words are laid out in the policy's tokens."""
@@ -281,10 +318,9 @@ class RolloutActivities:
         )
         return await asyncio.to_thread(samples.from_episode, episode, -1, layout.samples)
 
-    def _commit(self, run_id: str, document: dict[str, Any]) -> dict[str, Any]:
+    def _commit(self, run_id: str, document: dict[str, Any], attempt: str) -> dict[str, Any]:
         """Commits a rollout; if another attempt was first, its document is the one that counts."""
         key = keys.rollout(run_id, document["group"], document["index"])
-        attempt = attempt_token()
         ref = self.ctx.store.put_json(key, document, attempt=attempt)
         if ref.attempt == attempt:
             return document

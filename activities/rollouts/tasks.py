@@ -17,7 +17,9 @@ from temporalio.exceptions import ApplicationError
 from activities.context import WorkerContext
 from activities.contracts import names
 from activities.contracts.rollouts import Kind
-from activities.envs import loading
+from activities.envs import dump, loading
+from activities.hosting.orphans import as_parent
+from activities.storage.store import StoreUnavailable
 from configs.env import EnvConfig
 from configs.run import RunConfig
 
@@ -56,7 +58,8 @@ class TaskLibrary:
     async def task(self, run_id: str, kind: Kind, name: str, index: int) -> dict[str, Any]:
         """Data of task `index`, as an env server takes it.
 
-        Raises ApplicationError (BAD_INPUT) if the taskset does not load or has no such task.
+        Raises ApplicationError (BAD_INPUT) if the taskset does not load or has no such task, and
+        StoreUnavailable if what it is read from cannot be reached, such as a disk or a hub.
         """
         key = (run_id, kind, name)
         async with self._locks.setdefault(key, asyncio.Lock()):
@@ -86,7 +89,7 @@ class TaskLibrary:
         process = await asyncio.create_subprocess_exec(
             *loading.module_command("dump"),
             cwd=loading.PROJECT_ROOT,
-            env={**os.environ, **loading.process_env(env.path, scratch)},
+            env={**os.environ, **loading.process_env(env.path, scratch), **as_parent()},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
@@ -94,12 +97,20 @@ class TaskLibrary:
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 _, err = await process.communicate(json.dumps(request).encode())
+        except TimeoutError:
+            # It loaded for the preflight, and in less time.
+            raise StoreUnavailable(
+                f"taskset {env.id!r} is not loaded after {LOAD_TIMEOUT_S:.0f} s; check the "
+                "connection or the disk that it is read from"
+            ) from None
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        if process.returncode == 2:
-            raise _bad_input(err.decode().strip().splitlines()[-1])
+        if process.returncode in (dump.BROKEN, dump.UNREACHABLE):
+            reason = err.decode().strip().splitlines()[-1]
+            broken = process.returncode == dump.BROKEN
+            raise _bad_input(reason) if broken else StoreUnavailable(reason)
         if process.returncode:
             raise RuntimeError(f"reading {env.id!r} ended with {process.returncode}: {err!r}")
         lines = await asyncio.to_thread(_read_lines, out)

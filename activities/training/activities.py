@@ -39,6 +39,7 @@ from activities.contracts.training import (
     TrainStepResult,
 )
 from activities.hosting.heartbeat import heartbeats
+from activities.hosting.orphans import as_parent
 from activities.hosting.scratch import working_folder
 from activities.storage import keys
 from activities.storage.refs import ArtifactRef
@@ -152,7 +153,7 @@ class TrainerActivities:
             process = await asyncio.create_subprocess_exec(
                 *argv,
                 cwd=ROOT,
-                env={**os.environ, "TQDM_DISABLE": "1"},
+                env={**os.environ, "TQDM_DISABLE": "1", **as_parent()},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from activities.hosting.orphans import end_with_parent
 from activities.training.policy import Recipe, build_model, digest, recipe_of, warm_start
 from activities.training.tokenizer import build_tokenizer
 from configs.model import DEFAULT_POLICY
@@ -63,6 +64,7 @@ def load_given(name: str, dtype: str) -> tuple[Any, Any]:
 
 def main() -> None:
     """Prepares one policy."""
+    end_with_parent()
     parser = argparse.ArgumentParser(description="Make the weights a run starts from.")
     parser.add_argument("--order", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -232,7 +232,7 @@ class Client:
 async def _play(tmp_path: Path, client: Client, count: int) -> list[Any]:
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
     source = {**BIG.model_dump(mode="json"), "max_concurrent": 2}
-    env = {"id": "reverse-text", "timeout_s": 1.0}
+    env = {"id": "reverse-text", "timeout_s": 3.0}
     algo = {"type": "sft", "source": source}
     config = validate({"max_steps": 1, "algo": algo, "train": {"env": [env]}})
     ctx.store.put_json(keys.config("r"), config.model_dump(mode="json"))
@@ -256,10 +256,11 @@ async def test_rollouts_wait_for_a_seat_before_their_time_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BIG_KEY", KEY)
-    client = Client(0.4, type="HarnessError", message=f"exited: {KEY}")
-    documents = await _play(tmp_path, client, 8)
+    # The last ones begin after more than the 3 s that each of them may take.
+    client = Client(0.2, type="HarnessError", message=f"exited: {KEY}")
+    documents = await _play(tmp_path, client, 40)
     assert client.most == 2
-    assert [document["error"]["type"] for document in documents] == ["HarnessError"] * 8
+    assert [document["error"]["type"] for document in documents] == ["HarnessError"] * 40
     assert KEY not in str(documents)
 
 

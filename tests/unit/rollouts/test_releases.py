@@ -1,7 +1,7 @@
 """What a rollout worker tells Dispatch of ended rollouts: when, how much, and what it keeps."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +32,9 @@ from activities.storage import keys
 
 DISPATCH = "r/dispatch/1"
 QUIET_S = releases.LINGER_S * 3
+"""How long nothing is sent where nothing is to be."""
+WITHIN_S = 30.0
+"""How long anything may take that must happen: only a machine that stands still takes longer."""
 
 
 class Server:
@@ -42,7 +45,7 @@ class Server:
         self.answers = asyncio.Event()
         self.answers.set()
         self.error: RPCError | None = None
-        self.in_flight = self.most_in_flight = 0
+        self.in_flight = self.most_in_flight = self.answered = 0
 
     def get_workflow_handle(self, workflow_id: str) -> "_Handle":
         return _Handle(self, workflow_id)
@@ -65,8 +68,15 @@ class _Handle:
             await server.answers.wait()
         finally:
             server.in_flight -= 1
+        server.answered += 1
         if server.error is not None:
             raise server.error
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not holds():
+            await asyncio.sleep(0.01)
 
 
 async def test_parts_share_one_signal() -> None:
@@ -82,13 +92,13 @@ async def test_parts_share_one_signal() -> None:
         first(2)
         other(3)
         assert server.told == [], "nothing is sent before others had their chance"
-        await asyncio.sleep(QUIET_S)
+        await until(lambda: len(server.told) >= 2)
         assert sorted(server.told) == [
             ("other", {"train/0/0": 3}),
             (DISPATCH, {"train/0/0": 2, "train/0/4": 1}),
         ]
         first(3)
-        await asyncio.sleep(QUIET_S)
+        await until(lambda: len(server.told) >= 3)
         assert server.told[2:] == [(DISPATCH, {"train/0/0": 3})], "only what has changed"
     assert room.owners == 0
 
@@ -98,13 +108,13 @@ async def test_one_signal_is_in_flight_at_a_time() -> None:
     server.answers.clear()
     with server.releases().part(DISPATCH, "train/0/0", 8) as ended:
         ended(1)
-        await asyncio.sleep(QUIET_S)
+        await until(lambda: server.in_flight == 1)
         for count in range(2, 6):
             ended(count)
             await asyncio.sleep(QUIET_S / 3)
         assert server.told == [(DISPATCH, {"train/0/0": 1})]
         server.answers.set()
-        await asyncio.sleep(QUIET_S)
+        await until(lambda: server.answered == 2)
     assert server.told[1:] == [(DISPATCH, {"train/0/0": 5})] and server.most_in_flight == 1
 
 
@@ -119,7 +129,8 @@ async def test_what_ends_together_or_with_its_activity_costs_nothing() -> None:
         group(0)
         for count in (1, 2, 3):
             group(count)
-            await asyncio.sleep(releases.LINGER_S / 4)
+            # Others have a turn, and no time passes on however slow a machine.
+            await asyncio.sleep(0)
         await asyncio.sleep(QUIET_S)
     with pytest.raises(KeyError), room.part(DISPATCH, "train/2/0", 3) as broken:
         broken(2)
@@ -136,7 +147,7 @@ async def test_a_part_that_goes_takes_only_its_own() -> None:
         with room.part(DISPATCH, "train/1/0", 3) as goes:
             goes(2)
         assert room.owners == 1
-        await asyncio.sleep(QUIET_S)
+        await until(lambda: bool(server.told))
     assert server.told == [(DISPATCH, {"train/0/0": 1})]
 
 
@@ -146,7 +157,7 @@ async def test_an_attempt_that_lives_on_does_not_lower_a_count() -> None:
     with room.part(DISPATCH, "train/0/0", 4) as old, room.part(DISPATCH, "train/0/0", 4) as new:
         new(3)
         old(2)
-        await asyncio.sleep(QUIET_S)
+        await until(lambda: bool(server.told))
     assert server.told == [(DISPATCH, {"train/0/0": 3})]
 
 
@@ -158,11 +169,12 @@ async def test_a_failed_signal_is_dropped_and_the_next_one_says_more(
     server.error = RPCError("gone", status, b"")
     with server.releases().part(DISPATCH, "train/0/0", 4) as ended:
         ended(1)
+        await until(lambda: server.answered == 1)
         await asyncio.sleep(QUIET_S)
         assert len(server.told) == 1, "not sent again"
         server.error = None
         ended(2)
-        await asyncio.sleep(QUIET_S)
+        await until(lambda: server.answered == 2)
     assert server.told[1:] == [(DISPATCH, {"train/0/0": 2})]
 
 
@@ -172,8 +184,7 @@ async def test_a_signal_in_flight_ends_with_the_last_part() -> None:
     room = server.releases()
     with room.part(DISPATCH, "train/0/0", 4) as ended:
         ended(1)
-        await asyncio.sleep(QUIET_S)
-        assert server.in_flight == 1
+        await until(lambda: server.in_flight == 1)
     await asyncio.sleep(0)
     assert server.in_flight == room.owners == 0
 
@@ -211,12 +222,21 @@ class Paced(RolloutActivities):
         if index in self.broken:
             raise ApplicationError("gone", type=names.ENGINE_LOST)
         document = {"group": given.work.group, "index": index, "error": None, "sampled_tokens": 1}
-        return await asyncio.to_thread(self._commit, given.run_id, document)
+        return await self._stored(given.run_id, document)
 
-    async def end(self, *indexes: int) -> None:
+    def end(self, *indexes: int) -> None:
         for index in indexes:
             self.gates[index].set()
-        await asyncio.sleep(QUIET_S)
+
+
+def newest(server: Server) -> dict[str, int]:
+    """What Dispatch knows of each part. Rollouts whose commits lie apart are told one by one."""
+    found: dict[str, int] = {}
+    for workflow_id, ended in server.told:
+        assert workflow_id == DISPATCH
+        assert all(count > found.get(part, 0) for part, count in ended.items()), "it only rises"
+        found.update(ended)
+    return found
 
 
 def _world(tmp_path: Path, size: int) -> tuple[Server, Paced]:
@@ -237,13 +257,16 @@ def _start(rooms: Paced, first: int = 0, last: int | None = None) -> asyncio.Tas
 async def test_the_activity_tells_of_each_part_under_its_own_name(tmp_path: Path) -> None:
     server, rooms = _world(tmp_path, 6)
     low, high = _start(rooms, 0, 3), _start(rooms, 3, 6)
-    await rooms.end(1, 3, 5)
-    assert server.told == [(DISPATCH, {"train/7/0": 1, "train/7/3": 2})]
-    await rooms.end(4)
+    rooms.end(1, 3, 5)
+    await until(lambda: newest(server) == {"train/7/0": 1, "train/7/3": 2})
+    rooms.end(4)
     assert await high == RunRolloutsResult("train/7", 3, 0, 3)
-    await rooms.end(0, 2)
+    rooms.end(0, 2)
     await low
-    assert len(server.told) == 1 and rooms.releases is not None and rooms.releases.owners == 0
+    await asyncio.sleep(QUIET_S)
+    told = newest(server)
+    assert told["train/7/0"] < 3 and told["train/7/3"] == 2, "a part that has ended is not told"
+    assert rooms.releases is not None and rooms.releases.owners == 0
 
 
 async def test_a_retry_tells_of_what_it_adopted(tmp_path: Path) -> None:
@@ -253,9 +276,9 @@ async def test_a_retry_tells_of_what_it_adopted(tmp_path: Path) -> None:
             keys.rollout("r", "train/7", index), {"error": None, "sampled_tokens": 1}
         )
     running = _start(rooms)
-    await asyncio.sleep(QUIET_S)
+    await until(lambda: bool(server.told))
     assert server.told == [(DISPATCH, {"train/7/0": 2})]
-    await rooms.end(1)
+    rooms.end(1)
     assert (await running).ok == 3 and len(server.told) == 1
 
 
@@ -263,9 +286,11 @@ async def test_a_rollout_that_was_not_committed_is_not_told(tmp_path: Path) -> N
     server, rooms = _world(tmp_path, 3)
     rooms.broken = {0}
     running = _start(rooms)
-    await rooms.end(0, 1)
+    rooms.end(0, 1)
+    await until(lambda: bool(server.told))
+    await asyncio.sleep(QUIET_S)
     assert server.told == [(DISPATCH, {"train/7/0": 1})]
-    await rooms.end(2)
+    rooms.end(2)
     with pytest.raises(ApplicationError, match="gone"):
         await running
     assert rooms.releases is not None and rooms.releases.owners == 0
