@@ -6,9 +6,11 @@
   time if they are still free.
 - `down` leaves no process and no port behind, servers of runs included.
 - A process is ours only if its pid and its start time are those recorded in stack.json.
+- A crash of the machine, at any moment, is mended by `up`.
 """
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -23,6 +25,7 @@ from typing import Any
 import httpx
 import psutil
 
+from activities.hosting.keeper import write_record
 from activities.hosting.reaper import sweep
 from worker.settings import ROLES
 from workflows.messages import SEARCH_ATTRIBUTES
@@ -55,6 +58,9 @@ DYNAMIC_CONFIG = (
 SQLITE_PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL")
 
 
+log = logging.getLogger(__name__)
+
+
 class StackError(Exception):
     """The stack cannot start; the message says what, where and how to mend it."""
 
@@ -79,9 +85,7 @@ class Stack:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.file = home / "stack.json"
-        self.record: dict[str, Any] = {"ports": {}, "processes": {}}
-        if self.file.exists():
-            self.record = json.loads(self.file.read_text())
+        self.record = _recorded(self.file)
 
     # -- up ---------------------------------------------------------------------------------
 
@@ -248,9 +252,22 @@ class Stack:
             return None
 
     def _save(self) -> None:
-        part = self.file.with_suffix(".part")
-        part.write_text(json.dumps(self.record, indent=1))
-        part.replace(self.file)
+        write_record(self.file, self.record)
+
+
+def _recorded(file: Path) -> dict[str, dict[str, Any]]:
+    """What stack.json says. One that is damaged says nothing: only a crash of the machine tears it,
+    and what it named has ended with the machine.
+    """
+    empty: dict[str, dict[str, Any]] = {"ports": {}, "processes": {}}
+    if not file.exists():
+        return empty
+    try:
+        told = json.loads(file.read_bytes())
+        return {part: dict(told[part]) for part in empty}
+    except (ValueError, TypeError, KeyError):
+        log.warning("%s is damaged, as by a crash of the machine, and counts as empty", file)
+        return empty
 
 
 def _free(port: int) -> bool:

@@ -14,7 +14,8 @@ The worker writes one JSON line (what to start) and then holds the pipe open. In
   the mark that every descendant carries in its environment tell a sweep what to end
   (`activities.hosting.reaper`).
 
-On stdout it says `{"pid": n}` once the server is started and `{"exit": code}` at the end; the
+On stdout it says `{"pid": n}` once the server is started, or `{"errno": n, "error": text}` if it
+cannot be, since RECORD could not be written, and `{"exit": code}` at the end; the
 code is the server's exit status, or the negated signal that ended it.
 """
 
@@ -88,11 +89,29 @@ def machine() -> str:
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
+def node() -> str:
+    """Names this machine over its boots."""
+    with contextlib.suppress(OSError):
+        return f"{os.uname().nodename}/{Path('/etc/machine-id').read_text().strip()}"
+    return os.uname().nodename
+
+
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Replaces the record at `path`; a reader sees the old one or the new one."""
+    """Replaces the record at `path`; a reader sees the old one or the new one, also after a crash
+    of the machine.
+    """
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(record))
-    os.replace(part, path)
+    try:
+        with part.open("w") as file:
+            file.write(json.dumps(record))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError:
+        # On a full disk a half of it would keep it full.
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
 
 
 def _say(message: dict[str, Any]) -> None:
@@ -126,17 +145,23 @@ class Keeper:
             self._become_server(go, release)
         os.close(go)
         me = os.getpid()
-        write_record(
-            self.record,
-            {
-                **self.order["identity"],
-                "machine": machine(),
-                "keeper": [me, start_time(me)],
-                "server": [self.pid, start_time(self.pid)],
-                "mark": self.order["env"][MARK],
-                "grace_s": self.grace_s,
-            },
-        )
+        record = {
+            **self.order["identity"],
+            "machine": machine(),
+            "node": node(),
+            "keeper": [me, start_time(me)],
+            "server": [self.pid, start_time(self.pid)],
+            "mark": self.order["env"][MARK],
+            "grace_s": self.grace_s,
+        }
+        try:
+            write_record(self.record, record)
+        except OSError as error:
+            # The server that waits for its release ends without it.
+            os.close(release)
+            os.waitpid(self.pid, 0)
+            _say({"errno": error.errno, "error": f"{error.strerror}: {self.record}"})
+            sys.exit(1)
         os.write(release, b"g")
         os.close(release)
         _say({"pid": self.pid})

@@ -4,20 +4,27 @@ A record names the machine (boot and pid namespace), the keeper and the server b
 time, and the mark in the environment of everything the server started. So a recycled pid is never
 taken for ours, and processes that left the group or lost their parent are found all the same.
 Records of other machines that share the folder are left alone.
+
+What a crash of the machine leaves behind is dropped by the next sweep: records of an earlier boot,
+and those that the crash tore. The servers that they named have ended with the machine.
 """
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from activities.hosting import keeper
 
 KEEPER_SLACK_S = 3.0
 KILL_TIMEOUT_S = 10.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class HostRecord:
     server: tuple[int, int]
     mark: str
     grace_s: float
+    node: str = ""
 
     @property
     def kept(self) -> bool:
@@ -42,18 +50,41 @@ class HostRecord:
 
 def records(home: Path) -> list[HostRecord]:
     """The records of this machine under `home`."""
-    found = []
     here = keeper.machine()
+    return [record for _, record in _read(home) if record is not None and record.machine == here]
+
+
+def _read(home: Path) -> Iterator[tuple[Path, HostRecord | None]]:
+    """Every record under `home`; None for one that is damaged."""
+    known = {field.name for field in fields(HostRecord)} - {"path"}
     for path in sorted((home / "hosts").glob("*.json")):
         try:
-            data = json.loads(path.read_text())
-        except FileNotFoundError:
+            data = path.read_bytes()
+        except OSError as error:
+            # The server may just have ended. What cannot be read may be readable at the next sweep.
+            if not isinstance(error, FileNotFoundError):
+                log.warning("the record of a server cannot be read: %s", error)
             continue
-        data["keeper"], data["server"] = tuple(data["keeper"]), tuple(data["server"])
-        record = HostRecord(path=path, **data)
-        if record.machine == here:
-            found.append(record)
-    return found
+        try:
+            told = {name: value for name, value in json.loads(data).items() if name in known}
+            told |= {name: tuple(told[name]) for name in ("keeper", "server")}
+            record = HostRecord(path=path, **told)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            record = None
+        yield path, record
+
+
+def _drop_dead(home: Path) -> None:
+    """Removes the records of servers that went down with the machine."""
+    boot, node = keeper.machine().partition("/")[0], keeper.node()
+    for path, record in list(_read(home)):
+        if record is None:
+            log.warning("%s is damaged, as by a crash of the machine, and is dropped", path)
+        elif record.node != node or record.machine.partition("/")[0] == boot:
+            continue
+        # A record that cannot be removed harms nobody.
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _marked(record: HostRecord) -> list[int]:
@@ -112,8 +143,10 @@ def sweep(
     """Ends orphans (servers without a live keeper), or all servers with `everything`.
 
     `run` and `host` narrow it down. Returns the records that were cleared. Blocks for up to the
-    servers' grace plus a few seconds; raises TimeoutError as `reap` does.
+    servers' grace plus a few seconds; raises TimeoutError as `reap` does. Records of servers that
+    a crash of the machine ended are dropped without more ado.
     """
+    _drop_dead(home)
     cleared = []
     for record in records(home):
         if (run is not None and record.run != run) or (host is not None and record.host != host):

@@ -11,6 +11,8 @@ Invariants:
   schema above the one the reader knows raises its subclass FutureArtifact.
 - What a filesystem answers is either 'not found', 'exists already', or StoreUnavailable, which says
   what was to be done, where, why it was not and what mends it. Nothing is tried twice here.
+- What was committed is on the disk, names included: the folders are synced, too, content before
+  marker. So a crash of the machine takes back nothing that a workflow was told of.
 - A write that fails leaves nothing of its own behind: on a full disk that would keep it full.
 - Live records (`write_live`) are the one mutable kind: gauges, nothing a decision rests on.
 """
@@ -18,6 +20,7 @@ Invariants:
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -35,6 +38,8 @@ from activities.storage.refs import ArtifactRef
 MARKER = ".commit"
 MANIFEST = "manifest.json"
 FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
+"""What filesystems answer that cannot sync a folder; most of them are on a network."""
 CHUNK = 2**20
 
 
@@ -132,7 +137,7 @@ class ArtifactStore:
         if not self.local:
             return None
         with self._reaching("measure", ""):
-            Path(self.root).mkdir(parents=True, exist_ok=True)
+            _make_folder(Path(self.root), sync=True)
             return shutil.disk_usage(self.root).free
 
     # -- bytes and JSON ---------------------------------------------------------------------
@@ -192,6 +197,7 @@ class ArtifactStore:
                 if name not in without
             }
             manifest = json.dumps(files, sort_keys=True, separators=(",", ":")).encode()
+            self._sync_below(path, files)
             self._write(f"{path}/{MANIFEST}", manifest)
         except BaseException:
             self._discard(path)
@@ -257,6 +263,16 @@ class ArtifactStore:
             self.fetch_folder(ref, schema=ref.schema)
         else:
             self.get(ref, schema=ref.schema)
+
+    def read_file(self, ref: ArtifactRef, name: str) -> bytes:
+        """One file of a folder artifact, not verified; raises FileNotFoundError."""
+        return self._read(f"{ref.path}/{name}")
+
+    def info(self, path: str) -> dict[str, Any]:
+        """What the filesystem tells of a file, among it its 'size'; raises FileNotFoundError."""
+        with self._reaching("look at", path, FileNotFoundError):
+            found: dict[str, Any] = self.fs.info(self.path(path))
+        return found
 
     # -- markers ----------------------------------------------------------------------------
 
@@ -380,14 +396,23 @@ class ArtifactStore:
                 self.fs.pipe_file(self.path(path), data)
 
     def _upload(self, path: str, source: Path) -> tuple[str, int]:
-        """Writes a local file; returns hash and size of what was written."""
+        """Writes a local file; returns hash and size of what was written. Its name gets to
+        the disk with its folder, by `_sync_below` or with the manifest.
+        """
         with self._reaching(f"copy {source} to", path):
             if not self.local:
                 self.fs.put_file(str(source), self.path(path))
                 return _digest(source), source.stat().st_size
             digest = hashlib.sha256()
-            _replace(Path(self.path(path)), _chunks(source, digest), sync=True)
+            _replace(Path(self.path(path)), _chunks(source, digest), sync=True, name_too=False)
             return digest.hexdigest(), source.stat().st_size
+
+    def _sync_below(self, path: str, names: Iterable[str]) -> None:
+        """Syncs the folders below an artifact's own: once a folder costs less than once a file."""
+        if self.local:
+            with self._reaching("write", path):
+                for folder in {os.path.dirname(name) for name in names} - {""}:
+                    _sync_folder(Path(self.path(f"{path}/{folder}")))
 
     def _download(self, path: str, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -419,6 +444,8 @@ class ArtifactStore:
                         os.link(staged, path)
                     finally:
                         os.unlink(staged)
+                        # The winner may have ended before it came to this.
+                        _sync_folder(Path(path).parent)
                 else:
                     self.fs.pipe_file(path, data, mode="create")
         except FileExistsError:
@@ -436,7 +463,7 @@ def _chunks(source: Path, digest: Any) -> Iterator[bytes]:
 
 def _staged(path: Path, data: Iterable[bytes], *, sync: bool) -> str:
     """Writes a temporary file beside `path` and returns its name; no file is left if it fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent, sync=sync)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".part-")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -450,13 +477,42 @@ def _staged(path: Path, data: Iterable[bytes], *, sync: bool) -> str:
     return name
 
 
-def _replace(path: Path, data: Iterable[bytes], *, sync: bool) -> None:
+def _replace(path: Path, data: Iterable[bytes], *, sync: bool, name_too: bool = True) -> None:
+    """Replaces a file; with `sync` its bytes are on the disk then, and its name with `name_too`."""
     name = _staged(path, data, sync=sync)
     try:
         os.replace(name, path)
     except BaseException:
         os.unlink(name)
         raise
+    if sync and name_too:
+        _sync_folder(path.parent)
+
+
+def _make_folder(folder: Path, *, sync: bool) -> None:
+    missing = list(itertools.takewhile(lambda at: not at.exists(), (folder, *folder.parents)))
+    for made in reversed(missing):
+        made.mkdir(exist_ok=True)
+        if sync:
+            try:
+                _sync_folder(made.parent)
+            except BaseException:
+                # The next try is to make it anew, and sync it then.
+                with contextlib.suppress(OSError):
+                    made.rmdir()
+                raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Brings the names in a folder to the disk, as far as its filesystem can."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(handle)
 
 
 def free_bytes(store: ArtifactStore) -> int | None:

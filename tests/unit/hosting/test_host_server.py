@@ -1,6 +1,7 @@
 """HOST_SERVER on a real Temporal service: reports, losses, and the ways a host ends."""
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -38,6 +39,7 @@ class FakeRun:
     def __init__(self) -> None:
         self.reports: list[HostReport] = []
         self.started: list[int] = []
+        self.waits: list[str] = []
         self.over = False
 
     @workflow.run
@@ -48,6 +50,8 @@ class FakeRun:
     def host_report(self, report: HostReport) -> None:
         # Every attempt begins with the news that it is starting its server.
         if report.state == "starting":
+            if report.epoch in self.started:
+                self.waits.append(report.detail)
             self.started.append(report.epoch)
         else:
             assert report.epoch in self.started
@@ -61,25 +65,34 @@ class FakeRun:
     def seen(self) -> list[HostReport]:
         return self.reports
 
+    @workflow.query
+    def waited_for(self) -> list[str]:
+        return self.waits
+
 
 @workflow.defn
 class FakeHost:
     """One host activity, retried at once."""
 
     @workflow.run
-    async def run(self, host: HostInput) -> None:
+    async def run(self, host: HostInput, heartbeat_s: float) -> None:
         await workflow.execute_activity(
             names.HOST_SERVER,
             host,
             task_queue=host.queue,
             start_to_close_timeout=timedelta(days=1),
-            heartbeat_timeout=timedelta(seconds=3),
+            heartbeat_timeout=timedelta(seconds=heartbeat_s),
             retry_policy=RetryPolicy(initial_interval=timedelta(milliseconds=50)),
         )
 
 
 class Stack:
-    """A worker with HOST_SERVER, one run and one host."""
+    """A worker with HOST_SERVER, one run and one host. Servers that must not be lost may be silent
+    for as long as a machine without a free core makes them.
+    """
+
+    lost_after_s = servers.WITHIN_S
+    heartbeat_s = servers.WITHIN_S
 
     def __init__(self, client: Client, home: Path, argv: Callable[[int, int], list[str]]) -> None:
         self.client = client
@@ -112,8 +125,8 @@ class Stack:
             probe=probe,
             env={servers.TAG: self.tag},
             model=f"m-{epoch}",
-            start_timeout_s=6.0,
-            lost_after_s=2.5,
+            start_timeout_s=servers.WITHIN_S,
+            lost_after_s=self.lost_after_s,
         )
 
     def worker(self) -> Worker:
@@ -125,6 +138,8 @@ class Stack:
             workflows=[FakeRun, FakeHost],
             activities=[activities.host_server],
             workflow_runner=UnsandboxedWorkflowRunner(),
+            # Cancellations come with the answers to heartbeats.
+            max_heartbeat_throttle_interval=timedelta(seconds=1),
         )
 
     async def open(self) -> None:
@@ -133,11 +148,14 @@ class Stack:
         )
         host = HostInput(self.run_id, "engine", 0, self.queue, epoch_base=10)
         self.host = await self.client.start_workflow(
-            FakeHost.run, host, id=f"{self.run_id}/host", task_queue=self.queue
+            FakeHost.run,
+            args=[host, self.heartbeat_s],
+            id=f"{self.run_id}/host",
+            task_queue=self.queue,
         )
 
     async def reports(self, count: int) -> list[HostReport]:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(servers.WITHIN_S):
             while len(seen := await self.run.query(FakeRun.seen)) < count:
                 await asyncio.sleep(0.1)
         return seen
@@ -156,7 +174,7 @@ async def client() -> AsyncIterator[Client]:
         yield env.client
 
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 
 async def test_up_down_and_up_again_until_the_run_ends(
@@ -181,6 +199,7 @@ async def test_up_down_and_up_again_until_the_run_ends(
 
 async def test_frozen_server_is_lost(client: Client, tmp_path: Path) -> None:
     stack = Stack(client, tmp_path, _serve)
+    stack.lost_after_s = 5.0
     async with stack.worker():
         await stack.open()
         await stack.reports(1)
@@ -239,7 +258,7 @@ async def test_leftovers_of_the_host_are_reaped_first(client: Client, tmp_path: 
     async with stack.worker():
         await stack.open()
         await stack.reports(1)
-        assert left.exited.is_set()
+        await asyncio.wait_for(left.exited.wait(), servers.WITHIN_S)
         assert len([p for p in servers.tagged(stack.tag) if "serve" in p.cmdline()]) == 1
         await stack.run.terminate()
 
@@ -247,9 +266,93 @@ async def test_leftovers_of_the_host_are_reaped_first(client: Client, tmp_path: 
 async def test_heartbeats_reach_the_service(client: Client, tmp_path: Path) -> None:
     """The host outlives its heartbeat timeout."""
     stack = Stack(client, tmp_path, _serve)
+    stack.heartbeat_s = 8.0
     async with stack.worker():
         await stack.open()
         await stack.reports(1)
-        await asyncio.sleep(4.5)
+        await asyncio.sleep(1.5 * stack.heartbeat_s)
         assert len(await stack.run.query(FakeRun.seen)) == 1
         await stack.run.terminate()
+
+
+async def _waits(stack: Stack, tries: Callable[[], int]) -> None:
+    """Until the run was told of a wait, and then for some tries more; it is told of no other."""
+    async with asyncio.timeout(servers.WITHIN_S):
+        while not await stack.run.query(FakeRun.waited_for):
+            await asyncio.sleep(0.05)
+        enough = tries() + 5
+        while tries() < enough:
+            await asyncio.sleep(0.05)
+    (told,) = await stack.run.query(FakeRun.waited_for)
+    assert "No space left on device" in told and "free some space there" in told
+    assert await stack.run.query(FakeRun.seen) == []
+
+
+async def _comes_up_in_its_first_epoch(stack: Stack) -> None:
+    (up,) = await stack.reports(1)
+    assert (up.state, up.epoch) == ("up", 11)
+    assert (await stack.run.query(FakeRun.waited_for))[1:] == [""], "it waits no longer"
+    await stack.run.terminate()
+
+
+async def test_full_disk_under_a_builder_is_waited_out_and_told_once(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "DISK_RETRIED_S", (0.1, 0.1))
+    tried, full = 0, True
+
+    def argv(epoch: int, port: int) -> list[str]:
+        nonlocal tried
+        tried += 1
+        if full:
+            # As of a folder with a name of its own: the reason is another every time.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"/scratch/{tried}")
+        return _serve(epoch, port)
+
+    stack = Stack(client, tmp_path, argv)
+    async with stack.worker():
+        await stack.open()
+        await _waits(stack, lambda: tried)
+        full = False
+        await _comes_up_in_its_first_epoch(stack)
+
+
+async def test_full_disk_under_the_log_is_waited_out(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "DISK_RETRIED_S", (0.1, 0.1))
+    tried = 0
+
+    def argv(epoch: int, port: int) -> list[str]:
+        nonlocal tried
+        tried += 1
+        return _serve(epoch, port)
+
+    stack = Stack(client, tmp_path, argv)
+    log = tmp_path / "logs" / f"{stack.run_id}-engine-0.log"
+    log.parent.mkdir()
+    log.symlink_to("/dev/full")
+    async with stack.worker():
+        await stack.open()
+        await _waits(stack, lambda: tried)
+        log.unlink()
+        await _comes_up_in_its_first_epoch(stack)
+
+
+async def test_host_that_waits_for_a_disk_ends_with_its_run(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hosting, "DISK_RETRIED_S", (0.1, 0.1))
+    monkeypatch.setattr(hosting, "RUN_CHECK_EVERY_S", 0.5)
+
+    def argv(epoch: int, port: int) -> list[str]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/scratch")
+
+    stack = Stack(client, tmp_path, argv)
+    async with stack.worker():
+        await stack.open()
+        async with asyncio.timeout(servers.WITHIN_S):
+            while not await stack.run.query(FakeRun.waited_for):
+                await asyncio.sleep(0.05)
+            await stack.run.signal(FakeRun.end)
+            await stack.host.result()

@@ -1,6 +1,7 @@
 """Mirrors, as processes, against an API of uvicorn's and a target that keeps lines in a file."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -32,7 +33,8 @@ WITHIN_S = 40.0
 
 class Journal:
     """A target: a line of JSON a record. `dead` in its folder breaks it, in mid-batch where it
-    holds a number: so many records are taken before. `slow` makes it take 0.1 s over a record.
+    holds a number: so many records are taken before. `full` holds the number of lines after which
+    it takes no more while the file is there.
     """
 
     every_s = 0.05
@@ -47,20 +49,32 @@ class Journal:
     def send(self, series: str, first: int, records: Sequence[Record]) -> Any:
         for done, record in enumerate(records):
             self._dies(done)
+            self._waits(series)
             with (self.folder / f"{series}.jsonl").open("a") as out:
                 said = [first + done, record.step, record.eval, record.values]
                 out.write(json.dumps(said) + "\n")
-            if (self.folder / "slow").exists():
-                time.sleep(0.1)
         return {"lines": first + len(records)}
 
     def end(self, series: str) -> None:
         pass
 
+    def _waits(self, series: str) -> None:
+        while (most := number(self.folder / "full")) is not None:
+            if len(lines(self.folder, series)) < most:
+                return
+            time.sleep(0.02)
+
     def _dies(self, done: int) -> None:
-        dead = self.folder / "dead"
-        if dead.exists() and done >= int(dead.read_text()):
+        alive_for = number(self.folder / "dead")
+        if alive_for is not None and done >= alive_for:
             raise ConnectionError("the target is down")
+
+
+def number(file: Path) -> int | None:
+    """What a file says; None if there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return int(file.read_text())
+    return None
 
 
 def lines(folder: Path, series: str) -> list[Any]:
@@ -186,20 +200,20 @@ def test_a_kill_between_two_steps_loses_and_doubles_nothing(api: FakeApi, tmp_pa
     api.begin("a")
     api.steps("a", 0, 29)
     api.eval("a", 10)
-    with mirroring(api, tmp_path, journal(out)) as first:
-        (out / "slow").touch()
-        until(lambda: len(lines(out, "a")) >= 4)
+    target = journal(out)
+    (out / "full").write_text("4")
+    with mirroring(api, tmp_path, target) as first:
+        until(lambda: len(lines(out, "a")) == 4)
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
-    taken = len(lines(out, "a"))
-    assert 4 <= taken < 31
     # What came meanwhile belongs before what was under way, which keeps its numbers all the same.
     api.eval("a", 2)
-    with mirroring(api, tmp_path, journal(out)) as second:
-        until(lambda: len(lines(out, "a")) >= taken + 3)
+    (out / "full").write_text("7")
+    with mirroring(api, tmp_path, target) as second:
+        until(lambda: len(lines(out, "a")) == 7)
         child = psutil.Process(second.pid).children()[0]
         child.kill()
-        (out / "slow").unlink()
+        (out / "full").unlink()
         until(lambda: len(lines(out, "a")) >= 32)
         api.steps("a", 30, 31)
         until(lambda: len(lines(out, "a")) >= 34)
@@ -225,7 +239,7 @@ def test_a_dead_target_is_tried_again_and_touches_no_other(api: FakeApi, tmp_pat
         until(lambda: len(lines(ill, "a")) >= 13)
         children = psutil.Process(process.pid).children()
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(WITHIN_S) == 0
         assert not [child for child in children if child.is_running()]
     assert numbered(ill, "a") and steps_of(ill, "a") == [*range(13)]
 
@@ -239,7 +253,7 @@ def test_children_end_with_their_starter(api: FakeApi, tmp_path: Path) -> None:
         (child,) = psutil.Process(process.pid).children()
         process.kill()
         process.wait()
-        child.wait(10)
+        child.wait(WITHIN_S)
 
 
 def test_attempts_and_forks_keep_their_steps(api: FakeApi, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_worker_without_temporal_says_how_to_get_one(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
     )
     assert done.returncode == 1
     assert f"Temporal does not answer at {address}" in done.stderr and "make up" in done.stderr

@@ -1,0 +1,61 @@
+"""stack.json after a crash of the machine."""
+
+import json
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from worker.stack import Stack
+
+
+def _saved(home: Path) -> Stack:
+    stack = Stack(home)
+    started = psutil.Process(os.getpid()).create_time()
+    stack.record["ports"] = {"temporal": 7233, "api": 8080}
+    stack.record["processes"] = {"api": {"pid": os.getpid(), "started": started}}
+    stack._save()
+    return stack
+
+
+def test_a_record_is_read_back(tmp_path: Path) -> None:
+    stack = _saved(tmp_path)
+    again = Stack(tmp_path)
+    assert again.record == stack.record and again.running() == ["api"]
+    assert [path.name for path in tmp_path.iterdir()] == ["stack.json"]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40, None])
+def test_a_torn_record_counts_as_empty_and_is_replaced(tmp_path: Path, kept: int | None) -> None:
+    file = _saved(tmp_path).file
+    data = file.read_bytes()
+    # A file whose length reached the disk and whose content did not reads as zeros.
+    file.write_bytes(bytes(len(data)) if kept is None else data[:kept])
+    stack = Stack(tmp_path)
+    assert stack.record == {"ports": {}, "processes": {}} and stack.running() == []
+    port = stack._port("api", "api")
+    stack.down()
+    assert json.loads(file.read_text()) == {"ports": {"api": port}, "processes": {}}
+
+
+@pytest.mark.parametrize("data", ["[]", "3", "null", "{}", '{"ports": {}}', '{"ports": 1}'])
+def test_what_is_no_record_counts_as_empty(tmp_path: Path, data: str) -> None:
+    (tmp_path / "stack.json").write_text(data)
+    assert Stack(tmp_path).record == {"ports": {}, "processes": {}}
+
+
+def test_the_record_is_on_the_disk_before_its_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = []
+    fsync = os.fsync
+
+    def spy(handle: int) -> None:
+        fsync(handle)
+        synced.append((Path(os.readlink(f"/proc/self/fd/{handle}")).name, stack.file.exists()))
+
+    stack = Stack(tmp_path)
+    monkeypatch.setattr(os, "fsync", spy)
+    stack._save()
+    assert synced == [("stack.part", False)]
