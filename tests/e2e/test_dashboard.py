@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from playwright.async_api import expect
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
@@ -110,6 +111,18 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
                     yield Site(api, browser, address, pictures)
 
 
+async def confirm(page: Any) -> None:
+    """Sends the open dialog, which closes once the API has answered."""
+    await page.locator("dialog button[type=submit]").click()
+    await page.locator("dialog").wait_for(state="detached")
+
+
+async def act(page: Any, verb: str) -> None:
+    """Asks something of the run that is shown."""
+    await page.locator(f"button[data-verb={verb}]").click()
+    await confirm(page)
+
+
 async def test_a_run_of_10_000_steps_opens_in_two_seconds(site: Site) -> None:
     """The best of five, since whatever else the machine does only ever adds to it."""
     took = []
@@ -173,9 +186,33 @@ async def test_pages_are_accessible_and_quiet(site: Site, name: str, scheme: str
         assert reader.complaints == []
 
 
+@pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_dialogs_are_accessible(site: Site, scheme: str, viewport: dict[str, int]) -> None:
+    """Every dialog of a run's page, with all that it fetches, is as readable as the page."""
+    async with reading(
+        site.browser, site.api, viewport=viewport, scheme=scheme, instruments=True
+    ) as reader:
+        page = reader.page
+        await reader.open("#/runs/short", '="all"')
+        for verb in ("pause", "eval", "checkpoint", "fork", "config", "stop", "cancel", "compare"):
+            await page.locator(f"button[data-verb={verb}]").click()
+            await page.locator("dialog[open]").wait_for()
+            assert await reader.serious() == [], verb
+            wide = await page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= viewport["width"], verb
+            await page.keyboard.press("Escape")
+            await page.locator("dialog").wait_for(state="detached")
+        await page.keyboard.press("?")
+        await page.get_by_role("dialog", name="Keyboard shortcuts").wait_for()
+        assert await reader.serious() == []
+
+
 @pytest.mark.parametrize("name", list(PAGES))
 async def test_pages_fit_a_phone_and_are_pictured(site: Site, name: str) -> None:
-    """No page is wider than the screen. Pictures are left for whoever looks at them."""
+    """No page is wider than the screen, and on a phone all is as accessible. Pictures are left for
+    whoever looks at them.
+    """
     where, ready = PAGES[name]
     for look, viewport, scheme in (
         ("light", DESKTOP, "light"),
@@ -190,6 +227,7 @@ async def test_pages_fit_a_phone_and_are_pictured(site: Site, name: str) -> None
             await reader.page.screenshot(path=site.screenshots / f"{name}-{look}.png")
             wide = await reader.page.evaluate("document.documentElement.scrollWidth")
             assert wide <= viewport["width"], look
+            assert look != "phone" or await reader.serious() == []
 
 
 async def test_reading_a_rollout(site: Site) -> None:
@@ -212,6 +250,146 @@ async def test_reading_a_rollout(site: Site) -> None:
         assert 0 < await page.locator("a.rollout").count() < 8
         await page.keyboard.press("j")
         assert reader.complaints == []
+
+
+async def test_every_member_of_a_large_group_can_be_read(site: Site) -> None:
+    """Around the chosen member a window is shown; of what was read nothing is fetched again."""
+    asked: list[str] = []
+
+    def item(rollout: dict[str, Any], index: int) -> dict[str, Any]:
+        return {**rollout, "id": f"train:5:{index}", "index": index, "members": []}
+
+    async def grown(route: Any) -> None:
+        place = route.request.url.rpartition("%3A")[2]
+        asked.append(place)
+        answer = await route.fetch(url=f"{site.api}/v1/runs/short/rollouts/train:5:0")
+        one = await answer.json()
+        members = [item({**one, "messages": [], "samples": []}, i) for i in range(40)]
+        await route.fulfill(json={**item(one, int(place)), "members": members})
+
+    async with reading(site.browser, site.api) as reader:
+        page = reader.page
+        await page.route("**/rollouts/train*", grown)
+        await reader.open("#/runs/short/rollouts?group=train/5&r=train:5:20", '="rollouts"')
+        await page.locator("article.card.current", has_text="Rollout 20").wait_for()
+        assert await page.locator("article.card").count() == 16
+        await page.get_by_text("Members 13 to 28 of 40").wait_for()
+        await page.get_by_role("link", name="Rollout 27").click()
+        await page.locator("article.card.current", has_text="Rollout 27").wait_for()
+        await page.get_by_role("link", name="After").click()
+        await page.get_by_text("Members 21 to 36 of 40").wait_for()
+        await page.locator("article.card.current", has_text="Rollout 28").wait_for()
+        await page.goto(f"{site.api}/dashboard/#/runs/short/rollouts?group=train/5&r=train:5:39")
+        await page.get_by_text("Members 25 to 40 of 40").wait_for()
+        assert sorted(asked, key=int) == [str(i) for i in range(12, 40)], "each of them once"
+
+
+async def test_rewards_and_errors_are_asked_of_the_api(site: Site) -> None:
+    """The bars stay as they are, and the list has all that a bar stands for."""
+    async with reading(site.browser, site.api) as reader:
+        page = reader.page
+        await reader.open("#/runs/short/rollouts?env=reverse-text", '="rollouts"')
+        bars = page.locator(".histogram button:not([disabled])")
+        before = await bars.count()
+        told = int((await bars.first.get_attribute("title") or "").split()[0])
+        async with page.expect_response(lambda r: "reward_min=" in r.url) as answered:
+            await bars.first.click()
+        rows = (await (await answered.value).json())["data"]
+        await page.wait_for_selector(".histogram button[aria-pressed=true]")
+        assert await page.locator("a.rollout").count() == len(rows) == told
+        assert await bars.count() == before
+        await page.locator(".histogram button[aria-pressed=true]").click()
+        await page.wait_for_selector(".histogram button[aria-pressed=true]", state="detached")
+        async with page.expect_response(lambda r: "errored=true" in r.url):
+            await page.get_by_label("Errors").select_option("failed")
+        await page.get_by_role("heading", name="No rollouts").wait_for()
+        assert reader.complaints == []
+
+
+async def test_the_config_shows_what_was_changed(site: Site) -> None:
+    async def changed(route: Any) -> None:
+        told = await (await route.fetch(url=f"{site.api}/v1/runs/short/config")).json()
+        if "revision=0" not in route.request.url:
+            told["changes"] = {"train": {"env": {recorded.ENVS[1]: {"ratio": 3}}}}
+            told["config"]["train"]["env"][1]["ratio"] = 3
+        await route.fulfill(json=told)
+
+    async with reading(site.browser, site.api) as reader:
+        await reader.page.route("**/short/config*", changed)
+        await reader.open("#/runs/short/config", '="config"')
+        row = reader.page.locator("tr", has_text="changed while it ran")
+        said = " ".join((await row.inner_text()).split())
+        assert said.startswith(f"train.env.{recorded.ENVS[1]}.ratio")
+        assert said.removesuffix("changed while it ran").split()[-2:] == ["1", "3"]
+
+
+async def test_changes_and_forks_offer_what_can_be(site: Site) -> None:
+    """Keys name envs as the API does and come with the values that the run has."""
+    sent: list[tuple[str, Any]] = []
+
+    async def heard(route: Any) -> Any:
+        if route.request.method == "GET":
+            return await route.fallback()
+        sent.append((route.request.method, route.request.post_data_json))
+        await route.fulfill(json={"id": "short"})
+
+    kept = [{"step": 10, "sound": True}, {"step": 20, "sound": False, "problem": "no manifest"}]
+    async with reading(site.browser, site.api) as reader:
+        page = reader.page
+        await page.route("**/v1/runs/short", heard)
+        await page.route("**/short/fork", heard)
+        await page.route("**/short/checkpoints", lambda route: route.fulfill(json={"data": kept}))
+        await reader.open("#/runs/short", '="all"')
+        await page.locator("button[data-verb=config]").click()
+        await page.locator("dialog[open]").wait_for()
+        offered = await page.locator("dialog option").evaluate_all("all => all.map(o => o.value)")
+        named = {f"train.env.{env}.ratio" for env in recorded.ENVS}
+        assert named | {"max_steps", f"eval.env.{recorded.ENVS[0]}.interval"} <= set(offered)
+        assert not {"model.name", "train.env.0.ratio", "train.batch_size"} & set(offered)
+        await page.get_by_label("Config key").fill(f"train.env.{recorded.ENVS[1]}.ratio")
+        assert await page.get_by_label("Value").input_value() == "1"
+        await page.get_by_label("Value").fill("2")
+        await page.get_by_role("button", name="Add a key").click()
+        await page.get_by_label("Config key").nth(1).fill("metadata.note")
+        await page.get_by_label("Value").nth(1).fill("12")
+        await confirm(page)
+        await page.locator("button[data-verb=fork]").click()
+        damaged = page.locator("dialog option[disabled]")
+        assert await damaged.inner_text() == "step 20 (damaged: no manifest)"
+        await page.get_by_role("button", name="Add a key").click()
+        await page.get_by_label("Config key").fill("max_steps")
+        await page.get_by_label("Value").fill("99")
+        await confirm(page)
+    note = {"metadata": {"note": "12"}}
+    assert sent == [
+        ("PATCH", {"train": {"env": {recorded.ENVS[1]: {"ratio": 2}}}, **note}),
+        ("POST", {"step": 10, "config": {"max_steps": 99}}),
+    ]
+
+
+async def test_what_is_sent_again_is_sent_by_the_same_key(site: Site) -> None:
+    """A lost answer and a second click ask for one thing; other content is another request."""
+    keys: list[str] = []
+
+    async def lost(route: Any) -> None:
+        keys.append(route.request.headers["idempotency-key"])
+        answered = len(keys) > 3
+        await (route.fulfill(json={"id": "short"}) if answered else route.abort())
+
+    async with reading(site.browser, site.api) as reader:
+        page = reader.page
+        await page.route("**/short/stop", lost)
+        await reader.open("#/runs/short", '="all"')
+        await page.locator("button[data-verb=stop]").click()
+        for i, reason in enumerate(("", "", "enough", "")):
+            await page.get_by_label("Reason").fill(reason)
+            async with page.expect_request("**/short/stop"):
+                await page.locator("dialog button[type=submit]").click()
+            if i < 3:
+                await page.locator("dialog button[type=submit]:not([disabled])").wait_for()
+        await page.locator("dialog").wait_for(state="detached")
+        await act(page, "stop")
+    assert [keys.index(key) for key in keys] == [0, 0, 2, 0, 4]
 
 
 async def test_keyboard_theme_and_filters(site: Site) -> None:
@@ -239,6 +417,50 @@ async def test_keyboard_theme_and_filters(site: Site) -> None:
         await page.reload()
         await page.wait_for_selector("html[data-theme=dark]", state="attached")
         assert reader.complaints == []
+
+
+async def test_runs_are_filtered_over_all_pages(site: Site) -> None:
+    """What fits is found although it is older than all that is shown."""
+
+    async def paged(route: Any) -> None:
+        answer = await (await route.fetch()).json()
+        rows, older = answer["data"], "after=" in route.request.url
+        rows = [{**rows[0], "id": "ancient", "name": "ancient"}] if older else rows[:2]
+        await route.fulfill(json={**answer, "data": rows, "has_more": not older})
+
+    async with reading(site.browser, site.api) as reader:
+        page = reader.page
+        await page.route(lambda url: "/v1/runs?" in url, paged)
+        await reader.open("#/runs", '="runs"')
+        assert await page.locator("tbody tr").count() == 2
+        await page.get_by_label("Filter by name or metadata").fill("ancient")
+        await page.get_by_role("link", name="ancient").wait_for()
+        assert await page.locator("tbody tr").count() == 1
+
+
+async def test_the_launch_form_speaks_json_and_toml(site: Site) -> None:
+    """Going from one to the other keeps what was typed; what cannot be read stays."""
+    async with reading(site.browser, site.api) as reader:
+        page = reader.page
+        await reader.open("#/launch", '="launch"')
+        language = page.get_by_label("Language of the text")
+        text = page.get_by_label("Config as text")
+        await page.get_by_label("train.batch_size").fill("32")
+        await language.select_option("toml")
+        assert "[train]\nbatch_size = 32" in await text.input_value()
+        await page.get_by_text("This config can be launched.").wait_for()
+        await text.fill((await text.input_value()).replace("max_steps = 40", "max_steps = 7"))
+        await language.select_option("json")
+        await expect(language).to_have_value("json")
+        assert json.loads(await text.input_value())["max_steps"] == 7
+        assert await page.get_by_label("max_steps", exact=True).input_value() == "7"
+        await language.select_option("toml")
+        await text.fill("max_steps = = 7")
+        await language.select_option("json")
+        await page.locator(".verdict .wrong").wait_for()
+        assert await text.input_value() == "max_steps = = 7"
+        assert await language.input_value() == "toml"
+        assert [c for c in reader.complaints if "422" not in c and "400" not in c] == []
 
 
 async def test_the_launch_form_names_mistakes_before_anything_starts(site: Site) -> None:
@@ -305,11 +527,6 @@ async def test_launch_and_every_control(site: Site) -> None:
     async with reading(site.browser, site.api) as reader:
         page = reader.page
 
-        async def act(verb: str) -> None:
-            await page.locator(f"button[data-verb={verb}]").click()
-            await page.locator("dialog button[type=submit]").click()
-            await page.locator("dialog").wait_for(state="detached")
-
         await reader.open("#/launch", '="launch"')
         await page.get_by_label("name", exact=True).fill("launched")
         await page.get_by_label("max_steps", exact=True).fill("7")
@@ -318,10 +535,10 @@ async def test_launch_and_every_control(site: Site) -> None:
         await page.get_by_role("heading", name="launched-").wait_for()
         await page.locator(".badge.good").wait_for()
         assert "of 7" in await page.locator(".facts").inner_text()
-        await act("eval")
-        await act("pause")
+        await act(page, "eval")
+        await act(page, "pause")
         await page.locator(".badge.warn", has_text="paused").wait_for()
-        await act("resume")
+        await act(page, "resume")
         await page.locator(".badge.good", has_text="running").wait_for()
         await page.locator("button[data-verb=fork]").click()
         await page.locator("dialog button[type=submit]").click()
@@ -329,9 +546,8 @@ async def test_launch_and_every_control(site: Site) -> None:
         await page.keyboard.press("Escape")
         await page.locator("button[data-verb=config]").click()
         await page.get_by_label("Value").fill("32")
-        await page.locator("dialog button[type=submit]").click()
-        await page.locator("dialog").wait_for(state="detached")
-        await act("stop")
+        await confirm(page)
+        await act(page, "stop")
         await page.locator(".badge.done", has_text="succeeded").wait_for()
         await page.get_by_role("link", name="Events").click()
         await page.get_by_role("cell", name="run.ended").wait_for()
@@ -350,11 +566,6 @@ async def test_a_live_run_from_launch_to_fork(stack: Stack) -> None:
         page = reader.page
         page.set_default_timeout(240_000)
 
-        async def act(verb: str) -> None:
-            await page.locator(f"button[data-verb={verb}]").click()
-            await page.locator("dialog button[type=submit]").click()
-            await page.locator("dialog").wait_for(state="detached")
-
         await reader.open("#/launch", '="launch"')
         text = (ROOT / "configs" / "reverse_text.toml").read_text()
         await page.get_by_label("Language of the text").select_option("toml")
@@ -365,25 +576,25 @@ async def test_a_live_run_from_launch_to_fork(stack: Stack) -> None:
         address = page.url
         await page.wait_for_selector("#link[data-state=live]")
         await page.wait_for_selector("#panel-reward canvas")
-        step = page.locator(".facts .fact").first.locator("dd")
+        step = page.locator(".facts div").first.locator("dd")
         before = await step.inner_text()
-        await page.locator(".facts .fact dd", has_text=before).first.wait_for(state="detached")
-        await act("eval")
+        await page.locator(".facts dd", has_text=before).first.wait_for(state="detached")
+        await act(page, "eval")
         await page.get_by_role("link", name="Rollouts").click()
         await page.locator("a.rollout").first.click()
         await page.wait_for_selector("article.card.current .token")
         await page.get_by_role("link", name="Timeline").click()
         await page.wait_for_selector('html[data-ready="timeline"]', state="attached")
-        await act("pause")
+        await act(page, "pause")
         await page.locator(".badge.warn", has_text="paused").wait_for()
-        await act("resume")
+        await act(page, "resume")
         await page.locator(".badge.good", has_text="running").wait_for()
-        await act("fork")
+        await act(page, "fork")
         await page.wait_for_url(lambda url: "/runs/" in url and not url.startswith(address))
         await page.locator(".badge.good", has_text="running").wait_for()
-        await act("stop")
+        await act(page, "stop")
         await page.locator(".badge.done", has_text="succeeded").wait_for()
         await page.goto(address)
-        await act("stop")
+        await act(page, "stop")
         await page.locator(".badge.done", has_text="succeeded").wait_for()
         assert reader.complaints == []

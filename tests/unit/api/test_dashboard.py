@@ -11,6 +11,7 @@ from activities.contracts.names import Queues
 from api.app import create_app
 from api.dashboard.pages import FILES
 from api.settings import Settings
+from workflows.changes import LIVE_KEYS
 
 OWN = sorted((FILES / "js").glob("*.js"))
 VENDORED = FILES / "vendor" / "uplot"
@@ -107,6 +108,20 @@ def test_every_module_is_used() -> None:
         lazily = {m for u in used for m in imports_of(u, r'import\("(\./[\w-]+\.js)"\)')}
         used |= loaded_by(*lazily)
     assert {path.resolve() for path in OWN} - used == {(js / "theme-early.js").resolve()}
+
+
+def test_the_change_dialog_offers_what_may_change() -> None:
+    listed = re.search(r"const LIVE = \[(.+?)\];", (FILES / "js" / "controls.js").read_text())
+    assert listed is not None
+    assert tuple(re.findall(r'"(.+?)"', listed[1])) == LIVE_KEYS
+
+
+def test_whatever_acts_is_sent_with_an_idempotency_key() -> None:
+    """Only a dry run, which starts nothing, is sent without one."""
+    text = (FILES / "js" / "api.js").read_text()
+    plain = re.findall(r'request\("(?!GET)\w+".+', text)
+    assert len(plain) == 1 and "dry_run: true" in plain[0]
+    assert text.count("Idempotency-Key") == 1
 
 
 def test_uplot_has_its_licence() -> None:

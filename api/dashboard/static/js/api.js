@@ -5,17 +5,12 @@ const KEY = "ratchet.key";
 
 /** A reply that is not a success, with its problem document (RFC 9457). */
 export class ApiError extends Error {
-	constructor(status, problem, path) {
-		super(problem?.detail ?? problem?.title ?? `The API answered ${status} to ${path}.`);
+	constructor(status, problem) {
+		super(problem?.detail ?? problem?.title ?? "The API did not say why.");
 		this.status = status;
 		this.title = problem?.title ?? (status ? `Error ${status}` : "The API cannot be reached");
 		this.kind = problem?.type ?? "";
 		this.errors = problem?.errors ?? [];
-		this.path = path;
-	}
-	/** The address itself is unknown to this server, rather than what was asked for. */
-	get notServed() {
-		return this.status === 405 || this.kind.endsWith(":not-found");
 	}
 }
 
@@ -50,15 +45,17 @@ function address(path, params = {}) {
 	return `${BASE}${path}${text ? `?${text}` : ""}`;
 }
 
-const problemOf = async (answer) => {
-	const kind = answer.headers.get("content-type") ?? "";
-	return kind.includes("json") ? answer.json() : null;
-};
+const sleep = (ms, signal) =>
+	new Promise((resolve) => {
+		const timer = setTimeout(resolve, ms);
+		signal?.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+	});
 
-async function request(method, path, { params, body, type, signal, extra } = {}) {
+async function request(method, path, how) {
+	const { params, body, type = "application/json", signal, extra } = how;
 	const options = { method, signal, headers: headers(extra) };
 	if (body !== undefined) {
-		options.headers["Content-Type"] = type ?? "application/json";
+		options.headers["Content-Type"] = type;
 		options.body = typeof body === "string" ? body : JSON.stringify(body);
 	}
 	let answer;
@@ -66,27 +63,31 @@ async function request(method, path, { params, body, type, signal, extra } = {})
 		answer = await fetch(address(path, params), options);
 	} catch (error) {
 		if (error.name === "AbortError") throw error;
-		throw new ApiError(0, { detail: "No answer from the API. Is it still running? Trying again." }, path);
+		throw new ApiError(0, { detail: "No answer from the API. Is it still running? Trying again." });
 	}
-	if (answer.status === 401 && (await keyGiven())) {
-		return request(method, path, { params, body, type, signal, extra });
-	}
+	if (answer.status === 401 && (await keyGiven())) return request(method, path, how);
 	if (answer.status === 429 && method === "GET") {
-		await new Promise((resolve) => setTimeout(resolve, 1000 * Number(answer.headers.get("retry-after") ?? 1)));
-		return request(method, path, { params, signal });
+		await sleep(1000 * Number(answer.headers.get("retry-after") ?? 1), signal);
+		return request(method, path, how);
 	}
-	if (!answer.ok) throw new ApiError(answer.status, await problemOf(answer), path);
+	if (!answer.ok) throw new ApiError(answer.status, await answer.json().catch(() => null));
 	return answer.status === 204 ? null : answer.json();
 }
 
 const get = (path, params, signal) => request("GET", path, { params, signal });
 const run = (id) => `/runs/${encodeURIComponent(id)}`;
 
-/** A key for requests that must not act twice however often they are sent. */
-const once = () => {
-	const bytes = crypto.getRandomValues(new Uint8Array(16));
-	return { "Idempotency-Key": [...bytes].map((b) => b.toString(16).padStart(2, "0")).join("") };
-};
+/**
+ * Sends what a form says; `sent` is the form's own Map. What is sent again without a change has the
+ * same key until it succeeds, so that it acts once even where an answer was lost.
+ */
+async function send(sent, method, path, body, type) {
+	const said = JSON.stringify([method, path, body, type]);
+	if (!sent.has(said)) sent.set(said, crypto.getRandomValues(new Uint32Array(4)).join("-"));
+	const answer = await request(method, path, { body, type, extra: { "Idempotency-Key": sent.get(said) } });
+	sent.delete(said);
+	return answer;
+}
 
 export const api = {
 	runs: (params, signal) => get("/runs", params, signal),
@@ -98,24 +99,16 @@ export const api = {
 	gauges: (id, params, signal) => get(`${run(id)}/gauges`, params, signal),
 	events: (id, params, signal) => get(`${run(id)}/events`, params, signal),
 	checkpoints: (id, signal) => get(`${run(id)}/checkpoints`, {}, signal),
-	config: (id, signal) => get(`${run(id)}/config`, {}, signal),
+	/** The config as it holds now, or as one revision of it. */
+	config: (id, revision) => get(`${run(id)}/config`, { revision }),
 	rollouts: (id, params, signal) => get(`${run(id)}/rollouts`, params, signal),
-	rollout: (id, rollout, signal) =>
-		get(`${run(id)}/rollouts/${rollout.split("/").map(encodeURIComponent).join("/")}`, {}, signal),
-	act: (id, verb, body) =>
-		request("POST", `${run(id)}/${verb}`, { body: body ?? {}, extra: once() }),
-	change: (id, patch) => request("PATCH", run(id), { body: patch }),
-	create: (body, { dry = false, type = "application/json" } = {}) =>
-		request("POST", "/runs", { params: dry ? { dry_run: true } : {}, body, type, extra: dry ? {} : once() }),
-	document: async () => {
-		const answer = await fetch(new URL("../../openapi.json", import.meta.url), { headers: headers() });
-		if (answer.status === 429 && method === "GET") {
-		await new Promise((resolve) => setTimeout(resolve, 1000 * Number(answer.headers.get("retry-after") ?? 1)));
-		return request(method, path, { params, signal });
-	}
-	if (!answer.ok) throw new ApiError(answer.status, null, "/openapi.json");
-		return answer.json();
-	},
+	rollout: (id, rollout, signal) => get(`${run(id)}/rollouts/${encodeURIComponent(rollout)}`, {}, signal),
+	act: (sent, id, verb, body) => send(sent, "POST", `${run(id)}/${verb}`, body),
+	change: (sent, id, patch) => send(sent, "PATCH", run(id), patch),
+	create: (sent, body, type) => send(sent, "POST", "/runs", body, type),
+	/** What a config comes to, or why it cannot be; nothing is started. */
+	check: (body, type) => request("POST", "/runs", { params: { dry_run: true }, body, type }),
+	document: () => get("/../openapi.json"),
 };
 
 /** Events of one block of an event stream. */
@@ -143,12 +136,6 @@ async function* blocks(body) {
 		yield* parts;
 	}
 }
-
-const sleep = (ms, signal) =>
-	new Promise((resolve) => {
-		const timer = setTimeout(resolve, ms);
-		signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
-	});
 
 /**
  * Follows a run's events until `signal` aborts, over any loss of connection and without repeating

@@ -197,10 +197,10 @@ export class Chart {
 					if (this.hidden.has(s.label)) this.hidden.delete(s.label);
 					else this.hidden.add(s.label);
 					const on = !this.hidden.has(s.label);
-					event.currentTarget.setAttribute("aria-pressed", String(on));
+					event.currentTarget.setAttribute("aria-pressed", on);
 					this.plot.series.forEach((line, k) => line.label === s.label && k && this.plot.setSeries(k, { show: on }));
 				};
-				return h("button", { class: "chip", "aria-pressed": String(!this.hidden.has(s.label)), title: `Show or hide ${s.label}`, onclick: toggle, vars: { "--c": `var(--series-${s.color % 8})` } }, h("i", { class: `d${s.dash ?? 0}` }), s.label, " ", value);
+				return h("button", { class: "chip", "aria-pressed": !this.hidden.has(s.label), title: `Show or hide ${s.label}`, onclick: toggle, vars: { "--c": `var(--series-${s.color % 8})` } }, h("i", { class: `d${s.dash ?? 0}` }), s.label, " ", value);
 			}),
 		);
 	}

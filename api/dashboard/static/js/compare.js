@@ -1,8 +1,8 @@
 // Several runs over each other, and in what their configs differ.
 
-import { configError, diff } from "./config.js";
+import { diff } from "./config.js";
 import { badge } from "./badge.js";
-import { fill, h, notice } from "./dom.js";
+import { fill, h, linkTo, loading, notice, pageOf, trouble } from "./dom.js";
 import { num } from "./format.js";
 import { keepUp } from "./live.js";
 import { Metrics, runsOf } from "./metrics.js";
@@ -11,19 +11,19 @@ export function show(root, { params }) {
 	const ids = [...new Set((params.get("runs") ?? "").split(",").filter(Boolean))].slice(0, 8);
 	const heads = h("div", { class: "compared" });
 	const place = h("section", {});
-	const differences = h("section", {}, h("p", { class: "loading" }, "Loading…"));
+	const differences = h("section", {}, loading());
 	let metrics = null;
 	let live = null;
 	root.append(h("div", { class: "head" }, h("h1", {}, "Compare")), heads, place, h("h2", {}, "What differs in the configs"), differences);
 
 	const paint = (runs) =>
-		fill(heads, runs.map(({ run }, i) => h("a", { class: "chip", href: `#/runs/${encodeURIComponent(run.id)}`, vars: { "--c": `var(--series-${i % 8})` } }, h("i", { class: "d0" }), run.id, badge(run.status), h("b", {}, num(run.reward)))));
+		fill(heads, runs.map(({ run }, i) => h("a", { class: "chip", href: pageOf(run.id), vars: { "--c": `var(--series-${i % 8})` } }, h("i", { class: "d0" }), run.id, badge(run.status), h("b", {}, num(run.reward)))));
 
 	async function begin() {
 		try {
 			const runs = await runsOf(ids);
 			if (runs.length < 2) {
-				fill(place, notice("Nothing to compare", "Pick at least two runs in the list.", { action: h("a", { class: "button", href: "#/runs" }, "All runs") }));
+				fill(place, notice("Nothing to compare", "Pick at least two runs in the list.", { action: linkTo("#/runs", "All runs") }));
 				fill(differences);
 				return;
 			}
@@ -36,9 +36,9 @@ export function show(root, { params }) {
 				await metrics.update();
 				return runs.every(({ run }) => run.finished_at) ? runs[0].run : { status: "running" };
 			});
-			fill(differences, await diff(runs.map((run) => run.id)).catch((error) => configError(error, runs[0].id)));
+			fill(differences, await diff(runs.map((run) => run.id)).catch(trouble));
 		} catch (error) {
-			fill(place, notice(error.title ?? "The runs cannot be shown", error.message, { kind: "bad" }));
+			fill(place, trouble(error));
 		}
 	}
 	begin();

@@ -1,6 +1,6 @@
 // Asks before acting. The native dialog keeps focus inside and closes on Escape.
 
-import { fill, h } from "./dom.js";
+import { fill, h, refusal } from "./dom.js";
 
 /**
  * Shows a dialog and resolves to its form's values by name, or null if it was dismissed.
@@ -36,8 +36,7 @@ export function ask({ title, text = "", fields = [], verb = "OK", danger = false
 				given = act ? ((await act(values)) ?? values) : values;
 				dialog.close();
 			} catch (error) {
-				const lines = (error.errors ?? []).map((e) => h("li", {}, e.key ? h("code", {}, e.key) : null, " ", e.message));
-				fill(trouble, h("b", {}, error.title ?? "That did not work"), lines.length ? h("ul", {}, lines) : h("p", {}, error.message));
+				fill(trouble, refusal(error));
 			}
 			confirm.disabled = false;
 		});

@@ -1,11 +1,16 @@
 // Builds DOM without markup strings: text is always text.
 
-/** An element. `props`: on* are listeners, `class` and attributes as in HTML; null is left out. */
+/**
+ * An element. `props`: on* are listeners, aria-* may be booleans, the rest are properties or
+ * attributes as in HTML; null is left out.
+ */
 export function h(tag, props = {}, ...children) {
 	const element = document.createElement(tag);
 	for (const [name, value] of Object.entries(props ?? {})) {
-		if (value === null || value === undefined || value === false) continue;
-		if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+		if (value === null || value === undefined) continue;
+		if (name.startsWith("aria-")) element.setAttribute(name, value);
+		else if (value === false) continue;
+		else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
 		else if (name === "dataset") Object.assign(element.dataset, value);
 		else if (name === "vars") {
 			for (const [key, text] of Object.entries(value)) element.style.setProperty(key, text);
@@ -60,6 +65,36 @@ export function notice(title, text, { kind = "empty", action = null, code = null
 		action,
 	);
 }
+
+/** What went wrong, and what to do about it. */
+export const trouble = (error, action = null) => notice(error.title ?? "That did not work", error.message, { kind: "bad", action });
+
+/** What an API's refusal says: its title, and each mistake with its key. */
+export const refusal = ({ title = "That did not work", errors = [], message }) => [
+	h("b", { class: "wrong" }, title),
+	errors.length ? h("ul", {}, errors.map((e) => h("li", {}, e.key && h("code", {}, e.key), " ", e.message))) : h("p", {}, message),
+];
+
+export const loading = () => h("p", { class: "loading" }, "Loading…");
+
+/** The address of a run's page; `tab` may have a query. */
+export const pageOf = (id, tab = "") => `#/runs/${encodeURIComponent(id)}${tab && `/${tab}`}`;
+
+/** A link that looks like a button. */
+export const linkTo = (href, text, kind = "") => h("a", { class: `button ${kind}`, href }, text);
+
+/** A field that filters what is shown, or finds something. */
+export const searchField = (label, oninput, more = {}) => h("input", { type: "search", placeholder: label, "aria-label": label, oninput, ...more });
+
+/** A box to tick, with its label. */
+export const checkbox = (props, ...label) => h("label", { class: "check" }, h("input", { type: "checkbox", ...props }), label);
+
+/** A list of names with their values. */
+export const pairs = (found, kind = "") => h("dl", { class: kind }, found.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+
+/** A table that scrolls by itself. */
+export const table = (label, kind, head, rows) =>
+	h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, h("table", { class: kind }, head && h("thead", {}, h("tr", {}, head.map((text) => h("th", {}, text)))), h("tbody", {}, rows)));
 
 /** A command with a button that copies it. */
 export function copyable(code) {

@@ -1,52 +1,68 @@
-// Rows of config key and value, with the schema's keys offered and its limits checked as one types.
+// Rows of config key and value. The keys that a run's config has are offered, with the values they
+// have; limits are checked as one types.
 
+import { api } from "./api.js";
 import { fill, h } from "./dom.js";
-import { leaves, mistake, put, schemaOf, valueOf } from "./schema.js";
+import { flat, leaves, mistake, put, schemaOf, textOf, valueOf } from "./schema.js";
 
+const TEXT = { types: ["string"], choices: [] };
 let serial = 0;
 
 export class KeyValues {
-	constructor(label, { from = [] } = {}) {
-		this.keys = new Map();
+	constructor(label) {
+		this.offered = new Map();
 		this.rows = [];
-		this.listId = `keys-${serial++}`;
-		this.list = h("datalist", { id: this.listId });
+		this.list = h("datalist", { id: `keys-${serial++}` });
 		this.place = h("div", {});
-		this.element = h("fieldset", { class: "keyvalues" }, h("legend", {}, label), this.list, this.place, h("button", { type: "button", class: "small", onclick: () => this.#add() }, "Add a key"));
-		from.forEach((key) => this.#add(key));
+		this.element = h("fieldset", { class: "keyvalues" }, h("legend", {}, label), this.list, this.place, h("button", { type: "button", class: "small", onclick: () => this.add() }, "Add a key"));
 	}
 
-	/** Fetches the schema; without it keys are taken as they are typed. */
-	async load() {
-		this.keys = await schemaOf().then(leaves, () => new Map());
-		fill(this.list, [...this.keys.keys()].map((key) => h("option", { value: key })));
+	/** Offers the keys of a run's config, of which `admits(generic key)` may keep some back. */
+	async load(id, admits = () => true) {
+		const [{ config }, schema] = await Promise.all([api.config(id), schemaOf().then(leaves)]);
+		// A section that the run is without has no leaves in its config; the schema knows them.
+		for (const [key, leaf] of schema) if (!/\.0(\.|$)/.test(key) && admits(key)) this.offered.set(key, { leaf, path: key.split(".") });
+		for (const { key, path, generic, value } of flat(config)) if (admits(generic)) this.offered.set(key, { leaf: schema.get(generic), path, value });
+		fill(this.list, [...this.offered.keys()].map((key) => h("option", { value: key })));
 	}
 
-	#add(key = "") {
+	/** What is known of a key: {leaf, path, value}. Pairs of metadata may be new ones. */
+	#known(key) {
+		const { leaf, path, value } = this.offered.get(key) ?? {};
+		const [, pair] = /^metadata\.(.+)/.exec(key) ?? [];
+		return { leaf: leaf ?? (pair && TEXT), path: path ?? (pair ? ["metadata", pair] : key.split(".")), value };
+	}
+
+	add(key = "") {
 		const note = h("p", { class: "sub" });
-		const name = h("input", { "aria-label": "Config key", placeholder: "trainer.optim.lr", value: key, list: this.listId });
+		const name = h("input", { "aria-label": "Config key", placeholder: "trainer.optim.lr", value: key, list: this.list.id });
 		const value = h("input", { "aria-label": "Value", placeholder: "value" });
 		const check = () => {
-			const leaf = this.keys.get(name.value);
+			const { leaf } = this.#known(name.value);
 			const wrong = value.value === "" ? "" : mistake(leaf, valueOf(value.value, leaf));
 			value.setCustomValidity(wrong);
 			note.textContent = wrong ? `${name.value} ${wrong}` : (leaf?.description ?? "");
 			note.classList.toggle("wrong", Boolean(wrong));
 		};
-		name.addEventListener("input", check);
+		const named = () => {
+			if (this.offered.has(name.value)) value.value = textOf(this.#known(name.value).value);
+			check();
+		};
+		name.addEventListener("input", named);
 		value.addEventListener("input", check);
-		const row = { name, value, element: null };
-		row.element = h("div", { class: "keyvalue" }, name, value, h("button", { type: "button", class: "icon small", "aria-label": "Remove key", onclick: () => (row.element.remove(), (this.rows = this.rows.filter((r) => r !== row))) }, "×"), note);
+		const row = { name, value };
+		const element = h("div", { class: "keyvalue" }, name, value, h("button", { type: "button", class: "icon small", "aria-label": "Remove key", onclick: () => (element.remove(), (this.rows = this.rows.filter((r) => r !== row))) }, "×"), note);
 		this.rows.push(row);
-		this.place.append(row.element);
-		check();
+		this.place.append(element);
+		named();
 	}
 
-	/** What was filled in, as nested sections. */
+	/** What is to differ from what the run has, as nested sections. */
 	nested() {
 		const data = {};
 		for (const { name, value } of this.rows) {
-			if (name.value && value.value !== "") put(data, name.value, valueOf(value.value, this.keys.get(name.value)));
+			const { leaf, path, value: present } = this.#known(name.value);
+			if (name.value && value.value !== "" && value.value !== textOf(present)) put(data, path, valueOf(value.value, leaf));
 		}
 		return data;
 	}

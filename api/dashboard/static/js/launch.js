@@ -2,19 +2,32 @@
 // schema is checked as one types, everything else by the API's dry run.
 
 import { api } from "./api.js";
-import { debounced, fill, h, notice, ready, toast } from "./dom.js";
-import { at, leaves, mistake, put, schemaOf, valueOf } from "./schema.js";
+import { debounced, fill, h, pageOf, pairs, ready, refusal, toast, trouble } from "./dom.js";
+import { at, leaves, mistake, put, schemaOf, textOf, valueOf } from "./schema.js";
 
 const COMMON = ["name", "max_steps", "seed", "model.name", "algo.type", "train.env.0.id", "train.batch_size", "train.group_size", "trainer.optim.lr", "eval.env.0.id", "eval.interval", "checkpoint.interval"];
 const BASE = { name: "reverse", max_steps: 40, train: { batch_size: 64, group_size: 8, env: [{ id: "reverse-text" }] }, eval: { interval: 10, env: [{ id: "reverse-text" }] } };
 
+/** A config as TOML: the values of a section, then the sections in it. */
+function tomlOf(data, above = []) {
+	const entries = Object.entries(data).filter(([, value]) => value !== null);
+	const inner = (value) => typeof value === "object" && (!Array.isArray(value) || typeof value[0] === "object");
+	const name = (path) => path.map((part) => (/^[\w-]+$/.test(part) ? part : JSON.stringify(part))).join(".");
+	const sections = entries.filter(([, value]) => inner(value)).flatMap(([key, value]) => {
+		const path = [...above, key];
+		return Array.isArray(value) ? value.map((one) => `\n[[${name(path)}]]\n${tomlOf(one, path)}`) : `\n[${name(path)}]\n${tomlOf(value, path)}`;
+	});
+	return [...entries.filter(([, value]) => !inner(value)).map(([key, value]) => `${name([key])} = ${JSON.stringify(value)}\n`), ...sections].join("");
+}
+
 export function show(root, { params }) {
+	const sent = new Map();
 	let config = structuredClone(BASE);
 	let known = new Map();
 	let toml = false;
 	const fields = new Map();
 	const text = h("textarea", { rows: "24", spellcheck: "false", "aria-label": "Config as text", oninput: () => typed() });
-	const kind = h("select", { "aria-label": "Language of the text", onchange: () => ((toml = kind.value === "toml"), toml ? typed() : write()) }, h("option", { value: "json" }, "JSON"), h("option", { value: "toml" }, "TOML"));
+	const kind = h("select", { "aria-label": "Language of the text", onchange: () => translate() }, h("option", { value: "json" }, "JSON"), h("option", { value: "toml" }, "TOML"));
 	const form = h("div", { class: "fields" });
 	const names = h("datalist", { id: "config-keys" });
 	const adder = h("input", { list: "config-keys", placeholder: "Add a key, e.g. dispatch.tasks_per_minute", "aria-label": "Add a key", onchange: () => (known.has(adder.value) && (addField(adder.value), (adder.value = ""))) });
@@ -25,7 +38,26 @@ export function show(root, { params }) {
 		h("div", { class: "launch" }, h("section", {}, h("h2", {}, "Keys"), form, adder, names), h("section", {}, h("div", { class: "tools" }, h("h2", {}, "Config"), kind), text, verdict)),
 	);
 
-	const body = () => (toml ? [text.value, { type: "application/toml" }] : [config, {}]);
+	const body = () => (toml ? [text.value, "application/toml"] : [config]);
+
+	/** Puts what was typed into the other language; TOML is read by the API, which adds defaults. */
+	async function translate() {
+		kind.value = toml ? "toml" : "json";
+		try {
+			if (!toml) {
+				text.value = tomlOf(JSON.parse(text.value));
+				toml = true;
+				kind.value = "toml";
+				return typed();
+			}
+			if (text.value !== tomlOf(config)) config = (await api.check(...body())).config;
+			toml = form.inert = false;
+			kind.value = "json";
+			write();
+		} catch (error) {
+			if (toml) refused(error);
+		}
+	}
 
 	function addField(key) {
 		if (fields.has(key)) {
@@ -40,7 +72,7 @@ export function show(root, { params }) {
 		const entry = { input, note, leaf };
 		input.addEventListener("input", () => {
 			const value = input.value === "" ? undefined : valueOf(input.value, leaf);
-			put(config, key, value);
+			put(config, key.split("."), value);
 			write();
 		});
 		fields.set(key, entry);
@@ -54,9 +86,9 @@ export function show(root, { params }) {
 	function showField(key, wrong = "") {
 		const { input, note, leaf } = fields.get(key);
 		const value = at(config, key);
-		if (document.activeElement !== input) input.value = value === undefined || value === null ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
+		if (document.activeElement !== input) input.value = textOf(value);
 		const why = wrong || (value === undefined ? "" : mistake(leaf, value));
-		input.setAttribute("aria-invalid", String(Boolean(why)));
+		input.setAttribute("aria-invalid", Boolean(why));
 		note.className = why ? "wrong" : "sub";
 		note.textContent = why || (leaf?.description ?? "");
 		return why;
@@ -85,19 +117,20 @@ export function show(root, { params }) {
 	}
 
 	function refused(error) {
-		const elsewhere = error.errors.filter(({ key }) => !(fields.has(key) && !toml));
-		error.errors.forEach(({ key, message }) => fields.has(key) && !toml && showField(key, message));
-		fill(verdict, h("b", { class: "wrong" }, error.title), error.errors.length ? h("ul", {}, (elsewhere.length ? elsewhere : error.errors).map((e) => h("li", {}, e.key && h("code", {}, e.key), " ", e.message))) : h("p", {}, error.message));
+		const { errors = [] } = error;
+		const elsewhere = errors.filter(({ key }) => !(fields.has(key) && !toml));
+		errors.forEach(({ key, message }) => fields.has(key) && !toml && showField(key, message));
+		fill(verdict, refusal({ title: error.title, errors: elsewhere.length ? elsewhere : errors, message: error.message }));
 	}
 
 	const check = debounced(async () => {
 		const asked = text.value;
 		try {
-			const answer = await api.create(...merge(true));
+			const answer = await api.check(...body());
 			if (asked !== text.value) return;
 			launch.disabled = false;
 			const plan = Object.entries(answer.plan ?? {}).map(([name, v]) => [name, name === "servers" ? Object.entries(v).map(([role, some]) => `${some.length} ${role}`).join(", ") : v]).filter(([, v]) => v !== null && typeof v !== "object");
-			fill(verdict, h("b", { class: "fine" }, "This config can be launched."), h("dl", { class: "plan" }, plan.map(([name, value]) => h("div", {}, h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, String(value))))));
+			fill(verdict, h("b", { class: "fine" }, "This config can be launched."), pairs(plan.map(([name, value]) => [name.replaceAll("_", " "), value]), "plan"));
 		} catch (error) {
 			if (asked !== text.value) return;
 			launch.disabled = true;
@@ -106,17 +139,12 @@ export function show(root, { params }) {
 		ready("launch");
 	}, 400);
 
-	const merge = (dry) => {
-		const [what, how] = body();
-		return [what, { ...how, dry }];
-	};
-
 	async function start() {
 		launch.disabled = true;
 		try {
-			const run = await api.create(...merge(false));
+			const run = await api.create(sent, ...body());
 			toast(`Launched ${run.id}`, "good");
-			location.hash = `#/runs/${encodeURIComponent(run.id)}`;
+			location.hash = pageOf(run.id);
 		} catch (error) {
 			refused(error);
 		}
@@ -129,7 +157,7 @@ export function show(root, { params }) {
 			known = await schemaOf().then(leaves);
 			if (from) config = (await api.config(from)).config;
 		} catch (error) {
-			fill(verdict, notice(error.title ?? "The form cannot be filled in", error.message, { kind: "bad" }));
+			fill(verdict, trouble(error));
 		}
 		fill(names, [...known.keys()].map((key) => h("option", { value: key })));
 		COMMON.forEach(addField);

@@ -2,7 +2,7 @@
 
 import { onKeyNeeded } from "./api.js";
 import { ask } from "./dialog.js";
-import { fill, h, notice } from "./dom.js";
+import { fill, h, linkTo, notice } from "./dom.js";
 import { bindKeys, showKeys } from "./keyboard.js";
 import { themeButton } from "./theme.js";
 
@@ -43,7 +43,7 @@ async function show() {
 	}
 	const load = PAGES[asked.page];
 	if (!load) {
-		fill(main, notice("No such page", "The address leads nowhere.", { action: h("a", { class: "button", href: "#/runs" }, "All runs") }));
+		fill(main, notice("No such page", "The address leads nowhere.", { action: linkTo("#/runs", "All runs") }));
 		return;
 	}
 	const module = await load();

@@ -3,7 +3,7 @@
 import { Chart } from "./chart.js";
 import { api } from "./api.js";
 import { RunData } from "./data.js";
-import { debounced, fill, h, notice, ready } from "./dom.js";
+import { debounced, fill, h, ready, searchField, trouble } from "./dom.js";
 import { bindKeys } from "./keyboard.js";
 import { keysOf, panelOf, PANELS, seriesOf } from "./panels.js";
 import { onTheme } from "./theme.js";
@@ -43,12 +43,12 @@ export class Metrics {
 
 	#toolbar() {
 		const { view } = this;
-		this.axisButtons = ["step", "time"].map((axis) => h("button", { "aria-pressed": String(view.axis === axis), dataset: { axis }, onclick: () => this.#axis(axis) }, axis === "step" ? "Step" : "Time"));
+		this.axisButtons = ["step", "time"].map((axis) => h("button", { "aria-pressed": view.axis === axis, dataset: { axis }, onclick: () => this.#axis(axis) }, axis === "step" ? "Step" : "Time"));
 		this.slider = h("input", { type: "range", min: "0", max: "0.98", step: "0.02", value: String(view.smooth), oninput: (e) => this.#smooth(Number(e.target.value)) });
-		this.log = h("button", { "aria-pressed": String(view.log), onclick: () => this.#log() }, "Log");
+		this.log = h("button", { "aria-pressed": view.log, onclick: () => this.#log() }, "Log");
 		this.reset = h("button", { hidden: true, onclick: () => this.zoom(null) }, "Reset zoom");
 		this.options = h("datalist", { id: "metric-names" });
-		this.finder = h("input", { type: "search", list: "metric-names", placeholder: "Add a panel: any metric", "aria-label": "Add a panel of any metric", onchange: (e) => this.#pick(e.target) });
+		this.finder = searchField("Add a panel: any metric", null, { list: "metric-names", onchange: (e) => this.#pick(e.target) });
 		return h(
 			"div",
 			{ class: "tools view", role: "toolbar", "aria-label": "Charts" },
@@ -72,7 +72,7 @@ export class Metrics {
 		this.view.axis = axis;
 		this.view.range = null;
 		this.reset.hidden = true;
-		this.axisButtons.forEach((b) => b.setAttribute("aria-pressed", String(b.dataset.axis === axis)));
+		this.axisButtons.forEach((b) => b.setAttribute("aria-pressed", b.dataset.axis === axis));
 		this.#keep();
 	}
 	#show(factor) {
@@ -86,7 +86,7 @@ export class Metrics {
 	}
 	#log() {
 		this.view.log = !this.view.log;
-		this.log.setAttribute("aria-pressed", String(this.view.log));
+		this.log.setAttribute("aria-pressed", this.view.log);
 		this.#keep();
 	}
 
@@ -142,7 +142,7 @@ export class Metrics {
 	}
 
 	#trouble(error) {
-		fill(this.state, notice(error.title ?? "The charts cannot be shown", error.message, { kind: "bad", action: h("button", { onclick: () => this.load() }, "Try again") }));
+		fill(this.state, trouble(error, h("button", { onclick: () => this.load() }, "Try again")));
 	}
 
 	/** Loads everything; step metrics first, since they are what one looks at first. */

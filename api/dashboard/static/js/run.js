@@ -4,7 +4,7 @@ import { badge, waitingText } from "./badge.js";
 import { controls } from "./controls.js";
 import { RunData } from "./data.js";
 import { ask } from "./dialog.js";
-import { fill, h, notice } from "./dom.js";
+import { checkbox, fill, h, linkTo, notice, pageOf, pairs, trouble } from "./dom.js";
 import { count, duration, num, unix } from "./format.js";
 import { bindKeys } from "./keyboard.js";
 import { ended, keepUp } from "./live.js";
@@ -19,7 +19,7 @@ const LOADERS = {
 	config: () => import("./config.js"),
 };
 
-const fact = (name, value, sub = "") => h("div", { class: "fact" }, h("dt", {}, name), h("dd", {}, value, sub ? h("small", {}, sub) : null));
+const fact = (name, value, sub) => [name, [value, sub && h("small", {}, sub)]];
 
 function facts(run) {
 	const began = unix(run.started_at ?? run.created_at);
@@ -44,8 +44,8 @@ export function show(root, asked) {
 	const header = h("div", { class: "run-head" });
 	const tabs = h("nav", { class: "tabs", "aria-label": "Run" });
 	const place = h("section", { class: "tab", "aria-live": "off" });
-	const trouble = h("div", {});
-	root.append(header, trouble, tabs, place);
+	const alarm = h("div", {});
+	root.append(header, alarm, tabs, place);
 	document.title = `${asked.id} · Ratchet`;
 
 	let view = null;
@@ -59,7 +59,7 @@ export function show(root, asked) {
 			await ask({ title: "Nothing to compare with", text: "This is the only run so far.", verb: null });
 			return;
 		}
-		const boxes = others.map((run) => h("label", { class: "check" }, h("input", { type: "checkbox", name: run.id }), run.id, " ", badge(run.status)));
+		const boxes = others.map((run) => checkbox({ name: run.id }, run.id, " ", badge(run.status)));
 		const given = await ask({ title: "Lay other runs over this one", fields: [h("div", { class: "list" }, boxes)], verb: "Compare" });
 		const ids = Object.keys(given ?? {});
 		if (ids.length) location.hash = `#/compare?runs=${[data.id, ...ids].map(encodeURIComponent).join(",")}`;
@@ -89,8 +89,8 @@ export function show(root, asked) {
 			),
 			h("progress", { max: 1, value: share, "aria-label": "Steps done" }),
 			run.error && h("div", { class: "error-box", role: "alert" }, h("b", {}, `${run.error.code}${run.error.role ? ` in ${run.error.role}` : ""}`), h("p", {}, run.error.message), run.error.param && h("p", {}, "Config key: ", h("code", {}, run.error.param))),
-			h("dl", { class: "facts" }, facts(run)),
-			h("div", { class: "tags" }, Object.entries(run.metadata).map(([k, v]) => h("span", { class: "tag" }, `${k}: ${v}`)), from && h("span", { class: "tag" }, "from ", h("a", { href: `#/runs/${encodeURIComponent(from.replace(/\+\d+$/, ""))}` }, from))),
+			pairs(facts(run), "facts"),
+			h("div", { class: "tags" }, Object.entries(run.metadata).map(([k, v]) => h("span", { class: "tag" }, `${k}: ${v}`)), from && h("span", { class: "tag" }, "from ", h("a", { href: pageOf(from.replace(/\+\d+$/, "")) }, from))),
 		);
 		if (focused) header.querySelector(`[data-verb="${focused}"]`)?.focus();
 	}
@@ -104,7 +104,7 @@ export function show(root, asked) {
 		view?.destroy?.();
 		view = null;
 		delete document.documentElement.dataset.ready;
-		fill(tabs, Object.entries(TABS).map(([key, label]) => h("a", { href: `#/runs/${encodeURIComponent(data.id)}/${key}`, "aria-current": key === name ? "page" : null }, label)));
+		fill(tabs, Object.entries(TABS).map(([key, label]) => h("a", { href: pageOf(data.id, key), "aria-current": key === name ? "page" : null }, label)));
 		tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
 		fill(place);
 		if (name === "metrics") {
@@ -121,7 +121,7 @@ export function show(root, asked) {
 		if (tab === name) view = module.show(place, data, params);
 	}
 
-	const unbind = bindKeys(Object.fromEntries(Object.entries(TABS).map(([key, label], i) => [String(i + 1), [`${label} of the run`, () => (location.hash = `#/runs/${encodeURIComponent(data.id)}/${key}`)]])));
+	const unbind = bindKeys(Object.fromEntries(Object.entries(TABS).map(([key, label], i) => [String(i + 1), [`${label} of the run`, () => (location.hash = pageOf(data.id, key))]])));
 
 	const live = keepUp(
 		data.id,
@@ -129,14 +129,14 @@ export function show(root, asked) {
 			try {
 				const run = await data.loadRun();
 				paint(run);
-				if (failed) fill(trouble);
+				if (failed) fill(alarm);
 				failed = false;
 				await view?.update?.();
 				return run;
 			} catch (error) {
 				if (error.name !== "AbortError") {
 					failed = true;
-					fill(trouble, notice(error.title ?? "The page cannot be kept up to date", error.message, { kind: "bad", action: error.status === 404 ? h("a", { class: "button", href: "#/runs" }, "All runs") : null }));
+					fill(alarm, trouble(error, error.status === 404 && linkTo("#/runs", "All runs")));
 					if (error.status === 404 && !data.run) {
 						view?.destroy?.();
 						fill(tabs);

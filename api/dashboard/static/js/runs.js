@@ -2,7 +2,7 @@
 
 import { api } from "./api.js";
 import { badge, waitingText } from "./badge.js";
-import { fill, h, notice, svg, ready } from "./dom.js";
+import { debounced, fill, h, linkTo, loading, notice, pageOf, ready, searchField, svg, table, trouble } from "./dom.js";
 import { ago, count, num } from "./format.js";
 import { bindKeys } from "./keyboard.js";
 import { showLink } from "./live.js";
@@ -10,6 +10,7 @@ import { showLink } from "./live.js";
 const STATUSES = ["queued", "starting", "running", "pausing", "paused", "stopping", "succeeded", "failed", "cancelled"];
 const POLL_MS = 3000;
 const PAGE = 50;
+const MOST = 100;
 const START = "curl -sS localhost:8080/v1/runs -H 'content-type: application/toml' --data-binary @configs/reverse_text.toml";
 
 const startCommand = () => START.replace("localhost:8080", location.host);
@@ -34,21 +35,15 @@ export function show(root, { params }) {
 	let pages = 1;
 	let all = [];
 
-	const search = h("input", { type: "search", placeholder: "Filter by name or metadata", "aria-label": "Filter by name or metadata", value: params.get("q") ?? "", oninput: () => paint() });
+	const search = searchField("Filter by name or metadata", () => (paint(), look()), { value: params.get("q") ?? "" });
 	const status = h("select", { "aria-label": "Status", onchange: () => refresh() }, h("option", { value: "" }, "Any status"), STATUSES.map((s) => h("option", { value: s, selected: params.get("status") === s }, s)));
 	const compare = h("button", { disabled: true, onclick: () => (location.hash = `#/compare?runs=${[...picked].join(",")}`) }, "Compare");
-	const body = h("tbody", {});
-	const table = h(
-		"table",
-		{ class: "runs" },
-		h("thead", {}, h("tr", {}, h("th", {}, h("span", { class: "sr" }, "Compare")), h("th", {}, "Run"), h("th", {}, "Status"), h("th", {}, "Step"), h("th", { class: "n" }, "Reward"), h("th", {}, "Reward over steps"), h("th", { class: "n" }, "Eval"), h("th", {}, "Created"))),
-		body,
-	);
-	const scroll = h("div", { class: "scroll", role: "region", "aria-label": "Runs", tabindex: "0" }, table);
-	const state = h("div", {}, h("p", { class: "loading" }, "Loading…"));
+	const scroll = table("Runs", "runs", [h("span", { class: "sr" }, "Compare"), "Run", "Status", "Step", "Reward", "Reward over steps", "Eval", "Created"], []);
+	const body = scroll.querySelector("tbody");
+	const state = h("div", {}, loading());
 	const more = h("button", { hidden: true, onclick: () => (pages++, refresh()) }, "Older runs");
 	root.append(
-		h("div", { class: "head" }, h("h1", {}, "Runs"), h("div", { class: "tools" }, search, status, compare, h("a", { class: "button primary", href: "#/launch" }, "Launch a run"))),
+		h("div", { class: "head" }, h("h1", {}, "Runs"), h("div", { class: "tools" }, search, status, compare, linkTo("#/launch", "Launch a run", "primary"))),
 		state,
 		scroll,
 		more,
@@ -91,7 +86,7 @@ export function show(root, { params }) {
 		entry.text = text;
 		const [, name, state, steps, reward, evals, created] = entry.cells;
 		const tags = Object.entries(run.metadata).map(([k, v]) => h("span", { class: "tag" }, `${k}: ${v}`));
-		fill(name, h("a", { class: "run-name", href: `#/runs/${encodeURIComponent(run.id)}` }, run.id), tags.length ? h("div", { class: "tags" }, tags) : null);
+		fill(name, h("a", { class: "run-name", href: pageOf(run.id) }, run.id), tags.length ? h("div", { class: "tags" }, tags) : null);
 		fill(state, badge(run.status), h("div", { class: "sub" }, waitingText(run)));
 		const share = run.max_steps ? run.step / run.max_steps : 0;
 		fill(steps, h("div", {}, count(run.step), run.max_steps ? h("span", { class: "sub" }, ` / ${count(run.max_steps)}`) : null), h("progress", { max: 1, value: Math.min(1, share), "aria-label": `Steps of ${run.id}` }));
@@ -111,15 +106,16 @@ export function show(root, { params }) {
 		if (elements.length !== body.children.length || elements.some((e, i) => body.children[i] !== e)) fill(body, elements);
 		if (shown.length) fill(state);
 		else if (all.length || status.value) fill(state, notice("No run fits the filters", "Change the text or the status.", { action: h("button", { onclick: () => ((search.value = status.value = ""), refresh()) }, "Show all") }));
-		else fill(state, notice("No runs yet", "Start one with this command, or fill in the launch form.", { code: startCommand(), action: h("a", { class: "button primary", href: "#/launch" }, "Launch a run") }));
+		else fill(state, notice("No runs yet", "Start one with this command, or fill in the launch form.", { code: startCommand(), action: linkTo("#/launch", "Launch a run", "primary") }));
 	}
 
 	async function refresh() {
 		try {
 			const found = [];
 			let page = null;
-			for (let i = 0; i < pages && (!page || page.has_more); i++) {
-				page = await api.runs({ limit: PAGE, after: found.at(-1)?.id, status: status.value }, stop.signal);
+			// A filter is for all runs there are, not only for those on the pages shown.
+			for (let i = 0; (i < pages || search.value) && (!page || page.has_more); i++) {
+				page = await api.runs({ limit: search.value ? MOST : PAGE, after: found.at(-1)?.id, status: status.value }, stop.signal);
 				found.push(...page.data);
 			}
 			all = found;
@@ -131,12 +127,13 @@ export function show(root, { params }) {
 			showLink("reconnecting");
 			if (!all.length) {
 				scroll.hidden = true;
-				fill(state, notice(error.title, error.message, { kind: "bad", action: h("button", { onclick: refresh }, "Try again") }));
+				fill(state, trouble(error, h("button", { onclick: refresh }, "Try again")));
 			}
 		}
 		ready("runs");
 	}
 
+	const look = debounced(() => more.hidden || refresh(), 300);
 	const timer = setInterval(() => document.hidden || refresh(), POLL_MS);
 	refresh();
 	return {

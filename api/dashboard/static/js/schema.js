@@ -22,22 +22,21 @@ function branches(schemas, node) {
 	return some ? some.map((one) => target(schemas, one)).filter((one) => one.type !== "null") : [found];
 }
 
-/** Every key that holds a value: {key, type, choices, description, default, minimum, …}. */
+/** Every key that holds a value: {types, choices, description, default, minimum, …}. */
 export function leaves(schemas, root = "RunConfig") {
 	const found = new Map();
 	const walk = (node, key, depth) => {
 		const own = target(schemas, node);
 		for (const branch of branches(schemas, node)) {
-			const rest = { description: own.description ?? branch.description, default: own.default };
 			if (branch.properties && depth < 6) {
 				for (const [name, child] of Object.entries(branch.properties)) walk(child, key ? `${key}.${name}` : name, depth + 1);
 			} else if (branch.type === "array" && branch.items && target(schemas, branch.items).properties) {
 				walk(branch.items, `${key}.0`, depth + 1);
 			} else {
-				const before = found.get(key);
-				const choices = [...(before?.choices ?? []), ...(branch.enum ?? (branch.const !== undefined ? [branch.const] : []))];
-				const types = [...new Set([...(before?.types ?? []), branch.type].filter(Boolean))];
-				found.set(key, { ...branch, ...before, key, types, choices: [...new Set(choices)], description: before?.description ?? rest.description, default: before?.default ?? rest.default });
+				const before = found.get(key) ?? { types: [], choices: [] };
+				const choices = new Set([...before.choices, ...(branch.enum ?? (branch.const !== undefined ? [branch.const] : []))]);
+				const types = new Set([...before.types, branch.type].filter(Boolean));
+				found.set(key, { ...branch, ...before, types: [...types], choices: [...choices], description: before.description ?? own.description ?? branch.description, default: before.default ?? own.default });
 			}
 		}
 	};
@@ -45,24 +44,29 @@ export function leaves(schemas, root = "RunConfig") {
 	return found;
 }
 
-/** Why `text` cannot be the value of a leaf, or '' if it can. */
+const LIMITS = {
+	minimum: ["at least", (value, limit) => value >= limit],
+	exclusiveMinimum: ["more than", (value, limit) => value > limit],
+	maximum: ["at most", (value, limit) => value <= limit],
+	exclusiveMaximum: ["less than", (value, limit) => value < limit],
+};
+
+/** Why `value` cannot be that of a leaf, or '' if it can. */
 export function mistake(leaf, value) {
-	if (!leaf || value === null) return "";
-	if (leaf.choices.includes(value)) return "";
-	const numeric = leaf.types.some((t) => t === "integer" || t === "number");
-	if (typeof value === "number" && numeric) {
-		if (leaf.types.includes("integer") && !leaf.types.includes("number") && !Number.isInteger(value)) return "must be a whole number";
-		if (leaf.minimum !== undefined && value < leaf.minimum) return `must be at least ${leaf.minimum}`;
-		if (leaf.exclusiveMinimum !== undefined && value <= leaf.exclusiveMinimum) return `must be more than ${leaf.exclusiveMinimum}`;
-		if (leaf.maximum !== undefined && value > leaf.maximum) return `must be at most ${leaf.maximum}`;
-		if (leaf.exclusiveMaximum !== undefined && value >= leaf.exclusiveMaximum) return `must be less than ${leaf.exclusiveMaximum}`;
-		return "";
+	if (!leaf || value === null || leaf.choices.includes(value)) return "";
+	const { types } = leaf;
+	if (typeof value === "number" && types.some((t) => t === "integer" || t === "number")) {
+		if (!types.includes("number") && !Number.isInteger(value)) return "must be a whole number";
+		const passed = Object.entries(LIMITS).find(([name, [, holds]]) => leaf[name] !== undefined && !holds(value, leaf[name]));
+		return passed ? `must be ${passed[1][0]} ${leaf[passed[0]]}` : "";
 	}
-	const kinds = { string: "string", boolean: "boolean", object: "object", number: "number", integer: "number", array: "object" };
-	if (!leaf.types.length || leaf.types.some((t) => kinds[t] === typeof value)) return "";
-	if (leaf.choices.length) return `must be one of ${leaf.choices.join(", ")}`;
-	return `must be ${leaf.types.join(" or ")}`;
+	const kind = Array.isArray(value) ? "array" : typeof value;
+	if (!types.length || types.includes(kind)) return "";
+	return leaf.choices.length ? `must be one of ${leaf.choices.join(", ")}` : `must be ${types.join(" or ")}`;
 }
+
+/** A value as one would type it. */
+export const textOf = (value) => (value === undefined || value === null ? "" : typeof value === "string" ? value : JSON.stringify(value));
 
 /** What was typed, as a JSON value; text that is none stays text. */
 export function valueOf(text, leaf) {
@@ -74,27 +78,26 @@ export function valueOf(text, leaf) {
 	}
 }
 
-/** Puts `value` at dotted `key` of nested `data`; numbers in a key are places of a list. */
-export function put(data, key, value) {
-	const parts = key.split(".");
+/** Puts `value` at `path` of nested `data`; numbers in a path are places of a list. */
+export function put(data, path, value) {
 	let node = data;
-	parts.forEach((part, i) => {
-		const name = Array.isArray(node) ? Number(part) : part;
-		if (i === parts.length - 1) {
-			if (value === undefined) delete node[name];
-			else node[name] = value;
-		} else {
-			node[name] ??= /^\d+$/.test(parts[i + 1]) ? [] : {};
-			node = node[name];
-		}
+	path.forEach((name, i) => {
+		if (i < path.length - 1) node = node[name] ??= /^\d+$/.test(path[i + 1]) ? [] : {};
+		else if (value === undefined) delete node[name];
+		else node[name] = value;
 	});
 }
 
 /** The value at dotted `key` of nested `data`. */
 export const at = (data, key) => key.split(".").reduce((node, part) => node?.[part], data);
 
-/** Nested data as [dotted key, value] of its leaves. */
-export function flat(data, above = "") {
-	if (data === null || typeof data !== "object" || !Object.keys(data).length) return [[above, data]];
-	return Object.entries(data).flatMap(([name, value]) => flat(value, above ? `${above}.${name}` : name));
+/**
+ * The leaves of a resolved config: {key, path, generic, value} each. Envs go by their names, as
+ * changes of a config name them; `generic` is the key that the schema has ('train.env.0.ratio').
+ */
+export function flat(value, path = [], generic = []) {
+	const inner = value !== null && typeof value === "object" ? Object.entries(value) : [];
+	const named = Array.isArray(value) && inner.every(([, section]) => section?.name);
+	if (!inner.length || (Array.isArray(value) && !named)) return [{ key: path.join("."), path, generic: generic.join("."), value }];
+	return inner.flatMap(([name, below]) => flat(below, [...path, named ? below.name : name], [...generic, named ? "0" : name]));
 }

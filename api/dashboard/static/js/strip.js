@@ -1,6 +1,6 @@
 // A sequence of tokens, coloured by what is known of each; and a conversation turn by turn.
 
-import { h } from "./dom.js";
+import { h, pairs } from "./dom.js";
 import { num } from "./format.js";
 
 const FIRST = 1500;
@@ -55,6 +55,6 @@ export function turns(rollout) {
 			if (m.sampled) turn++;
 			return h("div", { class: m.sampled ? "message sampled" : "message" }, h("small", {}, m.sampled ? `${m.role} · turn ${turn}` : m.role, m.tokens ? ` · ${m.tokens} tokens` : ""), h("pre", {}, said(m.content ?? ""), m.tool_calls ? `\n${said(m.tool_calls)}` : ""));
 		}),
-		h("dl", {}, [...Object.entries(rollout.rewards), ...Object.entries(rollout.metrics)].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, num(value))))),
+		pairs([...Object.entries(rollout.rewards), ...Object.entries(rollout.metrics)].map(([name, value]) => [name, num(value)])),
 	);
 }

@@ -45,5 +45,4 @@ export function themeButton(button) {
 export const cssVar = (name) =>
 	getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-export const SERIES_COLORS = 8;
-export const seriesColor = (i) => cssVar(`--series-${i % SERIES_COLORS}`);
+export const seriesColor = (i) => cssVar(`--series-${i % 8}`);

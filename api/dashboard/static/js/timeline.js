@@ -10,6 +10,7 @@ import { cssVar, onTheme } from "./theme.js";
 
 const KEYS = ["time/wait_for_batch", "time/train", "time/sync_weights"];
 const GAP_S = 40;
+const MARKED = "server,work.failed,run.asked,run.status,run.resumed,run.config,run.ended,run.stuck,run.trouble,run.alarm,run.eval,run.eval_started";
 const LANES = [
 	{ id: "flight", label: "Rollouts in flight", height: 120 },
 	{ id: "trainer", label: "Trainer", height: 24 },
@@ -48,23 +49,12 @@ function spansOf({ step, time, metrics }) {
 	];
 }
 
-/** Stretches of time in which eval rollouts were in flight. */
-function evalSpans(gauges) {
-	const found = [];
-	for (const { time, inflight_eval: flying } of gauges) {
-		if (!flying) continue;
-		const last = found.at(-1);
-		if (last && time - last[2] < GAP_S) last[2] = time;
-		else found.push(["eval", time, time + 5, "eval", "Eval rollouts in flight"]);
-	}
-	return found;
-}
-
 export function show(root, data) {
 	const stop = new AbortController();
 	const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": "Timeline of the run. Arrow keys move, plus and minus zoom. What broke and came back is listed below." });
 	const tip = h("div", { class: "tip", hidden: true });
 	const list = h("div", {});
+	const rest = h("p", { class: "sub" });
 	const state = h("div", {}, h("p", { class: "loading" }, "Loading…"));
 	const button = (text, label, work) => h("button", { title: label, "aria-label": text.length > 1 ? null : label, onclick: work }, text);
 	const last = (seconds) => () => look(end() - seconds, end());
@@ -85,12 +75,14 @@ export function show(root, data) {
 		state,
 		h("h2", {}, "Faults, recoveries and requests"),
 		list,
+		rest,
 	);
 
 	let records = [];
 	let spans = [];
 	let marks = [];
 	let works = [];
+	const evals = {};
 	const seen = new Set();
 	let view = null;
 	let follow = true;
@@ -152,7 +144,7 @@ export function show(root, data) {
 			pen.fillText(clock(t), Math.min(x(t) + 3, width - 90), height - 8);
 		}
 		flights(pen, x, width, top.flight);
-		for (const some of [spans, works]) {
+		for (const some of [spans, works, evalSpans()]) {
 			const first = Math.max(0, place(some, from, (s) => s[2]) - 3);
 			for (let i = first; i < some.length && some[i][1] <= to; i++) {
 				const [lane, start, till, tone] = some[i];
@@ -173,6 +165,9 @@ export function show(root, data) {
 		pen.fillStyle = colors.text;
 		for (const { label, top: y } of laid) pen.fillText(label, 6, y - 6);
 	}
+
+	/** Evals from their first group to their result; those still under way reach to the end. */
+	const evalSpans = () => Object.values(evals).map(({ from, to, text }) => ["eval", from ?? to, to >= (from ?? to) ? to : end(), "eval", text]).sort((a, b) => a[1] - b[1]);
 
 	/** Train and eval rollouts as areas on each other, the most of each pixel, and permits as a line. */
 	function flights(pen, x, width, { top, height }) {
@@ -216,7 +211,7 @@ export function show(root, data) {
 		} else if (lane?.id === "faults") {
 			lines.push(...marks.filter(([at]) => Math.abs(at - time) < near).slice(0, 4).map(([, , text]) => text));
 		} else if (lane) {
-			lines.push(...[...spans, ...works].filter(([id, from, to]) => id === lane.id && from - near / 3 <= time && to + near / 3 >= time).slice(0, 3).map((s) => s[4]));
+			lines.push(...[...spans, ...works, ...evalSpans()].filter(([id, from, to]) => id === lane.id && from - near / 3 <= time && to + near / 3 >= time).slice(0, 3).map((s) => s[4]));
 		}
 		fill(tip, lines.filter(Boolean).map((line) => h("div", {}, line)));
 		tip.hidden = false;
@@ -251,13 +246,20 @@ export function show(root, data) {
 			seen.add(event.id);
 			const time = Date.parse(event.created_at) / 1000;
 			const { type, level, message, data: told } = event;
-			if (type === "work.done" && !/train_step|sync_weights|ship_batch/.test(told.work ?? "")) {
-				works.push([/eval/.test(told.work) ? "eval" : "work", Date.parse(told.started_at) / 1000, Date.parse(told.finished_at) / 1000, /eval/.test(told.work) ? "eval" : "work", message]);
+			if (type === "work.done" && !/train_step|sync_weights|ship_batch|eval/.test(told.work)) {
+				works.push(["work", Date.parse(told.started_at) / 1000, Date.parse(told.finished_at) / 1000, "work", message]);
+			}
+			if (/^run\.eval/.test(type)) {
+				const one = (evals[told.epoch ?? event.id] ??= {});
+				const edge = type === "run.eval" ? "to" : "from";
+				one[edge] = Math.max(time, one[edge] ?? 0);
+				if (edge === "from" || !one.text) one.text = message.replace(/ begins$/, "");
 			}
 			const fine = /^(server\.|run\.(asked|status|resumed|config|ended))/.test(type);
 			if (level !== "info" || fine) marks.push([time, level === "info" ? (/server\.up|resumed|running/.test(`${type} ${message}`) ? "good" : "asked") : level, message]);
 		}
 		works.sort((a, b) => a[1] - b[1]);
+		marks.sort((a, b) => a[0] - b[0]);
 		const rows = marks.slice(-200).reverse().map(([time, tone, text]) => h("tr", { class: `level-${tone}` }, h("td", {}, h("button", { class: "small", onclick: () => (look(time - 60, time + 60), frame.scrollIntoView({ block: "center" })) }, clock(time))), h("td", {}, text)));
 		fill(list, rows.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Faults, recoveries and requests" }, h("table", { class: "events" }, h("tbody", {}, rows))) : h("p", { class: "sub" }, "Nothing broke, and nothing was asked of the run."));
 	}
@@ -269,7 +271,7 @@ export function show(root, data) {
 			if (!page.has_more) break;
 		}
 		await data.loadGauges(stop.signal);
-		spans = [...records.flatMap(spansOf), ...evalSpans(data.gauges)].sort((a, b) => a[1] - b[1]);
+		spans = records.flatMap(spansOf).sort((a, b) => a[1] - b[1]);
 	}
 
 	function paletted() {
@@ -287,10 +289,19 @@ export function show(root, data) {
 			if (error.name !== "AbortError") fill(state, notice(error.title ?? "No timeline", error.message, { kind: "bad" }));
 		}
 		ready("timeline");
-		await loadEvents(data.id, stop.signal, (found) => {
-			takeEvents(found);
-			if (view && follow) look(end() - (view[1] - view[0]), end());
-		}).catch((error) => error.name === "AbortError" || fill(list, eventsError(error, data.id)));
+		try {
+			for (const [types, text] of [[MARKED, "Faults, requests and evals"], ["work.done", "Checkpoints and other work"]]) {
+				let left = "";
+				await loadEvents(data.id, stop.signal, (found, next) => {
+					takeEvents(found);
+					if (view && follow) look(end() - (view[1] - view[0]), end());
+					left = next && found.length ? `${text} before ${clock(Date.parse(found.at(-1).created_at) / 1000)} are left out. ` : next && left;
+				}, { types });
+				rest.append(left ?? "");
+			}
+		} catch (error) {
+			if (error.name !== "AbortError") fill(list, eventsError(error));
+		}
 	}
 
 	const sizing = new ResizeObserver(draw);
