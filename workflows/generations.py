@@ -301,7 +301,8 @@ class Generations:
                 "rollouts",
                 f"{state.train.barren} groups in a row had no rollout to train on; "
                 f"last error: {state.train.last_error or 'none'}",
-                final=True,
+                # A run that has trained may only have lost its envs or endpoints for a while.
+                final=state.step == 0,
             )
 
     def _train_limit(self, version: int) -> int:
