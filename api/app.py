@@ -23,6 +23,7 @@ from api import (
     restoring,
     rollouts,
     runs,
+    store_trouble,
 )
 from api.dashboard import pages
 from api.histories import Histories
@@ -61,6 +62,7 @@ def create_app(
         rollouts=Rollouts(records),
     )
     problems.install(app)
+    store_trouble.install(app)
     docs.install(app)
     for resource in (
         runs,
@@ -76,5 +78,7 @@ def create_app(
         app.include_router(resource.router)
     prometheus.install(app)
     pages.install(app)
-    app.add_middleware(Guard, keys=settings.keys, hosts=settings.hosts)
+    app.add_middleware(
+        Guard, keys=settings.keys, hosts=settings.hosts, public_url=settings.public_url
+    )
     return app

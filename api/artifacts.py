@@ -7,21 +7,24 @@ import hashlib
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from activities.storage import keys
 from activities.storage.refs import ArtifactRef
-from activities.storage.store import MARKER, ArtifactStore, CorruptArtifact
+from activities.storage.store import MANIFEST, MARKER, ArtifactStore, CorruptArtifact
 from activities.training.fencing import variants
 from activities.training.retention import number_of
 from api.curves import Span
 from api.records import Records
 from api.resources import Batch, Checkpoint, ConfigRevision
+from api.store_trouble import damage_in
 
 
 def committed_at(store: ArtifactStore, key: str) -> datetime | None:
-    """When an artifact was committed; None where the store keeps no times."""
-    info: dict[str, Any] = store.fs.info(store.path(key + MARKER))
+    """When an artifact was committed; None where the store keeps no times, or it was deleted."""
+    try:
+        info = store.info(key + MARKER)
+    except FileNotFoundError:
+        return None
     moment = info.get("mtime") or info.get("LastModified") or info.get("created")
     if isinstance(moment, int | float):
         return datetime.fromtimestamp(moment, UTC)
@@ -56,16 +59,17 @@ def checkpoints_of(records: Records, run_id: str) -> list[Found]:
 def _problem(store: ArtifactStore, ref: ArtifactRef, *, verify: bool) -> str | None:
     """What is wrong with a folder artifact; None if nothing is."""
     try:
-        manifest = store.fs.cat_file(store.path(f"{ref.path}/manifest.json"))
+        manifest = store.read_file(ref, MANIFEST)
     except FileNotFoundError:
         return "its manifest is missing"
     if hashlib.sha256(manifest).hexdigest() != ref.sha256:
         return "its manifest is not the one committed"
     for name, (_, size) in json.loads(manifest).items():
-        path = store.path(f"{ref.path}/{name}")
-        if not store.fs.exists(path):
+        try:
+            found = store.info(f"{ref.path}/{name}")["size"]
+        except FileNotFoundError:
             return f"{name} is missing"
-        if store.fs.size(path) != size:
+        if found != size:
             return f"{name} has another size than was committed"
     if verify:
         try:
@@ -125,7 +129,9 @@ def revisions(store: ArtifactStore, attempt: str) -> list[ConfigRevision]:
 
 
 def batches(records: Records, run_id: str, after: int, limit: int) -> tuple[list[Batch], bool]:
-    """Batches of steps above `after`, ascending, at most `limit`; and whether more follow."""
+    """Batches of steps above `after`, ascending, at most `limit`; and whether more follow. What is
+    wrong with a marker is told.
+    """
     store = records.store
     found: list[tuple[int, Span, str]] = []
     for span in records.spans(run_id):
@@ -139,16 +145,23 @@ def batches(records: Records, run_id: str, after: int, limit: int) -> tuple[list
     found.sort(key=lambda item: item[0])
     shown = []
     for step, span, key in found[:limit]:
-        ref = store.committed(key)
-        if ref is not None:
-            shown.append(
-                Batch(
-                    step=step,
-                    attempt=span.attempt,
-                    created_at=committed_at(store, key),
-                    size=ref.size,
-                    sha256=ref.sha256,
-                    path=ref.path,
-                )
+        problem: str | None = None
+        ref: ArtifactRef | None = None
+        try:
+            ref = store.committed(key)
+        except CorruptArtifact as error:
+            problem = damage_in(error, store.root)
+        if ref is None and problem is None:
+            continue
+        shown.append(
+            Batch(
+                step=step,
+                attempt=span.attempt,
+                created_at=committed_at(store, key),
+                size=ref.size if ref else 0,
+                sha256=ref.sha256 if ref else "",
+                path=ref.path if ref else "",
+                problem=problem,
             )
+        )
     return shown, len(found) > limit

@@ -1,11 +1,15 @@
 """What handlers of verbs share: small JSON bodies, conflicts, and telling a run something."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import Request, Response
 from pydantic import BaseModel, ValidationError
 
-from api.bodies import read_optional_json
+from api.bodies import optional_json, read_bytes
+from api.idempotency import Once, replied
 from api.models import ENDED, Run
 from api.observe import status_of
 from api.problems import ApiProblem, FieldError, shown
@@ -62,9 +66,37 @@ def read_as(model: type[Body], data: dict[str, Any]) -> Body:
         ) from None
 
 
-async def body_of(request: Request, model: type[Body]) -> Body:
-    """The request's body, or the model's defaults; raises 400, 413, 415 or 422."""
-    return read_as(model, await read_optional_json(request, MAX_BODY))
+async def claimed(services: Services, once: Once, run_id: str) -> None:
+    """Claims the key before a run is told something; raises 409 if it was another request's. A
+    store that cannot be used keeps nobody from ending a run.
+    """
+    with suppress(OSError):
+        await asyncio.to_thread(once.claim, services.records.store, run_id)
+
+
+async def told_once(
+    services: Services,
+    request: Request,
+    run_id: str,
+    model: type[Body],
+    act: Callable[[Body, Once | None], Awaitable[Run]],
+) -> Run | Response:
+    """What `act` answers to the request's body, or was answered to the same request before.
+
+    Raises 400, 409, 413, 415 or 422, and what `act` raises.
+    """
+    data = await read_bytes(request, MAX_BODY)
+    once, store = Once.of(request, data), services.records.store
+    if once is None:
+        return await act(read_as(model, optional_json(request, data)), None)
+    with suppress(OSError):
+        if given := await asyncio.to_thread(once.reply, store):
+            return replied(given, 202)
+    run = await act(read_as(model, optional_json(request, data)), once)
+    with suppress(OSError):
+        kept = await asyncio.to_thread(once.keep, store, run_id, run.model_dump(mode="json"))
+        return replied(kept, 202)
+    return run
 
 
 async def newest(services: Services, run_id: str) -> Execution:
@@ -85,12 +117,16 @@ def conflict(verb: str, execution: Execution, why: str = "") -> ApiProblem:
     )
 
 
-async def tell(services: Services, run_id: str, verb: str, signal: str, arg: Any) -> Execution:
-    """Signals the run; raises 409 if it has ended, also if it ends just now."""
+async def tell(
+    services: Services, run_id: str, verb: str, signal: str, arg: Any, once: Once | None = None
+) -> Execution:
+    """Signals the run, once for `once`; raises 409 if it has ended, also if it ends just now."""
     execution = await newest(services, run_id)
     if status_of(execution) in ENDED:
         raise conflict(verb, execution)
-    if not await services.temporal.signal(run_id, signal, arg):
+    if once is not None:
+        await claimed(services, once, run_id)
+    if not await services.temporal.signal(run_id, signal, arg, once.key if once else ""):
         raise conflict(verb, await newest(services, run_id))
     services.touched(run_id)
     return execution

@@ -94,7 +94,11 @@ def require_portable(data: Any) -> Any:
 
 async def read_optional_json(request: Request, limit: int) -> dict[str, Any]:
     """A JSON object, or {} for an empty body."""
-    data = await read_bytes(request, limit)
+    return optional_json(request, await read_bytes(request, limit))
+
+
+def optional_json(request: Request, data: bytes) -> dict[str, Any]:
+    """The JSON object that a body holds, or {} for an empty one; raises 400 or 415."""
     if not data.strip():
         return {}
     if media_of(request) != "json":

@@ -1,23 +1,27 @@
 """What can be asked of a run. The run decides; a 202 says that it was told.
 
-Every verb is idempotent: asking twice is asking once.
+Every verb but eval is idempotent: asking twice is asking once. With an `Idempotency-Key` all are,
+and the second time is answered like the first.
 """
 
 import asyncio
+from typing import Any
 
 from fastapi import APIRouter, Request
 
 from api.asking import (
     MAX_BODY,
-    body_of,
+    claimed,
     conflict,
     invalid,
     newest,
     optional_body,
     tell,
+    told_once,
     with_status,
 )
 from api.bodies import read_optional_json
+from api.idempotency import DOCUMENTED, Once
 from api.models import ENDED, ConfigPatch, EvalBody, PauseBody, ReasonBody, Run, StopBody
 from api.observe import OPEN, status_of
 from api.problems import ApiProblem, FieldError, documented, field_errors, shown
@@ -33,52 +37,73 @@ router = APIRouter(prefix="/v1/runs", tags=["runs"])
 @router.post(
     "/{run_id}/stop",
     status_code=202,
-    openapi_extra=optional_body(StopBody, {"reason": "reward has converged"}),
+    response_model=Run,
+    openapi_extra={**optional_body(StopBody, {"reason": "reward has converged"}), **DOCUMENTED},
     responses=documented(400, 404, 409, 413, 415, 422, 503),
 )
-async def stop_run(run_id: RunId, request: Request, services: Served) -> Run:
+async def stop_run(run_id: RunId, request: Request, services: Served) -> Any:
     """Ends a run gracefully, with a final checkpoint; it can be resumed from there."""
-    body = await body_of(request, StopBody)
-    reason = body.reason or "asked over the API"
-    execution = await tell(services, run_id, "stop", "stop", {"reason": reason})
-    return with_status(await services.show(execution), "stopping")
+
+    async def stop(body: StopBody, once: Once | None) -> Run:
+        reason = body.reason or "asked over the API"
+        execution = await tell(services, run_id, "stop", "stop", {"reason": reason}, once)
+        return with_status(await services.show(execution), "stopping")
+
+    return await told_once(services, request, run_id, StopBody, stop)
 
 
 @router.post(
     "/{run_id}/cancel",
     status_code=202,
-    openapi_extra=optional_body(ReasonBody, {"reason": "wrong data"}),
+    response_model=Run,
+    openapi_extra={**optional_body(ReasonBody, {"reason": "wrong data"}), **DOCUMENTED},
     responses=documented(400, 404, 409, 413, 415, 422, 503),
 )
-async def cancel_run(run_id: RunId, request: Request, services: Served) -> Run:
+async def cancel_run(run_id: RunId, request: Request, services: Served) -> Any:
     """Ends a run now, without another checkpoint; it can be resumed from the last one. One that
     was cancelled already is answered as it is.
     """
-    await body_of(request, ReasonBody)
-    execution = await newest(services, run_id)
-    if status_of(execution) == "cancelled":
-        return await services.show(execution)
-    if status_of(execution) in ENDED or not await services.temporal.cancel(run_id):
-        raise conflict("cancel", await newest(services, run_id))
-    services.touched(run_id)
-    return with_status(await services.show(execution), "stopping")
+
+    async def cancel(_: ReasonBody, once: Once | None) -> Run:
+        execution = await newest(services, run_id)
+        status = status_of(execution)
+        if status in ENDED and status != "cancelled":
+            raise conflict("cancel", execution)
+        if once is not None:
+            await claimed(services, once, run_id)
+        if status == "cancelled":
+            return await services.show(execution)
+        if not await services.temporal.cancel(run_id):
+            raise conflict("cancel", await newest(services, run_id))
+        services.touched(run_id)
+        return with_status(await services.show(execution), "stopping")
+
+    return await told_once(services, request, run_id, ReasonBody, cancel)
 
 
 @router.post(
     "/{run_id}/checkpoint",
     status_code=202,
-    openapi_extra=optional_body(ReasonBody, {"reason": "before the GPUs are taken"}),
+    response_model=Run,
+    openapi_extra={
+        **optional_body(ReasonBody, {"reason": "before the GPUs are taken"}),
+        **DOCUMENTED,
+    },
     responses=documented(400, 404, 409, 413, 415, 422, 503),
 )
-async def checkpoint_run(run_id: RunId, request: Request, services: Served) -> Run:
+async def checkpoint_run(run_id: RunId, request: Request, services: Served) -> Any:
     """Asks for a checkpoint at the next step boundary; `checkpoint` of the run, and its events,
     tell when it is committed.
     """
-    await body_of(request, ReasonBody)
-    execution = await newest(services, run_id)
-    if status_of(execution) in (*ENDED, "stopping"):
-        raise conflict("checkpoint", execution)
-    return await services.show(await tell(services, run_id, "checkpoint", "checkpoint", None))
+
+    async def save(_: ReasonBody, once: Once | None) -> Run:
+        execution = await newest(services, run_id)
+        if status_of(execution) in (*ENDED, "stopping"):
+            raise conflict("checkpoint", execution)
+        told = await tell(services, run_id, "checkpoint", "checkpoint", None, once)
+        return await services.show(told)
+
+    return await told_once(services, request, run_id, ReasonBody, save)
 
 
 @router.patch(
@@ -122,73 +147,90 @@ async def change_run(run_id: RunId, request: Request, services: Served) -> Run:
 @router.post(
     "/{run_id}/pause",
     status_code=202,
-    openapi_extra=optional_body(PauseBody, {"mode": "drain", "reason": "the GPUs are needed"}),
+    response_model=Run,
+    openapi_extra={
+        **optional_body(PauseBody, {"mode": "drain", "reason": "the GPUs are needed"}),
+        **DOCUMENTED,
+    },
     responses=documented(400, 404, 409, 413, 415, 422, 503),
 )
-async def pause_run(run_id: RunId, request: Request, services: Served) -> Run:
+async def pause_run(run_id: RunId, request: Request, services: Served) -> Any:
     """Puts a run to rest: nothing in flight, a checkpoint, no server kept; all else stays."""
-    body = await body_of(request, PauseBody)
-    execution = await newest(services, run_id)
-    if status_of(execution) == "stopping":
-        raise conflict("pause", execution)
-    wish = {"mode": body.mode, "reason": body.reason or "asked over the API"}
-    shown_run = await services.show(await tell(services, run_id, "pause", "pause", wish))
-    if shown_run.status == "paused":
-        return shown_run
-    return with_status(shown_run, "pausing")
+
+    async def pause(body: PauseBody, once: Once | None) -> Run:
+        execution = await newest(services, run_id)
+        if status_of(execution) == "stopping":
+            raise conflict("pause", execution)
+        wish = {"mode": body.mode, "reason": body.reason or "asked over the API"}
+        shown_run = await services.show(await tell(services, run_id, "pause", "pause", wish, once))
+        if shown_run.status == "paused":
+            return shown_run
+        return with_status(shown_run, "pausing")
+
+    return await told_once(services, request, run_id, PauseBody, pause)
 
 
 @router.post(
     "/{run_id}/resume",
     status_code=202,
-    openapi_extra=optional_body(ReasonBody, {"reason": "the GPUs are back"}),
+    response_model=Run,
+    openapi_extra={**optional_body(ReasonBody, {"reason": "the GPUs are back"}), **DOCUMENTED},
     responses=documented(400, 404, 409, 413, 415, 422, 503, 507),
 )
-async def resume_run(run_id: RunId, request: Request, services: Served) -> Run:
+async def resume_run(run_id: RunId, request: Request, services: Served) -> Any:
     """Wakes a paused run, on servers of its own; a run that goes on is answered as it is.
 
     A run that failed, was cancelled, or was stopped before its last step goes on from its newest
     sound checkpoint, under the same id and with the same curves, as its next attempt.
     """
-    await body_of(request, ReasonBody)
-    execution = await newest(services, run_id)
-    if status_of(execution) in ENDED or execution.state not in OPEN:
-        return await resume_ended(services, execution)
-    paused = ("pausing", "paused")
-    before = status_of(execution)
-    shown_run = await services.show(await tell(services, run_id, "resume", "resume", None))
-    # A pause asked for just before may show only now.
-    wakes = before in paused or shown_run.status in paused
-    return with_status(shown_run, "starting") if wakes else shown_run
+
+    async def resume(_: ReasonBody, once: Once | None) -> Run:
+        execution = await newest(services, run_id)
+        if status_of(execution) in ENDED or execution.state not in OPEN:
+            return await resume_ended(services, execution, once)
+        paused = ("pausing", "paused")
+        before = status_of(execution)
+        told = await tell(services, run_id, "resume", "resume", None, once)
+        shown_run = await services.show(told)
+        # A pause asked for just before may show only now.
+        wakes = before in paused or shown_run.status in paused
+        return with_status(shown_run, "starting") if wakes else shown_run
+
+    return await told_once(services, request, run_id, ReasonBody, resume)
 
 
 @router.post(
     "/{run_id}/eval",
     status_code=202,
-    openapi_extra=optional_body(EvalBody, {"envs": ["reverse-text"]}),
+    response_model=Run,
+    openapi_extra={**optional_body(EvalBody, {"envs": ["reverse-text"]}), **DOCUMENTED},
     responses=documented(400, 404, 409, 413, 415, 422, 503),
 )
-async def eval_run(run_id: RunId, request: Request, services: Served) -> Run:
+async def eval_run(run_id: RunId, request: Request, services: Served) -> Any:
     """Asks for an eval at the run's next version, of all its eval envs or of those named."""
-    body = await body_of(request, EvalBody)
-    execution = await newest(services, run_id)
-    if status_of(execution) in (*ENDED, "stopping"):
-        raise conflict("evaluate", execution)
-    config = await asyncio.to_thread(services.records.config, run_id)
-    known = [env.name for env in config.eval.env] if config else []
-    if not known:
-        raise invalid([FieldError(pointer="", key="envs", message="the run has no eval env")])
-    errors = [
-        FieldError(
-            pointer=f"/envs/{i}",
-            key=f"envs.{i}",
-            value=shown(name),
-            message=f"not an eval env of this run; its eval envs: {', '.join(known)}",
-        )
-        for i, name in enumerate(body.envs)
-        if name not in known
-    ]
-    if errors:
-        raise invalid(errors)
-    envs = {"envs": body.envs or known}
-    return await services.show(await tell(services, run_id, "evaluate", "trigger_eval", envs))
+
+    async def evaluate(body: EvalBody, once: Once | None) -> Run:
+        execution = await newest(services, run_id)
+        if status_of(execution) in (*ENDED, "stopping"):
+            raise conflict("evaluate", execution)
+        config = await asyncio.to_thread(services.records.config, run_id)
+        known = [env.name for env in config.eval.env] if config else []
+        if not known:
+            raise invalid([FieldError(pointer="", key="envs", message="the run has no eval env")])
+        errors = [
+            FieldError(
+                pointer=f"/envs/{i}",
+                key=f"envs.{i}",
+                value=shown(name),
+                message=f"not an eval env of this run; its eval envs: {', '.join(known)}",
+            )
+            for i, name in enumerate(body.envs)
+            if name not in known
+        ]
+        if errors:
+            raise invalid(errors)
+        envs = {"envs": body.envs or known}
+        told = await tell(services, run_id, "evaluate", "trigger_eval", envs, once)
+        return await services.show(told)
+
+    return await told_once(services, request, run_id, EvalBody, evaluate)

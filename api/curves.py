@@ -2,25 +2,28 @@
 
 Records never change once committed, so each is read once a process. A run's curves follow its
 lineage: its own records, and those of the attempt or run it was restored from up to that step.
-Invariant: within one lineage a step has one record, so that no point is lost or doubled.
+Invariant: within one lineage a step has one record, so that no point is lost or doubled. A record
+that is damaged costs its own step only, which is named; once it was put back, it is read.
 """
 
 import csv
 import io
 import json
+import logging
 import math
+import re
 import threading
 import time
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from activities.storage import curves as chunked
 from activities.storage import keys
-from activities.storage.store import ArtifactStore
+from activities.storage.store import ArtifactStore, CorruptArtifact
 
 KEPT = 32
 FRESH_S = 0.5
@@ -28,10 +31,17 @@ LISTED_S = 30.0
 """Between full listings, which find steps after a missing one, only the next are looked for."""
 GAP_S = 60.0
 NAN = math.nan
+ROWS_A_PART = 500
+
+_RECORD = re.compile(r"step-([0-9]{1,18})\.json")
+
+logger = logging.getLogger(__name__)
 
 
-def _step_of(key: str) -> int:
-    return int(key.rsplit("step-", 1)[1].removesuffix(".json"))
+def _steps_of(found: Sequence[str]) -> list[int]:
+    """The steps that keys are of, in their order; without those that are of none."""
+    names = (_RECORD.fullmatch(key.rpartition("/")[2]) for key in found)
+    return [int(name[1]) for name in names if name]
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,11 @@ class Columns:
         self._attempt = attempt
         self._lock = threading.Lock()
         self._looked = self._listed = -math.inf
+        self._last = -1
+        self.damaged: dict[int, float] = {}
+        """Steps whose record cannot be read, and when that was noticed (Unix seconds)."""
+        self.healed = False
+        """Whether one of them can be read by now, so that all is to be read anew."""
         self.steps = array("q")
         self.times = array("d")
         self.values: dict[str, array[float]] = {}
@@ -65,7 +80,7 @@ class Columns:
             now = time.monotonic()
             if now - self._looked < FRESH_S:
                 return
-            if now - self._listed < LISTED_S and self.steps:
+            if now - self._listed < LISTED_S and self._last >= 0:
                 self._read_next()
             else:
                 self._read_all()
@@ -75,21 +90,40 @@ class Columns:
     def _read_next(self) -> None:
         """Reads the steps that follow; a listing of a long run takes its time."""
         while True:
-            step = self.steps[-1] + 1
-            ref = self._store.committed(keys.step_record(self._attempt, step))
-            if ref is None:
+            try:
+                record = self._record(self._last + 1)
+            except FileNotFoundError:
                 return
-            self._add(step, self._store.get_json(ref))
+            self._add(self._last + 1, record)
+
+    def _record(self, step: int) -> dict[str, Any] | None:
+        """The record of a step; None if it is damaged. Raises FileNotFoundError."""
+        try:
+            ref = self._store.require(keys.step_record(self._attempt, step))
+            record: dict[str, Any] = self._store.get_json(ref)
+        except CorruptArtifact as damage:
+            if step not in self.damaged:
+                logger.error("step %d of %s is left out: %s", step, self._attempt, damage)
+                self.damaged[step] = time.time()
+            return None
+        return record
+
+    def _sound(self, step: int) -> bool:
+        try:
+            return self._record(step) is not None
+        except FileNotFoundError:
+            return False
 
     def _read_all(self) -> None:
         """Reads all steps that are committed: by chunks where whole ones are ahead."""
-        last = self.steps[-1] if self.steps else -1
-        found = map(_step_of, self._store.committed_keys(keys.step_records(self._attempt)))
-        ahead = [step for step in found if step > last]
+        found = _steps_of(self._store.committed_keys(keys.step_records(self._attempt)))
+        ahead = [step for step in found if step > self._last]
+        # An outage of the store is no damage, and raises.
+        self.healed = any(self._sound(step) for step in self.damaged)
         chunks: set[int] = set()
         if len(ahead) >= chunked.CHUNK_STEPS:
             folder = keys.step_chunks(self._attempt)
-            chunks = set(map(_step_of, self._store.committed_keys(folder)))
+            chunks = set(_steps_of(self._store.committed_keys(folder)))
         row = 0
         while row < len(ahead):
             step = ahead[row]
@@ -98,12 +132,15 @@ class Columns:
             if step == first and end in chunks:
                 chunk = chunked.read(self._store, self._attempt, end)
             if chunk is None:
-                key = keys.step_record(self._attempt, step)
-                record = self._store.get_json(self._store.require(key))
-                if self._awaited(step, chunked.time_of(record)):
+                row += 1
+                try:
+                    record = self._record(step)
+                except FileNotFoundError:
+                    continue
+                told = self.damaged[step] if record is None else chunked.time_of(record)
+                if self._awaited(step, told):
                     return
                 self._add(step, record)
-                row += 1
             else:
                 if self._awaited(step, chunk.times[0]):
                     return
@@ -112,12 +149,15 @@ class Columns:
 
     def _awaited(self, step: int, told: float) -> bool:
         """Whether a step before `step`, which was recorded at `told`, may yet come."""
-        if not self.steps or step == self.steps[-1] + 1:
+        if self._last < 0 or step == self._last + 1:
             return False
         return time.time() - told < GAP_S
 
-    def _add(self, step: int, record: dict[str, Any]) -> None:
-        self._extend(chunked.packed([{**record, "step": step}]))
+    def _add(self, step: int, record: dict[str, Any] | None) -> None:
+        if record is None:
+            self._last = step
+        else:
+            self._extend(chunked.packed([{**record, "step": step}]))
 
     def _extend(self, chunk: chunked.Chunk) -> None:
         rows, more = len(self.steps), len(chunk.steps)
@@ -132,6 +172,7 @@ class Columns:
         # Readers go by the steps, so these come last.
         self.times.extend(chunk.times)
         self.steps.extend(chunk.steps)
+        self._last = chunk.steps[-1]
 
 
 def extremes(steps: Sequence[int], values: Sequence[float], points: int) -> list[int]:
@@ -157,7 +198,9 @@ class Table:
 
     steps: list[int]
     times: list[float]
-    columns: dict[str, list[float]]
+    columns: Mapping[str, Sequence[float]]
+    damaged: Sequence[int] = ()
+    """Steps of the range that are left out, since their records are damaged."""
 
     def thinned(self, points: int) -> "Table":
         """Of each column only its extremes, at most `points`; rows without any are left out."""
@@ -166,15 +209,19 @@ class Table:
         place = {index: row for row, index in enumerate(rows)}
         columns = {}
         for name, indexes in kept.items():
-            columns[name] = [NAN] * len(rows)
+            column = columns[name] = [NAN] * len(rows)
             for index in indexes:
-                columns[name][place[index]] = self.columns[name][index]
-        return Table([self.steps[i] for i in rows], [self.times[i] for i in rows], columns)
+                column[place[index]] = self.columns[name][index]
+        times = [self.times[i] for i in rows]
+        return Table([self.steps[i] for i in rows], times, columns, self.damaged)
 
     def first(self, limit: int) -> "Table":
         """The first `limit` rows."""
         columns = {name: values[:limit] for name, values in self.columns.items()}
-        return Table(self.steps[:limit], self.times[:limit], columns)
+        steps, damaged = self.steps[:limit], self.damaged
+        if len(steps) < len(self.steps):
+            damaged = [step for step in damaged if step < self.steps[limit]]
+        return Table(steps, self.times[:limit], columns, damaged)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows as the API shows them; what is missing is left out, what is not finite null."""
@@ -194,19 +241,25 @@ class Table:
     def as_json(self, *, has_more: bool) -> bytes:
         """The list object as the API answers with it."""
         data = list(self.rows())
-        page = {"object": "list", "data": data, "has_more": has_more}
+        page = {"object": "list", "data": data, "has_more": has_more, "damaged": [*self.damaged]}
         return json.dumps(page, separators=(",", ":"), allow_nan=False).encode()
 
-    def as_csv(self) -> str:
-        """CSV with a header: step, time, then the columns by name; empty where nothing is."""
-        out = io.StringIO()
+    def as_csv(self) -> Iterator[str]:
+        """CSV in parts: a header (step, time, the columns by name), then the rows; empty where
+        nothing is.
+        """
         names = sorted(self.columns)
+        out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(["step", "time", *names])
         for row, step in enumerate(self.steps):
             values = [self.columns[name][row] for name in names]
             writer.writerow([step, self.times[row], *("" if v != v else repr(v) for v in values)])
-        return out.getvalue()
+            if row % ROWS_A_PART == ROWS_A_PART - 1:
+                yield out.getvalue()
+                out.seek(0)
+                out.truncate()
+        yield out.getvalue()
 
 
 class Curves:
@@ -220,7 +273,7 @@ class Curves:
     def _columns(self, attempt: str) -> Columns:
         with self._lock:
             found = self._kept.get(attempt)
-            if found is None:
+            if found is None or found.healed:
                 found = self._kept[attempt] = Columns(self._store, attempt)
                 while len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
@@ -238,26 +291,28 @@ class Curves:
         limit: int | None = None,
     ) -> Table:
         """Rows above step `after` up to `until`, the first `limit` of them, with the columns of
-        `names` (none: all). Blocks.
+        `names` (none: all). Blocks; raises StoreUnavailable.
         """
+        damaged: list[int] = []
         steps: list[int] = []
         times: list[float] = []
-        columns: dict[str, list[float]] = {}
+        columns: dict[str, array[float]] = {}
         for span in spans:
             held = self._columns(span.attempt)
             low = max(after, span.first)
             high = min(x for x in (until, span.last, 2**62) if x is not None)
+            damaged += sorted(step for step in list(held.damaged) if low < step <= high)
             start, stop = bisect_right(held.steps, low), bisect_right(held.steps, high)
             if limit is not None:
                 stop = min(stop, start + limit - len(steps))
             if start >= stop:
                 continue
             for name in list(held.values) if names is None else names:
-                column = columns.setdefault(name, [NAN] * len(steps))
+                column = columns.setdefault(name, array("d", [NAN]) * len(steps))
                 found = held.values.get(name)
-                column += found[start:stop] if found is not None else [NAN] * (stop - start)
+                column.extend(found[start:stop] if found is not None else [NAN] * (stop - start))
             steps += held.steps[start:stop]
             times += held.times[start:stop]
             for column in columns.values():
-                column += [NAN] * (len(steps) - len(column))
-        return Table(steps, times, columns)
+                column.extend(array("d", [NAN]) * (len(steps) - len(column)))
+        return Table(steps, times, columns, damaged)

@@ -6,6 +6,7 @@ told by what the run says of itself (its memo) when that changes; work that took
 servers come from the history itself.
 """
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,8 +18,8 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 
 from activities.contracts import names
-from api.redact import redacted
-from workflows.messages import MEMO_KEY, normal_signal_name
+from api.redact import redacted, redacted_all
+from workflows.messages import DISPATCH, MEMO_KEY, normal_signal_name
 
 Level = Literal["info", "warning", "error"]
 Decode = Callable[[Payload], Awaitable[Any]]
@@ -37,6 +38,9 @@ WORK = frozenset(
 )
 """Activities whose completion is an event; failures of any activity are."""
 
+CURSOR = re.compile(
+    r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.([0-9]{1,9})\.([0-9]{1,9})", re.ASCII
+)
 ASKED = ("stop", "pause", "resume", "trigger_eval", "checkpoint")
 
 
@@ -61,10 +65,10 @@ class Happening:
 
 def parse_cursor(text: str) -> tuple[str, tuple[int, int]]:
     """Execution and place of an event's id; raises ValueError."""
-    execution, event, number = text.split(".")
-    if len(execution) != 36 or not execution.replace("-", "").isalnum():
+    match = CURSOR.fullmatch(text)
+    if match is None:
         raise ValueError("not an event's id")
-    return execution, (int(event), int(number))
+    return match[1], (int(match[2]), int(match[3]))
 
 
 def _when(stamp: Timestamp) -> datetime:
@@ -92,6 +96,8 @@ class _Begun:
     started: datetime
     attempt: int = 1
     retried: str = ""
+    epoch: str = ""
+    """Of the eval that it finalizes."""
 
 
 class Teller:
@@ -104,6 +110,13 @@ class Teller:
         self._begun: dict[int, _Begun] = {}
         self._found: list[Happening] = []
         self._event: HistoryEvent = HistoryEvent()
+        self._evals: set[str] = set()
+        """Epochs of evals whose beginning was told."""
+        self._finalized: dict[str, str] = {}
+        """Epoch of the last eval of each env that was finalized."""
+        self.began: datetime | None = None
+        self.predecessor = ""
+        """Temporal's id of the execution that this one goes on from, if it continued as new."""
         self.successor = ""
         """Temporal's id of the execution that goes on, once this one has continued as new."""
         self.ended = False
@@ -120,6 +133,15 @@ class Teller:
                     self._on_memo(await self._decode(changed[MEMO_KEY]))
             case "workflow_execution_signaled_event_attributes":
                 await self._on_signal()
+            case "signal_external_workflow_execution_initiated_event_attributes":
+                sent = event.signal_external_workflow_execution_initiated_event_attributes
+                if sent.signal_name == "control" and sent.input.payloads:
+                    self._on_control(await self._decode(sent.input.payloads[0]))
+            case "start_child_workflow_execution_initiated_event_attributes":
+                child = event.start_child_workflow_execution_initiated_event_attributes
+                if child.workflow_type.name == DISPATCH and child.input.payloads:
+                    given = await self._decode(child.input.payloads[0])
+                    self._on_control(given.get("control") if isinstance(given, dict) else None)
             case "workflow_execution_cancel_requested_event_attributes":
                 self._tell("run.asked", "cancel was asked for", data={"asked": "cancel"})
             case "activity_task_scheduled_event_attributes":
@@ -184,10 +206,10 @@ class Teller:
                 (self._event.event_id, len(self._found)),
                 kind,
                 _when(self._event.event_time),
-                message,
+                redacted(message, 4000),
                 level,
                 source,
-                data or {},
+                redacted_all(data or {}),
             )
         )
 
@@ -195,10 +217,19 @@ class Teller:
 
     async def _on_started(self) -> None:
         told = self._event.workflow_execution_started_event_attributes
+        self.began = _when(self._event.event_time)
         payload = told.memo.fields.get(MEMO_KEY)
         memo = await self._decode(payload) if payload is not None else {}
+        memo = memo if isinstance(memo, dict) else {}
         if told.continued_execution_run_id:
+            self.predecessor = told.continued_execution_run_id
             self._memo = memo
+            given = await self._decode(told.input.payloads[0]) if told.input.payloads else None
+            state = given.get("state") if isinstance(given, dict) else None
+            state = state if isinstance(state, dict) else {}
+            if any(each["state"] != "closed" for each in state.get("generations") or []):
+                # The evals under way began before; those of a checkpoint or a pause begin anew.
+                self._evals = {each["epoch"]["epoch"] for each in state.get("evals") or []}
             return
         attempt = memo.get("attempt") or 1
         text = "the run was created" if attempt == 1 else f"the run is resumed: attempt {attempt}"
@@ -225,7 +256,9 @@ class Teller:
         if changed("eval"):
             for env, result in (memo.get("eval") or {}).items():
                 if result != (before.get("eval") or {}).get(env):
-                    self._tell("run.eval", f"eval of {env} is done", data={"env": env, **result})
+                    epoch = self._finalized.pop(env, None)
+                    data = {"env": env, **result, **({"epoch": epoch} if epoch else {})}
+                    self._tell("run.eval", f"eval of {env} is done", data=data)
         if changed("checkpoint") and memo.get("checkpoint"):
             saved = memo["checkpoint"]
             text = f"checkpoint of step {saved.get('step')} is committed"
@@ -262,6 +295,15 @@ class Teller:
         text = f"the run {'was ' if status == 'cancelled' else ''}{status}"
         self._tell("run.ended", f"{text}: {reason}" if reason else text, level=level, data=data)
 
+    def _on_control(self, control: Any) -> None:
+        """Dispatch hears of an eval as soon as its groups may begin."""
+        for told in (control.get("evals") or []) if isinstance(control, dict) else []:
+            if told["epoch"] not in self._evals:
+                self._evals.add(told["epoch"])
+                data = {key: told.get(key) for key in ("epoch", "env", "step")}
+                text = f"eval of {told['env']} at step {told['step']} begins"
+                self._tell("run.eval_started", text, data=data)
+
     # -- signals and servers ----------------------------------------------------------------
 
     async def _on_signal(self) -> None:
@@ -292,7 +334,7 @@ class Teller:
         text = f"{where} (epoch {report.get('epoch')}) is {state}"
         lost = state in ("down", "failed")
         if lost and report.get("detail"):
-            data["detail"] = redacted(str(report["detail"])[-1000:])
+            data["detail"] = redacted(str(report["detail"]), 10**6)[-1000:]
             text = f"{text}: {data['detail']}"
         level: Level = "error" if state == "failed" else "warning" if lost else "info"
         self._tell(f"server.{state}", text, level=level, source=str(report["role"]), data=data)
@@ -310,12 +352,19 @@ class Teller:
             told.task_queue.name,
             _when(self._event.event_time),
         )
+        if told.activity_type.name == names.FINALIZE_EVAL and told.input.payloads:
+            given = await self._decode(told.input.payloads[0])
+            if isinstance(given, dict):
+                self._begun[self._event.event_id].epoch = str(given.get("epoch") or "")
 
     def _on_done(self, scheduled: int) -> None:
         begun = self._begun.pop(scheduled, None)
         if begun is None or (begun.name not in WORK and not begun.retried):
             return
         data = self._span(begun)
+        if begun.epoch:
+            data["epoch"] = begun.epoch
+            self._finalized[begun.epoch.partition("/")[2]] = begun.epoch
         text = f"{begun.summary or begun.name} is done"
         if begun.retried:
             data["retried_after"] = begun.retried

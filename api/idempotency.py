@@ -1,9 +1,12 @@
-"""`Idempotency-Key`: the same key and request give the same reply and one run.
+"""`Idempotency-Key`: the same key and request give the same reply and one effect.
 
 Two records in the artifact store, both committed once: what a key was first used for, with the id
-that its run gets, and the reply. They outlive the API, and of two requests at the same moment both
-act for the one that claimed first, whose run can be started only once. A request that is refused
-claims nothing.
+of its run, and the reply. They outlive the API, and of two requests at the same moment both act for
+the one that claimed first: its run can be started only once, and the run hears its signal only once
+(Temporal knows the key as the signal's request id). A request that is refused claims nothing.
+
+What starts a run needs the store anyway. What is only told to a run is told without the records if
+the store cannot be used, since a run must be held or ended then, too.
 """
 
 import hashlib
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
+from fastapi.responses import JSONResponse
 
 from activities.storage import keys
 from activities.storage.store import ArtifactStore
@@ -19,6 +23,19 @@ from api.problems import ApiProblem, FieldError
 
 HEADER = "Idempotency-Key"
 LONGEST = 255
+DOCUMENTED: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": HEADER,
+            "in": "header",
+            "required": False,
+            "description": "The same key and body give the same reply and have one effect, however "
+            "often they are sent; the same key with another body is a 409.",
+            "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST},
+        }
+    ]
+}
+"""The OpenAPI entry of the header."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +102,12 @@ class Once:
                 409,
                 "idempotency-conflict",
                 "The idempotency key was used for another request",
-                f"This {HEADER} was used with another body, which made run {claim['run_id']}; "
-                "send the same body again, or another key.",
+                f"This {HEADER} was used with another body, for run {claim['run_id']}; send the "
+                "same body again, or another key.",
             )
+
+
+def replied(kept: dict[str, Any], status: int, *, located: bool = False) -> JSONResponse:
+    """A reply as it was kept; `located` tells where the run is that it made."""
+    headers = {"Location": f"/v1/runs/{kept['run_id']}"} if located else None
+    return JSONResponse(kept["run"], status, headers)

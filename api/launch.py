@@ -18,6 +18,7 @@ from api.bodies import decode, require_portable
 from api.custom_code import refused
 from api.idempotency import Once
 from api.problems import ApiProblem, FieldError, field_errors, invalid_config, shown
+from api.redact import redacted
 from api.services import Services
 from api.temporal import Unanswered, a_worker_on
 from configs.load import ConfigError, validate
@@ -46,8 +47,9 @@ def _placed(errors: list[FieldError], place: Place) -> list[FieldError]:
 
 
 def require_allowed(services: Services, config: RunConfig, place: Place = str) -> None:
-    """Raises 422 if the config names code that this API does not let be run."""
-    if errors := refused(config, services.settings.custom_code):
+    """Raises 422 if the config names code, hosts or variables that this API does not allow."""
+    allowed = services.settings
+    if errors := refused(config, allowed.custom_code, allowed.endpoint_hosts, allowed.key_vars):
         raise invalid_config(_placed(errors, place))
 
 
@@ -79,7 +81,7 @@ def _refuse(verdict: CheckResult, config: dict[str, Any], place: Place) -> None:
                     pointer=place(p.pointer),
                     key=p.key,
                     value=shown(value_at(config, p.pointer)),
-                    message=p.message,
+                    message=redacted(p.message),
                 )
                 for p in verdict.problems
             ]
@@ -164,7 +166,11 @@ async def launch(
 
 
 async def start_attempt(
-    services: Services, run: Any, config: RunConfig, source: RestoreInput
+    services: Services,
+    run: Any,
+    config: RunConfig,
+    source: RestoreInput,
+    once: Once | None = None,
 ) -> bool:
     """Starts the next attempt of an ended run from a checkpoint; False if it has begun already.
 
@@ -173,6 +179,8 @@ async def start_attempt(
     settings, memo = services.settings, run.memo
     await asyncio.to_thread(services.records.require_space, settings.min_free_bytes)
     require_allowed(services, config)
+    if once is not None:
+        await asyncio.to_thread(once.claim, services.records.store, run.id)
     number = int(memo.get("attempt") or 1) + 1
     attempt = attempt_id(run.id, number)
     data = resolved(config)

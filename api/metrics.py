@@ -6,17 +6,37 @@ import asyncio
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import Field
 
 from api.curves import Table
 from api.models import EvalRecord, GaugeSample, ListOf
 from api.problems import documented
 from api.resources import MetricsRow
-from api.services import JSON, RUN_ID, RunId, Served, Services, asked, unknown_run
+from api.services import RUN_ID, RunId, Served, Services, asked, unknown_run
 
 router = APIRouter(prefix="/v1/runs", tags=["metrics"])
 
 MOST_ROWS = 10_000
+ROWS = 1000
 CSV = "text/csv; charset=utf-8"
+DAMAGED = "Ratchet-Damaged-Steps"
+MOST_NAMED = 100
+"""Damaged steps that a header names."""
+HEADERS = {
+    "Link": "With CSV: where to go on (`rel=next`), if `limit` left out steps.",
+    DAMAGED: f"With CSV: the first {MOST_NAMED} steps that are left out, since their records are "
+    "damaged, separated by commas.",
+}
+
+
+class MetricsPage(ListOf[MetricsRow]):
+    """A page of metrics; ask again with its last step as `after_step` while `has_more` is true."""
+
+    damaged: list[int] = Field(
+        default_factory=list,
+        description="Steps of the page that are left out, since their records are damaged.",
+    )
 
 
 async def require_recorded(services: Services, run_id: str) -> None:
@@ -31,9 +51,15 @@ async def require_recorded(services: Services, run_id: str) -> None:
 
 @router.get(
     "/{run_id}/metrics",
-    response_model=ListOf[MetricsRow],
+    response_model=MetricsPage,
     responses={
-        200: {"content": {"text/csv": {"schema": {"type": "string"}}}},
+        200: {
+            "content": {"text/csv": {"schema": {"type": "string"}}},
+            "headers": {
+                name: {"description": text, "schema": {"type": "string"}}
+                for name, text in HEADERS.items()
+            },
+        },
         **documented(404, 422),
     },
 )
@@ -68,8 +94,13 @@ async def list_metrics(
         ),
     ] = None,
     limit: Annotated[
-        int, Query(ge=1, le=MOST_ROWS, description="Most steps in the answer.")
-    ] = 1000,
+        int | None,
+        Query(
+            ge=1,
+            le=MOST_ROWS,
+            description=f"Most steps in the answer; none: {ROWS} as JSON, all of them as CSV.",
+        ),
+    ] = None,
     form: Annotated[
         Literal["json", "csv"] | None,
         Query(alias="format", description="What to answer with; `Accept: text/csv` says it too."),
@@ -78,27 +109,42 @@ async def list_metrics(
 ) -> Response:
     """Metrics of every trainer step, ascending; the store is the run's own, so that after a resume
     no point is lost or doubled. With `points` all steps of the range are looked at, whatever the
-    `limit`.
+    `limit`. CSV comes whole, however long the run, unless a `limit` cuts it.
     """
     await require_recorded(services, run_id)
     wanted = [name for name in names.split(",") if name] if names is not None else None
     as_csv = form == "csv" or (form is None and "text/csv" in accept)
 
-    def work() -> bytes:
-        most = limit + 1 if points is None else None
-        spans = services.records.spans(run_id)
-        table: Table = services.records.curves.table(
-            spans, after=after_step, until=until_step, names=wanted, limit=most
-        )
-        more = points is None and len(table.steps) > limit
-        table = table.first(limit) if points is None else table.thinned(points)
-        return table.as_csv().encode() if as_csv else table.as_json(has_more=more)
+    most = limit if as_csv else limit or ROWS
 
-    media = CSV if as_csv else JSON
-    answer = await services.reply(asked(request), lambda: asyncio.to_thread(work), media)
+    def cut() -> tuple[Table, bool]:
+        """The table, and whether steps follow."""
+        spans = services.records.spans(run_id)
+        past = most + 1 if points is None and most is not None else None
+        table = services.records.curves.table(
+            spans, after=after_step, until=until_step, names=wanted, limit=past
+        )
+        if points is not None:
+            return table.thinned(points), False
+        if most is None:
+            return table, False
+        return table.first(most), len(table.steps) > most
+
     if as_csv:
-        answer.headers["Content-Disposition"] = f'attachment; filename="{run_id}.csv"'
-    return answer
+        table, more = await asyncio.to_thread(cut)
+        headers = {"Content-Disposition": f'attachment; filename="{run_id}.csv"'}
+        if more:
+            rest = request.url.include_query_params(after_step=table.steps[-1])
+            headers["Link"] = f'<{rest.path}?{rest.query}>; rel="next"'
+        if table.damaged:
+            headers[DAMAGED] = ",".join(map(str, table.damaged[:MOST_NAMED]))
+        return StreamingResponse(table.as_csv(), media_type=CSV, headers=headers)
+
+    def work() -> bytes:
+        table, more = cut()
+        return table.as_json(has_more=more)
+
+    return await services.reply(asked(request), lambda: asyncio.to_thread(work))
 
 
 @router.get("/{run_id}/evals", response_model=ListOf[EvalRecord], responses=documented(404))

@@ -292,6 +292,9 @@ class EvalRecord(BaseModel):
     epoch: str
     env: str | None = None
     step: int | None = None
+    problem: str | None = Field(
+        default=None, description="Its record is damaged in this way, and nothing else is known."
+    )
 
 
 class ListOf(BaseModel, Generic[Item]):

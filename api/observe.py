@@ -1,7 +1,7 @@
 """The run object, from what the run says of itself (memo) and what Temporal knows of it.
 
 Temporal has the last word on whether a run has ended: a workflow that was terminated or cancelled
-from outside could not update its memo any more.
+from outside could not update its memo any more. Texts that come from workers are redacted.
 """
 
 from typing import Any
@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from activities.contracts.names import workflow_of
 from api.models import ENDED, STATUSES, Links, Progress, Run, RunError, WaitingFor
+from api.redact import redacted, redacted_all
 from api.temporal import Execution
 
 OPEN = ("running", "paused")
@@ -38,7 +39,7 @@ def status_of(execution: Execution) -> str:
 def _error(execution: Execution, status: str, reason: str) -> RunError | None:
     told = execution.memo.get("error")
     if isinstance(told, dict) and told.get("code"):
-        return RunError.model_validate(told)
+        return RunError.model_validate(redacted_all(told))
     if status != "failed":
         return None
     said = {
@@ -46,7 +47,8 @@ def _error(execution: Execution, status: str, reason: str) -> RunError | None:
         "timed_out": "The workflow timed out in Temporal",
     }.get(execution.state, "The workflow failed")
     return RunError(
-        code=f"workflow_{execution.state}", message=f"{said}: {reason}" if reason else f"{said}."
+        code=f"workflow_{execution.state}",
+        message=f"{said}: {redacted(reason)}" if reason else f"{said}.",
     )
 
 
@@ -87,7 +89,7 @@ def run_object(
     status = status_of(execution)
     ended = status in ENDED
     version = memo.get("policy_version")
-    waiting: Any = memo.get("waiting_for") or None
+    waiting: Any = redacted_all(memo.get("waiting_for")) or None
     if execution.state == "paused":
         waiting = WaitingFor(name="the workflow to be unpaused in Temporal")
     elif ended:
@@ -114,12 +116,12 @@ def run_object(
             "lineage": _lineage(memo.get("lineage")),
             "paused_because": None
             if ended
-            else memo.get("paused_because") or memo.get("trouble") or None,
-            "alarm": None if ended else memo.get("alarm"),
+            else redacted_all(memo.get("paused_because") or memo.get("trouble")) or None,
+            "alarm": None if ended else redacted_all(memo.get("alarm")),
             "config_revision": memo.get("config_revision") or 0,
             "error": _error(execution, status, reason),
             "config_changes": memo.get("config_changes") or {},
-            "end_reason": memo.get("end_reason") or None,
+            "end_reason": redacted_all(memo.get("end_reason")) or None,
             "metadata": memo.get("metadata") or {},
             "progress": None if ended else progress,
             "links": links(execution.id, ui, namespace),

@@ -2,6 +2,9 @@
 
 `type` is a URN that names the kind of problem and never changes; `detail` tells a person what is
 wrong and how to mend it. Internals and secrets never appear.
+
+A store that cannot be reached (503) and an artifact that is damaged (500) can meet any request that
+reads the store (`api.store_trouble`), so that every route documents both.
 """
 
 import math
@@ -19,6 +22,8 @@ from configs.load import Problem
 
 MEDIA = "application/problem+json"
 SHOWN_CHARACTERS = 200
+ANYWHERE = (500, 503)
+"""Statuses that every route may answer with."""
 
 
 class FieldError(BaseModel):
@@ -69,7 +74,8 @@ class ApiProblem(Exception):
         self.retry_after_s = retry_after_s
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """`text` as it may appear in a reply: what UTF-8 can carry, shortened if long."""
     text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
 
@@ -86,17 +92,17 @@ def shown(value: Any) -> Any:
         return None
     if isinstance(value, int):
         return "(a huge number)"
-    return _printable(str(value))
+    return printable(str(value))
 
 
 def field_errors(problems: Sequence[Problem]) -> list[FieldError]:
     """Config problems as they appear in a reply."""
     return [
         FieldError(
-            pointer=_printable(p.pointer),
-            key=_printable(p.key),
+            pointer=printable(p.pointer),
+            key=printable(p.key),
             value=shown(p.value),
-            message=_printable(p.message),
+            message=printable(p.message),
         )
         for p in problems
     ]
@@ -124,9 +130,12 @@ def reply(problem: ApiProblem) -> JSONResponse:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI `responses` entries of these problem statuses."""
+    """The OpenAPI `responses` entries of these problem statuses, and of those of any route."""
     schema = {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}
-    return {s: {"description": HTTPStatus(s).phrase, "content": {MEDIA: schema}} for s in statuses}
+    told = {s: HTTPStatus(s).phrase for s in sorted({*statuses, *ANYWHERE})}
+    told[500] = "An artifact in the store is damaged (`damaged-artifact`), or the API failed"
+    told[503] = "Temporal or the artifact store (`store-unavailable`) cannot be reached now"
+    return {s: {"description": text, "content": {MEDIA: schema}} for s, text in told.items()}
 
 
 async def _on_problem(_: Request, error: Exception) -> JSONResponse:
@@ -138,8 +147,8 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase
     details = {
-        404: f"Nothing is served at {_printable(request.url.path)}; see /docs.",
-        405: f"{request.method} is not offered at {_printable(request.url.path)}; see /docs.",
+        404: f"Nothing is served at {printable(request.url.path)}; see /docs.",
+        405: f"{request.method} is not offered at {printable(request.url.path)}; see /docs.",
     }
     problem = ApiProblem(
         error.status_code,
@@ -157,9 +166,9 @@ async def _on_parameters(_: Request, error: Exception) -> JSONResponse:
     errors = [
         FieldError(
             pointer="",
-            key=_printable(".".join(str(part) for part in item["loc"])),
+            key=printable(".".join(str(part) for part in item["loc"])),
             value=shown(item.get("input")),
-            message=_printable(item["msg"]),
+            message=printable(item["msg"]),
         )
         for item in error.errors()
     ]

@@ -13,10 +13,12 @@ from typing import Any
 from activities.contracts.names import attempt_id
 from activities.storage import keys, series
 from activities.storage.lineage import segments
-from activities.storage.store import ArtifactStore, free_bytes
+from activities.storage.store import ArtifactStore, CorruptArtifact, free_bytes
 from api.curves import Curves, Span
 from api.models import Progress
 from api.problems import ApiProblem
+from api.redact import redacted
+from api.store_trouble import damage_in
 from configs.run import RunConfig
 
 KEPT = 4096
@@ -54,9 +56,9 @@ class Records:
                 507,
                 "no-disk-space",
                 "No disk space for a run",
-                f"The artifact store {self.store.url} has {free / 2**20:.0f} MiB free and a run "
-                f"needs at least {wanted / 2**20:.0f} MiB. Free some space, or set RATCHET_STORE "
-                "to a larger disk for the API and every worker.",
+                f"The artifact store {redacted(self.store.url)} has {free / 2**20:.0f} MiB free "
+                f"and a run needs at least {wanted / 2**20:.0f} MiB. Free some space, or set "
+                "RATCHET_STORE to a larger disk for the API and every worker.",
             )
 
     def save_config(self, attempt: str, config: dict[str, Any]) -> None:
@@ -80,6 +82,9 @@ class Records:
             self.read(keys.config(run_id))
         except FileNotFoundError:
             return False
+        except CorruptArtifact:
+            # What was recorded besides can be read without it.
+            return True
         return True
 
     # -- attempts ---------------------------------------------------------------------------
@@ -128,9 +133,21 @@ class Records:
         for folder in self.store.folders(root):
             found += self.store.committed_keys(f"{root}/{folder}")
         return [
-            {"epoch": key.removeprefix(f"{root}/").removesuffix(".json"), **self.read(key)}
-            for key in found
+            self._eval(key, key.removeprefix(f"{root}/").removesuffix(".json")) for key in found
         ]
+
+    def _eval(self, key: str, epoch: str) -> dict[str, Any]:
+        try:
+            return {"epoch": epoch, **self.read(key)}
+        except CorruptArtifact as damage:
+            step, _, env = epoch.partition("/")
+            number = step.partition("-")[0]
+            return {
+                "epoch": epoch,
+                "env": env or None,
+                "step": int(number) if number.isdecimal() else None,
+                "problem": damage_in(damage, self.store.root),
+            }
 
     # -- gauges -----------------------------------------------------------------------------
 

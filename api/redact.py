@@ -1,23 +1,117 @@
-"""Takes what may be a secret out of text from workers, before it is shown or logged. Pure."""
+"""Takes what may be a secret out of text from workers, before it is shown or logged. Pure.
+
+Nothing can know every secret. What is told apart is how secrets are written: as the value of
+something that is named like one, in a URL, in a header, or with a prefix that issuers give them.
+What is ordinary stays: names alone, numbers of tokens, and words that say what is the matter with a
+key. Redacting twice is redacting once.
+"""
 
 import re
+from typing import Any
+
+HIDDEN = "[hidden]"
+
+_NAMES = (
+    r"(?:api[_-]?key|secret|passw(?:or)?d|passphrase"
+    r"|(?:access|auth|refresh|session|security|bearer|bot)[_-]?token"
+    r"|(?:access|account|encryption|private|shared|signing|storage)[_-]?key)"
+)
+# What follows a name in ordinary sentences about it.
+_SAID = (
+    r"(?!(?:an?|are|cannot|does|false|field|has|in|is|it|may|missing|must|needs?|no|none|not|null"
+    r"|required|set|should|that|the|true|unknown|unset|was|were|with|key)(?![^\s\"'`,.;:!?)}\]])|…|\.\.\.|\[hidden\])"
+)
+# In quotes to the closing one, or else to the end of the line; without quotes up to a blank.
+_VALUE = (
+    r"(?:[bru]{0,2}(?P<q>\\?[\"'])(?!\[hidden\])(?:(?!(?P=q))(?:\\.|[^\n\\]))+"
+    r"|(?!\\?[\"']|\[hidden\])[^\s\"',;&}]+)"
+)
+_QUOTE = r"\\?[\"']?"
+_IS = r"[ \t]*(?:[=:]=?>?)[ \t]*+"
+
+
+def _named(name: str, value: str = _VALUE, flags: int = re.IGNORECASE) -> re.Pattern[str]:
+    """Something of that name and its value; the value is hidden."""
+    return re.compile(rf"(?P<before>{name}){value}", flags)
+
 
 _PATTERNS = (
-    # name = value, name: value, "name": "value"
-    re.compile(
-        r"(?i)([\w-]*(?:api[_-]?key|secret|password|passwd|access[_-]?token|auth[_-]?token)"
-        r"[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&}]+"
+    re.compile(r"(?P<before>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(?:(?!-----END)[\s\S])+"),
+    # Headers: in text, and as pairs in a list of them.
+    _named(
+        rf"\bauthorization{_QUOTE}{_IS}{_QUOTE}(?:(?:apikey|basic|bearer|digest|token)[ \t]+)?+",
+        rf"{_SAID}[^\s\"',;&}}]+",
     ),
-    re.compile(r"(?i)(\b(?:bearer|basic)\s+)[A-Za-z0-9._~+/=-]{8,}"),
-    re.compile(r"(://[^/\s:@]+:)[^/\s@]+(?=@)"),
-    re.compile(r"()\b(?:sk|rk|hf|ghp|xox[bp])[-_][A-Za-z0-9_-]{8,}"),
+    _named(rf"\bcookie{_QUOTE}{_IS}{_QUOTE}", r"(?!\[hidden\])[^\n\"'}]+"),
+    _named(rf"\(b?[\"'][\w-]{{0,40}}(?:{_NAMES}|-token|cookie|authorization)[\"'],[ \t]*"),
+    # Names of a secret, whatever comes before and after: MY_SECRET_KEY=…, "password": "…".
+    _named(rf"{_NAMES}(?![\w-]{{0,40}}_var\b)[\w-]{{0,40}}{_QUOTE}{_IS}{_SAID}"),
+    _named(rf"--(?:[\w-]{{0,40}}-)?(?:{_NAMES}|token)(?:[\"'],)?[ \t]+{_SAID}"),
+    # Environment variables: HF_TOKEN: …
+    _named(
+        rf"\b[A-Z][A-Z0-9_]{{0,60}}_(?:AUTH|KEY|PASS|PAT|PWD|TOKEN){_QUOTE}{_IS}"
+        rf"(?i:{_SAID})(?!\d{{1,6}}(?![\w.-]))",
+        flags=0,
+    ),
+    # 'token' alone is as often a token of text: not a number, and after ':' no word.
+    _named(
+        r"(?<![A-Za-z])(?<!bos_)(?<!cls_)(?<!eos_)(?<!mask_)(?<!pad_)(?<!per_)(?<!sep_)(?<!unk_)"
+        rf"token=(?![\d.]+\b|[<(\[]){_SAID}"
+    ),
+    _named(
+        rf"(?:\btoken|[_-]token){_QUOTE}{_IS}{_QUOTE}",
+        r"(?=[\w.~+/=-]{0,200}\d)(?=[\w.~+/=-]{0,200}[A-Za-z])[\w.~+/=-]{12,}",
+    ),
+    re.compile(
+        r"(?P<before>\b(?i:bearer|basic)[ \t]+)"
+        r"(?=[\w.~+/=-]{0,200}(?:\d|[a-z][A-Z]|[\w.~+/=-]{24}))[\w.~+/=-]{8,}"
+    ),
+    # URLs: user:password@, a long user alone, and signed queries.
+    re.compile(r"(?P<before>://[^/\s:@]*:)[^/\s]+(?=@)"),
+    re.compile(r"(?P<before>://)(?!\[hidden\])[\w.~%+-]{20,}(?=@)"),
+    re.compile(
+        r"(?P<before>[?&](?:(?:x-(?:amz|goog)-)?(?:credential|security-token|signature)|auth|code"
+        r"|key|pwd|sig|token)=)[^&\s\"'#<>]+",
+        re.IGNORECASE,
+    ),
+    # Prefixes of issuers.
+    re.compile(
+        r"(?P<before>)\b(?:(?:sk|rk)[-_](?=[\w-]{0,99}\d)[\w-]{8,}|hf_(?=\w{0,99}\d)[A-Za-z0-9]{10,}"
+        r"|gh[oprsu]_[A-Za-z0-9]{8,}|github_pat_\w{8,}|glpat-[\w-]{8,}|xox[abeprs]-[\w-]{8,}"
+        r"|npm_[A-Za-z0-9]{20,}|dckr_pat_[\w-]{8,}|(?:AKIA|ASIA)[A-Z0-9]{12,}|AIza[\w-]{30,}"
+        r"|eyJ[\w-]{8,999}\.[\w-]{8,4096}\.[\w-]*)"
+    ),
 )
+# Whatever a pattern finds has one of these: most texts have none, and are looked at once.
+_SUSPECT = re.compile(
+    r"key|secret|passw|passphrase|token|authorization|cookie|bearer|basic|@|[?&]\w|sk[-_]|rk[-_]"
+    r"|hf_|gh[oprsu]_|_pat|glpat|xox|npm_|akia|asia|aiza|eyj|_auth|_pass|_pwd",
+    re.IGNORECASE,
+)
+
+
+def _hidden(found: re.Match[str]) -> str:
+    """What stands in for a secret: a value in quotes keeps the first of them."""
+    quote = found.groupdict().get("q") or ""
+    return f"{found['before']}{quote}{HIDDEN}"
 
 
 def redacted(text: str, limit: int = 1000) -> str:
     """`text` without keys, tokens and passwords as far as they can be told, cut at `limit`
     characters; lone surrogates are replaced.
     """
-    for pattern in _PATTERNS:
-        text = pattern.sub(r"\1[hidden]", text)
+    if _SUSPECT.search(text):
+        for pattern in _PATTERNS:
+            text = pattern.sub(_hidden, text)
     return text[:limit].encode("utf-8", "replace").decode()
+
+
+def redacted_all(value: Any, limit: int = 4000) -> Any:
+    """Plain data, such as a memo holds, with every text in it redacted."""
+    if isinstance(value, str):
+        return redacted(value, limit)
+    if isinstance(value, dict):
+        return {key: redacted_all(item, limit) for key, item in value.items()}
+    if isinstance(value, list):
+        return [redacted_all(item, limit) for item in value]
+    return value

@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.models import ListOf
+
 ATTEMPT = "The attempt of a run that it belongs to: a run's id, with '+2' and so on for later ones."
 
 
@@ -104,6 +106,9 @@ class Batch(BaseModel):
     size: int = Field(description="Bytes of the file.")
     sha256: str
     path: str = Field(description="Where the file lies, relative to the artifact store.")
+    problem: str | None = Field(
+        default=None, description="What is wrong with its marker; the file itself is not looked at."
+    )
 
 
 ROLLOUT_EXAMPLE: dict[str, Any] = {
@@ -155,6 +160,16 @@ class RolloutItem(BaseModel):
     filtered: bool = Field(default=False, description="A filter kept it from training.")
     versions: tuple[int, int] | None = Field(
         default=None, description="Lowest and highest policy version that sampled its tokens."
+    )
+
+
+class RolloutPage(ListOf[RolloutItem]):
+    """A page of rollouts; ask again with `next_after` as `after` while `has_more` is true."""
+
+    next_after: str | None = None
+    damaged: list[str] = Field(
+        default_factory=list,
+        description="Groups of the page that are left out, since their files are damaged.",
     )
 
 

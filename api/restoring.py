@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query, Request, Response
 from activities.contracts.training import RestoreInput
 from api.artifacts import Found, checkpoint, checkpoints_of
 from api.asking import MAX_BODY, conflict, newest, optional_body, read_as
-from api.bodies import decode, media_of, read_bytes, require_portable, unreadable, wrong_media
-from api.idempotency import Once
+from api.bodies import optional_json, read_bytes
+from api.idempotency import DOCUMENTED, Once, replied
 from api.launch import launch, require_allowed, resolved, start_attempt, valid_config
 from api.models import ResolvedConfig, Run
 from api.observe import OPEN, status_of
@@ -29,7 +29,7 @@ def _steps(found: list[Found]) -> str:
     return ", ".join(str(item.step) for item in found) or "none"
 
 
-async def resume_ended(services: Services, execution: Execution) -> Run:
+async def resume_ended(services: Services, execution: Execution, once: Once | None = None) -> Run:
     """Starts the next attempt of a run that has ended; raises 409 where there is nothing to do, or
     nothing to go on from.
     """
@@ -54,7 +54,7 @@ async def resume_ended(services: Services, execution: Execution) -> Run:
     config = await asyncio.to_thread(services.current_config, execution)
     # Whoever is found here holds the newest; a damaged one is passed over when it is restored.
     source = RestoreInput(execution.id, found[-1].attempt, None)
-    await start_attempt(services, execution, config, source)
+    await start_attempt(services, execution, config, source, once)
     return await services.show(await newest(services, execution.id))
 
 
@@ -144,9 +144,10 @@ def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
     "/{run_id}/fork",
     status_code=201,
     response_model=Run,
-    openapi_extra=optional_body(
-        ForkBody, {"step": 10, "config": {"trainer": {"optim": {"lr": 3e-5}}}}
-    ),
+    openapi_extra={
+        **optional_body(ForkBody, {"step": 10, "config": {"trainer": {"optim": {"lr": 3e-5}}}}),
+        **DOCUMENTED,
+    },
     responses={
         200: {"model": ResolvedConfig, "description": "Dry run: the resolved config."},
         **documented(400, 404, 409, 413, 415, 422, 503, 507),
@@ -169,16 +170,8 @@ async def fork_run(
     once = Once.of(request, data) if not dry_run else None
     store = services.records.store
     if once is not None and (given := await asyncio.to_thread(once.reply, store)):
-        response.headers["Location"] = f"/v1/runs/{given['run_id']}"
-        return given["run"]
-    plain: Any = {}
-    if data.strip():
-        if media_of(request) != "json":
-            raise wrong_media("Send application/json.")
-        plain = require_portable(decode(data, "json"))
-    if not isinstance(plain, dict):
-        raise unreadable("The body must be a JSON object.")
-    body = read_as(ForkBody, plain)
+        return replied(given, 201, located=True)
+    body = read_as(ForkBody, optional_json(request, data))
     execution = await newest(services, run_id)
     base = await asyncio.to_thread(services.current_config, execution)
     source = await _source(services, execution, body.step)
@@ -203,5 +196,5 @@ async def fork_run(
     run = await services.show(await newest(services, new_id))
     if once is not None:
         kept = await asyncio.to_thread(once.keep, store, new_id, run.model_dump(mode="json"))
-        return kept["run"]
+        return replied(kept, 201, located=True)
     return run

@@ -7,31 +7,48 @@ attempt's is the run's. Everything blocks.
 """
 
 import io
+import logging
+import math
 import re
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from activities.storage import keys
 from activities.storage.refs import ArtifactRef
-from activities.storage.store import CorruptArtifact
+from activities.storage.store import ArtifactStore, CorruptArtifact
 from activities.storage.token_logprobs import SCHEMA_VERSION as SCORES_SCHEMA
 from activities.storage.token_logprobs import decode_token_logprobs
 from activities.training.fencing import variants
 from activities.training.retention import number_of
 from api.records import Records
-from api.resources import RolloutFull, RolloutItem, TokenStrip
+from api.redact import redacted_all
+from api.resources import RolloutFull, RolloutItem, RolloutPage, TokenStrip
 from api.tokens import Tokenizers
 
-RID = re.compile(r"(train:\d+(?:\.\d+)?|eval:\d+-\d+:[A-Za-z0-9._-]+:\d+):(\d{1,6})")
-GROUP = re.compile(r"train/\d+(?:\.\d+)?|eval/\d+-\d+/[A-Za-z0-9._-]+/\d+")
+_NUMBER, _ENV = "[0-9]{1,18}", "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+_TRAIN, _EPOCH = rf"{_NUMBER}(?:\.{_NUMBER})?", f"{_NUMBER}-{_NUMBER}"
+# What these admit names a file of the store and nothing else.
+RID = re.compile(rf"(train:{_TRAIN}|eval:{_EPOCH}:{_ENV}:{_NUMBER}):([0-9]{{1,6}})")
+GROUP = re.compile(rf"train/{_TRAIN}|eval/{_EPOCH}/{_ENV}/{_NUMBER}")
+EXAMPLE = re.compile(_NUMBER)
+EPOCH = re.compile(f"({_NUMBER})-({_NUMBER})")
+PAST = 999_999
+"""A place behind all of any group."""
 KEPT = 4096
+LISTINGS = 16
+LISTING_SHARE = 5
+"""A listing that took t seconds serves for so many t: listing takes a bounded share of time."""
 SCAN_S = 1.5
 """Longest that one page is looked for; what comes after is another page's. A group's step, too."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,7 +109,7 @@ def items_of(document: dict[str, Any], attempt: str) -> list[RolloutItem]:
             attempt=attempt,
             reward=member.get("reward"),
             advantage=member.get("advantage"),
-            error=member["error"],
+            error=redacted_all(member["error"]),
             sampled_tokens=member.get("sampled_tokens") or 0,
             turns=member.get("turns"),
             truncated=member.get("truncated"),
@@ -104,9 +121,44 @@ def items_of(document: dict[str, Any], attempt: str) -> list[RolloutItem]:
     ]
 
 
-def _counter(group: str) -> tuple[int, int]:
-    number, _, again = group.rpartition("/")[2].partition(".")
+def _counter(name: str) -> tuple[int, int]:
+    """What 'train/<counter>.<again>' is sorted by."""
+    number, _, again = name.rpartition("/")[2].partition(".")
     return int(number), int(again or 0)
+
+
+class _Listing:
+    """Train groups of an attempt by counter, ascending. Folders grow as long as a run goes on, and
+    all pages share what was found.
+    """
+
+    def __init__(self, store: ArtifactStore, attempt: str) -> None:
+        self._store = store
+        self._folder = keys.group(attempt, "train/0").rpartition("/")[0]
+        self._lock = threading.Lock()
+        self._until = -math.inf
+        self._found: list[tuple[int, int]] = []
+
+    def counters(self) -> list[tuple[int, int]]:
+        """The counters as of a moment ago; the list is not to be changed."""
+        with self._lock:
+            began = time.monotonic()
+            if began >= self._until:
+                names = (
+                    key.rpartition("/")[2].removesuffix(".json")
+                    for key in self._store.committed_keys(self._folder)
+                )
+                self._found = sorted(
+                    _counter(name) for name in names if GROUP.fullmatch(f"train/{name}")
+                )
+                ended = time.monotonic()
+                self._until = ended + LISTING_SHARE * (ended - began)
+            return self._found
+
+
+def _among(counter: tuple[int, int], counters: list[tuple[int, int]]) -> bool:
+    place = bisect_left(counters, counter)
+    return place < len(counters) and counters[place] == counter
 
 
 class Rollouts:
@@ -117,6 +169,7 @@ class Rollouts:
         self._store = records.store
         self._tokens = Tokenizers(records.store)
         self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._listings: OrderedDict[str, _Listing] = OrderedDict()
         self._lock = threading.Lock()
 
     def _remembered(self, kind: str, key: str, read: Callable[[], Any]) -> Any:
@@ -141,7 +194,13 @@ class Rollouts:
             key = keys.batch(span.attempt, step)
             ref = self._store.committed(key)
             if ref is not None:
-                found = self._remembered("batch", key, partial(self._groups_in, ref))
+                try:
+                    found = self._remembered("batch", key, partial(self._groups_in, ref))
+                except CorruptArtifact:
+                    # Retention deletes batches while a run goes on.
+                    if self._store.committed(key) is not None:
+                        raise
+                    continue
                 return [GroupAt(span.attempt, group, step) for group in found]
         return []
 
@@ -151,56 +210,86 @@ class Rollouts:
         table = pq.read_table(io.BytesIO(self._store.get(ref)), columns=["group"])
         return list(dict.fromkeys(table["group"].to_pylist()))
 
-    def _all_trained(self, run_id: str) -> Iterator[GroupAt]:
-        """Train groups of the run's own attempts, the newest first."""
-        seen: set[str] = set()
-        for attempt in reversed(self._records.attempts(run_id)):
-            folder = keys.group(attempt, "train/0").rpartition("/")[0]
-            prefix = len(f"{folder}/")
-            found = [
-                f"train/{key[prefix:].removesuffix('.json')}"
-                for key in self._store.committed_keys(folder)
-            ]
-            for group in sorted(set(found) - seen, key=_counter, reverse=True):
-                yield GroupAt(attempt, group)
-            seen |= set(found)
+    def _listing(self, attempt: str) -> list[tuple[int, int]]:
+        with self._lock:
+            listing = self._listings.setdefault(attempt, _Listing(self._store, attempt))
+            self._listings.move_to_end(attempt)
+            while len(self._listings) > LISTINGS:
+                self._listings.popitem(last=False)
+        return listing.counters()
 
-    def _evals(self, run_id: str, wanted: Wanted) -> Iterator[GroupAt]:
-        """Eval groups, the newest epoch first, examples ascending."""
+    def _all_trained(self, run_id: str, begin: str | None) -> Iterator[GroupAt]:
+        """Train groups of the run's own attempts, the newest first, from group `begin` on."""
+        newer: list[list[tuple[int, int]]] = []
+        first = _counter(begin) if begin is not None else None
+        for attempt in reversed(self._records.attempts(run_id)):
+            found = self._listing(attempt)
+            end = len(found)
+            if first is not None:
+                if not _among(first, found):
+                    newer.append(found)
+                    continue
+                end = bisect_right(found, first)
+                first = None
+            for counter in islice(reversed(found), len(found) - end, None):
+                if not any(_among(counter, known) for known in newer):
+                    number, again = counter
+                    name = f"{number}.{again}" if again else f"{number}"
+                    yield GroupAt(attempt, f"train/{name}")
+            newer.append(found)
+
+    def _evals(self, run_id: str, wanted: Wanted, begin: str | None) -> Iterator[GroupAt]:
+        """Eval groups, the newest epoch first, examples ascending; from the epoch of group `begin`
+        on.
+        """
         seen: set[str] = set()
+        passed: list[tuple[str, str]] = []
+        first = begin.split("/")[1] if begin is not None else None
         for span in reversed(self._records.spans(run_id)):
             root = keys.group(span.attempt, "eval/0").rpartition("/")[0]
-            epochs = sorted(
-                (tuple(map(int, name.split("-"))), name) for name in self._store.folders(root)
-            )
-            for (step, _), epoch in reversed(epochs):
+            named = (EPOCH.fullmatch(name) for name in self._store.folders(root))
+            epochs = sorted((int(name[1]), int(name[2]), name[0]) for name in named if name)
+            for step, _, epoch in reversed(epochs):
                 late = span.last is not None and step > span.last
                 if late or (wanted.step is not None and step != wanted.step):
                     continue
+                if first is not None and epoch != first:
+                    passed.append((span.attempt, epoch))
+                    continue
+                first = None
+                newer = [attempt for attempt, other in passed if other == epoch]
                 for env in self._store.folders(f"{root}/{epoch}"):
                     if wanted.env is not None and env != wanted.env:
                         continue
                     found = self._store.committed_keys(f"{root}/{epoch}/{env}")
                     names = [key.rpartition("/")[2].removesuffix(".json") for key in found]
-                    for name in sorted(names, key=int):
+                    for name in sorted(filter(EXAMPLE.fullmatch, names), key=int):
                         group = f"eval/{epoch}/{env}/{name}"
-                        if group not in seen:
+                        if group not in seen and not any(self._has(a, group) for a in newer):
                             seen.add(group)
                             yield GroupAt(span.attempt, group, step)
 
-    def _groups(self, run_id: str, wanted: Wanted) -> Iterator[GroupAt]:
+    def _has(self, attempt: str, group: str) -> bool:
+        try:
+            return self._store.committed(keys.group(attempt, group)) is not None
+        except CorruptArtifact:
+            return True
+
+    def _groups(self, run_id: str, wanted: Wanted, begin: str | None) -> Iterator[GroupAt]:
+        """Groups that may hold what is wanted; those before `begin` may be left out."""
         if wanted.group is not None:
             found = self._find(run_id, wanted.group)
             if found is not None:
                 yield found
             return
-        if wanted.kind != "eval":
+        in_evals = begin is not None and begin.startswith("eval/")
+        if wanted.kind != "eval" and not in_evals:
             if wanted.step is not None:
                 yield from self._trained_at(run_id, wanted.step)
             else:
-                yield from self._all_trained(run_id)
+                yield from self._all_trained(run_id, begin)
         if wanted.kind != "train":
-            yield from self._evals(run_id, wanted)
+            yield from self._evals(run_id, wanted, begin if in_evals else None)
 
     def _find(self, run_id: str, group: str) -> GroupAt | None:
         if GROUP.fullmatch(group) is None:
@@ -259,37 +348,53 @@ class Rollouts:
         def read() -> list[RolloutItem]:
             return items_of(self._store.get_json(self._store.require(key)), at.attempt)
 
-        found: list[RolloutItem] = self._remembered("items", key, read)
+        try:
+            found: list[RolloutItem] = self._remembered("items", key, read)
+        except FileNotFoundError:
+            # Of a run that is being taken out of the store.
+            return []
         if at.step is None:
             return found
         return [item.model_copy(update={"step": at.step}) for item in found]
 
-    def page(
-        self, run_id: str, wanted: Wanted, after: str | None, limit: int
-    ) -> tuple[list[RolloutItem], str | None]:
-        """Rollouts after the one of id `after`, at most `limit`; and the cursor to go on with, None
-        at the end. A page may be short, or empty, and yet have a cursor.
+    def page(self, run_id: str, wanted: Wanted, after: str | None, limit: int) -> RolloutPage:
+        """Rollouts after the one of id `after`, at most `limit`. A page may be short, or empty, and
+        yet have a cursor.
         """
         deadline = time.monotonic() + SCAN_S
         matched = RID.fullmatch(after) if after is not None else None
         begin = (matched[1].replace(":", "/"), int(matched[2])) if matched else None
         found: list[RolloutItem] = []
+        damaged: list[str] = []
         last = after
-        for at in self._groups(run_id, wanted):
+
+        def page(cursor: str | None) -> RolloutPage:
+            more = cursor is not None
+            return RolloutPage(data=found, has_more=more, next_after=cursor, damaged=damaged)
+
+        for at in self._groups(run_id, wanted, begin[0] if begin else None):
             if begin is not None and at.group != begin[0]:
                 continue
-            for item in self._items(at):
+            try:
+                items = self._items(at)
+            except CorruptArtifact as damage:
+                logger.error("group %s of %s is left out: %s", at.group, at.attempt, damage)
+                items = []
+                if begin is None or begin[1] < PAST:
+                    damaged.append(at.group)
+                    last = rollout_id(at.group, PAST)
+            for item in items:
                 if begin is not None and item.index <= begin[1]:
                     continue
                 if len(found) == limit:
-                    return found, last
+                    return page(last)
                 last = item.id
                 if wanted.admits(item):
                     found.append(item)
             begin = None
             if time.monotonic() > deadline:
-                return found, last
-        return found, None
+                return page(last)
+        return page(None)
 
     def full(self, run_id: str, rid: str) -> RolloutFull | None:
         """A rollout with all that was said and sampled; None if there is none of that id."""

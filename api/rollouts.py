@@ -6,19 +6,12 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from api.metrics import require_recorded
-from api.models import ListOf
 from api.problems import ApiProblem, documented, shown
-from api.resources import RolloutFull, RolloutItem
+from api.resources import RolloutFull, RolloutPage
 from api.rollout_records import RID, Wanted
 from api.services import RunId, Served, asked
 
 router = APIRouter(prefix="/v1/runs", tags=["rollouts"])
-
-
-class RolloutPage(ListOf[RolloutItem]):
-    """A page of rollouts; ask again with `next_after` as `after` while `has_more` is true."""
-
-    next_after: str | None = None
 
 
 Reward = Annotated[float | None, Query(allow_inf_nan=False)]
@@ -48,7 +41,7 @@ async def list_rollouts(
 ) -> Response:
     """Finished rollouts of finalized groups: of one step in the order of its batch, else the newest
     train groups first, then evals. A page of a rare kind may come out short: `has_more` and
-    `next_after` count.
+    `next_after` count. Without `step`, the groups of a long run are among them some seconds late.
     """
     await require_recorded(services, run_id)
     if after is not None and RID.fullmatch(after) is None:
@@ -56,18 +49,18 @@ async def list_rollouts(
     wanted = Wanted(step, env, group, kind, reward_min, reward_max, errored)
 
     def work() -> bytes:
-        data, cursor = services.rollouts.page(run_id, wanted, after, limit)
-        page = RolloutPage(data=data, has_more=cursor is not None, next_after=cursor)
-        return page.model_dump_json().encode()
+        return services.rollouts.page(run_id, wanted, after, limit).model_dump_json().encode()
 
     return await services.reply(asked(request), lambda: asyncio.to_thread(work))
 
 
-@router.get("/{run_id}/rollouts/{rid}", responses=documented(404))
+@router.get("/{run_id}/rollouts/{rid}", responses=documented(404, 422))
 async def get_rollout(
     run_id: RunId,
     services: Served,
-    rid: Annotated[str, Path(description="The rollout's id.", examples=["train:12:3"])],
+    rid: Annotated[
+        str, Path(max_length=200, description="The rollout's id.", examples=["train:12:3"])
+    ],
 ) -> RolloutFull:
     """One rollout: messages, rewards, and every token with its text, log-probability, advantage and
     policy version; and the other members of its group.

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from api.asking import newest
 from api.bodies import media_of, read_bytes
-from api.idempotency import HEADER, LONGEST, Once
+from api.idempotency import DOCUMENTED, Once, replied
 from api.launch import launch, read_config, require_allowed, resolved
 from api.models import ListOf, ResolvedConfig, Run
 from api.plan import plan_of
@@ -41,16 +41,8 @@ EXAMPLE_JSON: dict[str, Any] = {
     "train": {"batch_size": 64, "group_size": 8, "env": [{"id": "reverse-text"}]},
     "eval": {"interval": 10, "env": [{"id": "reverse-text"}]},
 }
-IDEMPOTENCY: dict[str, Any] = {
-    "name": HEADER,
-    "in": "header",
-    "required": False,
-    "description": "The same key and body give the same reply and one run, however often they are "
-    "sent; the same key with another body is a 409.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST},
-}
 BODY = {
-    "parameters": [IDEMPOTENCY],
+    **DOCUMENTED,
     "requestBody": {
         "required": True,
         "description": "The run's config, as `configs/` defines it.",
@@ -107,8 +99,7 @@ async def create_run(
     once = Once.of(request, data) if not dry_run else None
     store = services.records.store
     if once is not None and (given := await asyncio.to_thread(once.reply, store)):
-        response.headers["Location"] = f"/v1/runs/{given['run_id']}"
-        return given["run"]
+        return replied(given, 201, located=True)
     config = read_config(data, media)
     if dry_run:
         require_allowed(services, config)
@@ -122,7 +113,7 @@ async def create_run(
     run = await services.show(await newest(services, run_id))
     if once is not None:
         kept = await asyncio.to_thread(once.keep, store, run_id, run.model_dump(mode="json"))
-        return kept["run"]
+        return replied(kept, 201, located=True)
     return run
 
 

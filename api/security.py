@@ -32,6 +32,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def origin_of(url: str) -> str:
+    """The scheme, host and port of an address as browsers write them, '' for none."""
+    try:
+        parts = urlsplit(url.strip())
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return ""
+    usual = {"http": 80, "https": 443}
+    if parts.scheme not in usual or not host:
+        return ""
+    name = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{name}" + (f":{port}" if port and port != usual[parts.scheme] else "")
+
+
 class Bucket:
     """A token bucket: `per_minute` requests, a tenth of a minute's worth of them at once."""
 
@@ -59,8 +73,15 @@ def _refused(status: int, kind: str, title: str, detail: str, wait_s: float = 0.
 class Guard:
     """Middleware that lets a request pass or answers it with a problem document."""
 
-    def __init__(self, app: ASGIApp, keys: tuple[ApiKey, ...], hosts: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: tuple[ApiKey, ...],
+        hosts: tuple[str, ...],
+        public_url: str = "",
+    ) -> None:
         self._app = app
+        self._public = public_url
         self._keys = keys
         self._hosts = hosts
         self._buckets = {key.name: Bucket(key.per_minute) for key in keys}
@@ -103,12 +124,20 @@ class Guard:
                 "names are refused.",
             )
         origin = headers.get(b"origin")
-        if method not in SAFE and origin is not None and urlsplit(origin).netloc != host:
+        own = origin is None or urlsplit(origin).netloc == host
+        # A proxy may send on under another name what came to the public one.
+        if (
+            method not in SAFE
+            and not own
+            and (not self._public or origin_of(origin or "") != self._public)
+        ):
             raise _refused(
                 403,
                 "foreign-origin",
                 "The request comes from another site",
-                "Pages of other sites may change nothing here.",
+                "Pages of other sites may change nothing here. If a proxy in front of the API "
+                "changes the Host of requests, set RATCHET_PUBLIC_URL of the API to the address "
+                "that browsers use.",
             )
 
     def _require_key(self, method: str, headers: MutableMapping[bytes, str]) -> ApiKey:

@@ -1,6 +1,7 @@
 """What every request handler is given: settings, Temporal, the store. Lives on the app's state."""
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from fastapi import Depends, Path, Request, Response
 
 from activities.contracts.names import attempt_id
 from activities.storage import keys
+from activities.storage.store import StoreUnavailable
 from api.histories import Histories
 from api.models import Run, WaitingFor
 from api.observe import OPEN, run_object
@@ -24,6 +26,7 @@ from workflows.changes import changed
 
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 FRESH_S = 0.25
+PROBED_S = 1.0
 JSON = "application/json"
 
 
@@ -40,6 +43,8 @@ class Services:
     _runs: Shared[list[Execution]] = field(default_factory=lambda: Shared(FRESH_S))
     _listed: Shared[list[Run]] = field(default_factory=lambda: Shared(FRESH_S))
     _replies: Shared[bytes] = field(default_factory=lambda: Shared(FRESH_S))
+    probes: Shared[None] = field(default_factory=lambda: Shared(PROBED_S))
+    """Whether the store can be written."""
 
     async def execution(self, run_id: str) -> Execution:
         """The run's newest execution; raises 404."""
@@ -99,9 +104,11 @@ class Services:
         """The whole run object, with live gauges, or with the reason of an unannounced end."""
         progress, reason = None, ""
         if execution.state in OPEN:
-            progress = await asyncio.to_thread(
-                self.records.progress, execution.id, self.settings.live_max_age_s
-            )
+            # A run is shown while the store is away: why it waits is what one wants to know then.
+            with contextlib.suppress(StoreUnavailable):
+                progress = await asyncio.to_thread(
+                    self.records.progress, execution.id, self.settings.live_max_age_s
+                )
         elif execution.state != "completed" and not execution.memo.get("error"):
             reason = await self.temporal.close_reason(execution.id)
         run = run_object(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from activities.contracts.names import Queues
 from api.keys import ApiKey, load_keys
+from api.security import origin_of
 
 KIB = 1024
 GIB = 1024**3
@@ -18,8 +19,10 @@ class Settings:
 
     `temporal_ui` is the address of Temporal's Web UI, for links; empty: no links. `keys` may use
     the API; without any, everyone who reaches it may. `hosts` are the names by which the API may be
-    addressed; empty: any. `custom_code` lists modules and folders of code that a config may name;
-    None: any.
+    addressed; empty: any. `custom_code` lists modules and folders of code that a config may name,
+    `endpoint_hosts` hosts of endpoints and env servers, `key_vars` variables with endpoints' keys
+    (see `api.custom_code`); None: any. `public_url` is where browsers find the API, if a proxy
+    sends their requests on under another name.
     """
 
     store_url: str
@@ -33,23 +36,41 @@ class Settings:
     keys: tuple[ApiKey, ...] = ()
     hosts: tuple[str, ...] = ()
     custom_code: tuple[str, ...] | None = None
+    endpoint_hosts: tuple[str, ...] | None = None
+    key_vars: tuple[str, ...] | None = None
+    public_url: str = ""
 
     @staticmethod
     def from_env(env: Mapping[str, str] = os.environ) -> "Settings":
         """Reads RATCHET_*; raises ValueError naming a variable that cannot be used."""
         home = Path(env.get("RATCHET_HOME") or ".ratchet").absolute()
         keys = load_keys(env.get("RATCHET_API_KEYS"), home / "api_keys.json")
-        listed = env.get("RATCHET_CUSTOM_CODE")
-        allowed = tuple(part.strip() for part in (listed or "").split(",") if part.strip())
+
+        def allowed(name: str) -> tuple[str, ...] | None:
+            # Without keys only this machine's own users get here, who may run code anyway.
+            listed = env.get(name)
+            found = tuple(part.strip() for part in (listed or "").split(",") if part.strip())
+            return found if listed is not None or keys else None
+
         return Settings(
             store_url=env.get("RATCHET_STORE") or f"file://{home}/store",
             queues=Queues.prefixed(env.get("RATCHET_QUEUE_PREFIX") or "ratchet"),
             temporal_ui=(env.get("RATCHET_TEMPORAL_UI") or "").rstrip("/"),
             preflight_timeout_s=_seconds(env, "RATCHET_PREFLIGHT_TIMEOUT_S", 20.0),
             keys=keys,
-            # Without keys only this machine's own users get here, who may run code anyway.
-            custom_code=allowed if listed is not None or keys else None,
+            custom_code=allowed("RATCHET_CUSTOM_CODE"),
+            endpoint_hosts=allowed("RATCHET_ENDPOINT_HOSTS"),
+            key_vars=allowed("RATCHET_KEY_VARS"),
+            public_url=_origin(env, "RATCHET_PUBLIC_URL"),
         )
+
+
+def _origin(env: Mapping[str, str], name: str) -> str:
+    text = env.get(name) or ""
+    origin = origin_of(text)
+    if text and not origin:
+        raise ValueError(f"{name}={text!r}: must look like https://ratchet.example.org")
+    return origin
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:

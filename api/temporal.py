@@ -5,12 +5,13 @@ workflow that an operator has paused (status 8 is missing from its enum in 1.35)
 """
 
 import asyncio
+import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.common.v1 import Payloads, WorkflowExecution
 from temporalio.api.enums.v1 import (
     HistoryEventFilterType,
     TaskQueueType,
@@ -24,6 +25,7 @@ from temporalio.api.workflowservice.v1 import (
     GetSystemInfoRequest,
     GetWorkflowExecutionHistoryRequest,
     ListWorkflowExecutionsRequest,
+    SignalWorkflowExecutionRequest,
 )
 from temporalio.client import (
     Client,
@@ -323,11 +325,23 @@ class Temporal(Connection):
                 raise
             return True
 
-    async def signal(self, run_id: str, name: str, arg: Any) -> bool:
-        """Signals a run; False if it has ended in the meantime."""
+    async def signal(self, run_id: str, name: str, arg: Any, request_id: str = "") -> bool:
+        """Signals a run; False if it has ended in the meantime. An execution of it hears what is
+        sent again with the same `request_id` once.
+        """
         async with self.calling() as client:
+            request = SignalWorkflowExecutionRequest(
+                namespace=self.namespace,
+                workflow_execution=WorkflowExecution(workflow_id=run_id),
+                signal_name=name,
+                input=Payloads(payloads=await client.data_converter.encode([arg])),
+                identity=client.identity,
+                request_id=request_id or str(uuid.uuid4()),
+            )
             try:
-                await client.get_workflow_handle(run_id).signal(name, arg, rpc_timeout=self.timeout)
+                await client.workflow_service.signal_workflow_execution(
+                    request, retry=True, timeout=self.timeout
+                )
             except RPCError as error:
                 missing = error.status == RPCStatusCode.NOT_FOUND
                 if missing and "amespace" not in error.message:

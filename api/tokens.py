@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from activities.storage import keys
-from activities.storage.store import ArtifactStore
+from activities.storage.store import ArtifactStore, CorruptArtifact
 
 KEPT = 4
 BYTE_LEVEL = "ByteLevel"
@@ -82,12 +82,9 @@ class Tokenizers:
     def _read(self, attempt: str) -> dict[int, str] | None:
         folder = keys.weights(attempt, 0).rpartition("/")[0]
         for key in reversed(self._store.committed_keys(folder)):
-            ref = self._store.committed(key)
-            if ref is None:
-                continue
             try:
-                data = self._store.fs.cat_file(self._store.path(f"{ref.path}/tokenizer.json"))
-            except FileNotFoundError:
+                ref = self._store.require(key)
+                return pieces_by_id(json.loads(self._store.read_file(ref, "tokenizer.json")))
+            except (FileNotFoundError, CorruptArtifact, ValueError):
                 continue
-            return pieces_by_id(json.loads(data))
         return None

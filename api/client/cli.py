@@ -363,7 +363,7 @@ def metrics(
             "limit": 10_000,
         }
         if as_csv:
-            sys.stdout.write(client.runs.metrics_csv(run_id, **wanted))
+            sys.stdout.write(client.runs.metrics_csv(run_id, **{**wanted, "limit": None}))
             return
         page = client.runs.metrics(run_id, **wanted)
         _show_items(page, printing.metrics_table, whole=True, as_json_=as_json_)

@@ -4,7 +4,6 @@ Results are the API's own models. Lists are pages that iterate over everything t
 """
 
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
@@ -13,7 +12,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from api.client.streams import SILENCE_S, EventStream
-from api.client.transport import Transport, default_address
+from api.client.transport import IDEMPOTENCY, Transport, default_address
 from api.models import EvalRecord, ListOf, ResolvedConfig, Run
 from api.resources import Checkpoint, Event, MetricsRow, RolloutFull, RolloutItem, RunConfigView
 from configs.run import RunConfig
@@ -68,7 +67,9 @@ def _path(run_id: str, *rest: str) -> str:
 
 
 class Runs:
-    """Everything about runs. All methods raise Refused and Unreachable."""
+    """Everything about runs. All methods raise Refused and Unreachable. What is asked of a run is
+    sent again if it gets lost, and has one effect.
+    """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -80,7 +81,7 @@ class Runs:
 
         The same `idempotency_key` and config give the same run, also from another process.
         """
-        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        headers = {IDEMPOTENCY: idempotency_key}
         return self._transport.ask_for(
             Run, "POST", "/v1/runs", body=_plain(config), headers=headers
         )
@@ -105,7 +106,7 @@ class Runs:
 
         `config` holds what is to differ. Sent again like a create.
         """
-        headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+        headers = {IDEMPOTENCY: idempotency_key}
         body = _fork_body(step, config, name, metadata)
         return self._transport.ask_for(
             Run, "POST", _path(run_id, "fork"), body=body, headers=headers
@@ -190,9 +191,9 @@ class Runs:
         after_step: int = -1,
         until_step: int | None = None,
         points: int | None = None,
-        limit: int = 10_000,
+        limit: int | None = None,
     ) -> str:
-        """The same as CSV text, a line a step."""
+        """The same as CSV text, a line a step; all steps without a `limit`."""
         params = {**_range(names, after_step, until_step, points, limit), "format": "csv"}
         return self._transport.ask("GET", _path(run_id, "metrics"), params=params).text
 
@@ -312,7 +313,7 @@ def _range(
     after_step: int,
     until_step: int | None,
     points: int | None,
-    limit: int,
+    limit: int | None,
 ) -> dict[str, Any]:
     return {
         "keys": ",".join(names) if names is not None else None,

@@ -26,7 +26,10 @@ POLL_S = 1.0
 PAGE = 1000
 REFUSES_STREAMS = (405, 406, 415, 501)
 SILENT_TRIES = 2
-"""Streams that open and say not even hello are taken for withheld after so many."""
+"""Streams that open and say not even hello, or break with it, are taken for withheld after so many
+in a row: a page either passes, or is refused with a reason."""
+BREAKS_S = 1.0
+"""A stream that ends this soon, and told nothing, broke with its hello."""
 IDLE_POLLS = 3
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
@@ -109,6 +112,7 @@ class EventStream:
             if self._transport.closed:
                 return
             heard, told, why = False, False, "the stream was closed"
+            began = time.monotonic()
             try:
                 with self._open() as answer:
                     if answer.status_code == 204:
@@ -123,7 +127,7 @@ class EventStream:
                             self.cursor = message.id or self.cursor
                             # What only gives a cursor to begin with is no event.
                             if message.event != "ready":
-                                told = True
+                                told, silent = True, 0
                                 yield Event.model_validate_json(message.data)
             except httpx.TransportError as error:
                 why = why_lost(error)
@@ -132,6 +136,7 @@ class EventStream:
                 self._wait_out(refused)
                 continue
             if not told:
+                silent += heard and time.monotonic() - began < BREAKS_S
                 self._wait(why)
         yield from self._polled()
 

@@ -1,13 +1,14 @@
 """One HTTP connection pool to the API: its address, its key, and which requests are sent again.
 
-Every request may be sent again after a lost connection: reads change nothing, verbs are idempotent
-by contract, and what creates a run carries an `Idempotency-Key` that all its tries share.
+Every request may be sent again after a lost connection: reads change nothing, a change is the same
+made twice, and every POST carries an `Idempotency-Key` that all its tries share.
 """
 
 import json
 import os
 import random
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8080"
 ROOT = Path(__file__).resolve().parents[2]
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CONNECT_S = 5.0
+IDEMPOTENCY = "Idempotency-Key"
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
@@ -85,16 +87,18 @@ class Transport:
         *,
         params: Mapping[str, Any] | None = None,
         body: Any = None,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str | None] | None = None,
     ) -> httpx.Response:
-        """The answer to a request; parameters that are None are left out.
+        """The answer to a request; parameters and headers that are None are left out. A POST gets
+        an idempotency key of its own unless `headers` has one.
 
         Raises Refused and Unreachable, after tries that could have mended it.
         """
         given = {name: value for name, value in (params or {}).items() if value is not None}
-        request = self._http.build_request(
-            method, path, params=given, json=body, headers=dict(headers or {})
-        )
+        sent = {name: value for name, value in (headers or {}).items() if value is not None}
+        if method == "POST":
+            sent.setdefault(IDEMPOTENCY, str(uuid.uuid4()))
+        request = self._http.build_request(method, path, params=given, json=body, headers=sent)
         attempt = 0
         while True:
             attempt += 1

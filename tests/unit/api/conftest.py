@@ -3,11 +3,11 @@
 import asyncio
 import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import pytest
@@ -24,6 +24,25 @@ from activities.storage.store import ArtifactStore
 from api.app import create_app
 from api.settings import Settings
 from tests.unit.api.standin import Preflight, TrainingRun
+
+WITHIN_S = 60.0
+"""How long anything may take that must happen: only a machine that stands still takes longer."""
+
+T = TypeVar("T")
+
+
+async def eventually(look: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) -> T:
+    """What `look` finds once it `holds`. What the server lists is renewed a moment after what it
+    shows of a single run.
+    """
+    seen: T | None = None
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            while not holds(seen := await look()):
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"never came to hold: {seen}") from None
+    return seen
 
 
 def temporal_binary() -> str:
@@ -63,12 +82,14 @@ class Served:
 
     async def until(self, run_id: str, **wanted: Any) -> dict[str, Any]:
         """The run object once it shows `wanted`; bounded."""
-        for _ in range(100):
+
+        async def look() -> dict[str, Any]:
             run: dict[str, Any] = (await self.http.get(f"/v1/runs/{run_id}")).json()
-            if all(run.get(key) == value for key, value in wanted.items()):
-                return run
-            await asyncio.sleep(0.05)
-        raise AssertionError(f"never {wanted}: {run}")
+            return run
+
+        return await eventually(
+            look, lambda run: all(run.get(key) == value for key, value in wanted.items())
+        )
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -101,6 +122,9 @@ async def served(
         queues=queues,
         temporal_ui="http://ui:8233",
         min_free_bytes=1,
+        preflight_timeout_s=WITHIN_S,
+        rpc_timeout_s=WITHIN_S / 2,
+        live_max_age_s=40.0,
     )
     app = create_app(settings, connection(temporal))
     worker = Worker(
@@ -123,7 +147,7 @@ async def listening(app: Any) -> AsyncIterator[httpx.AsyncClient]:
     while not server.started:
         await asyncio.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WITHIN_S) as http:
         yield http
     server.should_exit = True
     await task

@@ -25,7 +25,7 @@ from api.client.cli import app
 from api.client.watching import View
 from api.models import RUN_EXAMPLE, Run
 from api.resources import Event
-from tests.unit.api.conftest import Served, config, put_checkpoint
+from tests.unit.api.conftest import WITHIN_S, Served, config, eventually, put_checkpoint
 from tests.unit.api.test_client import breaking, make_steps, serving
 from tests.unit.api.test_rollouts import group
 
@@ -67,7 +67,7 @@ async def begun(address: str, *arguments: str, out: int = subprocess.PIPE) -> An
 
 
 async def ended(process: Any) -> Done:
-    out, err = await asyncio.wait_for(process.communicate(), 40)
+    out, err = await asyncio.wait_for(process.communicate(), WITHIN_S)
     return Done(process.returncode, (out or b"").decode(), err.decode())
 
 
@@ -191,10 +191,13 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         while "3/8" not in (shown := await ratchet(address, "runs", "show", run_id)).out:
             assert shown.status == 0
         assert "reverse-text 0.2 at step 0" in shown.out
-        listed = await ratchet(address, "runs", "list", "--metadata", "owner=cli", "--json")
+        listed = await eventually(
+            lambda: ratchet(address, "runs", "list", "--metadata", "owner=cli", "--json"),
+            lambda done: bool(done.json["data"]),
+        )
         assert [run["id"] for run in listed.json["data"]] == [run_id]
-        table = await ratchet(address, "runs", "list", "--status", "running", "--limit", "100")
-        assert run_id in table.out
+        table = ("runs", "list", "--status", "running", "--limit", "100")
+        await eventually(lambda: ratchet(address, *table), lambda done: run_id in done.out)
         metrics = await ratchet(address, "runs", "metrics", run_id)
         assert "reward/all/mean" in metrics.out and "▁▅█" in metrics.out
         as_csv = await ratchet(address, "runs", "metrics", run_id, "--csv")
@@ -281,7 +284,7 @@ async def test_following_a_run_to_its_end_tells_how_it_was(served: Served, tmp_p
 async def lines_until(process: Any, part: str) -> list[str]:
     found: list[str] = []
     while part not in (found or [""])[-1]:
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        line = await asyncio.wait_for(process.stdout.readline(), WITHIN_S)
         assert line, found
         found.append(line.decode())
     return found
@@ -320,11 +323,10 @@ async def test_a_terminal_sees_the_run_move_over_a_broken_stream(served: Served)
             seen += os.read(master, 65536)
 
         async def sees(part: str, since: int = 0) -> None:
-            for _ in range(300):
-                if part in seen[since:].decode(errors="replace"):
-                    return
-                await asyncio.sleep(0.1)
-            raise AssertionError(f"never {part!r}: {seen.decode(errors='replace')}")
+            async def look() -> str:
+                return seen[since:].decode(errors="replace")
+
+            await eventually(look, lambda text: part in text)
 
         loop = asyncio.get_running_loop()
         loop.add_reader(master, read)

@@ -12,18 +12,25 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from activities.storage import keys
 from api import keys as api_keys
 from api.app import create_app
 from api.client import Ratchet, Refused, Unreachable
-from api.client.streams import Decoder, Message
+from api.client.streams import MEDIA, Decoder, Message
 from api.client.transport import DEFAULT_ADDRESS, default_address
 from api.resources import Event
 from configs.load import load, validate
-from tests.unit.api.conftest import Served, config, connection, listening, put_checkpoint
+from tests.unit.api.conftest import (
+    WITHIN_S,
+    Served,
+    config,
+    connection,
+    listening,
+    put_checkpoint,
+)
 from tests.unit.api.test_rollouts import group
 
 ROOT = Path(__file__).parents[3]
@@ -91,7 +98,7 @@ async def make_steps(served: Served, run_id: str, *numbers: int) -> None:
 
 def all_events(address: str, run_id: str, **options: Any) -> list[Event]:
     with Ratchet(address) as client:
-        return [*client.runs.stream_events(run_id, patience_s=20, **options)]
+        return [*client.runs.stream_events(run_id, patience_s=WITHIN_S, **options)]
 
 
 # -- what has no server ---------------------------------------------------------------------------
@@ -313,7 +320,7 @@ async def test_a_stream_that_breaks_loses_and_repeats_nothing(served: Served) ->
         )
         await make_steps(served, run_id, *range(4, 24))
         await served.http.post(f"/v1/runs/{run_id}/stop")
-        found = await asyncio.wait_for(watching, 60)
+        found = await asyncio.wait_for(watching, WITHIN_S)
         assert way.broken == 6
         with Ratchet(address) as client:
             expected = await asyncio.to_thread(lambda: [*client.runs.list_events(run_id, limit=7)])
@@ -363,7 +370,7 @@ async def test_where_no_stream_passes_pages_tell_the_same(
         await asyncio.sleep(2)
         await make_steps(served, run_id, 6)
         await served.http.post(f"/v1/runs/{run_id}/stop")
-        found = await asyncio.wait_for(watching, 60)
+        found = await asyncio.wait_for(watching, WITHIN_S)
         with Ratchet(address) as client:
             expected = await asyncio.to_thread(lambda: [*client.runs.list_events(run_id)])
     assert found == expected and found[-1].type == "run.ended"
@@ -379,13 +386,13 @@ async def test_latest_begins_with_what_is_still_to_come(
     async with serving(served, wrap) as address:
         with Ratchet(address) as client:
             before = await asyncio.to_thread(lambda: [*client.runs.list_events(run_id)])
-            stream = client.runs.stream_events(run_id, after="latest", patience_s=20)
+            stream = client.runs.stream_events(run_id, after="latest", patience_s=WITHIN_S)
             watching = asyncio.create_task(asyncio.to_thread(lambda: [*stream]))
             while stream.cursor != before[-1].id:
                 await asyncio.sleep(0.02)
             await make_steps(served, run_id, 4)
             await served.http.post(f"/v1/runs/{run_id}/stop")
-            found = await asyncio.wait_for(watching, 60)
+            found = await asyncio.wait_for(watching, WITHIN_S)
             whole = await asyncio.to_thread(lambda: [*client.runs.list_events(run_id)])
             assert before + found == whole and found
             # Nothing is left, and that is soon known.
@@ -406,15 +413,33 @@ async def test_a_stream_gives_up_with_its_patience_and_at_a_refusal(served: Serv
 
 
 @on_server
+async def test_a_stream_that_breaks_after_its_hello_leads_to_a_page_and_its_refusal() -> None:
+    async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if (b"accept", b"text/event-stream") in scope["headers"]:
+            await PlainTextResponse("retry: 1000\n\n", media_type=MEDIA)(scope, receive, send)
+        else:
+            kind, said = "urn:ratchet:problem:unknown-cursor", "No event 'nope' is kept."
+            problem = {"type": kind, "title": "No such event", "status": 404, "detail": said}
+            await JSONResponse(problem, 404)(scope, receive, send)
+
+    async with listening(hello) as http:
+        with Ratchet(str(http.base_url)) as client, pytest.raises(Refused, match="'nope'"):
+            stream = client.runs.stream_events("x", after="nope")
+            await asyncio.wait_for(asyncio.to_thread(lambda: [*stream]), 20)
+
+
+@on_server
 async def test_closing_the_client_ends_its_streams(served: Served) -> None:
     run_id = (await served.start("closes"))["id"]
     await served.until(run_id, step=3)
     async with serving(served) as address:
         client = Ratchet(address)
-        stream = client.runs.stream_events(run_id, patience_s=20)
+        stream = client.runs.stream_events(run_id, patience_s=WITHIN_S)
         reading = asyncio.create_task(asyncio.to_thread(lambda: [*stream]))
         while stream.cursor is None:
             await asyncio.sleep(0.02)
         client.close()
         await make_steps(served, run_id, 4)
-        assert (await asyncio.wait_for(reading, 20))[0].type == "run.created"
+        assert (await asyncio.wait_for(reading, WITHIN_S))[0].type == "run.created"

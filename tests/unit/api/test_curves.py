@@ -83,7 +83,7 @@ def test_a_run_of_several_attempts_and_forks_has_every_step_once(store: Artifact
     ]:
         table = records.curves.table(records.spans(run))
         assert table.steps == list(range(1, 9))
-        assert table.columns["loss"] == wanted
+        assert [*table.columns["loss"]] == wanted
     cut = records.curves.table(records.spans("x"), after=4, until=7, names=["loss", "none"])
     assert cut.steps == [5, 6, 7]
     assert all(math.isnan(value) for value in cut.columns["none"])
@@ -152,9 +152,10 @@ def test_a_long_run_is_read_by_chunks_and_then_step_by_step(
     table = curves.table(spans)
     assert len(store.read) == 2 + 30
     assert table.steps == list(range(1, 231)) and table.times == [1.0] * 230
-    assert table.columns["loss"] == [float(step) for step in range(1, 231)]
+    assert [*table.columns["loss"]] == [float(step) for step in range(1, 231)]
     assert [v for v in table.columns["late"] if v == v] == [-float(s) for s in range(151, 231)]
-    assert curves.table([Span("x", 149, 152)]).columns["loss"] == [150.0, 151.0, 152.0]
+    cut = curves.table([Span("x", 149, 152)])
+    assert [*cut.columns["loss"]] == [150.0, 151.0, 152.0]
     record(store, "x", 231)
     store.read.clear()
     assert curves.table(spans).steps[-1] == 231
@@ -172,7 +173,7 @@ def test_a_damaged_chunk_costs_time_and_nothing_else(store: ArtifactStore, damag
         path.write_bytes(path.read_bytes()[:-20])
     table = Curves(store).table([Span("x", -1, None)])
     assert table.steps == list(range(1, 311))
-    assert table.columns["loss"] == [float(step) for step in range(1, 311)]
+    assert [*table.columns["loss"]] == [float(step) for step in range(1, 311)]
 
 
 def test_a_chunk_waits_for_the_step_before_it(store: ArtifactStore) -> None:
@@ -186,6 +187,86 @@ def test_a_chunk_waits_for_the_step_before_it(store: ArtifactStore) -> None:
     record(store, "x", 101, at=time.time())
     chunked.pack(store, "x", 101)
     assert len(Curves(store).table([Span("x", -1, None)]).steps) == 99
+
+
+def damage(store: ArtifactStore, key: str, what: str) -> Path:
+    """Damages an artifact's content or marker; returns where the sound one was put aside."""
+    path = Path(store.path(store.require(key).path if what == "content" else f"{key}.commit"))
+    aside = path.with_name(f"{path.name}.aside")
+    aside.write_bytes(path.read_bytes())
+    path.write_bytes(path.read_bytes()[:-9])
+    return aside
+
+
+@pytest.mark.parametrize("what", ["content", "marker"])
+def test_a_damaged_step_costs_its_own_point_until_it_is_put_back(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr("api.curves.FRESH_S", 0.0)
+    curves, spans = Curves(store), [Span("x", -1, None)]
+    now = time.time()
+    for step in (1, 2, 3):
+        record(store, "x", step, at=now)
+    aside = damage(store, keys.step_record("x", 2), what)
+    assert (curves.table(spans).steps, curves.table(spans).damaged) == ([1, 3], [2])
+    # One that comes while the run goes on, and what comes after it.
+    record(store, "x", 4, at=now)
+    damage(store, keys.step_record("x", 4), what)
+    record(store, "x", 5, at=now)
+    table = curves.table(spans)
+    assert (table.steps, table.damaged) == ([1, 3, 5], [2, 4])
+    assert table.first(1).damaged == [2] and table.first(3).damaged == [2, 4]
+    assert table.thinned(4).damaged == [2, 4]
+    assert curves.table(spans, after=2, until=3).damaged == []
+    aside.replace(str(aside).removesuffix(".aside"))
+    monkeypatch.setattr("api.curves.LISTED_S", 0.0)
+    curves.table(spans)
+    table = curves.table(spans)
+    assert (table.steps, table.damaged) == ([1, 2, 3, 5], [4])
+
+
+def test_a_damaged_step_after_a_missing_one_waits_for_it(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.curves.FRESH_S", 0.0)
+    curves, spans = Curves(store), [Span("x", -1, None)]
+    record(store, "x", 1)
+    record(store, "x", 3, at=time.time())
+    damage(store, keys.step_record("x", 3), "content")
+    assert curves.table(spans).steps == [1]
+    record(store, "x", 2)
+    assert curves.table(spans).steps == [1, 2]
+    store.put_json(f"{keys.step_records('x')}/step-notes.json", {})
+    assert Curves(store).table(spans).steps == [1, 2]
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_csv_is_whole_and_says_what_a_limit_or_damage_left_out(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.metrics.ROWS", 20)
+    monkeypatch.setattr("api.curves.ROWS_A_PART", 8)
+    run_id = (await served.start("long"))["id"]
+    for step in range(1, 27):
+        record(served.store, run_id, step)
+    damage(served.store, keys.step_record(run_id, 7), "content")
+    url = f"/v1/runs/{run_id}/metrics"
+    whole = await served.http.get(f"{url}?format=csv&keys=loss")
+    rows = list(csv.reader(io.StringIO(whole.text)))
+    steps = [step for step in range(1, 27) if step != 7]
+    assert [row[0] for row in rows] == ["step", *map(str, steps)]
+    assert "link" not in whole.headers and whole.headers["ratchet-damaged-steps"] == "7"
+    # By parts, as whoever follows the links gets it.
+    told, after = [], f"{url}?format=csv&keys=loss&limit=10"
+    while after:
+        part = await served.http.get(after)
+        told += list(csv.reader(io.StringIO(part.text)))[1:]
+        link = part.headers.get("link", "")
+        assert not link or link.endswith('>; rel="next"')
+        after = link.partition(">")[0].removeprefix("<")
+    assert told == rows[1:]
+    page = (await served.http.get(f"{url}?until_step=24")).json()
+    assert len(page["data"]) == 20 and page["has_more"] and page["damaged"] == [7]
 
 
 @pytest.mark.asyncio(loop_scope="session")

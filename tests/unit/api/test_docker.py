@@ -219,7 +219,7 @@ def test_health_check_follows_the_worker() -> None:
             [sys.executable, str(DOCKER / "healthcheck.py")],
             env={"RATCHET_HEALTH_PORT": str(port)},
             capture_output=True,
-            timeout=20,
+            timeout=60,
         ).returncode
 
     pulse = Pulse(["rollout"])

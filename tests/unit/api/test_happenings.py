@@ -60,3 +60,30 @@ async def test_a_lost_engine_is_seen_going_and_coming_back() -> None:
 async def test_a_change_is_told() -> None:
     found, _ = await told("changed_config/run")
     assert [e.data["changes"] for e in found if e.type == "run.config"]
+
+
+@pytest.mark.parametrize("name", sorted({name.rpartition("/")[0] for name in NAMES}))
+async def test_every_eval_is_told_from_its_beginning_to_its_end_and_each_once(name: str) -> None:
+    begun: list[str] = []
+    for execution in (one for one in NAMES if one.rpartition("/")[0] == name):
+        found, teller = await told(execution)
+        if not teller.predecessor:
+            # Another attempt begins them anew.
+            begun = []
+        for event in found:
+            if event.type == "run.eval_started":
+                begun.append(event.data["epoch"])
+            elif event.type == "run.eval":
+                assert event.data["epoch"] in begun
+        assert len(begun) == len(set(begun))
+
+
+async def test_an_eval_has_the_time_that_it_took() -> None:
+    found, _ = await told("plain/run")
+    spans = [(e.type, e.data["epoch"], e.data["step"]) for e in found if "run.eval" in e.type]
+    first, last = "0-0/reverse-text", "3-1/reverse-text"
+    assert spans == [
+        (kind, epoch, step)
+        for epoch, step in ((first, 0), (last, 3))
+        for kind in ("run.eval_started", "run.eval")
+    ]

@@ -17,7 +17,7 @@ from activities.contracts.names import Queues
 from activities.storage import keys
 from api.app import create_app
 from api.settings import Settings
-from tests.unit.api.conftest import Served
+from tests.unit.api.conftest import WITHIN_S, Served, eventually
 from workflows.messages import HOST
 
 SERVES = asyncio.Event()
@@ -65,9 +65,6 @@ async def test_engines_and_workers_are_seen(served: Served) -> None:
         identity="71@host-a",
         graceful_shutdown_timeout=timedelta(0),
     )
-    served.store.write_live(
-        keys.live(run_id, "rollout-host-a-71"), {"time": time.time(), "worker_inflight": 3}
-    )
     async with worker:
         hosts = [
             await served.env.client.start_workflow(HOST, failures, id=name, task_queue=queue)
@@ -76,18 +73,23 @@ async def test_engines_and_workers_are_seen(served: Served) -> None:
                 (f"{run_id}/host/env/0", 0),
             )
         ]
-        await asyncio.wait_for(SERVES.wait(), 20)
-        engines: list[dict[str, Any]] = []
-        for _ in range(100):
-            engines = (await served.http.get("/v1/engines")).json()["data"]
-            if engines and engines[0]["attempt"] == 3 and engines[0]["state"] == "up":
-                break
-            await asyncio.sleep(0.05)
-        (engine,) = engines
+        await asyncio.wait_for(SERVES.wait(), WITHIN_S)
+
+        async def look() -> list[dict[str, Any]]:
+            engines: list[dict[str, Any]] = (await served.http.get("/v1/engines")).json()["data"]
+            return engines
+
+        wanted = {"attempt": 3, "state": "up", "policy_version": 3}
+        (engine,) = await eventually(
+            look, lambda found: bool(found) and wanted.items() <= found[0].items()
+        )
         assert engine["run_id"] == run_id and engine["index"] == 0
-        assert engine["worker"] == "71@host-a" and engine["policy_version"] == 3
+        assert engine["worker"] == "71@host-a"
         assert "exit status 1" in engine["last_failure"]
         assert "hunter2" not in engine["last_failure"]
+        served.store.write_live(
+            keys.live(run_id, "rollout-host-a-71"), {"time": time.time(), "worker_inflight": 3}
+        )
         workers = (await served.http.get("/v1/workers")).json()["data"]
         rollout = next(item for item in workers if item["role"] == "rollout")
         assert rollout["id"] == "71@host-a" and rollout["queue"] == queue

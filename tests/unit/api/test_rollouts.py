@@ -1,6 +1,8 @@
 """The rollout reader: what is found by step, env and kind, and what one rollout holds."""
 
 import json
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 
 from activities.storage import keys
 from activities.storage.batch import Sample, encode_batch
-from api.rollout_records import GROUP, RID, rollout_id
+from activities.storage.store import ArtifactStore
+from api.records import Records
+from api.rollout_records import GROUP, RID, Rollouts, Wanted, rollout_id
 from api.tokens import pieces_by_id
 from tests.unit.api.conftest import Served
 from tests.unit.api.test_create import problem
@@ -141,6 +145,99 @@ async def test_a_rollout_is_read_token_by_token(served: Served, tmp_path: Any) -
     answer = await served.http.get(f"/v1/runs/{other}/rollouts?group=../../x/config")
     assert answer.json()["data"] == []
     problem(await served.http.get(f"/v1/runs/{other}/rollouts?after=x"), 404, "unknown-rollout")
+
+
+@pytest.mark.parametrize(
+    "rid",
+    [
+        "eval:1-1:..:3:0",
+        "eval:1-1:.:3:0",
+        "eval:1-1:a%0A:3:0",
+        "train:١:0",
+        f"train:{'1' * 150}:0",
+        f"train:1.{'1' * 150}:0",
+        f"eval:1-1:{'e' * 65}:3:0",
+        f"eval:1-{'1' * 100}:e:3:0",
+        f"train:{'1' * 400}:0",
+    ],
+)
+@pytest.mark.asyncio(loop_scope="session")
+async def test_ids_that_name_no_file_are_unknown(served: Served, rid: str) -> None:
+    run = (await served.start("named"))["id"]
+    url = f"/v1/runs/{run}/rollouts"
+    kind = (422, "invalid-request") if len(rid) > 200 else (404, "unknown-rollout")
+    problem(await served.http.get(f"{url}/{rid}"), *kind)
+    problem(await served.http.get(f"{url}?after={rid}"), *kind)
+    answer = await served.http.get(f"{url}?group={rid.rpartition(':')[0].replace(':', '/')}")
+    assert answer.status_code == 422 if len(rid) > 200 else answer.json()["data"] == []
+
+
+class Listed(ArtifactStore):
+    """Counts listings of a folder of groups, which take a while."""
+
+    listings = 0
+
+    def committed_keys(self, prefix: str) -> list[str]:
+        if "/groups/" in prefix:
+            self.listings += 1
+            time.sleep(0.05)
+        return super().committed_keys(prefix)
+
+
+def test_pages_share_the_listing_of_a_long_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.rollout_records.LISTING_SHARE", 1000)
+    store = Listed(str(tmp_path))
+    store.put_json(keys.config("x"), {})
+    store.put_json(keys.config("x+2"), {})
+    store.put_json(keys.lineage("x+2"), {"source": "x", "step": 1, "kind": "resume"})
+    value: dict[str, Any] = {"kind": "train", "env": "e", "example": 1}
+    rollouts = [{"rollout": index, "error": None} for index in (0, 1)]
+    held = {"x": ["0", "1", "2", "2.1", "10"], "x+2": ["2", "11"]}
+    for attempt, names in held.items():
+        for name in names:
+            group = {**value, "group": f"train/{name}", "rollouts": rollouts}
+            store.put_json(keys.group(attempt, f"train/{name}"), group)
+    store.put_json(keys.group("x", "train/of something else"), {})
+    reader, found, after = Rollouts(Records(store)), [], None
+    while True:
+        page = reader.page("x", Wanted(kind="train"), after, 3)
+        found += [(item.group, item.index, item.attempt) for item in page.data]
+        after = page.next_after
+        if not page.has_more:
+            break
+    order = [("11", "x+2"), ("2", "x+2"), ("10", "x"), ("2.1", "x"), ("1", "x"), ("0", "x")]
+    assert found == [(f"train/{name}", i, attempt) for name, attempt in order for i in (0, 1)]
+    assert store.listings == 2
+
+
+def test_evals_are_paged_through_attempts(tmp_path: Path) -> None:
+    store = Listed(str(tmp_path))
+    store.put_json(keys.config("x"), {})
+    store.put_json(keys.config("x+2"), {})
+    store.put_json(keys.lineage("x+2"), {"source": "x", "step": 20, "kind": "resume"})
+    held = {"x": ["2-1/e/0", "2-1/e/5", "10-1/e/0", "30-1/e/0"], "x+2": ["2-1/e/5", "25-1/e/0"]}
+    for attempt, names in held.items():
+        for name in names:
+            group = {"kind": "eval", "env": "e", "example": 1, "group": f"eval/{name}"}
+            group["rollouts"] = [{"rollout": 0, "error": None}]
+            store.put_json(keys.group(attempt, f"eval/{name}"), group)
+    (tmp_path / "runs/x/groups/eval/notes/e").mkdir(parents=True)
+    store.put_json("runs/x/groups/eval/2-1/e/notes.json", {})
+    reader, found, after = Rollouts(Records(store)), [], None
+    while True:
+        page = reader.page("x", Wanted(), after, 1)
+        found += [(item.group.removeprefix("eval/"), item.attempt) for item in page.data]
+        after = page.next_after
+        if not page.has_more:
+            break
+    assert found == [
+        ("25-1/e/0", "x+2"),
+        ("2-1/e/5", "x+2"),
+        ("10-1/e/0", "x"),
+        ("2-1/e/0", "x"),
+    ]
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -1,6 +1,5 @@
 """Listing, showing, stopping, evaluating: the run object in every state a run can be in."""
 
-import asyncio
 import re
 import time
 from dataclasses import asdict
@@ -12,20 +11,19 @@ from temporalio.api.workflowservice.v1 import PauseWorkflowExecutionRequest
 from activities.contracts.rollouts import Gauges
 from activities.storage import keys
 from activities.storage.series import Series
-from tests.unit.api.conftest import Served
+from tests.unit.api.conftest import Served, eventually
 from tests.unit.api.test_create import problem
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def signals(served: Served, run_id: str, count: int) -> list[Any]:
-    for _ in range(100):
+    async def look() -> list[Any]:
         memo = await (await served.env.client.get_workflow_handle(run_id).describe()).memo()
         heard: list[Any] = memo["ratchet"].get("signals", [])
-        if len(heard) >= count:
-            return heard
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"heard only {heard}")
+        return heard
+
+    return await eventually(look, lambda heard: len(heard) >= count)
 
 
 async def test_a_running_run_shows_what_it_does(served: Served) -> None:
@@ -159,22 +157,23 @@ async def test_a_workflow_paused_in_temporal_breaks_neither_get_nor_list(served:
     )
     held = await served.until(run["id"], status="paused")
     assert "unpaused" in held["waiting_for"]["name"]
-    for _ in range(100):
-        listed = (await served.http.get("/v1/runs?status=paused")).json()["data"]
-        if listed:
-            break
-        await asyncio.sleep(0.05)
+
+    async def look() -> list[Any]:
+        listed: list[Any] = (await served.http.get("/v1/runs?status=paused")).json()["data"]
+        return listed
+
+    listed = await eventually(look, bool)
     assert [item["id"] for item in listed] == [run["id"]]
     await served.env.client.get_workflow_handle(run["id"]).terminate()
 
 
 async def test_pages_cover_all_runs_once_newest_first(served: Served) -> None:
     ids = [(await served.start("paged"))["id"] for _ in range(5)]
-    for _ in range(100):
-        everything = (await served.http.get("/v1/runs?limit=100")).json()
-        if set(ids) <= {run["id"] for run in everything["data"]}:
-            break
-        await asyncio.sleep(0.05)
+
+    async def look() -> Any:
+        return (await served.http.get("/v1/runs?limit=100")).json()
+
+    everything = await eventually(look, lambda e: set(ids) <= {run["id"] for run in e["data"]})
     order = [run["id"] for run in everything["data"]]
     assert order[:5] == ids[::-1]
     assert everything["has_more"] is False and everything["object"] == "list"

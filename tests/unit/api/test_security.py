@@ -1,16 +1,19 @@
 """Keys, scopes, limits, foreign pages, foreign code: who may ask what."""
 
+import asyncio
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
 from temporalio.envconfig import ClientConnectConfig
 
 from activities.contracts.names import Queues
+from activities.storage.store import ArtifactStore, StoreUnavailable
 from api import keys as api_keys
 from api.__main__ import settings_for
 from api.app import create_app
@@ -18,6 +21,7 @@ from api.custom_code import refused
 from api.security import is_loopback
 from api.settings import Settings
 from configs.load import validate
+from configs.run import RunConfig
 from tests.unit.api.conftest import Served, asgi, config, connection
 from tests.unit.api.test_create import problem
 
@@ -45,7 +49,7 @@ def test_keys_open_what_their_scopes_say_and_nothing_else_does(home: Path) -> No
     kept = (home / "api_keys.json").read_text()
     assert writer not in kept and reader not in kept
     assert (home / "api_keys.json").stat().st_mode & 0o077 == 0
-    app = TestClient(create_app(settings(home), AWAY))
+    app = TestClient(create_app(settings(home, RATCHET_CUSTOM_CODE="guess"), AWAY))
     body = config()
     for headers in ({}, bearer("rk_wrong"), bearer(""), {"authorization": f"Basic {writer}"}):
         for path in ("/v1/runs", "/v1/nothing", "/metrics"):
@@ -63,7 +67,9 @@ def test_keys_open_what_their_scopes_say_and_nothing_else_does(home: Path) -> No
     assert app.get("/healthz").headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_key_that_asks_too_often_waits(home: Path) -> None:
+def test_a_key_that_asks_too_often_waits(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("api.security.time", SimpleNamespace(monotonic=lambda: now[0]))
     slow = api_keys.add(home / "api_keys.json", "slow", ["read"], 20)
     other = api_keys.add(home / "api_keys.json", "other", ["read"], 20)
     app = TestClient(create_app(settings(home), AWAY))
@@ -71,7 +77,10 @@ def test_a_key_that_asks_too_often_waits(home: Path) -> None:
     assert statuses == [404, 404, 429, 429]
     answer = app.get("/v1/nope", headers=bearer(slow))
     problem(answer, 429, "too-many-requests")
-    assert 1 <= int(answer.headers["retry-after"]) <= 3
+    assert int(answer.headers["retry-after"]) == 3
+    now[0] += 3
+    assert app.get("/v1/nope", headers=bearer(slow)).status_code == 404
+    assert app.get("/v1/nope", headers=bearer(slow)).status_code == 429
     assert app.get("/v1/nope", headers=bearer(other)).status_code == 404
 
 
@@ -94,11 +103,11 @@ def test_key_files_that_are_none_stop_the_start_and_are_not_shown(home: Path, te
 def test_the_command_makes_a_key_once(home: Path) -> None:
     command = [sys.executable, "-m", "api.keys", "ana", "--read-only"]
     env = {"RATCHET_HOME": str(home), "PATH": "/usr/bin"}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0
     (key,) = api_keys.load_keys(None, home / "api_keys.json")
     assert key.scopes == ("read",) and api_keys.key_for([key], done.stdout.strip()) == key
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "ana" in done.stderr
 
 
@@ -121,11 +130,49 @@ def test_pages_of_other_sites_change_nothing(home: Path) -> None:
         problem(answer, 403, "foreign-origin")
     own = app.post("/v1/runs/x/stop", headers={"origin": "http://localhost:8080"})
     assert own.status_code == 503
+    # A proxy that sends requests on under another name.
+    told = settings(home, RATCHET_PUBLIC_URL="https://Ratchet.example.org:443/")
+    behind = TestClient(create_app(told, AWAY), base_url="http://localhost:8080")
+    for origin, status in (
+        ("https://ratchet.example.org", 503),
+        ("http://localhost:8080", 503),
+        ("http://ratchet.example.org", 403),
+        ("https://ratchet.example.org:444", 403),
+        ("https://evil.example", 403),
+        ("null", 403),
+    ):
+        answer = behind.post("/v1/runs/x/stop", headers={"origin": origin})
+        assert answer.status_code == status, origin
+    with pytest.raises(ValueError, match="RATCHET_PUBLIC_URL"):
+        settings(home, RATCHET_PUBLIC_URL="ratchet.example.org")
     preflight = app.options("/v1/runs", headers={"origin": "http://evil.example"})
     assert "access-control-allow-origin" not in preflight.headers
     named = TestClient(create_app(replace(settings(home), hosts=("localhost",)), AWAY))
     for host, status in (("localhost:8080", 200), ("evil.example:8080", 403), ("", 403)):
         assert named.get("/healthz", headers={"host": host}).status_code == status
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_readiness_writes_once_a_second_and_says_nothing_of_the_store(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrote: list[str] = []
+
+    def write(_: object, key: str, value: object) -> None:
+        wrote.append(key)
+        raise StoreUnavailable(28, f"{served.settings.store_url} is full")
+
+    async with asgi(create_app(served.settings, connection(served.env))) as http:
+        monkeypatch.setattr(ArtifactStore, "write_live", write)
+        answers = [await http.get("/readyz") for _ in range(5)]
+        for answer in answers:
+            problem(answer, 503, "store-unavailable")
+            assert "No space left" in answer.text
+            assert served.settings.store_url.removeprefix("file://") not in answer.text
+        assert len(wrote) == 1
+        await asyncio.sleep(1.1)
+        await http.get("/readyz")
+        assert len(wrote) == 2
 
 
 def custom(function: str, path: str | None = None) -> dict[str, object]:
@@ -150,7 +197,7 @@ def test_custom_code_comes_from_the_allow_list(
     function: str, path: str | None, pointers: list[str]
 ) -> None:
     run = validate(custom(function, path))
-    found = [error.pointer for error in refused(run, ("acme", "/srv/code"))]
+    found = [error.pointer for error in refused(run, ("acme", "guess", "/srv/code"))]
     assert found == [f"/train/env/0/algo{pointer}" for pointer in pointers]
     assert refused(run, None) == []
 
@@ -161,6 +208,84 @@ def test_with_keys_no_custom_code_is_allowed_unless_it_is_listed(home: Path) -> 
     api_keys.add(home / "api_keys.json", "ci", ["read"], 60)
     assert settings(home).custom_code == ()
     assert settings(home, RATCHET_CUSTOM_CODE="a, /b").custom_code == ("a", "/b")
+    assert settings(home).endpoint_hosts == () == settings(home).key_vars
+    listed = settings(home, RATCHET_ENDPOINT_HOSTS="a:1,b", RATCHET_KEY_VARS="X")
+    assert (listed.endpoint_hosts, listed.key_vars) == (("a:1", "b"), ("X",))
+
+
+def run_of(**env: object) -> RunConfig:
+    envs = [{"id": "reverse-text", **env}]
+    return validate(config(train={"batch_size": 16, "group_size": 4, "env": envs}, eval={}))
+
+
+def teacher(**given: object) -> dict[str, object]:
+    return {"algo": {"type": "opd", "teacher": {"name": "m", **given}}}
+
+
+HERE = "http://127.0.0.1:9/v1"
+
+
+@pytest.mark.parametrize(
+    ("env", "place"),
+    [
+        ({}, ""),
+        ({"id": "reverse_retry"}, ""),
+        ({"id": "my-env"}, ""),
+        ({"id": "owner/my-env@1", "name": "e"}, ""),
+        ({"id": "acme.envs"}, ""),
+        ({"id": "os"}, "id"),
+        ({"id": "reverse-text.evil"}, "id"),
+        ({"id": "other", "path": "/srv/code"}, "id"),
+        ({"address": "tcp://127.0.0.1:5000"}, ""),
+        ({"address": "tcp://envs.lan:5000"}, ""),
+        ({"address": "tcp://one.lan:7"}, ""),
+        ({"address": "tcp://one.lan:8"}, "address"),
+        ({"address": "tcp://evil:5000"}, "address"),
+        (teacher(base_url=HERE), ""),
+        (teacher(base_url="http://ENVS.lan/v1"), ""),
+        (teacher(base_url="http://localhost.evil:1"), "algo/teacher/base_url"),
+        (teacher(base_url="http://169.254.169.254/"), "algo/teacher/base_url"),
+        (teacher(base_url=HERE, api_key_var="RATCHET_TEACHER_KEY"), ""),
+        (teacher(base_url=HERE, api_key_var="VLLM_KEY"), ""),
+        (teacher(base_url=HERE, api_key_var="TEMPORAL_API_KEY"), "algo/teacher/api_key_var"),
+        (teacher(base_url=HERE, api_key_var="RATCHET_API_KEY"), "algo/teacher/api_key_var"),
+        ({"args": {"seed": 3, "task": {"rewards": {"x": {"weight": 0.5}}}}}, ""),
+        ({"args": {"task": {"rewards": {"x": {"fn": "acme.score:f"}}}}}, ""),
+        ({"args": {"task": {"rewards": {"x": {"fn": "os.system"}}}}}, "args/task/rewards/x/fn"),
+        ({"args": {"task": {"stops": {"x": {"fn": "/tmp/a.py:f"}}}}}, "args/task/stops/x/fn"),
+        ({"args": {"task": {"stops": {"x": {"fn": "/srv/code/a.py:f"}}}}}, ""),
+        ({"args": {"system_prompt": "/etc/passwd"}}, "args/system_prompt"),
+        ({"args": {"task": {"judges": [{"id": "rubric", "base_url": HERE}]}}}, ""),
+        (
+            {"args": {"task": {"judges": [{"id": "rubric", "base_url": "http://evil"}]}}},
+            "args/task/judges/0/base_url",
+        ),
+        (
+            {"args": {"task": {"judges": [{"id": "rubric", "api_key_var": "HF_TOKEN"}]}}},
+            "args/task/judges/0/api_key_var",
+        ),
+        (
+            {"args": {"task": {"judges": [{"id": "rubric", "headers_from_env": {"a": "B"}}]}}},
+            "args/task/judges/0/headers_from_env/a",
+        ),
+        (
+            {"args": {"task": {"judges": [{"id": "rubric", "prompt": "/etc/passwd"}]}}},
+            "args/task/judges/0/prompt",
+        ),
+        ({"args": {"task": {"judges": [{"id": "os"}]}}}, "args/task/judges/0/id"),
+        ({"args": {"task": {"judges": [[["id", "rubric"]]]}}}, "args/task/judges/0/id"),
+    ],
+)
+def test_with_keys_a_config_reaches_only_what_is_listed(env: dict[str, object], place: str) -> None:
+    run = run_of(**env)
+    code = ("acme", "my_env", "/srv/code")
+    found = refused(run, code, ("envs.lan", "one.lan:7"), ("VLLM_KEY",))
+    assert [error.pointer for error in found] == ([f"/train/env/0/{place}"] if place else [])
+    assert all(
+        "RATCHET_" in error.message and error.key in error.pointer.replace("/", ".")
+        for error in found
+    )
+    assert refused(run, None) == []
 
 
 @pytest.mark.asyncio(loop_scope="session")
