@@ -28,6 +28,7 @@ with workflow.unsafe.imports_passed_through():
     from configs.run import RunConfig
     from workflows import policies
     from workflows.failures import cause_of, type_of
+    from workflows.mending import rest_after
     from workflows.messages import (
         DISPATCH,
         Control,
@@ -43,8 +44,13 @@ MAX_RELOCATIONS = 20
 """Times a group is sent out anew after its engine or env server was lost."""
 RELOCATION_PAUSE = timedelta(seconds=5)
 """Rest before the same server is tried again: a dropped connection is no dead server."""
-STORE_RETRIED_AFTER = timedelta(seconds=2)
-STORE_RETRIED_AT_LEAST_EVERY = timedelta(seconds=30)
+TRIES_OF_ITS_OWN = 3
+"""Times that work is tried again for the store's sake before one tries for all: a generation may
+hold hundreds, and every try is events of its history.
+"""
+WOKEN_BY_ONE = 8
+"""Held works that are tried once another was stored, each of which then wakes as many."""
+LONG_TRY = timedelta(seconds=60)
 GROUPS_PER_REPORT = 100
 """Keeps a report, at some 500 B a group, below 64 KiB."""
 
@@ -80,6 +86,8 @@ class Dispatch:
         self._outbox: list[GroupResult] = []
         self._lost: list[LostServer] = []
         self._troubles: dict[str, str] = {}
+        self._troubled_at = 0.0
+        self._may_try = 0
         self._alarm: asyncio.Task[None] | None = None
         self._rings_at = 0.0
         self._seq = 0
@@ -369,19 +377,47 @@ class Dispatch:
         """Carries out an activity; while what it makes cannot be stored, tells the run and tries
         again.
         """
-        rest = STORE_RETRIED_AFTER
+        tried = 0
         try:
             while True:
+                spur = asyncio.create_task(self._spur()) if tried > TRIES_OF_ITS_OWN else None
                 try:
-                    return await workflow.execute_activity(name, arg, **options)
+                    result = await workflow.execute_activity(name, arg, **options)
+                    self._may_try = WOKEN_BY_ONE
+                    return result
                 except ActivityError as error:
                     if type_of(error) != names.STORE_FAILED:
                         raise
+                    self._may_try = 0
                     self._trouble(work, cause_of(error))
-                await workflow.sleep(rest, summary=f"store to be mended for {work}")
-                rest = min(2 * rest, STORE_RETRIED_AT_LEAST_EVERY)
+                finally:
+                    if spur is not None:
+                        spur.cancel()
+                tried += 1
+                await self._rest_for_store(work, tried)
         finally:
             self._trouble(work, "")
+
+    async def _rest_for_store(self, work: str, tried: int) -> None:
+        """Until `work` may be tried again: of all that is held the first tries for the others, and
+        some of them follow once anything was stored.
+        """
+        if tried > TRIES_OF_ITS_OWN:
+            while not (self._may_try or self._is_first(work)):
+                await workflow.wait_condition(lambda: bool(self._may_try) or self._is_first(work))
+            if self._may_try:
+                self._may_try -= 1
+                return
+        rest = rest_after(workflow.time() - self._troubled_at)
+        await workflow.sleep(rest, summary=f"store to be mended for {work}")
+
+    async def _spur(self) -> None:
+        """Lets another try while one takes long: it may take hours, and the store be mended."""
+        await workflow.sleep(LONG_TRY, summary="another to be tried beside one that takes long")
+        self._may_try = max(self._may_try, 1)
+
+    def _is_first(self, work: str) -> bool:
+        return next(iter(self._troubles)) == work
 
     def _trouble(self, work: str, reason: str) -> None:
         """What keeps `work` from being stored; '' for nothing. The run hears of the first and of
@@ -389,6 +425,8 @@ class Dispatch:
         """
         before = bool(self._troubles)
         if reason:
+            if not before:
+                self._troubled_at = workflow.time()
             self._troubles[work] = reason
         else:
             self._troubles.pop(work, None)

@@ -12,6 +12,8 @@ from workflows.state import HostState
 
 MAX_DOWNS = 5
 """Times a server may fail to come up before its run gives up."""
+TOLD_OF_WAIT = 500
+"""Characters kept of what a host waits for: every one is in the run's state."""
 
 
 def planned_hosts(config: RunConfig) -> list[HostState]:
@@ -27,6 +29,16 @@ def planned_hosts(config: RunConfig) -> list[HostState]:
             host.managed, host.up, host.address = False, True, address
         hosts.append(host)
     return hosts
+
+
+def hold_of(host: HostState) -> str:
+    """By which name a run is held while `host` cannot start its server."""
+    return f"host {host.role}/{host.index}"
+
+
+def held_hosts(hosts: list[HostState]) -> dict[str, str]:
+    """What keeps hosts from starting their servers, by the names of their holds."""
+    return {hold_of(host): host.waits for host in hosts if host.waits}
 
 
 class Fleet:
@@ -53,8 +65,13 @@ class Fleet:
             host.restarts += host.epoch > 0
             host.epoch, host.up, host.verified = report.epoch, False, -1
         if report.state == "starting":
+            if host.up:
+                return False
+            # Said with a reason it cannot start yet; said again without one, it can.
+            host.waits = report.detail[:TOLD_OF_WAIT]
             host.detail = report.detail or host.detail
             return True
+        host.waits = ""
         if report.state == "up":
             if host.up:
                 return False

@@ -55,6 +55,7 @@ def restored(
     state.status, state.stop, state.pause, state.pause_reason = "paused", "", "", ""
     state.finished_at = state.end_reason = state.trouble = ""
     state.checkpoint_wanted = state.config_pending = False
+    state.holds = {}
     state.step = state.version = state.target_version = state.next_version = step
     state.weights, state.checkpoint = result.weights, result.checkpoint
     state.trainer_epoch = state.trainer_step = -1

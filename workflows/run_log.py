@@ -38,6 +38,7 @@ class RunLog:
     """The run's waits, notes, memo and search attributes.
 
     `failure` is what a loop ended with. `unsettled` says that dispatch must hear of something.
+    `mended` counts holds that are over: what waits meanwhile is given its time anew.
     """
 
     def __init__(self, config: RunConfig, state: RunState) -> None:
@@ -49,6 +50,7 @@ class RunLog:
         self._tasks_started = 0
         self.failure: RunFailed | None = None
         self.unsettled = False
+        self.mended = 0
 
     @property
     def waiting(self) -> Waiting | None:
@@ -91,7 +93,7 @@ class RunLog:
             if predicate():
                 self._waiting = None
                 return
-            mark = progress() if progress else 0
+            mark, mended = progress() if progress else 0, self.mended
             self._name_wait(name(), at_most)
             if await self._within(SHOWN_AFTER, name, predicate, stoppable):
                 continue
@@ -99,7 +101,7 @@ class RunLog:
             if await self._within(at_most, name, predicate, stoppable):
                 continue
             stands = progress is None or progress() == mark
-            if stands and not self._state.holds:
+            if stands and not self._state.holds and self.mended == mended:
                 raise RunFailed("run", f"waited {at_most} for {name()}", code="stalled")
         self._waiting = None
         if self.failure is not None:

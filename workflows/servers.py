@@ -83,6 +83,7 @@ class Servers:
             if host.managed:
                 await self._gone(self._host_id(host))
                 host.up, host.verified = False, -1
+                self._mending.on_closed(host)
                 host.opened += 1
 
     async def _gone(self, workflow_id: str) -> None:

@@ -56,7 +56,8 @@ class HostState:
 
     `downs` counts losses since it was last up, `gate_failures` refusals since it last passed.
     `pushes` numbers weight pushes, so that every version label is unique. `opened` counts Host
-    workflows before the present one: a pause closes it.
+    workflows before the present one: a pause closes it. `waits` says what store or disk keeps it
+    from starting its server.
     """
 
     role: HostRole
@@ -75,6 +76,7 @@ class HostState:
     opened: int = 0
     detail: str = ""
     managed: bool = True
+    waits: str = ""
 
 
 @dataclass

@@ -201,11 +201,12 @@ class TrainingRun:
 
     @workflow.signal
     def host_report(self, report: HostReport) -> None:
-        """A server came up or went down."""
+        """A server came up or went down, or waits for the store or its disk: the run does, too."""
         if report.run_id and report.run_id != self._arg.run_id:
             return
         if self._fleet.on_report(report):
             self._generations.wanted = True
+            self._mending.hold_host(self._fleet.host(report.role, report.index))
             if report.state != "up":
                 text = f"{report.role} {report.index} (epoch {report.epoch}) is {report.state}"
                 self._log.note(f"{text}: {report.detail[-200:]}")
@@ -519,6 +520,8 @@ class TrainingRun:
         except TimeoutError:
             self._log.note("dispatch did not close in time")
         state = self._state
+        for host in state.hosts:
+            self._mending.on_closed(host)
         state.status, state.finished_at = status, workflow.now().isoformat()
         state.end_reason = ended.get("end_reason", "")
         self._log.publish(**ended)

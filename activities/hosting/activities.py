@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -36,13 +36,12 @@ from activities.contracts.hosting import (
     HostRole,
     ServerState,
 )
-from activities.failing import DISK_FAILURES
+from activities.failing import failure_of
 from activities.hosting import reaper
 from activities.hosting.heartbeat import heartbeats
 from activities.hosting.process import GRACE_S, ServerProcess, describe_exit
 from activities.hosting.spec import ServerSpec, SpecBuilder
 from activities.inference.load import report_load
-from activities.storage.store import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +54,9 @@ QUICK_GRACE_S = 1.0
 PROBE_LIMIT_S = 5.0
 LOST_AFTER_PROBES = 3
 RUN_CHECK_EVERY_S = 10.0
-STORE_RETRIED_EVERY_S = 5.0
+DISK_RETRIED_S = (2.0, 30.0)
+"""The shortest and the longest rest before another try for a store or disk that failed."""
+RETOLD_AT_MOST_EVERY_S = 300.0
 RPC_TIMEOUT = timedelta(seconds=5)
 DETAIL_LIMIT = 1500
 
@@ -129,16 +130,22 @@ class HostActivities:
             await asyncio.to_thread(
                 reaper.sweep, self.ctx.home, run=host.run_id, host=host.host_id, everything=True
             )
-            spec = await self._spec(host, epoch)
-            process = ServerProcess(
-                spec,
-                home=self.ctx.home,
-                run=host.run_id,
-                host=host.host_id,
-                epoch=epoch,
-                grace_s=GRACE_S if host.role == "env" else QUICK_GRACE_S,
-            )
-            await self._keep(host, epoch, spec, process)
+
+            async def begin() -> ServerProcess:
+                nonlocal process
+                spec = await self.builders[host.role](self.ctx, host, epoch)
+                process = ServerProcess(
+                    spec,
+                    home=self.ctx.home,
+                    run=host.run_id,
+                    host=host.host_id,
+                    epoch=epoch,
+                    grace_s=GRACE_S if host.role == "env" else QUICK_GRACE_S,
+                )
+                await process.start()
+                return process
+
+            await self._keep(host, epoch, await self._with_patience(host, epoch, begin))
         except _RunClosed:
             raise
         except _ServerLost as lost:
@@ -155,18 +162,47 @@ class HostActivities:
                 # Shielded: a second cancellation must not leave the server half stopped.
                 await asyncio.shield(asyncio.create_task(process.stop()))
 
-    async def _spec(self, host: HostInput, epoch: int) -> ServerSpec:
-        """What to start. A store or disk that fails is waited for: no server is to blame."""
-        while True:
-            try:
-                return await self.builders[host.role](self.ctx, host, epoch)
-            except OSError as error:
-                if not isinstance(error, StoreUnavailable) and error.errno not in DISK_FAILURES:
-                    raise
-                log.warning("%s waits for the store: %s", host.host_id, error)
-                waits = self._report(host, epoch, "starting", detail=str(error)[:DETAIL_LIMIT])
-                await self._signal(host.run_id, REPORT_SIGNAL, waits)
-            await asyncio.sleep(STORE_RETRIED_EVERY_S)
+    async def _with_patience(
+        self, host: HostInput, epoch: int, begin: Callable[[], Awaitable[ServerProcess]]
+    ) -> ServerProcess:
+        """What `begin()` started. A store or disk that fails is waited for: no server is to blame.
+
+        The run, whose history is bounded, hears that its host waits once two tries have failed,
+        seldom that the reason is another, and that it waits no longer.
+        """
+        began = told_at = time.monotonic()
+        told, tries = "", 0
+        closed: asyncio.Task[None] | None = None
+        try:
+            while True:
+                try:
+                    process = await begin()
+                    break
+                except OSError as error:
+                    failure = failure_of(error, f"the start of {host.host_id}")
+                    if failure is None:
+                        raise
+                    reason = failure.message[:DETAIL_LIMIT]
+                closed = closed or asyncio.create_task(self._until_run_closed(host.run_id))
+                tries, now = tries + 1, time.monotonic()
+                # What passes at once is no reason for the run to stand still.
+                news = told != reason and tries > 1
+                if news and (not told or now - told_at >= RETOLD_AT_MOST_EVERY_S):
+                    log.warning("%s waits: %s", host.host_id, reason)
+                    waits = self._report(host, epoch, "starting", detail=reason)
+                    await self._signal(host.run_id, REPORT_SIGNAL, waits)
+                    told, told_at = reason, now
+                shortest, longest = DISK_RETRIED_S
+                rest = min(max((now - began) / 8, shortest), longest)
+                if (await asyncio.wait([closed], timeout=rest))[0]:
+                    closed.result()
+        finally:
+            if closed is not None:
+                closed.cancel()
+        if told:
+            starting = self._report(host, epoch, "starting")
+            await self._signal(host.run_id, REPORT_SIGNAL, starting)
+        return process
 
     def _report(self, host: HostInput, epoch: int, state: ServerState, **known: str) -> HostReport:
         return HostReport(
@@ -179,11 +215,8 @@ class HostActivities:
             **known,
         )
 
-    async def _keep(
-        self, host: HostInput, epoch: int, spec: ServerSpec, process: ServerProcess
-    ) -> None:
-        started = time.monotonic()
-        await process.start()
+    async def _keep(self, host: HostInput, epoch: int, process: ServerProcess) -> None:
+        started, spec = time.monotonic(), process.spec
         run_check = asyncio.create_task(self._until_run_closed(host.run_id))
         up: asyncio.Task[None] | None = None
         try:

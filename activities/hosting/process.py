@@ -63,7 +63,10 @@ class ServerProcess:
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Starts the server; returns once its process exists, healthy or not."""
+        """Starts the server; returns once its process exists, healthy or not.
+
+        Raises OSError if a disk does not let it: then there is no process.
+        """
         hosts = self.home / "hosts"
         hosts.mkdir(parents=True, exist_ok=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -96,9 +99,12 @@ class ServerProcess:
         assert self._keeper.stdin is not None and self._keeper.stdout is not None
         self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
         first = await self._keeper.stdout.readline()
+        told = json.loads(first) if first else {}
+        if "errno" in told:
+            await self._keeper.wait()
+            raise OSError(told["errno"], told["error"])
         self._watcher = asyncio.create_task(self._watch(self._keeper.stdout))
-        if first:
-            self.pid = json.loads(first)["pid"]
+        self.pid = told.get("pid", 0)
 
     async def _watch(self, output: asyncio.StreamReader) -> None:
         assert self._keeper is not None

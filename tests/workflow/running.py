@@ -8,16 +8,28 @@ from typing import Any
 
 from temporalio.client import Client, WorkflowHandle
 from temporalio.common import WorkflowIDReusePolicy
+from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
 from activities.contracts.names import Queues
 from configs.load import validate
 from tests.workflow.world import World
+from worker.roles import HEARTBEATS_AT_LEAST_EVERY
 from workflows.dispatch import Dispatch
 from workflows.host import Host
 from workflows.messages import MEMO_KEY, RunInput
 from workflows.preflight import Preflight
 from workflows.training_run import TrainingRun
+
+WITHIN_S = 90.0
+"""How long anything may take that must happen: only a machine that stands still takes longer."""
+BEATS: dict[str, Any] = {
+    "max_heartbeat_throttle_interval": HEARTBEATS_AT_LEAST_EVERY,
+    "default_heartbeat_throttle_interval": HEARTBEATS_AT_LEAST_EVERY,
+}
+"""As in `worker.roles`: by default the SDK holds heartbeats back for 0.8 of their time-out, so that
+a moment without a core would lose every server.
+"""
 
 
 def config(**overrides: Any) -> dict[str, Any]:
@@ -50,6 +62,7 @@ def worker(world: World, cached: int = 100) -> Worker:
         activities=world.activities(),
         max_cached_workflows=cached,
         max_concurrent_workflow_task_polls=2 if cached else 1,
+        **BEATS,
     )
 
 
@@ -71,11 +84,55 @@ async def memo(handle: WorkflowHandle[Any, Any]) -> dict[str, Any]:
     return value
 
 
-async def until(predicate: Callable[[], bool], within_s: float = 30) -> None:
+async def status(handle: WorkflowHandle[Any, Any], wanted: str) -> dict[str, Any]:
+    """The run once it has a status."""
+    async with asyncio.timeout(WITHIN_S):
+        while (seen := await memo(handle)).get("status") != wanted:
+            await asyncio.sleep(0.05)
+    return seen
+
+
+async def until(predicate: Callable[[], bool], within_s: float = WITHIN_S) -> None:
     """Waits for something in the world."""
     async with asyncio.timeout(within_s):
         while not predicate():
             await asyncio.sleep(0.02)
+
+
+async def generations_of(client: Client, run: str, least: int = 1) -> set[str]:
+    """Ids of a run's generations, or of an attempt's. The server lists what it has a moment later,
+    so that `least` are waited for.
+    """
+    query = f"WorkflowId STARTS_WITH '{run}/dispatch/'"
+    async with asyncio.timeout(WITHIN_S):
+        while len(found := {w.id async for w in client.list_workflows(query)}) < least:
+            await asyncio.sleep(0.2)
+    return found
+
+
+async def settled(world: World) -> None:
+    """Waits until everything is done that can be without another rollout that ends."""
+
+    def done() -> tuple[int, ...]:
+        counted = (world.started, world.shipped, world.trained, world.recorded, world.checkpoints)
+        return tuple(map(len, counted))
+
+    async with asyncio.timeout(WITHIN_S):
+        before = None
+        while before != (before := done()):
+            await asyncio.sleep(1.0)
+
+
+async def change(handle: WorkflowHandle[Any, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """Changes the config; a run that is about to continue as new takes it afterwards."""
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            try:
+                changes: dict[str, Any] = await handle.execute_update("change_config", patch)
+                return changes
+            except RPCError as error:
+                assert error.status == RPCStatusCode.FAILED_PRECONDITION
+            await asyncio.sleep(0.2)
 
 
 def check_exactly_once(world: World, steps: int) -> None:

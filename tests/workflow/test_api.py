@@ -19,6 +19,9 @@ import pytest_asyncio
 from temporalio.testing import WorkflowEnvironment
 
 from tests.unit.api.conftest import config, temporal_binary
+from tests.workflow.running import WITHIN_S
+
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +54,7 @@ def serving(env: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
         yield process, found.group()
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(WITHIN_S)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -82,20 +85,24 @@ async def test_a_killed_api_comes_back_and_knows_its_runs(address: str, tmp_path
         assert again == run
         assert httpx.post(f"{url}/v1/runs/{run['id']}/stop", timeout=10).status_code == 202
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(WITHIN_S) == 0
 
 
-async def heard(url: str, run_id: str, last: str | None, count: int) -> list[str]:
-    """Ids of the next events of a stream."""
+async def heard(
+    url: str, run_id: str, last: str | None, count: int, begun: asyncio.Event | None = None
+) -> list[str]:
+    """Ids of the next events of a stream; the first of them sets `begun`."""
     ids: list[str] = []
     headers = {"accept": "text/event-stream", **({"last-event-id": last} if last else {})}
     async with (
-        httpx.AsyncClient(timeout=30) as http,
+        httpx.AsyncClient(timeout=WITHIN_S) as http,
         http.stream("GET", f"{url}/v1/runs/{run_id}/events", headers=headers) as answer,
     ):
         async for line in answer.aiter_lines():
             if line.startswith("id: "):
                 ids.append(line.removeprefix("id: "))
+                if begun is not None:
+                    begun.set()
             if len(ids) == count:
                 break
     return ids
@@ -104,7 +111,7 @@ async def heard(url: str, run_id: str, last: str | None, count: int) -> list[str
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_stream_of_events_survives_a_killed_api(address: str, tmp_path: Path) -> None:
     env = environment(tmp_path, address)
-    async with httpx.AsyncClient(timeout=30) as http:
+    async with httpx.AsyncClient(timeout=WITHIN_S) as http:
         with serving(env) as (_, url):
             made = await http.post(f"{url}/v1/runs", json=config("heard"))
             run_id = made.json()["id"]
@@ -119,12 +126,13 @@ async def test_a_stream_of_events_survives_a_killed_api(address: str, tmp_path: 
             rest = await heard(url, run_id, first[-1], 4)
             listed = (await http.get(f"{url}/v1/runs/{run_id}/events")).json()["data"]
             # An open stream does not keep the API from ending.
-            watching = asyncio.create_task(heard(url, run_id, None, 99))
-            await asyncio.sleep(0.5)
+            begun = asyncio.Event()
+            watching = asyncio.create_task(heard(url, run_id, None, 99, begun))
+            await asyncio.wait_for(begun.wait(), WITHIN_S)
             process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(process.wait, 10) == 0
+            assert await asyncio.to_thread(process.wait, WITHIN_S) == 0
             with contextlib.suppress(httpx.TransportError):
-                await asyncio.wait_for(watching, 10)
+                await asyncio.wait_for(watching, WITHIN_S)
     assert [event["id"] for event in listed] == first + rest
     assert len(set(first + rest)) == 8
     assert [event["type"] for event in listed] == [
@@ -140,7 +148,7 @@ def test_a_public_address_without_keys_is_one_clear_line(tmp_path: Path) -> None
         env=environment(tmp_path, "127.0.0.1:1"),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=WITHIN_S,
     )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "python -m api.keys" in done.stderr
@@ -155,7 +163,7 @@ def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
             env=environment(tmp_path, "127.0.0.1:1"),
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=WITHIN_S,
         )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
@@ -170,7 +178,7 @@ def test_a_bad_setting_is_one_clear_line(tmp_path: Path) -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=WITHIN_S,
     )
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1 and "RATCHET_PREFLIGHT_TIMEOUT_S" in done.stderr

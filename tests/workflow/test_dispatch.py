@@ -7,9 +7,19 @@ import pytest
 from temporalio.client import Client, WorkflowUpdateFailedError
 
 from activities.contracts.hosting import ENGINE_LOAD, EngineLoad
-from tests.workflow.running import check_exactly_once, memo, start, until, world_of
+from tests.workflow.running import (
+    WITHIN_S,
+    change,
+    check_exactly_once,
+    memo,
+    settled,
+    start,
+    status,
+    until,
+    world_of,
+)
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
 ENVS = [{"id": "reverse-text"}]
 
@@ -20,12 +30,13 @@ async def test_permit_of_a_rollout_that_ended_inside_its_activity_is_used_again(
     async with world_of(temporal) as world:
         # Of four rollouts the last takes long: its group's other permits must not wait for it.
         world.releases = True
-        world.rollout_s_of = lambda group, index: 1.5 if index == 3 else 0.02  # type: ignore[method-assign]
+        world.holds = {"train/0/3"}
         train = {"env": ENVS, "batch_size": 8, "group_size": 4}
         dispatch = {"max_inflight_rollouts": 5}
-        result = await (
-            await start(world, max_steps=1, train=train, eval={}, dispatch=dispatch)
-        ).result()
+        handle = await start(world, max_steps=1, train=train, eval={}, dispatch=dispatch)
+        await until(lambda: world.rolled_out["train/1/0"] == 1)
+        world.holds.clear()
+        result = await handle.result()
         assert result["status"] == "succeeded"
         assert world.most_executing == 5, "the second group ran beside the first one's last rollout"
         order = [name.split("/")[1] for name in world.started]
@@ -38,15 +49,20 @@ async def test_limits_change_while_the_run_runs_and_bad_changes_are_refused(
 ) -> None:
     async with world_of(temporal) as world:
         world.rollout_s = 0.1
+        world.flowing.clear()
         dispatch = {"generation_events": 120}
-        handle = await start(world, max_steps=14, dispatch=dispatch)
+        handle = await start(world, max_steps=18, eval={}, dispatch=dispatch)
+        await until(lambda: world.executing == 8)
+        world.flowing.set()
         await until(lambda: len(world.trained) >= 2)
-        assert world.most_executing == 8
         lower = {"dispatch": {"max_inflight_rollouts": 2}}
-        assert await handle.execute_update("change_config", lower) == lower
-        await until(lambda: world.executing <= 2)
+        assert await change(handle, lower) == lower
+        # Two batches may have been admitted by the permits of before.
+        ahead = len(world.trained) + 2
+        await until(lambda: len(world.trained) >= ahead)
+        assert world.most_executing == 8
         world.most_executing = 0
-        await until(lambda: len(world.trained) >= 8)
+        await until(lambda: len(world.trained) >= ahead + 4)
         assert world.most_executing == 2
         for wrong, said in [
             ({"train": {"batch_size": 4}}, "train.batch_size: cannot change"),
@@ -55,23 +71,31 @@ async def test_limits_change_while_the_run_runs_and_bad_changes_are_refused(
             ({}, "nothing to change"),
         ]:
             with pytest.raises(WorkflowUpdateFailedError) as refused:
-                await handle.execute_update("change_config", wrong)
+                await change(handle, wrong)
             assert said in str(refused.value.cause)
         both = {"dispatch": {"max_inflight_rollouts": 8, "tasks_per_minute": 6000}}
-        assert await handle.execute_update("change_config", both) == both
+        assert await change(handle, both) == both
+        world.flowing.clear()
+        await until(lambda: world.executing == 8)
+        world.flowing.set()
         await handle.result()
         assert world.most_executing == 8
-        check_exactly_once(world, 14)
+        check_exactly_once(world, 18)
 
 
 async def test_generation_that_dies_is_replaced_and_nothing_is_lost_or_repeated(
     temporal: Client,
 ) -> None:
     async with world_of(temporal) as world:
-        world.rollout_s = 0.2
         handle = await start(world, max_steps=8)
-        await until(lambda: len(world.trained) >= 2 and world.executing > 0)
+        await until(lambda: len(world.trained) >= 2)
+        world.flowing.clear()
+        await settled(world)
+        assert world.executing == 8
         await temporal.get_workflow_handle(f"{handle.id}/dispatch/0").terminate("by the test")
+        # A change of limits makes the run speak to its generation, and find it gone.
+        await change(handle, {"dispatch": {"tasks_per_minute": 6000}})
+        world.flowing.set()
         result = await handle.result()
         assert result["status"] == "succeeded" and result["step"] == 8
         assert world.trained == list(range(1, 9))
@@ -83,22 +107,19 @@ async def test_generation_that_dies_is_replaced_and_nothing_is_lost_or_repeated(
 
 async def test_generations_that_keep_dying_pause_the_run_with_the_reason(temporal: Client) -> None:
     async with world_of(temporal) as world:
-        world.rollout_s = 30.0
+        world.flowing.clear()
         handle = await start(world)
         for number in range(3):
             dispatch = temporal.get_workflow_handle(f"{handle.id}/dispatch/{number}")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WITHIN_S):
                 while not await _runs(dispatch):
                     await asyncio.sleep(0.05)
             await dispatch.terminate("by the test")
             # A change of limits makes the run speak to its generation, and find it gone.
-            change = {"dispatch": {"tasks_per_minute": 6000 + number}}
-            await handle.execute_update("change_config", change)
-        async with asyncio.timeout(40):
-            while (seen := await memo(handle))["status"] != "paused":
-                await asyncio.sleep(0.1)
+            await change(handle, {"dispatch": {"tasks_per_minute": 6000 + number}})
+        seen = await status(handle, "paused")
         assert "3 dispatch generations in a row ended unexpectedly" in seen["paused_because"]
-        world.rollout_s = 0.02
+        world.flowing.set()
         await handle.signal("resume")
         assert (await handle.result())["step"] == 6
         assert world.trained == [1, 2, 3, 4, 5, 6]
@@ -167,23 +188,30 @@ async def test_backfill_ships_full_batches_of_what_post_batch_filters_leave(
 async def test_auto_permits_follow_the_load_that_engines_report(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.rollout_s = 0.3
+        world.flowing.clear()
         bounds = {"initial": 4, "max_inflight": 64}
         dispatch = {"max_inflight_rollouts": "auto", "concurrency": bounds, "burst": 64}
         handle = await start(world, max_steps=1000, eval={}, dispatch=dispatch)
+        await until(lambda: world.executing == 4)
+        world.flowing.set()
         await until(lambda: len(world.trained) >= 1)
         assert world.most_executing == 4
         idle = EngineLoad(0, 1, 0.1, 4, 0, 0, 100_000, 1000)
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(WITHIN_S):
             while world.most_executing <= 4:
                 await handle.signal(ENGINE_LOAD, idle)
                 await asyncio.sleep(1)
-        busy = EngineLoad(0, 1, 0.95, 4, 0, 0, 100_000, 1000)
         world.flowing.clear()
-        await until(lambda: world.executing > 4)
-        await asyncio.sleep(5)
-        await handle.signal(ENGINE_LOAD, busy)
+        await settled(world)
+        peak = world.executing
+        assert peak > 4
+        # What comes too early for a poll changes nothing; an engine that is busy says so again.
+        busy = EngineLoad(0, 1, 0.95, 4, 0, 0, 100_000, 1000)
+        async with asyncio.timeout(WITHIN_S):
+            while world.executing >= peak:
+                await handle.signal(ENGINE_LOAD, busy)
+                await asyncio.sleep(1)
         await until(lambda: any("cancelled train/" in event for event in world.events))
-        await until(lambda: world.executing <= 4)
         world.flowing.set()
         await handle.signal("stop")
         await handle.result()

@@ -1,6 +1,8 @@
 """What can be mended pauses a run and ends nothing: a store that fails, servers that keep dying."""
 
 import asyncio
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -8,17 +10,22 @@ from temporalio.client import Client, WorkflowHandle
 
 from activities.contracts import names
 from activities.contracts.hosting import HostReport
-from tests.workflow.running import check_exactly_once, memo, start, until, world_of
+from tests.workflow.running import (
+    WITHIN_S,
+    change,
+    check_exactly_once,
+    memo,
+    settled,
+    start,
+    status,
+    until,
+    world_of,
+)
+from tests.workflow.world import World
+from workflows import mending, trainer
+from workflows.dispatch import TRIES_OF_ITS_OWN
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(60)]
-
-
-async def status(handle: WorkflowHandle[Any, Any], wanted: str) -> dict[str, Any]:
-    """The run once it has a status."""
-    async with asyncio.timeout(40):
-        while (seen := await memo(handle)).get("status") != wanted:
-            await asyncio.sleep(0.05)
-    return seen
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
 
 WORKS = (
@@ -41,8 +48,7 @@ async def test_run_pauses_itself_while_the_store_fails_and_goes_on_once_it_is_me
         world.store_fails[work] = 10**6
         seen = await status(handle, "paused")
         assert f"write of {work}: No space left on device" in seen["paused_because"]
-        await asyncio.sleep(0.3)
-        assert world.events.count(f"no store for {work}") >= 2
+        await until(lambda: world.events.count(f"no store for {work}") >= 2)
         world.store_fails.clear()
         result = await handle.result()
         assert result["status"] == "succeeded" and result["paused_because"] is None
@@ -76,7 +82,7 @@ async def test_stop_of_a_run_whose_store_fails_waits_for_its_last_checkpoint(
 
 async def test_engine_that_is_never_verified_pauses_the_run_until_resume(temporal: Client) -> None:
     class Refusing(set[int]):
-        def discard(self, version: int) -> None:
+        def discard(self, version: object) -> None:
             pass
 
     async with world_of(temporal) as world:
@@ -84,7 +90,8 @@ async def test_engine_that_is_never_verified_pauses_the_run_until_resume(tempora
         handle = await start(world)
         seen = await status(handle, "paused")
         assert "engine -1.5, trainer -1.2" in seen["paused_because"] and seen["step"] == 2
-        assert world.serving == 0 and world.executing == 0
+        assert world.serving == 0
+        await until(lambda: world.executing == 0)
         world.refuse_gate_at = set()
         await handle.signal("resume")
         result = await handle.result()
@@ -145,15 +152,15 @@ async def test_failure_while_a_pause_drains_pauses_all_the_same(temporal: Client
     async with world_of(temporal) as world:
         handle = await start(world, max_steps=8, eval={})
         await until(lambda: len(world.trained) >= 2)
-        world.rollout_s = 3.0
-        await asyncio.sleep(0.5)
+        world.flowing.clear()
+        await until(lambda: world.executing > 0)
         await handle.signal("pause", "drain")
         await status(handle, "pausing")
         failed = HostReport("env", 0, 1, "failed", detail="no such taskset", run_id=handle.id)
         await handle.signal("host_report", failed)
+        world.flowing.set()
         seen = await status(handle, "paused")
         assert "no such taskset" in seen["paused_because"]
-        world.rollout_s = 0.02
         await handle.signal("resume")
         assert (await handle.result())["step"] == 8
         assert world.trained == list(range(1, 9))
@@ -162,11 +169,13 @@ async def test_failure_while_a_pause_drains_pauses_all_the_same(temporal: Client
 async def test_drift_raises_an_alarm_and_ends_nothing(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.mismatch_kl = {3: 0.7}
-        world.rollout_s = 0.2
+        # The next step, if it is calm, takes the alarm back.
+        world.holds = {"step 4"}
         handle = await start(world, max_steps=5, checkpoint={"interval": 100})
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(WITHIN_S):
             while not (seen := await memo(handle)).get("alarm"):
                 await asyncio.sleep(0.02)
+        world.holds.clear()
         assert seen["alarm"] == "step 3: mismatch KL 0.7 is above 0.5" and seen["step"] == 3
         result = await handle.result()
         assert result["status"] == "succeeded" and result["alarm"] is None
@@ -197,3 +206,112 @@ async def test_damage_without_a_way_round_pauses_the_run_and_names_it(temporal: 
         await handle.signal("resume")
         assert (await handle.result())["status"] == "succeeded"
         check_exactly_once(world, 6)
+
+
+FULL = "the start of this server cannot use its disk: No space left on device"
+
+
+def second_epoch(handle: WorkflowHandle[Any, Any], role: Any, detail: str = "") -> HostReport:
+    """Says that host 0 of `role` is starting anew; with a detail, that it cannot yet."""
+    return HostReport(role, 0, 2, "starting", detail=detail, run_id=handle.id)
+
+
+async def hold_host(world: World, handle: WorkflowHandle[Any, Any], role: Any) -> None:
+    """Lets a host of a run wait for its disk, and the run with it."""
+    await until(lambda: len(world.trained) >= 2)
+    await handle.signal("host_report", second_epoch(handle, role, FULL))
+    assert FULL in (await status(handle, "paused"))["paused_because"]
+
+
+async def let_up(world: World, handle: WorkflowHandle[Any, Any], role: Any) -> None:
+    """The server of that host comes up after all."""
+    up = replace(second_epoch(handle, role), state="up", address=f"{role}/0@2")
+    await handle.signal("host_report", replace(up, queue=world.queues.trainer))
+
+
+async def test_host_that_waits_for_its_disk_holds_the_run_and_is_no_stall(
+    temporal: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # After the five seconds without which a wait is not shown.
+    monkeypatch.setattr(trainer, "COMES_UP_WITHIN", timedelta(seconds=4))
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=8, eval={})
+        await hold_host(world, handle, "trainer")
+        # It can start when a bound has all but passed, and is up only after that.
+        await asyncio.sleep(16)
+        assert FULL in (await status(handle, "paused"))["paused_because"]
+        await handle.signal("host_report", second_epoch(handle, "trainer"))
+        assert (await status(handle, "running"))["paused_because"] is None
+        await asyncio.sleep(4)
+        await let_up(world, handle, "trainer")
+        result = await handle.result()
+        assert result["status"] == "succeeded" and result["restarts"]["trainer"] == 1
+        assert sorted(set(world.trained)) == list(range(1, 9))
+
+
+async def test_hold_of_a_host_outlives_continue_as_new_and_ends_with_its_wait(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=1000, eval={})
+        await hold_host(world, handle, "env")
+        await settled(world)
+        executed = (await handle.describe()).run_id
+        steps = len(world.trained) + 3
+        await change(handle, {"max_steps": steps})
+        async with asyncio.timeout(WITHIN_S):
+            while (await handle.describe()).run_id == executed:
+                await asyncio.sleep(0.1)
+        await settled(world)
+        seen = await handle.query("status")
+        assert seen["status"] == "paused" and FULL in seen["paused_because"]
+        assert len(world.trained) == steps - 3
+        await let_up(world, handle, "env")
+        result = await handle.result()
+        assert result["status"] == "succeeded" and result["paused_because"] is None
+        assert result["step"] == steps
+
+
+@pytest.mark.parametrize("end", ["pause", "cancel"])
+async def test_host_that_is_closed_holds_nothing(temporal: Client, end: str) -> None:
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=1000, eval={})
+        await hold_host(world, handle, "env")
+        if end == "cancel":
+            await handle.cancel()
+            seen = await status(handle, "cancelled")
+            assert seen["paused_because"] is None
+            return
+        await handle.signal("pause", "cancel")
+        await until(lambda: world.serving == 0)
+        async with asyncio.timeout(WITHIN_S):
+            while (await handle.query("status"))["waiting_for"]["name"] != "resume":
+                await asyncio.sleep(0.1)
+        assert (await handle.query("status"))["paused_because"] is None
+        await handle.signal("resume")
+        trained = len(world.trained)
+        await until(lambda: len(world.trained) > trained)
+        await handle.signal("stop")
+        assert (await handle.result())["status"] == "succeeded"
+
+
+async def test_of_many_works_that_are_held_one_tries_for_all(
+    temporal: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mending, "RESTS_S", (0.5, 0.5))
+    async with world_of(temporal) as world:
+        world.store_fails[names.RUN_ROLLOUTS] = 10**6
+        train = {"env": [{"id": "reverse-text"}], "batch_size": 32, "group_size": 2}
+        dispatch = {"max_inflight_rollouts": 32}
+        handle = await start(world, max_steps=2, eval={}, train=train, dispatch=dispatch)
+        failed = f"no store for {names.RUN_ROLLOUTS}"
+        groups = 16
+        await until(lambda: world.events.count(failed) >= groups * (1 + TRIES_OF_ITS_OWN))
+        before = world.events.count(failed)
+        await asyncio.sleep(4)
+        # One try in half a second, not sixteen.
+        assert 1 <= world.events.count(failed) - before <= 12
+        world.store_fails.clear()
+        result = await handle.result()
+        assert result["status"] == "succeeded"
+        check_exactly_once(world, 2)

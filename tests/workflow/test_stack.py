@@ -12,7 +12,8 @@ from temporalio.client import Client
 from worker.settings import ROLES
 from worker.stack import ROOT
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+# The stack gives each of its processes two minutes.
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 
 def stack(home: Path, address: str, command: str) -> str:
@@ -25,7 +26,7 @@ def stack(home: Path, address: str, command: str) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -39,7 +40,7 @@ async def test_up_uses_the_server_that_the_environment_names(
         printed = stack(tmp_path, address, "up")
         assert address in printed
         api = printed.split()[1]
-        assert httpx.get(f"{api}/readyz", timeout=10).status_code == 200
+        assert httpx.get(f"{api}/readyz", timeout=60).status_code == 200
         expected = sorted(["api", *(f"worker-{role}" for role in ROLES)])
         assert sorted(stack(tmp_path, address, "status").split()) == expected
         assert stack(tmp_path, address, "up") == printed, "a second up changes nothing"

@@ -14,6 +14,7 @@ from activities.contracts.names import Queues
 from tests.workflow.running import (
     check_exactly_once,
     config,
+    generations_of,
     memo,
     start,
     until,
@@ -22,7 +23,7 @@ from tests.workflow.running import (
 )
 from tests.workflow.world import World
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
 
 async def test_run_steps_the_policy_version_to_max_steps(temporal: Client) -> None:
@@ -58,13 +59,8 @@ async def test_hand_overs_and_continue_as_new_lose_and_repeat_nothing(temporal: 
         ).describe()
         last = await temporal.get_workflow_handle(handle.id).describe()
         assert first.run_id != last.run_id, "the run never continued as new"
-        generations = {
-            w.id
-            async for w in temporal.list_workflows(
-                f"WorkflowId STARTS_WITH '{handle.id}/dispatch/'"
-            )
-        }
-        assert len(generations) >= 3, "no generation handed over"
+        # Generations handed over.
+        assert len(await generations_of(temporal, handle.id, least=3)) >= 3
 
 
 async def test_lost_trainer_replays_recorded_batches_since_the_checkpoint(temporal: Client) -> None:
@@ -137,8 +133,11 @@ async def test_groups_in_parts_are_finalized_once_all_their_rollouts_ended(
     async with world_of(temporal) as world:
         train = {"env": [{"id": "reverse-text"}], "batch_size": 8, "group_size": 4}
         dispatch = {"rollouts_per_activity": 1, "max_inflight_rollouts": 3}
-        result = await (await start(world, max_steps=3, train=train, dispatch=dispatch)).result()
-        assert result["status"] == "succeeded"
+        world.flowing.clear()
+        handle = await start(world, max_steps=3, train=train, dispatch=dispatch)
+        await until(lambda: world.executing == 3)
+        world.flowing.set()
+        assert (await handle.result())["status"] == "succeeded"
         check_exactly_once(world, 3)
         assert sorted(world.rolled_out)[:4] == [f"eval/0-0/reverse-text/{n}/0" for n in range(4)]
         assert sum(name.startswith("train/") for name in world.rolled_out) == 24
@@ -305,9 +304,11 @@ async def test_trigger_eval_by_signal_evaluates_now_and_ignores_unknown_envs(
 async def test_eval_asked_for_before_the_first_version_is_made_there(temporal: Client) -> None:
     async with world_of(temporal) as world:
         evals = {**config()["eval"], "interval": 1000, "skip_first_step": True}
+        world.holds = {"policy"}
         handle = await start(world, max_steps=2, eval=evals)
         await handle.signal("trigger_eval")
         await handle.signal("trigger_eval", "reverse-text")
+        world.holds.clear()
         assert (await handle.result())["status"] == "succeeded"
         assert sorted(done.step for done in world.evals) == [0, 2]
 
@@ -332,7 +333,7 @@ async def test_run_goes_on_after_its_worker_was_gone(temporal: Client) -> None:
 
 async def test_details_name_what_the_run_waits_for(temporal: Client) -> None:
     async with world_of(temporal) as world:
-        world.rollout_s = 3.0
+        world.flowing.clear()
         handle = await start(world, max_steps=1)
         await until(lambda: world.executing > 0)
         seen = await handle.query("status")
@@ -346,4 +347,5 @@ async def test_details_name_what_the_run_waits_for(temporal: Client) -> None:
         metadata = await handle.query("__temporal_workflow_metadata")
         assert "rollouts for batch 1" in str(metadata)
         await handle.signal("stop")
+        world.flowing.set()
         await handle.result()

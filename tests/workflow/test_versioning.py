@@ -37,13 +37,20 @@ from temporalio.service import RPCError, RPCStatusCode
 from temporalio.worker import Worker
 
 from activities.contracts.names import Queues
-from tests.workflow.running import check_exactly_once, start, until
+from tests.workflow.running import (
+    BEATS,
+    WITHIN_S,
+    check_exactly_once,
+    settled,
+    start,
+    until,
+)
 from tests.workflow.world import World
 from worker.settings import Deployment
 from worker.stack import ROOT
 from worker.versioning import interceptors_of, make_first_current, options_of, workflows_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
 HAND_OVER = {"generation_events": 120}
 PINNED, AUTO_UPGRADE = VersioningBehavior.PINNED, VersioningBehavior.AUTO_UPGRADE
@@ -65,8 +72,8 @@ async def world_of(client: Client) -> AsyncIterator[World]:
     shared, own = f"{name}-shared", f"{name}-own"
     world = World(client, Queues(f"{name}-brain", shared, own, own, shared))
     async with (
-        Worker(client, task_queue=shared, activities=world.activities()),
-        Worker(client, task_queue=own, activities=world.activities()),
+        Worker(client, task_queue=shared, activities=world.activities(), **BEATS),
+        Worker(client, task_queue=own, activities=world.activities(), **BEATS),
     ):
         yield world
 
@@ -92,7 +99,7 @@ async def set_current(client: Client, deployment: Deployment) -> None:
         build_id=deployment.build_id,
     )
     unknown = (RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WITHIN_S):
         while True:
             try:
                 await client.workflow_service.set_worker_deployment_current_version(request)
@@ -143,7 +150,7 @@ async def move(client: Client, workflow_id: str, to: Deployment) -> None:
 
 async def drained(client: Client, deployment: Deployment, run: str) -> None:
     """Waits until the build's worker has nothing of a run left to do."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WITHIN_S):
         while await open_on(client, deployment, run):
             await asyncio.sleep(0.2)
 
@@ -168,6 +175,8 @@ async def test_run_moves_to_the_current_build_and_loses_and_repeats_nothing(
             await until(lambda: len(world.trained) >= at_end_of_a + 3)
             await handle.signal("stop")
             result = await temporal.get_workflow_handle(handle.id).result()
+            # The run waits for none of its hosts.
+            await temporal.get_workflow_handle(f"{handle.id}/host/trainer/0").result()
         assert result["status"] == "succeeded" and result["step"] >= at_end_of_a + 3
         check_exactly_once(world, result["step"])
         run = await chain(temporal, handle.id, handle.first_execution_run_id)
@@ -198,11 +207,15 @@ async def test_run_whose_build_is_gone_can_be_moved(
             await until(lambda: 2 in world.trained)
         async with build(world, b):
             await set_current(temporal, b)
-            await asyncio.sleep(1.0)
+            await settled(world)
             stood_at = len(world.trained)
             await asyncio.sleep(1.0)
             assert len(world.trained) == stood_at < 12
-            for workflow_id in await open_on(temporal, a, handle.id):
+            # The run and its generation, once the server lists them.
+            async with asyncio.timeout(WITHIN_S):
+                while len(left := await open_on(temporal, a, handle.id)) < 2:
+                    await asyncio.sleep(0.2)
+            for workflow_id in left:
                 await move(temporal, workflow_id, b)
             result = await handle.result()
         assert result["status"] == "succeeded"
@@ -239,14 +252,14 @@ async def test_worker_process_with_a_build_id_makes_the_first_build_current(
         },
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + WITHIN_S
         while not healthy(port):
             assert worker.poll() is None and time.monotonic() < deadline
             await asyncio.sleep(0.2)
         assert await make_first_current(temporal, replace(deployment, build_id="X")) == "0.1.0"
     finally:
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(30) == 0
+        assert worker.wait(60) == 0
 
 
 def healthy(port: int) -> bool:

@@ -66,13 +66,16 @@ class World:
     """What the doubles did and which faults they are to show.
 
     Rollouts end only while `flowing` is set: a test that cancels some clears it first, so that no
-    rollout can end before its cancellation arrives.
+    rollout can end before its cancellation arrives. `holds` keeps single ones from ending, batches
+    from being trained and the policy from being prepared: it has beginnings of their names, like
+    'train/0/3', 'step 4' or 'policy'.
     """
 
     client: Client
     queues: Queues
     rollout_s: float = 0.02
     flowing: asyncio.Event = field(default_factory=_set)
+    holds: set[str] = field(default_factory=set)
     problems: list[CheckProblem] = field(default_factory=list)
     rolled_out: Counter[str] = field(default_factory=Counter)
     examples: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -85,6 +88,7 @@ class World:
     recorded: list[int] = field(default_factory=list)
     evals: list[FinalizeEvalInput] = field(default_factory=list)
     batches: dict[int, list[str]] = field(default_factory=dict)
+    shipped: set[tuple[str, int]] = field(default_factory=set)
     checkpoints: list[int] = field(default_factory=list)
     pushes: list[SyncInput] = field(default_factory=list)
     epochs: Counter[str] = field(default_factory=Counter)
@@ -130,6 +134,12 @@ class World:
                 text = f"runs/r/groups/{group}.json does not match its sha256"
                 raise ApplicationError(text, type=names.CORRUPT, non_retryable=True)
 
+    async def _let_go(self, name: str) -> None:
+        """Waits while the test holds `name`."""
+        while any(name.startswith(held) for held in self.holds):
+            activity.heartbeat()
+            await asyncio.sleep(0.02)
+
     # -- preflight and start ----------------------------------------------------------------
 
     @activity.defn(name=names.CHECK_ENVS)
@@ -144,6 +154,7 @@ class World:
 
     @activity.defn(name=names.PREPARE_POLICY)
     async def prepare_policy(self, arg: PreparePolicyInput) -> PolicyResult:
+        await self._let_go("policy")
         return PolicyResult(ref("weights/v0"), 1, "test")
 
     @activity.defn(name=names.HOST_SERVER)
@@ -234,6 +245,7 @@ class World:
                 slow = group in self.slow_groups
                 await asyncio.sleep(3600 if slow else self.rollout_s_of(group, index))
                 await self.flowing.wait()
+                await self._let_go(f"{group}/{index}")
             finally:
                 self.executing -= 1
             ended += 1
@@ -293,11 +305,13 @@ class World:
             self.events.append(f"batch {arg.step} was refused")
             text = "the digest is another"
             raise ApplicationError(text, type=names.CORRUPT, non_retryable=True)
-        assert arg.step not in self.batches, "a batch was shipped twice"
+        # Another attempt of a run ships batches of its own after the checkpoint.
+        assert (arg.run_id, arg.step) not in self.shipped, "a batch was shipped twice"
         if self.empty_ships:
             self.empty_ships -= 1
             self.events.append(f"batch {arg.step} was empty")
             return BatchResult(None, 0, 0, 0, {"reward/all/mean": 0.5})
+        self.shipped.add((arg.run_id, arg.step))
         self.batches[arg.step] = arg.groups
         return BatchResult(ref(f"batch/{arg.step}"), 8, 64, 8, {"reward/all/mean": 0.5})
 
@@ -316,6 +330,7 @@ class World:
 
     @activity.defn(name=names.TRAIN_STEP)
     async def train_step(self, arg: TrainStepInput) -> TrainStepResult:
+        await self._let_go(f"step {arg.step}")
         if arg.step in self.lose_trainer_at:
             self.lose_trainer_at.discard(arg.step)
             self.kill("trainer/0")

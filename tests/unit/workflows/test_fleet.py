@@ -1,10 +1,13 @@
 """Servers of a run: offered only while up and verified, by the newest epoch."""
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from activities.contracts.hosting import HostReport
 from tests.unit.workflows.support import config
-from workflows.fleet import MAX_DOWNS, Fleet, planned_hosts
+from workflows.fleet import MAX_DOWNS, Fleet, held_hosts, planned_hosts
 from workflows.messages import EnvTarget
 
 
@@ -41,3 +44,30 @@ def test_env_with_an_address_is_connected_to_and_not_started() -> None:
     fleet = Fleet(planned_hosts(config(train={"env": envs}, eval={})))
     assert fleet.envs() == {"a": EnvTarget(0, 0, "tcp://there:5000")}
     assert [(h.name, h.managed) for h in fleet.of("env")] == [("a", False), ("b", True)]
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        report(2, "starting"),
+        report(2, "up"),
+        report(2, "down"),
+        report(2, "failed"),
+        report(3, "starting"),
+    ],
+    ids=lambda over: f"{over.state}-{over.epoch}",
+)
+def test_host_waits_for_the_store_until_it_starts_comes_up_or_goes_down(over: HostReport) -> None:
+    fleet = Fleet(planned_hosts(config()))
+    waits = replace(report(2, "starting"), detail="No space left on device")
+    assert fleet.on_report(report(2, "starting")) and held_hosts(fleet.hosts) == {}
+    assert fleet.on_report(waits)
+    assert held_hosts(fleet.hosts) == {"host engine/0": "No space left on device"}
+    assert fleet.on_report(over) and held_hosts(fleet.hosts) == {}
+
+
+def test_late_word_of_a_wait_changes_nothing_once_the_server_is_up() -> None:
+    fleet = Fleet(planned_hosts(config()))
+    fleet.on_report(report(2, "up"))
+    assert not fleet.on_report(replace(report(2, "starting"), detail="No space left on device"))
+    assert held_hosts(fleet.hosts) == {} and fleet.host("engine", 0).up
