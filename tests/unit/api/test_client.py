@@ -427,7 +427,7 @@ async def test_a_stream_that_breaks_after_its_hello_leads_to_a_page_and_its_refu
     async with listening(hello) as http:
         with Ratchet(str(http.base_url)) as client, pytest.raises(Refused, match="'nope'"):
             stream = client.runs.stream_events("x", after="nope")
-            await asyncio.wait_for(asyncio.to_thread(lambda: [*stream]), 20)
+            await asyncio.wait_for(asyncio.to_thread(lambda: [*stream]), WITHIN_S)
 
 
 @on_server

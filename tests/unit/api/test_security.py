@@ -15,6 +15,7 @@ from temporalio.envconfig import ClientConnectConfig
 from activities.contracts.names import Queues
 from activities.storage.store import ArtifactStore, StoreUnavailable
 from api import keys as api_keys
+from api import services
 from api.__main__ import settings_for
 from api.app import create_app
 from api.custom_code import refused
@@ -162,17 +163,23 @@ async def test_readiness_writes_once_a_second_and_says_nothing_of_the_store(
         wrote.append(key)
         raise StoreUnavailable(28, f"{served.settings.store_url} is full")
 
+    # What serves for a second serves here for long, and then for a moment.
+    assert services.PROBED_S == 1.0
+    monkeypatch.setattr(ArtifactStore, "write_live", write)
+    monkeypatch.setattr(services, "PROBED_S", 600.0)
     async with asgi(create_app(served.settings, connection(served.env))) as http:
-        monkeypatch.setattr(ArtifactStore, "write_live", write)
         answers = [await http.get("/readyz") for _ in range(5)]
         for answer in answers:
             problem(answer, 503, "store-unavailable")
             assert "No space left" in answer.text
             assert served.settings.store_url.removeprefix("file://") not in answer.text
         assert len(wrote) == 1
-        await asyncio.sleep(1.1)
+    monkeypatch.setattr(services, "PROBED_S", 0.05)
+    async with asgi(create_app(served.settings, connection(served.env))) as http:
         await http.get("/readyz")
-        assert len(wrote) == 2
+        await asyncio.sleep(0.3)
+        await http.get("/readyz")
+        assert len(wrote) == 3
 
 
 def custom(function: str, path: str | None = None) -> dict[str, object]:

@@ -12,6 +12,7 @@ import pytest
 
 from activities.envs.loading import PROJECT_ROOT
 from activities.hosting.orphans import PARENT, as_parent
+from tests.unit.hosting import servers
 from tests.unit.rollouts.test_tasks import HANGS, library
 
 CHILD = """
@@ -65,7 +66,7 @@ def test_a_helper_lives_with_its_parent() -> None:
 
 def test_a_parent_that_went_first_is_noticed() -> None:
     with _child(CHILD, **{PARENT: str(os.getppid())}) as child:
-        assert child.wait(20) == -signal.SIGKILL
+        assert child.wait(servers.WITHIN_S) == -signal.SIGKILL
         assert child.stdout is not None and child.stdout.read() == b""
 
 
@@ -91,7 +92,7 @@ def test_a_killed_worker_leaves_no_helper(tmp_path: Path, helper: str) -> None:
         assert found[0].is_running()
         worker.kill()
         worker.wait()
-        gone, _ = psutil.wait_procs(found, timeout=10)
+        gone, _ = psutil.wait_procs(found, timeout=servers.WITHIN_S)
         assert gone == found
     finally:
         worker.kill()

@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,11 @@ def test_a_record_of_a_later_version_still_ends_its_server(
     server = subprocess.Popen([sys.executable, servers.ME, "idle"])
     _write(tmp_path, "a.json", _told((1, 0), mark="later", colour="red"))
     monkeypatch.delenv(keeper.MARK)
+    # A process has no environment for a moment while it is started.
+    while b"later" not in Path(f"/proc/{server.pid}/environ").read_bytes():
+        time.sleep(0.01)
     assert [record.host for record in reaper.sweep(tmp_path)] == ["env/0"]
-    assert server.wait(timeout=5) == -9
+    assert server.wait(servers.WITHIN_S) == -9
 
 
 def test_a_record_reaches_the_disk_before_its_name(

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -94,7 +95,9 @@ class Rooms(RolloutActivities):
 
 
 class Disk:
-    """What the store's disk does: with `full`, markers of rollouts cannot be made."""
+    """What the store's disk does: with `full`, markers of rollouts cannot be made by the rooms,
+    which work in threads.
+    """
 
     def __init__(self) -> None:
         self.full, self.tries = True, 0
@@ -104,7 +107,7 @@ class Disk:
         """Stands in for os.link."""
         if "/rollouts/" in target:
             self.tries += 1
-            if self.full:
+            if self.full and threading.current_thread() is not threading.main_thread():
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._link(source, target)
 
@@ -119,7 +122,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 
@@ -138,7 +141,7 @@ async def test_a_full_disk_costs_no_finished_rollout(tmp_path: Path, disk: Disk)
 
 
 async def test_patience_ends(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(patience, "PATIENCE_S", 2.0)
     rooms = Rooms(tmp_path, Env())
     with pytest.raises(StoreUnavailable, match="free some space"):
         await rooms.start()
@@ -153,12 +156,13 @@ async def test_a_cancelled_attempt_tries_no_more(tmp_path: Path, disk: Disk) -> 
     before = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert time.monotonic() - before < 1.0
-    # Those that were under way in their threads may end.
-    await asyncio.sleep(0.1)
-    tries = disk.tries
-    await asyncio.sleep(0.2)
-    assert disk.tries == tries and not rooms._storing
+    assert time.monotonic() - before < patience.PATIENCE_S / 2
+    # Those that were under way in their threads may end; whoever tried on would do so for ever.
+    async with asyncio.timeout(30):
+        tries = 0
+        while tries != (tries := disk.tries):
+            await asyncio.sleep(0.5)
+    assert not rooms._storing
 
 
 async def test_the_first_of_two_attempts_counts(tmp_path: Path, disk: Disk) -> None:
@@ -166,10 +170,9 @@ async def test_the_first_of_two_attempts_counts(tmp_path: Path, disk: Disk) -> N
     running = rooms.start()
     await _until(lambda: disk.tries >= SIZE)
     key = keys.rollout("r", "train/0", 0)
-    disk.full = False
     first = {"error": None, "sampled_tokens": 7}
-    if rooms.ctx.store.put_json(key, first, attempt="other").attempt != "other":
-        pytest.skip("the machine was too busy to be overtaken")
+    assert rooms.ctx.store.put_json(key, first, attempt="other").attempt == "other"
+    disk.full = False
     result = await running
     assert (result.ok, result.errored, result.sampled_tokens) == (1, SIZE - 1, 7)
 
