@@ -1,6 +1,7 @@
 """What can be mended pauses a run and ends nothing: a store that fails, servers that keep dying."""
 
 import asyncio
+import time
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -307,11 +308,13 @@ async def test_of_many_works_that_are_held_one_tries_for_all(
         handle = await start(world, max_steps=2, eval={}, train=train, dispatch=dispatch)
         failed = f"no store for {names.RUN_ROLLOUTS}"
         groups = 16
-        await until(lambda: world.events.count(failed) >= groups * (1 + TRIES_OF_ITS_OWN))
-        before = world.events.count(failed)
+        # And some more, lest a group that lags behind is at its own tries yet.
+        await until(lambda: world.events.count(failed) >= groups * (1 + TRIES_OF_ITS_OWN) + 4)
+        began, before = time.monotonic(), world.events.count(failed)
         await asyncio.sleep(4)
         # One try in half a second, not sixteen.
-        assert 1 <= world.events.count(failed) - before <= 12
+        tries = world.events.count(failed) - before
+        assert 1 <= tries <= 3 * (time.monotonic() - began)
         world.store_fails.clear()
         result = await handle.result()
         assert result["status"] == "succeeded"
