@@ -18,7 +18,7 @@ PORT ?= 8070
 HARDWARE := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 LOCK := requirements/$(HARDWARE).lock
 
-.PHONY: setup browser demo teacher examples test test-long chaos up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
+.PHONY: setup browser demo teacher examples test e2e-stack e2e-others test-long chaos up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
 
 setup: $(VENV)/.ready $(BIN)/ratchet
 
@@ -55,7 +55,13 @@ examples: setup
 test: setup browser
 	$(BIN)/python -m pytest -q -n 4 --dist loadfile -m "not alone" tests/unit tests/workflow
 	$(BIN)/python -m pytest -q -m alone tests/unit tests/workflow
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not long" tests/e2e
+	$(MAKE) -j 2 -O e2e-stack e2e-others
+
+# Runs on the one stack that they share, and beside them all that needs none.
+e2e-stack:
+	$(BIN)/python -m pytest -q -m "stack and not long" tests/e2e
+e2e-others:
+	$(BIN)/python -m pytest -q -m "not stack and not long" tests/e2e
 
 # The dashboard is tested in a real Chromium, which no Python package carries. Without one, those
 # tests are skipped.

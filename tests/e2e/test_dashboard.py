@@ -32,7 +32,6 @@ from tests.unit.api.standin import Preflight, TrainingRun
 from worker.stack import Stack
 
 pytestmark = [
-    pytest.mark.xdist_group("dashboard"),
     pytest.mark.e2e,
     pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),

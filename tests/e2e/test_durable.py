@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("stack"),
+    pytest.mark.stack,
 ]
 
 TRAINER = "activities.training.process"

@@ -17,7 +17,6 @@ from activities.contracts import names
 from tests.e2e.engines import CANARY_TEXT, Served
 
 pytestmark = [
-    pytest.mark.xdist_group("engine"),
     pytest.mark.e2e,
     pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="session"),

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.long,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("stack"),
+    pytest.mark.stack,
 ]
 
 SMALL = ("train.batch_size=16", "train.group_size=4", "eval.num_examples=8")

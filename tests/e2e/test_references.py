@@ -34,7 +34,6 @@ from tests.e2e.frozen import frozen_model
 from tests.e2e.policies import random_policy
 
 pytestmark = [
-    pytest.mark.xdist_group("engine"),
     pytest.mark.e2e,
     pytest.mark.timeout(200),
     pytest.mark.asyncio(loop_scope="module"),

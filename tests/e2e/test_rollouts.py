@@ -39,7 +39,6 @@ from configs.run import RunConfig
 from tests.e2e.engines import SEQ_LEN, Policy, Served
 
 pytestmark = [
-    pytest.mark.xdist_group("engine"),
     pytest.mark.e2e,
     pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="session"),

@@ -36,7 +36,7 @@ from tests.e2e.driving import (
 from tests.e2e.rescoring import batch_samples, worst_difference
 from worker.stack import GRACE_S, ROOT, Addresses, Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.stack]
 
 STEPS = 12
 SERVERS = {

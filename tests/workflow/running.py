@@ -21,7 +21,7 @@ from workflows.messages import MEMO_KEY, RunInput
 from workflows.preflight import Preflight
 from workflows.training_run import TrainingRun
 
-WITHIN_S = 90.0
+WITHIN_S = 180.0
 """How long anything may take that must happen: only a machine that stands still takes longer."""
 BEATS: dict[str, Any] = {
     "max_heartbeat_throttle_interval": HEARTBEATS_AT_LEAST_EVERY,

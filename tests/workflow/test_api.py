@@ -21,7 +21,7 @@ from temporalio.testing import WorkflowEnvironment
 from tests.unit.api.conftest import config, temporal_binary
 from tests.workflow.running import WITHIN_S
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from tests.workflow.running import (
     world_of,
 )
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 ENVS = [{"id": "reverse-text"}]
 

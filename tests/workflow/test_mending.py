@@ -26,7 +26,7 @@ from tests.workflow.world import World
 from workflows import mending, trainer
 from workflows.dispatch import TRIES_OF_ITS_OWN
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 
 WORKS = (

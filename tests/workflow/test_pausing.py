@@ -8,7 +8,7 @@ from temporalio.client import Client
 from tests.workflow.running import check_exactly_once, start, status, until, world_of
 from tests.workflow.world import World
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 
 async def rests(world: World) -> None:

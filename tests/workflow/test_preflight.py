@@ -17,7 +17,7 @@ from tests.workflow.world import World
 from workflows.messages import PREFLIGHT, PreflightInput
 from workflows.preflight import Preflight
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 
 async def test_custom_function_is_checked_before_a_run(temporal: Client, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.workflow.running import (
 from tests.workflow.world import World
 from workflows.messages import RunInput
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 
 async def resume(

@@ -7,7 +7,7 @@ from temporalio.client import Client, WorkflowUpdateFailedError
 
 from tests.workflow.running import change, check_exactly_once, memo, start, until, world_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 
 async def test_changes_hold_from_the_next_step_and_lose_nothing(temporal: Client) -> None:

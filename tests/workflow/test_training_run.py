@@ -23,7 +23,7 @@ from tests.workflow.running import (
 )
 from tests.workflow.world import World
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 
 async def test_run_steps_the_policy_version_to_max_steps(temporal: Client) -> None:

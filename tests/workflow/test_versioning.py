@@ -50,7 +50,7 @@ from worker.settings import Deployment
 from worker.stack import ROOT
 from worker.versioning import interceptors_of, make_first_current, options_of, workflows_of
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 HAND_OVER = {"generation_events": 120}
 PINNED, AUTO_UPGRADE = VersioningBehavior.PINNED, VersioningBehavior.AUTO_UPGRADE
