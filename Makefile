@@ -70,7 +70,7 @@ browser:
 	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-liberation >/dev/null; } \
 	|| echo "test: the dashboard's tests are skipped, since there is no Chromium; Debian and Ubuntu: sudo apt-get install chromium" >&2
 
-# A run through everything that its users may ask of it, by REST and in a browser; some six minutes.
+# A run through everything that its users may ask of it, by REST and in a browser; some fifteen minutes.
 test-long: setup browser
 	$(BIN)/python -m pytest -q -m long tests/e2e
 

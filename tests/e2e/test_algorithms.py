@@ -36,7 +36,7 @@ from tests.e2e.driving import (
 from worker import teacher
 from worker.stack import ROOT, Addresses, Stack
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.stack]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600), pytest.mark.stack]
 
 STEPS = 3
 SERVER = "activities.envs.server"
