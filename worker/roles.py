@@ -6,11 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio.client import Client
-from temporalio.worker import Worker
 
 from activities.context import WorkerContext
 from activities.contracts.names import Queues
 from activities.failing import StorageFailures
+from worker.compat import Worker
 from worker.settings import Deployment
 
 HEARTBEATS_AT_LEAST_EVERY = timedelta(seconds=1)

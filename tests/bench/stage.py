@@ -25,7 +25,6 @@ from typing import Any
 import psutil
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
-from temporalio.worker import Worker
 
 from activities.contracts import names
 from activities.contracts.names import Queues
@@ -40,6 +39,7 @@ from activities.contracts.wire import WIRE
 from configs.load import validate
 from tests.bench.ledger import Ledger
 from tests.workflow.world import World
+from worker.compat import Worker
 from worker.roles import STICKY_TIMEOUT
 from worker.stack import DYNAMIC_CONFIG, SQLITE_PRAGMAS
 from workflows.dispatch import Dispatch

@@ -10,13 +10,14 @@ from typing import Any
 
 from temporalio import workflow
 from temporalio.client import Client
-from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import UnsandboxedWorkflowRunner
 
 from activities.contracts.names import Queues
 from activities.storage import curves, keys
 from activities.storage.series import Series
 from activities.storage.store import ArtifactStore
 from configs.load import validate
+from worker.compat import Worker
 from workflows.messages import MEMO_KEY, TRAINING_RUN, RunInput
 
 STEP_S = 9.0

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import expect
 from temporalio.testing import WorkflowEnvironment
-from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import UnsandboxedWorkflowRunner
 
 from activities.contracts.names import Queues
 from activities.contracts.wire import WIRE
@@ -29,6 +29,7 @@ from tests.e2e import recorded
 from tests.e2e.browsing import DESKTOP, PHONE, ROOT, browsing, reading, serving
 from tests.unit.api.conftest import temporal_binary
 from tests.unit.api.standin import Preflight, TrainingRun
+from worker.compat import Worker
 from worker.stack import Stack
 
 pytestmark = [

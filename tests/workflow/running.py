@@ -9,11 +9,11 @@ from typing import Any
 from temporalio.client import Client, WorkflowHandle
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
-from temporalio.worker import Worker
 
 from activities.contracts.names import Queues
 from configs.load import validate
 from tests.workflow.world import World
+from worker.compat import Worker
 from worker.roles import HEARTBEATS_AT_LEAST_EVERY
 from workflows.dispatch import Dispatch
 from workflows.host import Host

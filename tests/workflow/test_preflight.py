@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from temporalio.client import Client
-from temporalio.worker import Worker
 
 from activities.context import WorkerContext
 from activities.contracts.checks import CheckResult
@@ -14,6 +13,7 @@ from activities.contracts.names import Queues
 from activities.scoring.check import AlgorithmActivities
 from configs.load import validate
 from tests.workflow.world import World
+from worker.compat import Worker
 from workflows.messages import PREFLIGHT, PreflightInput
 from workflows.preflight import Preflight
 

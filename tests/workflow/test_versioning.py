@@ -34,7 +34,6 @@ from temporalio.common import (
     WorkerDeploymentVersion,
 )
 from temporalio.service import RPCError, RPCStatusCode
-from temporalio.worker import Worker
 
 from activities.contracts.names import Queues
 from tests.workflow.running import (
@@ -46,6 +45,7 @@ from tests.workflow.running import (
     until,
 )
 from tests.workflow.world import World
+from worker.compat import Worker
 from worker.settings import Deployment
 from worker.stack import ROOT
 from worker.versioning import interceptors_of, make_first_current, options_of, workflows_of

@@ -15,7 +15,7 @@ import pytest_asyncio
 import uvicorn
 from temporalio.envconfig import ClientConnectConfig
 from temporalio.testing import WorkflowEnvironment
-from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import UnsandboxedWorkflowRunner
 
 from activities.contracts.names import Queues
 from activities.contracts.wire import WIRE
@@ -24,6 +24,7 @@ from activities.storage.store import ArtifactStore
 from api.app import create_app
 from api.settings import Settings
 from tests.unit.api.standin import Preflight, TrainingRun
+from worker.compat import Worker
 
 WITHIN_S = 60.0
 """How long anything may take that must happen: only a machine that stands still takes longer."""

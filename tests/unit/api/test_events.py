@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from temporalio import workflow
-from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import UnsandboxedWorkflowRunner
 
 from activities.contracts.hosting import HostReport
 from activities.contracts.names import Queues
@@ -29,6 +29,7 @@ from tests.unit.api.conftest import (
     put_checkpoint,
 )
 from tests.unit.api.test_create import problem
+from worker.compat import Worker
 from workflows.messages import MEMO_KEY, TRAINING_RUN, RunInput
 from workflows.state import RunState
 

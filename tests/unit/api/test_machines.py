@@ -11,13 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from temporalio import activity, workflow
 from temporalio.common import RetryPolicy
 from temporalio.envconfig import ClientConnectConfig
-from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import UnsandboxedWorkflowRunner
 
 from activities.contracts.names import Queues
 from activities.storage import keys
 from api.app import create_app
 from api.settings import Settings
 from tests.unit.api.conftest import WITHIN_S, Served, eventually
+from worker.compat import Worker
 from workflows.messages import HOST
 
 SERVES = asyncio.Event()

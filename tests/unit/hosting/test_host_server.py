@@ -19,7 +19,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.common import RetryPolicy
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.testing import WorkflowEnvironment
-from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import UnsandboxedWorkflowRunner
 
 from activities.context import WorkerContext
 from activities.contracts import names
@@ -28,6 +28,7 @@ from activities.hosting import activities as hosting
 from activities.hosting.activities import HostActivities
 from activities.hosting.spec import ServerSpec
 from tests.unit.hosting import servers
+from worker.compat import Worker
 
 TEMPORAL = shutil.which("temporal") or str(Path(sys.executable).parent / "temporal")
 

@@ -21,7 +21,7 @@ from temporalio import workflow
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from temporalio.exceptions import ActivityError, ApplicationError
 from temporalio.testing import WorkflowEnvironment
-from temporalio.worker import UnsandboxedWorkflowRunner, Worker
+from temporalio.worker import UnsandboxedWorkflowRunner
 
 from activities.context import WorkerContext
 from activities.contracts import names
@@ -30,6 +30,7 @@ from activities.hosting.activities import HostActivities
 from activities.hosting.spec import ServerSpec
 from activities.inference import load
 from activities.inference.load import parse_load, report_load
+from worker.compat import Worker
 
 WITHIN_S = 60.0
 """How long anything may take that must happen: only a machine that stands still takes longer."""
