@@ -317,7 +317,7 @@ class PauseBody(BaseModel):
     mode: Literal["drain", "cancel"] = Field(
         default="drain",
         description="What becomes of rollouts in flight: they end first, or they are given up and "
-        "rolled out anew after the pause.",
+        "begin anew after the pause; what had ended is kept.",
     )
     reason: str = Field(default="", max_length=200, examples=["the GPUs are needed elsewhere"])
 

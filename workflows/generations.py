@@ -277,7 +277,7 @@ class Generations:
             return
         progress.stale_in_flight += group.cancelled == "stale"
         progress.overload += group.cancelled == "overload"
-        if group.kind == "eval":
+        if group.kind == "eval" or group.cancelled == "pause":
             # Its rollouts that ended are kept: only the rest is rolled out after the pause.
             self._state.put_backs.append(group.group)
         else:

@@ -185,7 +185,7 @@ class StopRequest:
 @dataclass(frozen=True)
 class PauseRequest:
     """A request to stand still with everything kept: what is in flight ends first ('drain'), or is
-    given up and rolled out anew after the pause ('cancel').
+    given up and begins anew after the pause ('cancel'); what had ended is kept.
     """
 
     mode: Literal["drain", "cancel"] = "drain"

@@ -1,7 +1,8 @@
 """A run that stands still: nothing in flight, a checkpoint, no server kept, everything else kept.
 
 Invariant: what was rolled out, collected or shipped before a pause trains after it; nothing is
-rolled out twice but groups that were given up to pause at once.
+rolled out twice. Groups that are given up to pause at once are leased anew under the same ids, so
+that their rollouts that had ended are adopted.
 """
 
 from temporalio import workflow
