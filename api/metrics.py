@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from api.curves import Table
-from api.models import EvalRecord, GaugeSample, ListOf
+from api.models import EvalRecord, GaugeSample, LagSample, ListOf
 from api.problems import documented
 from api.resources import MetricsRow
 from api.services import RUN_ID, RunId, Served, Services, asked, unknown_run
@@ -37,6 +37,10 @@ class MetricsPage(ListOf[MetricsRow]):
         default_factory=list,
         description="Steps of the page that are left out, since their records are damaged.",
     )
+
+
+class GaugesPage(ListOf[GaugeSample | LagSample]):
+    """A page of gauges; ask again with the last time as `after` while `has_more` is true."""
 
 
 async def require_recorded(services: Services, run_id: str) -> None:
@@ -159,7 +163,7 @@ async def list_evals(run_id: RunId, request: Request, services: Served) -> Respo
     return await services.reply(asked(request), lambda: asyncio.to_thread(work))
 
 
-@router.get("/{run_id}/gauges", response_model=ListOf[GaugeSample], responses=documented(404, 422))
+@router.get("/{run_id}/gauges", response_model=GaugesPage, responses=documented(404, 422))
 async def list_gauges(
     run_id: RunId,
     request: Request,
@@ -173,8 +177,12 @@ async def list_gauges(
         ),
     ] = 0.0,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most samples in the answer.")] = 1000,
+    role: Annotated[
+        Literal["orchestrator", "rollout", "trainer", "inference", "env", "all"],
+        Query(description="Whose samples; all but rollout workers tell their event-loop lag only."),
+    ] = "rollout",
 ) -> Response:
-    """Gauges of all rollout workers over time, ascending: a sample each ten seconds of work.
+    """Gauges of the workers of a role over time, ascending: a sample each ten seconds of work.
 
     A worker's sample can be read a moment after it was taken, so that what reads along should ask
     again from some seconds before the last one it got. Samples of the same time share a page.
@@ -182,8 +190,8 @@ async def list_gauges(
     await require_recorded(services, run_id)
 
     def work() -> bytes:
-        data, more = services.records.gauges(run_id, after, limit)
+        data, more = services.records.gauges(run_id, after, limit, None if role == "all" else role)
         page = {"data": data, "has_more": more}
-        return ListOf[GaugeSample].model_validate(page).model_dump_json().encode()
+        return GaugesPage.model_validate(page).model_dump_json().encode()
 
     return await services.reply(asked(request), lambda: asyncio.to_thread(work))

@@ -83,6 +83,28 @@ class LoopLag(BaseModel):
     p99: float
 
 
+class LagSample(BaseModel):
+    """How late the event loop of a worker woke that is not a rollout worker, at one moment."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "examples": [
+                {
+                    "time": 1767268800.25,
+                    "source": "trainer-host-72-0c31aa",
+                    "role": "trainer",
+                    "event_loop_lag": {"mean": 0.0004, "max": 0.012, "p99": 0.006},
+                }
+            ]
+        },
+    )
+    time: float = Field(description="Unix time in seconds.")
+    source: str = Field(description="The worker process that took the sample.")
+    role: Literal["orchestrator", "trainer", "inference", "env"]
+    event_loop_lag: LoopLag | None = None
+
+
 class GaugeSample(BaseModel):
     """Gauges of one rollout worker at one moment."""
 
@@ -93,6 +115,7 @@ class GaugeSample(BaseModel):
                 {
                     "time": 1767268800.25,
                     "source": "rollout-host-71-5f0c2e",
+                    "role": "rollout",
                     "worker_inflight": 24,
                     "tokens_per_s": 410.5,
                     "event_loop_lag": {"mean": 0.0004, "max": 0.012, "p99": 0.006},
@@ -114,6 +137,7 @@ class GaugeSample(BaseModel):
     )
     time: float = Field(description="Unix time in seconds.")
     source: str = Field(description="The worker process that took the sample.")
+    role: Literal["rollout"] = "rollout"
     worker_inflight: int = Field(default=0, description="Rollouts this worker executes.")
     tokens_per_s: float = Field(default=0.0, description="Tokens sampled for this worker a second.")
     event_loop_lag: LoopLag | None = None

@@ -176,11 +176,14 @@ class Records:
             waiting_for=gauges.get("waiting_for") or None,
         )
 
-    def gauges(self, run_id: str, after: float, limit: int) -> tuple[list[dict[str, Any]], bool]:
-        """Samples of all workers taken later than `after` (Unix seconds), ascending, at most
-        `limit` moments; and whether more follow.
+    def gauges(
+        self, run_id: str, after: float, limit: int, role: str | None
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """Samples of the workers of a role, or of all, with their `role`, taken later than `after`
+        (Unix seconds), ascending, at most `limit` moments; and whether more follow.
         """
-        return series.page(self.store, run_id, after, limit)
+        data, more = series.page(self.store, run_id, after, limit, role)
+        return [{**sample, "role": series.role_of(sample["source"])} for sample in data], more
 
     def probe(self) -> None:
         """Raises OSError if the store cannot be written."""

@@ -14,6 +14,7 @@ from activities.hosting.scratch import sweep_folders
 from activities.storage.store import ArtifactStore, free_bytes
 from worker.client import TemporalUnreachable, connect, register_search_attributes
 from worker.health import Pulse, serve_health
+from worker.lag import LagRecorder
 from worker.roles import BUILDERS
 from worker.settings import ROLES, WorkerSettings, own_queue, parse_roles
 from worker.versioning import make_first_current
@@ -26,7 +27,8 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
     """Runs the roles' workers until SIGTERM or SIGINT."""
     client = await connect()
     await register_search_attributes(client)
-    free = free_bytes(ArtifactStore(settings.store_url))
+    store = ArtifactStore(settings.store_url)
+    free = free_bytes(store)
     if free is not None and free < LOW_DISK_BYTES:
         # Runs that wait for space are to find workers once it is there.
         logging.warning(
@@ -38,6 +40,7 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
     if SERVER_ROLES & set(roles):
         sweep(settings.home)
         sweep_folders(settings.home / "scratch" / "training")
+    lag = LagRecorder(store)
     workers = []
     for role in roles:
         ctx = WorkerContext(
@@ -46,14 +49,14 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
             own_queue=own_queue(getattr(settings.queues, role)),
         )
         versioned = {"deployment": settings.deployment} if role == "orchestrator" else {}
-        workers += BUILDERS[role](client, ctx, settings.queues, **versioned)
+        workers += BUILDERS[role](client, ctx, settings.queues, lag.interceptors(role), **versioned)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     pulse = Pulse(roles)
     with serve_health(pulse, settings.health_port):
-        beat = asyncio.create_task(pulse.run())
+        aside = [asyncio.create_task(pulse.run()), asyncio.create_task(lag.run())]
         async with contextlib.AsyncExitStack() as running:
             for worker in workers:
                 await running.enter_async_context(worker)
@@ -63,7 +66,8 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
             logging.info("worker is up: %s", ", ".join(roles))
             await stop.wait()
             logging.info("worker is shutting down")
-        beat.cancel()
+        for task in aside:
+            task.cancel()
 
 
 def main() -> int:

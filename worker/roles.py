@@ -1,11 +1,15 @@
-"""Which workers a role is made of. Heavy rooms are imported only by the roles that need them."""
+"""Which workers a role is made of. Heavy rooms are imported only by the roles that need them.
+
+`watching` are interceptors that all workers of a role get besides their own.
+"""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 from temporalio.client import Client
+from temporalio.worker import Interceptor
 
 from activities.context import WorkerContext
 from activities.contracts.names import Queues
@@ -28,12 +32,14 @@ def activities_of(*owners: object) -> list[Callable[..., Any]]:
     ]
 
 
-def _worker(client: Client, queue: str, *owners: object, at_once: int) -> Worker:
+def _worker(
+    client: Client, queue: str, *owners: object, watching: Sequence[Interceptor], at_once: int
+) -> Worker:
     return Worker(
         client,
         task_queue=queue,
         activities=activities_of(*owners),
-        interceptors=[StorageFailures()],
+        interceptors=[StorageFailures(), *watching],
         max_concurrent_activities=at_once,
         max_heartbeat_throttle_interval=HEARTBEATS_AT_LEAST_EVERY,
         default_heartbeat_throttle_interval=HEARTBEATS_AT_LEAST_EVERY,
@@ -42,7 +48,11 @@ def _worker(client: Client, queue: str, *owners: object, at_once: int) -> Worker
 
 
 def orchestrator(
-    client: Client, ctx: WorkerContext, queues: Queues, deployment: Deployment | None = None
+    client: Client,
+    ctx: WorkerContext,
+    queues: Queues,
+    watching: Sequence[Interceptor] = (),
+    deployment: Deployment | None = None,
 ) -> list[Worker]:
     """Workflow tasks and light store work; no torch in this process.
 
@@ -58,7 +68,7 @@ def orchestrator(
             task_queue=queues.orchestrator,
             workflows=workflows_of(deployment),
             activities=activities_of(StoreActivities(ctx), LivenessActivities(client)),
-            interceptors=[StorageFailures(), *interceptors_of(deployment)],
+            interceptors=[StorageFailures(), *watching, *interceptors_of(deployment)],
             max_concurrent_workflow_tasks=8,
             max_concurrent_activities=32,
             sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
@@ -68,17 +78,21 @@ def orchestrator(
     ]
 
 
-def rollout(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
+def rollout(
+    client: Client, ctx: WorkerContext, queues: Queues, watching: Sequence[Interceptor] = ()
+) -> list[Worker]:
     """Rollouts, group finalization, batches."""
     from activities.rollouts.activities import RolloutActivities
     from activities.rollouts.releases import Releases
     from activities.scoring.check import AlgorithmActivities
 
     owners = (RolloutActivities(ctx, Releases(client)), AlgorithmActivities(ctx))
-    return [_worker(client, queues.rollout, *owners, at_once=256)]
+    return [_worker(client, queues.rollout, *owners, watching=watching, at_once=256)]
 
 
-def trainer(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
+def trainer(
+    client: Client, ctx: WorkerContext, queues: Queues, watching: Sequence[Interceptor] = ()
+) -> list[Worker]:
     """Trainer processes, and the steps meant for those this worker owns."""
     from activities.hosting.activities import HostActivities
     from activities.training.activities import TrainerActivities
@@ -87,12 +101,14 @@ def trainer(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
     training = TrainerActivities(ctx)
     host = HostActivities(ctx, client, {"trainer": trainer_spec})
     return [
-        _worker(client, queues.trainer, training, host, at_once=256),
-        _worker(client, ctx.own_queue, training, at_once=4),
+        _worker(client, queues.trainer, training, host, watching=watching, at_once=256),
+        _worker(client, ctx.own_queue, training, watching=watching, at_once=4),
     ]
 
 
-def inference(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
+def inference(
+    client: Client, ctx: WorkerContext, queues: Queues, watching: Sequence[Interceptor] = ()
+) -> list[Worker]:
     """vLLM engines, and the pushes meant for those this worker owns."""
     from activities.hosting.activities import HostActivities
     from activities.inference.activities import InferenceActivities
@@ -100,19 +116,22 @@ def inference(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker
 
     host = HostActivities(ctx, client, {"engine": engine_spec})
     return [
-        _worker(client, queues.inference, host, at_once=256),
-        _worker(client, ctx.own_queue, InferenceActivities(ctx), at_once=16),
+        _worker(client, queues.inference, host, watching=watching, at_once=256),
+        _worker(client, ctx.own_queue, InferenceActivities(ctx), watching=watching, at_once=16),
     ]
 
 
-def env(client: Client, ctx: WorkerContext, queues: Queues) -> list[Worker]:
+def env(
+    client: Client, ctx: WorkerContext, queues: Queues, watching: Sequence[Interceptor] = ()
+) -> list[Worker]:
     """Env servers, and the check of the environments."""
     from activities.envs.check import EnvActivities
     from activities.envs.host import env_spec
     from activities.hosting.activities import HostActivities
 
     host = HostActivities(ctx, client, {"env": env_spec})
-    return [_worker(client, queues.env, EnvActivities(ctx), host, at_once=256)]
+    owners = (EnvActivities(ctx), host)
+    return [_worker(client, queues.env, *owners, watching=watching, at_once=256)]
 
 
 BUILDERS: dict[str, Callable[..., list[Worker]]] = {

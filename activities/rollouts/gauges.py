@@ -14,7 +14,7 @@ from typing import Any
 from temporalio import activity
 
 from activities.contracts.rollouts import Gauges
-from activities.rollouts.lag import LoopLag
+from activities.lag import LoopLag
 from activities.storage import keys
 from activities.storage.series import Chunk, Series
 from activities.storage.store import ArtifactStore

@@ -2,7 +2,8 @@
 
 A series shows how things went; no decision rests on it. Invariants:
 
-- A source is one process. Its chunks hold at most CHUNK_SAMPLES samples each, in ascending time,
+- A source is one process in one role, `<role>-<process>`, so that names alone tell whose samples
+  a chunk has. Its chunks hold at most CHUNK_SAMPLES samples each, in ascending time,
   and one begins when the other is full. A chunk is named by when it was begun, so the next one's
   name bounds what is in it.
 - A chunk is replaced as a whole, which every filesystem can do; readers see it before or after.
@@ -41,14 +42,18 @@ class Series:
         self._samples: list[Sample] = []
         self._start = 0
 
+    @property
+    def last(self) -> float:
+        """When the latest sample was taken (Unix seconds); 0.0 before the first."""
+        return self._samples[-1]["time"] if self._samples else 0.0
+
     def add(self, sample: Sample, *, replace_after: float | None = None) -> Chunk:
         """Takes in a sample, later than all before; returns the chunk that is to be written then.
 
         The sample before gives way to it if it was taken after `replace_after` (Unix seconds).
         """
-        last = self._samples[-1]["time"] if self._samples else 0.0
-        assert sample["time"] > last, "samples come in ascending time"
-        if replace_after is not None and last > replace_after:
+        assert sample["time"] > self.last, "samples come in ascending time"
+        if replace_after is not None and self.last > replace_after:
             self._samples[-1] = sample
         elif not self._samples or len(self._samples) >= CHUNK_SAMPLES:
             self._start = int(sample["time"] * 1000)
@@ -56,6 +61,11 @@ class Series:
         else:
             self._samples.append(sample)
         return Chunk(keys.series(self._run, self._source, self._start), tuple(self._samples))
+
+
+def role_of(source: str) -> str:
+    """The role of the worker that a source is."""
+    return source.partition("-")[0]
 
 
 def _name(key: str) -> tuple[int, str]:
@@ -77,18 +87,23 @@ def _chunks_after(keys_found: Sequence[str], after: float) -> list[tuple[int, st
     return chunks[::-1]
 
 
-def page(store: ArtifactStore, run: str, after: float, limit: int) -> tuple[list[Sample], bool]:
-    """Samples of all sources taken later than `after` (Unix seconds), ascending, each with its
-    'source'; and whether more follow.
+def page(
+    store: ArtifactStore, run: str, after: float, limit: int, role: str | None = None
+) -> tuple[list[Sample], bool]:
+    """Samples of all sources, or of those in `role`, taken later than `after` (Unix seconds),
+    ascending, each with its 'source'; and whether more follow.
 
     At most `limit` of them, and all others that were taken at the very time of the last one, so
     that this time is the cursor of the next page.
     """
     samples: list[Sample] = []
     more = False
-    for start, source, key in _chunks_after(
-        store.live_keys(keys.series_folder(run), ".jsonl"), after
-    ):
+    chunks = [
+        key
+        for key in store.live_keys(keys.series_folder(run), ".jsonl")
+        if role is None or role_of(_name(key)[1]) == role
+    ]
+    for start, source, key in _chunks_after(chunks, after):
         if len(samples) > limit and start > samples[limit]["time"] * 1000:
             more = True
             break

@@ -8,8 +8,9 @@ with Ratchet() as client:
         print(event.message)
 """
 
-from api.client.client import Page, Ratchet, Runs
+from api.client.client import Ratchet, Runs
 from api.client.errors import RatchetError, Refused, Unreachable
+from api.client.pages import Page
 from api.client.streams import EventStream
 
 __all__ = ["EventStream", "Page", "Ratchet", "RatchetError", "Refused", "Runs", "Unreachable"]

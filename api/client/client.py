@@ -1,56 +1,39 @@
-"""The Python client: `Ratchet().runs`, in the habits of OpenAI's `client.fine_tuning.jobs`.
+"""The Python client: `Ratchet().runs`, in the habits of OpenAI's `client.fine_tuning.jobs`, and
+what carries runs out.
 
 Results are the API's own models. Lists are pages that iterate over everything that follows them.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 from urllib.parse import quote
 
 from pydantic import BaseModel
 
+from api.client.pages import Page, page_of
 from api.client.streams import SILENCE_S, EventStream
 from api.client.transport import IDEMPOTENCY, Transport, default_address
-from api.models import EvalRecord, ListOf, ResolvedConfig, Run
-from api.resources import Checkpoint, Event, MetricsRow, RolloutFull, RolloutItem, RunConfigView
+from api.models import EvalRecord, GaugeSample, Health, LagSample, ResolvedConfig, Run
+from api.resources import (
+    Batch,
+    Checkpoint,
+    Engine,
+    Event,
+    LogLine,
+    MetricsRow,
+    RolloutFull,
+    RolloutItem,
+    RunConfigView,
+    WorkerItem,
+)
 from configs.run import RunConfig
 from workflows.messages import RunStatus
 
-Item = TypeVar("Item")
 Config = RunConfig | Mapping[str, Any]
+Role = Literal["orchestrator", "rollout", "trainer", "inference", "env"]
 
 PATIENCE_S = 300.0
-
-
-class _Cursored(ListOf[Item], Generic[Item]):
-    """A list whose cursor is told."""
-
-    next_after: str | None = None
-
-
-@dataclass(frozen=True)
-class Page(Generic[Item]):
-    """A page of a list. Iterating goes through it and, asking as needed, all that follow."""
-
-    data: Sequence[Item]
-    has_more: bool
-    _following: Callable[[], "Page[Item]"] = field(repr=False)
-
-    def next_page(self) -> "Page[Item]":
-        """The page after this one; raises ValueError after the last."""
-        if not self.has_more:
-            raise ValueError("this is the last page; ask only while has_more is true")
-        return self._following()
-
-    def __iter__(self) -> Iterator[Item]:
-        page = self
-        while True:
-            yield from page.data
-            if not page.has_more:
-                return
-            page = page.next_page()
 
 
 def _plain(config: Config) -> dict[str, Any]:
@@ -145,14 +128,25 @@ class Runs:
         """Runs, the newest first; `after` is the id of the last run of the page before."""
         pairs = {f"metadata[{name}]": value for name, value in (metadata or {}).items()}
         params = {"after": after, "limit": limit, "status": status, **pairs}
-        return self._page(Run, "/v1/runs", params, "after", lambda run: run.id)
+        return page_of(self._transport, Run, "/v1/runs", params, "after", lambda run: run.id)
 
     def list_events(
-        self, run_id: str, *, after: str | None = None, limit: int = 100
+        self,
+        run_id: str,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        order: Literal["asc", "desc"] = "asc",
+        types: Sequence[str] | None = None,
     ) -> Page[Event]:
-        """What happened, oldest first, after the event of id `after`."""
-        params = {"after": after, "limit": limit}
-        return self._page(Event, _path(run_id, "events"), params, "after", lambda event: event.id)
+        """What happened, oldest first, after the event of id `after`; with `order` 'desc' newest
+        first, and those that happened before it. 'server' in `types` stands for 'server.down' and
+        its like.
+        """
+        params = {"after": after, "limit": limit, "order": order, "types": _joined(types)}
+        return page_of(
+            self._transport, Event, _path(run_id, "events"), params, "after", lambda event: event.id
+        )
 
     def stream_events(
         self,
@@ -168,6 +162,20 @@ class Runs:
             self._transport, _path(run_id, "events"), after, patience_s, on_trouble, silence_s
         )
 
+    def logs(
+        self,
+        run_id: str,
+        *,
+        after: str | None = None,
+        limit: int = 200,
+        level: Literal["info", "warning", "error"] = "info",
+    ) -> Page[LogLine]:
+        """The run's log, oldest first: lines of `level` or worse, after the one of id `after`."""
+        params = {"after": after, "limit": limit, "level": level}
+        return page_of(
+            self._transport, LogLine, _path(run_id, "logs"), params, "after", lambda line: line.id
+        )
+
     def metrics(
         self,
         run_id: str,
@@ -181,7 +189,9 @@ class Runs:
         """Metrics by step; with `points` at most so many of each, extremes kept."""
         params = _range(names, after_step, until_step, points, limit)
         path = _path(run_id, "metrics")
-        return self._page(MetricsRow, path, params, "after_step", lambda row: row.step)
+        return page_of(
+            self._transport, MetricsRow, path, params, "after_step", lambda row: row.step
+        )
 
     def metrics_csv(
         self,
@@ -199,17 +209,41 @@ class Runs:
 
     def evals(self, run_id: str) -> Page[EvalRecord]:
         """All evals, by step."""
-        return self._page(EvalRecord, _path(run_id, "evals"), {}, "", lambda _: None)
+        return page_of(self._transport, EvalRecord, _path(run_id, "evals"))
+
+    def gauges(
+        self,
+        run_id: str,
+        *,
+        after: float = 0.0,
+        limit: int = 1000,
+        role: Role | Literal["all"] = "rollout",
+    ) -> Page[GaugeSample | LagSample]:
+        """Gauges of the workers of a role, ascending, taken later than `after` (Unix seconds)."""
+        params = {"after": after, "limit": limit, "role": role}
+        path, model = _path(run_id, "gauges"), GaugeSample | LagSample
+        return page_of(self._transport, model, path, params, "after", lambda sample: sample.time)
+
+    def batches(self, run_id: str, *, after_step: int = -1, limit: int = 100) -> Page[Batch]:
+        """Batches that are kept, by step, and where their files lie."""
+        params = {"after_step": after_step, "limit": limit}
+        path = _path(run_id, "batches")
+        return page_of(self._transport, Batch, path, params, "after_step", lambda batch: batch.step)
 
     def checkpoints(self, run_id: str, *, verify: bool = False) -> Page[Checkpoint]:
         """Committed checkpoints, by step; `verify` reads all their bytes."""
         params = {"verify": verify or None}
-        return self._page(Checkpoint, _path(run_id, "checkpoints"), params, "", lambda _: None)
+        return page_of(self._transport, Checkpoint, _path(run_id, "checkpoints"), params)
 
     def config(self, run_id: str, *, revision: int | None = None) -> RunConfigView:
         """The resolved config as it holds, or as one revision of it."""
         params = {"revision": revision}
         return self._transport.ask_for(RunConfigView, "GET", _path(run_id, "config"), params=params)
+
+    def config_toml(self, run_id: str, *, revision: int | None = None) -> str:
+        """The same as TOML text, to begin another run with."""
+        params = {"revision": revision, "format": "toml"}
+        return self._transport.ask("GET", _path(run_id, "config"), params=params).text
 
     def rollouts(
         self,
@@ -237,7 +271,7 @@ class Runs:
             "after": after,
             "limit": limit,
         }
-        return self._page(RolloutItem, _path(run_id, "rollouts"), params, "after", lambda _: None)
+        return page_of(self._transport, RolloutItem, _path(run_id, "rollouts"), params, "after")
 
     def rollout(self, run_id: str, rollout_id: str) -> RolloutFull:
         """One rollout with all that was said and sampled."""
@@ -280,22 +314,9 @@ class Runs:
     def _ask(self, run_id: str, verb: str, body: dict[str, Any]) -> Run:
         return self._transport.ask_for(Run, "POST", _path(run_id, verb), body=body)
 
-    def _page(
-        self,
-        model: type[Item],
-        path: str,
-        params: Mapping[str, Any],
-        cursor: str,
-        cursor_of: Callable[[Item], Any],
-    ) -> Page[Item]:
-        listed: type[_Cursored[Any]] = _Cursored[model]  # type: ignore[valid-type]
-        page = self._transport.ask_for(listed, "GET", path, params=params)
 
-        def following() -> Page[Item]:
-            after = page.next_after or cursor_of(page.data[-1])
-            return self._page(model, path, {**params, cursor: after}, cursor, cursor_of)
-
-        return Page(page.data, page.has_more, following)
+def _joined(names: Sequence[str] | None) -> str | None:
+    return ",".join(names) if names is not None else None
 
 
 def _fork_body(
@@ -316,7 +337,7 @@ def _range(
     limit: int | None,
 ) -> dict[str, Any]:
     return {
-        "keys": ",".join(names) if names is not None else None,
+        "keys": _joined(names),
         "after_step": after_step,
         "until_step": until_step,
         "points": points,
@@ -349,6 +370,26 @@ class Ratchet:
         )
         self.address = self._transport.address
         self.runs = Runs(self._transport)
+
+    def engines(self) -> Page[Engine]:
+        """Inference engines that runs keep, and how they are."""
+        return page_of(self._transport, Engine, "/v1/engines")
+
+    def workers(self) -> Page[WorkerItem]:
+        """Worker processes that polled Temporal in the last minutes, by role."""
+        return page_of(self._transport, WorkerItem, "/v1/workers")
+
+    def health(self) -> Health:
+        """That the API's process is up, whatever it depends on."""
+        return self._transport.ask_for(Health, "GET", "/healthz")
+
+    def readiness(self) -> Health:
+        """That Temporal answers and the store can be written; Refused says what is away."""
+        return self._transport.ask_for(Health, "GET", "/readyz")
+
+    def prometheus(self) -> str:
+        """Metrics of the API and of all runs, in Prometheus' text format."""
+        return self._transport.ask("GET", "/metrics").text
 
     def close(self) -> None:
         """Closes all connections."""

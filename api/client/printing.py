@@ -1,4 +1,4 @@
-"""What the command line prints: tables, sparklines and problems, for people.
+"""What the command line prints: tables and sparklines, for people.
 
 Text of runs, servers and policies is never trusted: control characters are replaced, so that
 nothing a model says can steer a terminal, and no markup is read in it.
@@ -14,9 +14,18 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from api.client.errors import RatchetError, Refused, Unreachable
-from api.models import ResolvedConfig, Run
-from api.resources import Checkpoint, Event, MetricsRow, RolloutFull, RolloutItem
+from api.models import EvalRecord, ResolvedConfig, Run
+from api.resources import (
+    Batch,
+    Checkpoint,
+    Engine,
+    Event,
+    LogLine,
+    MetricsRow,
+    RolloutFull,
+    RolloutItem,
+    WorkerItem,
+)
 
 BARS = "▁▂▃▄▅▆▇█"
 PIPE_WIDTH = 200
@@ -28,16 +37,7 @@ STYLES = {
     "warning": "yellow",
     "paused": "yellow",
 }
-REMEDIES = {
-    "no-key": "set RATCHET_API_KEY to a key of this API",
-    "scope-missing": "set RATCHET_API_KEY to a key that has the scope",
-    "unknown-run": "`ratchet runs list` shows the runs there are",
-    "unknown-rollout": "`ratchet runs rollouts RUN` shows the rollouts there are",
-    "unknown-cursor": "`ratchet runs events RUN` begins with the first event",
-    "no-checkpoint": "`ratchet runs checkpoints RUN` shows the checkpoints there are",
-    "damaged-checkpoint": "choose another with --step",
-    "about:blank": "RATCHET_API names the API's address; `make status` tells whether it runs here",
-}
+ENGINE_STYLES = {"up": "green", "starting": "yellow", "restarting": "yellow"}
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -89,40 +89,6 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def print_json(value: Any) -> None:
     """JSON for programs, all of it ASCII; indented where a person looks."""
     print(json.dumps(value, indent=2 if sys.stdout.isatty() else None), flush=True)
-
-
-# -- problems ---------------------------------------------------------------------------------
-
-
-def problem_lines(error: RatchetError) -> list[str]:
-    """A failure in readable lines: what is wrong, where, and how to mend it."""
-    if isinstance(error, Unreachable):
-        return [
-            str(error),
-            "  `make up` starts the stack, `make status` tells what runs; RATCHET_API names "
-            "another address",
-        ]
-    assert isinstance(error, Refused)
-    problem = error.problem
-    lines = [f"refused ({problem.status}): {clean(problem.title)}"]
-    for item in problem.errors or []:
-        place = item.pointer or item.key
-        lines.append(f"  {clean(place)}: {clean(item.message)}")
-    if not problem.errors:
-        lines.append(f"  {clean(problem.detail)}")
-    if error.retry_after_s is not None:
-        lines.append(f"  it may work in {error.retry_after_s:.0f} s")
-    if remedy := REMEDIES.get(problem.type.rpartition(":problem:")[2]):
-        lines.append(f"  {remedy}")
-    return lines
-
-
-def problem_json(error: RatchetError) -> dict[str, Any]:
-    """A failure as a problem document (RFC 9457)."""
-    if isinstance(error, Refused):
-        return error.problem.model_dump(mode="json", exclude_none=True)
-    kind, title = "urn:ratchet:problem:unreachable", "The API cannot be reached"
-    return {"type": kind, "title": title, "detail": str(error)}
 
 
 # -- runs -------------------------------------------------------------------------------------
@@ -252,6 +218,20 @@ def event_line(event: Event) -> str:
     return f"{moment(event.created_at, '%H:%M:%S')} {mark}{one_line(event.message, 400)}"
 
 
+def event_lines(events: Iterable[Event]) -> str:
+    """Events, a line each."""
+    return "\n".join(map(event_line, events))
+
+
+def log_lines(lines: Iterable[LogLine]) -> str:
+    """Lines of a log, with who said them."""
+    return "\n".join(
+        f"{moment(line.created_at)} {line.level:7} {clean(line.source)}: "
+        f"{one_line(line.message, 400)}"
+        for line in lines
+    )
+
+
 def metrics_table(rows: Sequence[MetricsRow], width: int = 40) -> Table:
     """Each metric over the steps asked for."""
     series: dict[str, list[float]] = {}
@@ -263,6 +243,39 @@ def metrics_table(rows: Sequence[MetricsRow], width: int = 40) -> Table:
     for name, values in sorted(series.items()):
         cells = (values[0], values[-1], min(values), max(values))
         table.add_row(clean(name), *map(number, cells), sparkline(values, width))
+    return table
+
+
+def evals_table(items: Iterable[EvalRecord]) -> Table:
+    """Evals, a line each; of one that is damaged, what is known."""
+    table = listing("step", "env", "reward", "rollouts", "failed", "versions", "state")
+    for item in items:
+        told = item.model_extra or {}
+        table.add_row(
+            str(item.step) if item.step is not None else "-",
+            clean(item.env or "-"),
+            number(told.get("reward_mean")),
+            str(told.get("rollouts", "-")),
+            str(told.get("errored", "-")),
+            _versions(told.get("versions")),
+            clean(f"damaged: {item.problem}") if item.problem else "sound",
+            style=STYLES["error"] if item.problem else "",
+        )
+    return table
+
+
+def batches_table(items: Iterable[Batch]) -> Table:
+    """Batches, a line each, with where their files lie in the store."""
+    table = listing("step", "MiB", "created", "attempt", "file")
+    for item in items:
+        table.add_row(
+            str(item.step),
+            f"{item.size / 2**20:.1f}",
+            moment(item.created_at),
+            item.attempt,
+            clean(f"damaged: {item.problem}" if item.problem else item.path),
+            style=STYLES["error"] if item.problem else "",
+        )
     return table
 
 
@@ -280,7 +293,6 @@ def rollouts_table(items: Iterable[RolloutItem]) -> Table:
     """Rollouts, a line each."""
     table = listing("id", "env", "step", "reward", "advantage", "tokens", "versions", "ended by")
     for item in items:
-        versions = "-".join(str(v) for v in dict.fromkeys(item.versions or ()))
         failed = str((item.error or {}).get("type", "")) if item.error else ""
         table.add_row(
             item.id,
@@ -289,11 +301,16 @@ def rollouts_table(items: Iterable[RolloutItem]) -> Table:
             number(item.reward),
             number(item.advantage),
             str(item.sampled_tokens),
-            versions,
+            _versions(item.versions),
             one_line(failed or item.stop or "", 60),
             style=STYLES["error"] if item.error else "",
         )
     return table
+
+
+def _versions(span: Sequence[int] | None) -> str:
+    """The lowest and the highest policy version, once where they are the same."""
+    return "-".join(str(version) for version in dict.fromkeys(span or ()))
 
 
 def _named(values: Mapping[str, Any]) -> str:
@@ -322,3 +339,37 @@ def print_rollout(rollout: RolloutFull, out: Console) -> None:
         text = content if isinstance(content, str) else json.dumps(content)
         out.print(f"\n{clean(str(message.get('role', '?')))}", style="bold")
         out.print(clean(text), soft_wrap=True)
+
+
+# -- machines ---------------------------------------------------------------------------------
+
+
+def engines_table(items: Iterable[Engine]) -> Table:
+    """Engines, a line each."""
+    table = listing("id", "state", "starts", "since", "version", "worker", "last failure")
+    for item in items:
+        table.add_row(
+            item.id,
+            Text(item.state, ENGINE_STYLES[item.state]),
+            str(item.attempt),
+            moment(item.since),
+            str(item.policy_version) if item.policy_version is not None else "-",
+            clean(item.worker or "-"),
+            one_line(item.last_failure or ""),
+        )
+    return table
+
+
+def workers_table(items: Iterable[WorkerItem]) -> Table:
+    """Worker processes, a line each; in flight are the rollouts that each last told of."""
+    table = listing("id", "role", "queue", "last seen", "in flight")
+    for item in items:
+        told = [gauge["worker_inflight"] for gauge in item.gauges if "worker_inflight" in gauge]
+        table.add_row(
+            clean(item.id),
+            item.role,
+            clean(item.queue),
+            moment(item.last_seen),
+            str(sum(told)) if told else "-",
+        )
+    return table

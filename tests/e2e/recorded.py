@@ -14,7 +14,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 
 from activities.contracts.names import Queues
 from activities.storage import curves, keys
-from activities.storage.series import Series
+from activities.storage.series import CHUNK_SAMPLES, Series
 from activities.storage.store import ArtifactStore
 from configs.load import validate
 from worker.compat import Worker
@@ -152,6 +152,25 @@ def _gauges(store: ArtifactStore, run: str, steps: int, rng: random.Random, bega
             chunk = series.add(said)
         if chunk is not None:
             chunk.write(store)
+
+
+def _lags(store: ArtifactStore, run: str, steps: int, rng: random.Random, began: float) -> None:
+    """The event-loop lag of workers of the other roles, of two processes where there are two."""
+    for source, usual in (
+        ("orchestrator-alpha-12-9d04e1", 0.004),
+        ("trainer-alpha-55-31c7f2", 0.009),
+        ("inference-alpha-40-b80a6d", 0.002),
+        ("inference-beta-41-6e2f90", 0.003),
+        ("env-beta-64-20cd5b", 0.012),
+    ):
+        series = Series(run, source)
+        for i in range(int(steps * STEP_S / 10)):
+            p99 = usual * (0.7 + 0.6 * rng.random())
+            lag = {"mean": p99 / 8, "max": p99 * 3, "p99": p99}
+            chunk = series.add({"time": began + 10.0 * i + rng.random(), "event_loop_lag": lag})
+            if len(chunk.samples) == CHUNK_SAMPLES:
+                chunk.write(store)
+        chunk.write(store)
 
 
 def _rollout(group: str, index: int, env: str, rng: random.Random, version: int) -> dict[str, Any]:
@@ -295,6 +314,7 @@ def write(
         curves.pack(store, run, step, attempt="recorded")
     _evals(store, run, steps, rng)
     _gauges(store, run, steps, rng, began)
+    _lags(store, run, steps, random.Random(seed + 1), began)
     for number in range(groups):
         _group(store, run, number, ENVS[number % 2], rng)
 

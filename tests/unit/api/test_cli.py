@@ -24,10 +24,11 @@ from api.client.assignments import nested, pairs
 from api.client.cli import app
 from api.client.watching import View
 from api.models import RUN_EXAMPLE, Run
-from api.resources import Event
+from api.resources import Engine, Event, WorkerItem
 from tests.unit.api.conftest import WITHIN_S, Served, config, eventually, put_checkpoint
 from tests.unit.api.test_client import breaking, make_steps, serving
-from tests.unit.api.test_rollouts import group
+from tests.unit.api.test_curves import damage
+from tests.unit.api.test_rollouts import batch, group
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-m", "api.client"]
@@ -234,6 +235,96 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         assert followed.status == 0 and len(followed.lines) == len(told.out.splitlines())
         verbs = [e["data"]["asked"] for e in followed.lines if e["type"] == "run.asked"]
         assert verbs == ["trigger_eval", "checkpoint", "pause", "resume", "stop"]
+
+
+@on_server
+async def test_what_a_run_left_is_listed(served: Served) -> None:
+    run_id = (await served.start("listed"))["id"]
+    await served.until(run_id, step=3)
+    for step in (1, 2):
+        told = {"env": "e", "step": step, "reward_mean": step / 4, "rollouts": 8, "errored": 1}
+        value = {**told, "versions": [step, step + 1]}
+        served.store.put_json(keys.eval_record(run_id, f"{step}-1/e"), value)
+        group(served, run_id, f"train/{step}", "e", [0.5])
+        batch(served, run_id, step, f"train/{step}")
+    damage(served.store, keys.eval_record(run_id, "2-1/e"), "content")
+    damage(served.store, keys.batch(run_id, 2), "marker")
+    damage(served.store, keys.group(run_id, "train/1"), "content")
+    async with serving(served) as address:
+
+        async def runs(*arguments: str) -> Done:
+            done = await ratchet(address, "runs", *arguments)
+            assert done.status == 0, done.err
+            return done
+
+        sound, bad = (await runs("evals", run_id)).out.splitlines()[1:]
+        assert sound.split() == ["1", "e", "0.25", "8", "1", "1-2", "sound"]
+        assert bad.split()[:3] == ["2", "e", "-"] and "damaged: " in bad
+        listed = (await runs("evals", run_id, "--json")).json["data"]
+        assert [item["problem"] is None for item in listed] == [True, False]
+        first, second = (await runs("batches", run_id)).out.splitlines()[1:]
+        assert "batches/step-00000001.parquet" in first and "damaged: " in second
+        cut = await runs("batches", run_id, "--limit", "1")
+        assert len(cut.out.splitlines()) == 2 and "--all shows them" in cut.err
+        assert len((await runs("batches", run_id, "--limit", "1", "--all")).out.splitlines()) == 3
+        left = await runs("rollouts", run_id)
+        assert "left out, since they are damaged: train/1" in left.err
+        assert (await runs("rollouts", run_id, "--json")).json["damaged"] == ["train/1"]
+
+        log = (await runs("logs", run_id)).out.splitlines()
+        told = (await runs("events", run_id)).out.splitlines()
+        assert len(log) == len(told) and " info    run: " in log[0]
+        assert (await runs("logs", run_id, "--level", "error")).out.strip() == ""
+        newest = await runs("events", run_id, "--order", "desc", "--types", "run.step,server")
+        assert newest.out.splitlines() == [line for line in told if " step 3 is done" in line]
+        for wrong in (["--order", "desc"], ["--types", "run"]):
+            done = await ratchet(address, "runs", "events", run_id, "--follow", *wrong)
+            assert done.status == 2 and "--follow tells every event" in done.err
+        for wrong in (["logs", run_id, "--level", "bad"], ["batches", run_id, "--limit", "0"]):
+            assert (await ratchet(address, "runs", *wrong)).status == 2
+        for verb in ("evals", "batches", "logs"):
+            missing = await ratchet(address, "runs", verb, "nope")
+            assert missing.status == 1 and "`ratchet runs list`" in missing.err
+        lost = await ratchet(address, "runs", "logs", run_id, "--after", "nope")
+        assert lost.status == 1 and "without --after it begins with the first" in lost.err
+
+
+@on_server
+async def test_engines_and_workers_are_listed(served: Served) -> None:
+    async with serving(served) as address:
+        workers = await ratchet(address, "workers")
+        assert workers.status == 0 and "orchestrator" in workers.out
+        as_json = await ratchet(address, "workers", "--json")
+        assert {item["role"] for item in as_json.json["data"]} >= {"orchestrator"}
+        engines = await ratchet(address, "engines", "--json")
+        assert engines.status == 0 and engines.json["has_more"] is False
+    for verb in ("engines", "workers"):
+        away = await ratchet("http://127.0.0.1:1", verb)
+        assert away.status == 3 and "`make up`" in away.err
+
+
+def test_engines_and_workers_are_a_line_each() -> None:
+    engine = Engine(
+        id="r/host/engine/0",
+        run_id="r",
+        index=0,
+        state="restarting",
+        attempt=3,
+        since=None,
+        worker="71@host-a",
+        policy_version=None,
+        last_failure="exit status 1\n\x1b[2J",
+    )
+    gauges: list[dict[str, Any]] = [{"worker_inflight": 3}, {"worker_inflight": 4}, {}]
+    worker = WorkerItem(id="71@host-a", role="rollout", queue="q", last_seen=None, gauges=gauges)
+    out = printing.console()
+    with out.capture() as capture:
+        out.print(printing.engines_table([engine]))
+        out.print(printing.workers_table([worker, worker.model_copy(update={"gauges": []})]))
+    _, one, _, busy, quiet = (line.split() for line in capture.get().splitlines())
+    assert one[:6] == [engine.id, "restarting", "3", "-", "-", "71@host-a"]
+    assert one[6:] == ["exit", "status", "1", "\ufffd[2J"]
+    assert busy == ["71@host-a", "rollout", "q", "-", "7"] and quiet[-1] == "-"
 
 
 @on_server

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from hypothesis import given
@@ -16,6 +18,8 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from activities.storage import keys
+from activities.storage.series import Series
+from activities.storage.store import ArtifactStore
 from api import keys as api_keys
 from api.app import create_app
 from api.client import Ratchet, Refused, Unreachable
@@ -31,7 +35,8 @@ from tests.unit.api.conftest import (
     listening,
     put_checkpoint,
 )
-from tests.unit.api.test_rollouts import group
+from tests.unit.api.test_curves import damage
+from tests.unit.api.test_rollouts import batch, group
 
 ROOT = Path(__file__).parents[3]
 on_server = pytest.mark.asyncio(loop_scope="session")
@@ -164,6 +169,15 @@ def test_a_config_is_sent_as_it_was_meant(path: Path) -> None:
     assert validate(before.model_dump(mode="json", exclude_unset=True)) == before
 
 
+def put_gauges(store: ArtifactStore, run_id: str) -> None:
+    """Five samples each of two rollout workers and a trainer, at the same moments."""
+    for source in ("rollout-host-a-71", "rollout-host-b-72", "trainer-host-b-73"):
+        series = Series(run_id, source)
+        for i in range(5):
+            chunk = series.add({"time": 100.25 + 10 * i, "worker_inflight": i})
+        chunk.write(store)
+
+
 # -- requests -------------------------------------------------------------------------------------
 
 
@@ -224,6 +238,9 @@ async def test_pages_go_through_everything_once(served: Served) -> None:
         served.store.put_json(keys.step_record(run_id, step), value)
     for number in range(4):
         group(served, run_id, f"train/{number}", "easy", [0.0, 0.5, None])
+        batch(served, run_id, number + 1, f"train/{number}")
+    put_gauges(served.store, run_id)
+    await served.until(run_id, step=3)
 
     def look() -> None:
         while len([*client.runs.list(metadata={"page": "yes"}, limit=2)]) < 5:
@@ -243,12 +260,110 @@ async def test_pages_go_through_everything_once(served: Served) -> None:
         assert len(client.runs.rollout(run_id, "train:2:1").members) == 3
         last = client.runs.list_events(run_id, limit=1)
         assert last.has_more and len({e.id for e in last}) == len([*last])
+        events = [*client.runs.list_events(run_id)]
+        newest_first = [*client.runs.list_events(run_id, limit=2, order="desc")]
+        assert newest_first == events[::-1] and len(events) > 2
+        some = [*client.runs.list_events(run_id, limit=1, types=["run.step", "server"])]
+        assert some == [e for e in events if e.type == "run.step"] and some
+        lines = [*client.runs.logs(run_id, limit=2)]
+        assert [line.id for line in lines] == [event.id for event in events]
+        assert not client.runs.logs(run_id, level="error").data
+        assert [b.step for b in client.runs.batches(run_id, limit=2)] == [1, 2, 3, 4]
+        assert [b.step for b in client.runs.batches(run_id, after_step=2)] == [3, 4]
+        gauges = [(g.source, g.time) for g in client.runs.gauges(run_id, after=110.25, limit=3)]
+        assert sorted(set(gauges)) == sorted(gauges) and len(gauges) == 6
+        assert {moment for _, moment in gauges} == {120.25, 130.25, 140.25}
+        (trainer,) = client.runs.gauges(run_id, role="trainer", after=130.25)
+        everyone = [*client.runs.gauges(run_id, role="all", limit=4)]
+        assert len(everyone) == 15 and trainer in everyone and trainer.role == "trainer"
         with pytest.raises(ValueError, match="last page"):
             client.runs.evals(run_id).next_page()
 
     async with serving(served) as address:
         with Ratchet(address) as client:
             await asyncio.to_thread(look)
+
+
+@on_server
+async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_path: Path) -> None:
+    """With each of its parameters; what is damaged is told with the page that leaves it out."""
+    run_id = (await served.start("whole"))["id"]
+    await served.until(run_id, step=3)
+    for step in (1, 2):
+        value = {"step": step, "time": 0.0, "metrics": {"loss": 1.0}}
+        served.store.put_json(keys.step_record(run_id, step), value)
+        group(served, run_id, f"train/{step}", "easy", [0.5])
+    damage(served.store, keys.step_record(run_id, 1), "content")
+    damage(served.store, keys.group(run_id, "train/1"), "content")
+    put_checkpoint(served.store, run_id, 2, tmp_path)
+    app = create_app(served.settings, connection(served.env))
+    asked: list[str] = []
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            asked.append(f"{scope['path']}?{scope['query_string'].decode()}")
+        await app(scope, receive, send)
+
+    def look(address: str) -> None:
+        with Ratchet(address) as client:
+            runs = client.runs
+            runs.list(after=None, status="running", metadata={"owner": "ana"})
+            runs.list(after=run_id)
+            assert runs.retrieve(run_id).id == run_id
+            (row,) = runs.metrics(run_id, names=["loss"], until_step=9, points=9)
+            assert row.step == 2 and runs.metrics(run_id).damaged == [1]
+            assert runs.metrics_csv(run_id).splitlines()[0] == "step,time,loss"
+            assert not runs.evals(run_id).data and not runs.batches(run_id).data
+            assert not runs.gauges(run_id, role="trainer").data
+            first = runs.list_events(run_id, limit=1, types=["run"]).data[0]
+            assert runs.list_events(run_id, after=first.id).data[0].id != first.id
+            assert runs.logs(run_id, after=first.id).data
+            some: dict[str, Any] = {"env": "easy", "kind": "train", "errored": False}
+            page = runs.rollouts(run_id, reward_min=0.0, reward_max=1.0, **some)
+            assert [item.id for item in page] == ["train:2:0"] and page.damaged == ["train/1"]
+            assert not runs.rollouts(run_id, step=9, group="train/9", after="train:2:0").data
+            assert runs.rollout(run_id, "train:2:0").reward == 0.5
+            assert runs.checkpoints(run_id, verify=True).data[0].sound
+            assert runs.config(run_id, revision=0).config["name"] == "whole"
+            assert 'name = "whole"' in runs.config_toml(run_id)
+            assert not [engine for engine in client.engines() if engine.run_id == run_id]
+            assert "orchestrator" in {worker.role for worker in client.workers()}
+            assert client.health().status == client.readiness().status == "ok"
+            assert "ratchet_temporal_up 1.0" in client.prometheus()
+
+    async with listening(noting) as http:
+        await asyncio.to_thread(look, str(http.base_url))
+    for path, verbs in app.openapi()["paths"].items():
+        if "get" not in verbs:
+            continue
+        place = re.compile(re.sub(r"\{\w+\}", "[^/]+", path))
+        queries = [urlsplit(one).query for one in asked if place.fullmatch(urlsplit(one).path)]
+        assert queries, f"no method asks for {path}"
+        sent = {name.partition("[")[0] for query in queries for name in parse_qs(query)}
+        told = verbs["get"].get("parameters", [])
+        assert sent == {one["name"] for one in told if one["in"] == "query"}, path
+
+
+@on_server
+async def test_a_page_whose_items_were_deleted_meanwhile_is_asked_for_again() -> None:
+    """Retention deletes batches between the listing of a page and the look at its items."""
+    kept = {"step": 7, "attempt": "x", "created_at": None, "size": 1, "sha256": "", "path": "p"}
+    pages = [
+        {"object": "list", "data": [], "has_more": True},
+        {"object": "list", "data": [kept], "has_more": False},
+    ]
+    asked: list[bytes] = []
+
+    async def deleting(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            asked.append(scope["query_string"])
+            await JSONResponse(pages.pop(0))(scope, receive, send)
+
+    async with listening(deleting) as http:
+        with Ratchet(str(http.base_url)) as client:
+            found = await asyncio.to_thread(lambda: [*client.runs.batches("x", after_step=4)])
+    assert [item.step for item in found] == [7]
+    assert asked[0] == asked[1] and b"after_step=4" in asked[0]
 
 
 @on_server

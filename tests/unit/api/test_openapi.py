@@ -52,7 +52,7 @@ def leave_everything(served: Served, run_id: str, folder: Path) -> str:
     batch(served, run_id, 2, "train/4")
     put_checkpoint(store, run_id, 2, folder)
     sample = {"time": time.time(), "worker_inflight": 3, **asdict(Gauges(4))}
-    Series(run_id, "host-1").add(sample).write(store)
+    Series(run_id, "rollout-host-1").add(sample).write(store)
     return rollout_id("train/4", 0)
 
 

@@ -227,7 +227,7 @@ async def test_metrics_are_read_from_the_store(served: Served) -> None:
 async def test_gauges_are_paged_by_time(served: Served) -> None:
     run_id = (await served.start("gauged"))["id"]
     lag = {"mean": 0.001, "max": 0.02, "p99": 0.01}
-    for source, times in (("a", (1.25, 2.25, 3.25)), ("b", (1.5, 2.25))):
+    for source, times in (("rollout-a", (1.25, 2.25, 3.25)), ("rollout-b", (1.5, 2.25))):
         series = Series(run_id, source)
         for at in times:
             told = asdict(Gauges(4, inflight={"train/reverse-text": 4}, waiting_for="an engine"))
@@ -235,7 +235,7 @@ async def test_gauges_are_paged_by_time(served: Served) -> None:
             series.add(sample).write(served.store)
     path = f"/v1/runs/{run_id}/gauges"
     page = (await served.http.get(path)).json()
-    found = [(item["time"], item["source"]) for item in page["data"]]
+    found = [(item["time"], item["source"].removeprefix("rollout-")) for item in page["data"]]
     assert found == [(1.25, "a"), (1.5, "b"), (2.25, "a"), (2.25, "b"), (3.25, "a")]
     assert page["object"] == "list" and page["has_more"] is False
     first = page["data"][0]
@@ -244,9 +244,28 @@ async def test_gauges_are_paged_by_time(served: Served) -> None:
     page = (await served.http.get(f"{path}?after=1.5&limit=1")).json()
     assert [item["time"] for item in page["data"]] == [2.25, 2.25] and page["has_more"] is True
     assert (await served.http.get(f"{path}?after=3.25")).json()["data"] == []
-    for bad in ("after=-1", "after=nan", "limit=0"):
+    for bad in ("after=-1", "after=nan", "limit=0", "role=nobody"):
         problem(await served.http.get(f"{path}?{bad}"), 422, "invalid-request")
     problem(await served.http.get("/v1/runs/nope/gauges"), 404, "unknown-run")
+
+
+async def test_gauges_are_of_one_role_or_of_all(served: Served) -> None:
+    """Those who ask for no role get rollout workers; others have no number but their lag."""
+    run_id = (await served.start("lagging"))["id"]
+    lag = {"mean": 0.001, "max": 0.02, "p99": 0.01}
+    roles = ("env", "inference", "orchestrator", "rollout", "trainer")
+    for i, role in enumerate(roles):
+        sample = {"time": 1.0 + i, "event_loop_lag": lag}
+        Series(run_id, f"{role}-host-7-0a1b2c").add(sample).write(served.store)
+    path = f"/v1/runs/{run_id}/gauges"
+    (rollout,) = (await served.http.get(path)).json()["data"]
+    assert rollout["role"] == "rollout" and rollout["permits"] == 0
+    everyone = (await served.http.get(f"{path}?role=all")).json()["data"]
+    assert [item["role"] for item in everyone] == list(roles)
+    (trainer,) = (await served.http.get(f"{path}?role=trainer")).json()["data"]
+    assert trainer == everyone[-1]
+    source = "trainer-host-7-0a1b2c"
+    assert trainer == {"time": 5.0, "source": source, "role": "trainer", "event_loop_lag": lag}
 
 
 async def test_evals_are_read_from_the_store(served: Served) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from activities.contracts.rollouts import Gauges
+from activities.lag import LoopLag
 from activities.rollouts import gauges as gauging
 from activities.rollouts.gauges import RunGauges
-from activities.rollouts.lag import LoopLag
 from activities.storage import keys, series
 from activities.storage.store import ArtifactStore
 

@@ -139,16 +139,30 @@ async function* blocks(body) {
 
 /**
  * Follows a run's events until `signal` aborts, over any loss of connection and without repeating
- * one. Fetch is used since EventSource cannot send a key. Resolves to false if the server has no
- * stream of events, so that the caller asks now and then instead.
+ * one. If the server no longer keeps event `last`, what comes from now on is followed, and `onGap`
+ * called: what was missed is to be loaded anew. Fetch is used since EventSource cannot send a key.
+ * Resolves to false if the server has no stream of events, so that the caller asks now and then
+ * instead.
  */
-export async function follow(id, { onEvent, onState, signal, last = null }) {
+export async function follow(id, { onEvent, onState, onGap, signal, last = null }) {
 	let pause = 500;
+	let gap = false;
 	while (!signal.aborted) {
 		try {
 			const extra = { Accept: "text/event-stream", ...(last ? { "Last-Event-ID": last } : {}) };
 			const params = last ? {} : { after: "latest" };
 			const answer = await fetch(address(`${run(id)}/events`, params), { signal, headers: headers(extra) });
+			if (answer.status === 404 && last) {
+				const { type = "" } = await answer.json().catch(() => ({}));
+				if (!type.endsWith(":unknown-cursor")) return false;
+				last = null;
+				gap = true;
+				continue;
+			}
+			if (answer.ok && gap) {
+				gap = false;
+				onGap();
+			}
 			if (answer.status === 204) {
 				// All was told; the run may be taken up again later.
 				onState("ended");

@@ -1,10 +1,11 @@
 // What a run measured, as columns that charts draw: steps, evals and gauges of one run.
 
 import { api } from "./api.js";
+import { damageLine } from "./format.js";
 
 const POINTS = 400;
 const GAUGE_PAGE = 10000;
-const MOST_GAUGE_PAGES = 12;
+const MOST_GAUGE_PAGES = 30;
 const SINCE_S = 15;
 
 /** Columns over ascending steps. */
@@ -13,6 +14,7 @@ class StepTable {
 		this.steps = [];
 		this.times = [];
 		this.columns = new Map();
+		this.damaged = new Set();
 	}
 	get last() {
 		return this.steps.length ? this.steps[this.steps.length - 1] : -1;
@@ -25,8 +27,9 @@ class StepTable {
 		}
 		return column;
 	}
-	append(records) {
-		for (const record of records) {
+	append(page) {
+		page.damaged.forEach((step) => this.damaged.add(step));
+		for (const record of page.data) {
 			if (record.step <= this.last) continue;
 			const at = this.steps.length;
 			this.steps.push(record.step);
@@ -74,15 +77,17 @@ export function thinned(samples, points, value) {
 	return kept;
 }
 
-/** [time, sum over sources] of samples, by stretches of ten seconds; a source's latest counts. */
-function summed(samples, value) {
+/** [time, `sum` or worst over sources] of samples, by stretches of ten seconds; in a sum a source's latest counts. */
+function joined(samples, value, sum) {
 	const stretches = new Map();
 	for (const sample of samples) {
 		const at = Math.round(sample.time / 10) * 10;
+		const said = value(sample) ?? null;
+		if (said === null) continue;
 		if (!stretches.has(at)) stretches.set(at, new Map());
-		stretches.get(at).set(sample.source, value(sample) ?? 0);
+		stretches.get(at).set(sum ? sample.source : sample, said);
 	}
-	return [...stretches].map(([at, said]) => [at, [...said.values()].reduce((a, b) => a + b, 0)]);
+	return [...stretches].map(([at, said]) => [at, [...said.values()].reduce((a, b) => (sum ? a + b : Math.max(a, b)))]);
 }
 
 export class RunData {
@@ -93,6 +98,7 @@ export class RunData {
 		this.keys = new Set();
 		this.table = new StepTable();
 		this.evals = [];
+		this.heard = [];
 		this.gauges = [];
 		this.range = null;
 		this.grown = 0;
@@ -103,8 +109,8 @@ export class RunData {
 		return found.filter((env) => env !== "all");
 	}
 
-	get sources() {
-		return [...new Set(this.gauges.map((g) => g.source))].sort();
+	get roles() {
+		return [...new Set(this.heard.map((g) => g.role))];
 	}
 
 	/** The run object. */
@@ -130,13 +136,13 @@ export class RunData {
 		if (range) Object.assign(wanted, { after: Math.max(-1, Math.floor(range[0]) - 2), until: Math.ceil(range[1]) + 1 });
 		const page = await api.metrics(this.id, wanted, signal);
 		const table = new StepTable();
-		table.append(page.data);
+		table.append(page);
 		this.table = table;
 		this.range = range;
 		this.grown = 0;
 	}
 
-	/** Steps that were recorded since; returns how many. */
+	/** Steps that were recorded since; returns how many, the damaged last ones again. */
 	async loadNewer(signal) {
 		if (this.range) return 0;
 		if (this.grown > 2 * POINTS) {
@@ -144,30 +150,40 @@ export class RunData {
 			return 1;
 		}
 		const page = await api.metrics(this.id, { keys: [...this.keys], after: this.table.last, points: POINTS }, signal);
-		this.table.append(page.data);
+		this.table.append(page);
 		this.grown += page.data.length;
-		return page.data.length;
+		return page.data.length + page.damaged.length;
+	}
+
+	/** One line on what the charts leave out. */
+	get damage() {
+		const evals = this.evals.filter((e) => e.problem).map((e) => `${e.env} at step ${e.step} (${e.problem})`);
+		return `${damageLine("steps", [...this.table.damaged])} ${damageLine("evals", evals)}`.trim();
 	}
 
 	async loadEvals(signal) {
 		this.evals = (await api.evals(this.id, signal)).data;
 	}
 
-	/** Gauges later than those known; a worker's sample may be read a while after it was taken. */
+	/**
+	 * Gauges later than those known; a worker's sample may be read a while after it was taken. Of all
+	 * that was `heard`, `gauges` are rollout workers'; other roles tell nothing but their lag.
+	 */
 	async loadGauges(signal) {
-		const known = this.gauges.length ? this.gauges[this.gauges.length - 1].time : 0;
+		const known = this.heard.at(-1)?.time ?? 0;
 		let after = Math.max(0, known - SINCE_S);
 		const fresh = [];
 		for (let i = 0; i < MOST_GAUGE_PAGES; i++) {
-			const page = await api.gauges(this.id, { after, limit: GAUGE_PAGE }, signal);
+			const page = await api.gauges(this.id, { role: "all", after, limit: GAUGE_PAGE }, signal);
 			fresh.push(...page.data);
 			if (!page.has_more || !page.data.length) break;
 			after = page.data[page.data.length - 1].time;
 		}
-		const seen = new Set(this.gauges.slice(-200).map((g) => `${g.time} ${g.source}`));
+		const seen = new Set(this.heard.slice(-1000).map((g) => `${g.time} ${g.source}`));
 		const added = fresh.filter((g) => !seen.has(`${g.time} ${g.source}`));
-		this.gauges.push(...added);
-		if (added.length < fresh.length || known) this.gauges.sort((a, b) => a.time - b.time);
+		this.heard = this.heard.concat(added);
+		if (added.length < fresh.length || known) this.heard.sort((a, b) => a.time - b.time);
+		this.gauges = this.heard.filter((g) => g.role === "rollout");
 		return added.length;
 	}
 
@@ -205,8 +221,8 @@ export class RunData {
 	}
 
 	#gaugePoints(series, axis) {
-		const own = this.gauges.filter((g) => !series.source || g.source === series.source);
-		const all = series.sum ? summed(own, series.value) : own.map((g) => [g.time, series.value(g) ?? null]);
+		const own = series.role ? this.heard.filter((g) => g.role === series.role) : this.gauges;
+		const all = series.sum || series.worst ? joined(own, series.value, series.sum) : own.map((g) => [g.time, series.value(g) ?? null]);
 		const some = thinned(all, 1500, ([, value]) => value ?? 0);
 		const xs = some.map(([time]) => (axis === "step" ? this.stepOf(time) : time - this.began));
 		return [xs, some.map(([, value]) => value)];

@@ -1,7 +1,7 @@
 // What happened to a run, the newest first, as it comes.
 
 import { api } from "./api.js";
-import { fill, h, notice, ready } from "./dom.js";
+import { fill, h, loading, notice, ready, table, trouble } from "./dom.js";
 import { clock } from "./format.js";
 
 const PAGES = 10;
@@ -24,8 +24,6 @@ export async function loadEvents(id, signal, each, { types, after } = {}) {
 	}
 }
 
-export const eventsError = (error) => notice(error.title ?? "No events", error.message, { kind: "bad" });
-
 export function show(root, data) {
 	const stop = new AbortController();
 	const seen = new Set();
@@ -33,7 +31,7 @@ export function show(root, data) {
 	let left = null;
 	const level = h("select", { "aria-label": "Level", onchange: () => paint() }, ["all", "warning", "error"].map((name) => h("option", { value: name }, name === "all" ? "All levels" : name === "warning" ? "Warnings and errors" : "Errors")));
 	const search = h("input", { type: "search", placeholder: "Filter events", "aria-label": "Filter events", oninput: () => paint() });
-	const place = h("div", {}, h("p", { class: "loading" }, "Loading…"));
+	const place = h("div", {}, loading());
 	fill(root, h("div", { class: "tools" }, search, level), place);
 
 	function paint() {
@@ -42,7 +40,7 @@ export function show(root, data) {
 		const rows = some.slice(0, SHOWN).map((e) => h("tr", { class: `level-${e.level}` }, h("td", {}, h("time", { datetime: e.created_at }, clock(Date.parse(e.created_at) / 1000))), h("td", {}, h("code", {}, e.type)), h("td", {}, e.message)));
 		fill(
 			place,
-			rows.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Events" }, h("table", { class: "events" }, h("thead", {}, h("tr", {}, ["Time", "Type", "What happened"].map((t) => h("th", {}, t)))), h("tbody", {}, rows))) : notice("No events", events.length ? "None fits the filters." : "Nothing has happened so far."),
+			rows.length ? table("Events", "events", ["Time", "Type", "What happened"], rows) : notice("No events", events.length ? "None fits the filters." : "Nothing has happened so far."),
 			some.length > SHOWN ? h("p", { class: "sub" }, `The latest ${SHOWN} of ${some.length}.`) : null,
 			left && h("p", { class: "sub" }, `Only the latest ${events.length} events are loaded. `, h("button", { class: "small", onclick: load }, "Load older")),
 		);
@@ -62,7 +60,7 @@ export function show(root, data) {
 		try {
 			await loadEvents(data.id, stop.signal, (found, next) => ((left = next), take(found, "push")), { after: left });
 		} catch (error) {
-			if (error.name !== "AbortError") fill(place, eventsError(error));
+			if (error.name !== "AbortError") fill(place, trouble(error));
 		}
 		ready("events");
 	}

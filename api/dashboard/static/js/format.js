@@ -40,3 +40,9 @@ export function clock(seconds) {
 	const today = date.toDateString() === new Date().toDateString();
 	return today ? time : `${date.toLocaleDateString([], { month: "short", day: "numeric" })} ${time}`;
 }
+
+const NAMED = 20;
+
+/** One line on what is left out since it is damaged; '' for nothing. */
+export const damageLine = (what, names) =>
+	names.length ? `Damaged ${what}, left out: ${names.slice(0, NAMED).join(", ")}${names.length > NAMED ? ` and ${names.length - NAMED} more` : ""}.` : "";

@@ -19,9 +19,10 @@ export function showLink(state) {
 
 /**
  * Calls `tick` (async, returns the run) at once, at each event, and now and then. A hidden page
- * rests: browsers allow few connections to one server. `onEvent` gets each event as it comes.
+ * rests: browsers allow few connections to one server. `onEvent` gets each event as it comes;
+ * `onGap` is called where some never will.
  */
-export function keepUp(id, tick, onEvent = () => {}) {
+export function keepUp(id, tick, onEvent = () => {}, onGap = () => {}) {
 	const stop = new AbortController();
 	let current = null;
 	let timer = 0;
@@ -70,6 +71,11 @@ export function keepUp(id, tick, onEvent = () => {}) {
 			signal,
 			last,
 			onState: (state) => showLink(over ? "ended" : state),
+			onGap: () => {
+				last = null;
+				onGap();
+				soon();
+			},
 			onEvent: (event, at) => {
 				last = at;
 				if (!event) return;

@@ -27,7 +27,8 @@ export class Metrics {
 		this.charts = [];
 		this.grid = h("div", { class: "panels" });
 		this.state = h("div", {});
-		fill(root, this.#toolbar(), this.state, this.grid);
+		this.damage = h("p", { class: "wrong", role: "status" });
+		fill(root, this.#toolbar(), this.state, this.damage, this.grid);
 		this.panels = [...PANELS, ...this.picked.map(panelOf)];
 		this.panels.forEach((panel) => this.#addChart(panel));
 		this.unbind = bindKeys({
@@ -201,6 +202,7 @@ export class Metrics {
 
 	paint() {
 		const many = this.runs.length > 1;
+		fill(this.damage, this.runs.map(({ id, damage }) => damage && `${many ? `${id}: ` : ""}${damage} `));
 		for (const chart of this.charts) {
 			const series = this.runs.flatMap((run, r) => {
 				const own = seriesOf(chart.panel, run);

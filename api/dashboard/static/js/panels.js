@@ -1,7 +1,8 @@
 // The curated panels of a run, in the order in which people look. Pure data and functions of names.
 //
 // A series is drawn from a step metric (`key`), the evals of an env (`from: 'evals'`) or the gauges
-// of rollout workers (`from: 'gauges'`, `value` of a sample, `sum` over workers).
+// of the workers of a role, if none is named of rollout workers (`from: 'gauges'`, `value` of a
+// sample, `sum` over workers or the `worst` of them).
 
 const step = (key, label) => ({ key, label });
 
@@ -36,6 +37,8 @@ const together =
 		makers.flatMap((make) => make(known));
 
 const gauge = (label, value, more = {}) => ({ from: "gauges", label, value, ...more });
+
+const ROLES = ["rollout", "trainer", "inference", "env", "orchestrator"];
 
 export const PANELS = [
 	{ id: "reward", title: "Reward", note: "Mean train reward of each batch, by environment.", wide: true, series: scoped("reward") },
@@ -120,10 +123,10 @@ export const PANELS = [
 	{
 		id: "lag",
 		title: "Event-loop lag",
-		note: "99th percentile of how late each worker's event loop woke, seconds.",
+		note: "99th percentile of how late the event loop of each role's worst worker woke, seconds.",
 		unit: "s",
 		zero: true,
-		series: ({ sources }) => sources.map((source) => gauge(source, (g) => g.event_loop_lag?.p99, { source })),
+		series: ({ roles }) => ROLES.filter((role) => roles.includes(role)).map((role) => gauge(role, (g) => g.event_loop_lag?.p99, { role, worst: true })),
 	},
 ];
 
@@ -136,7 +139,7 @@ export function seriesOf(panel, data) {
 		names: data.nameSet ?? new Set(data.names),
 		envs: data.envs,
 		evalEnvs: [...new Set(data.evals.map((e) => e.env))],
-		sources: data.sources,
+		roles: data.roles,
 	});
 }
 

@@ -3,7 +3,7 @@
 
 import { api } from "./api.js";
 import { fill, h, linkTo, loading, notice, pageOf, pairs, ready, trouble } from "./dom.js";
-import { num } from "./format.js";
+import { damageLine, num } from "./format.js";
 import { bindKeys } from "./keyboard.js";
 import { MODES, scaleOf, strip, turns } from "./strip.js";
 
@@ -19,6 +19,7 @@ export function show(root, data, params) {
 	let asked = params;
 	let items = [];
 	let cursor = null;
+	let damaged = [];
 	// Rewards of all that fits the filters, whatever bar is chosen; and which filters those were.
 	let rewards = [];
 	let rewardsOf = null;
@@ -76,7 +77,8 @@ export function show(root, data, params) {
 		const rows = items.map((r) =>
 			h("a", { class: "rollout", href: address({ r: r.id }), "aria-current": r.id === current ? "true" : null }, h("span", {}, h("b", {}, `${r.group} · ${r.index}`), h("small", { class: "sub" }, ` ${r.env}`)), h("span", { class: "n" }, r.error ? h("span", { class: "wrong" }, "error") : num(r.reward), r.advantage === null ? null : h("small", { class: r.advantage < 0 ? "minus" : "plus" }, ` ${r.advantage < 0 ? "−" : "+"}${num(Math.abs(r.advantage))}`))),
 		);
-		fill(list, rows.length ? rows : notice("No rollouts", cursor ? "None among those looked through so far." : "None that is finished fits; choose another step, or clear the filters.", { action: linkTo(pageOf(data.id, "rollouts"), "Clear filters") }), cursor && h("button", { onclick: () => load(true) }, "More"));
+		const damage = damageLine("groups", damaged);
+		fill(list, damage && h("p", { class: "wrong", role: "status" }, damage), rows.length ? rows : notice("No rollouts", cursor ? "None among those looked through so far." : "None that is finished fits; choose another step, or clear the filters.", { action: linkTo(pageOf(data.id, "rollouts"), "Clear filters") }), cursor && h("button", { onclick: () => load(true) }, "More"));
 	}
 
 	function paintReader() {
@@ -126,6 +128,7 @@ export function show(root, data, params) {
 			const [found, all] = await Promise.all([page({ ...range, after: more ? cursor : null }), asked.has("low") && rewardsOf !== text ? page() : null]);
 			if (mine !== serial) return;
 			items = more ? [...items, ...found.data] : found.data;
+			damaged = more ? [...damaged, ...found.damaged] : found.damaged;
 			cursor = found.has_more ? found.next_after : null;
 			if (all || !asked.has("low")) rewards = (all?.data ?? items).map((r) => r.reward).filter((r) => r !== null);
 			rewardsOf = text;

@@ -50,6 +50,7 @@ export function show(root, asked) {
 
 	let view = null;
 	let tab = null;
+	let asks = null;
 	let painted = "";
 	let failed = false;
 
@@ -96,6 +97,7 @@ export function show(root, asked) {
 	}
 
 	async function open(name, params) {
+		asks = params;
 		if (tab === name) {
 			view?.navigate?.(params);
 			return;
@@ -147,6 +149,11 @@ export function show(root, asked) {
 			}
 		},
 		(event) => view?.onEvent?.(event),
+		() => {
+			const name = tab;
+			tab = null;
+			open(name, asks);
+		},
 	);
 	open(asked.tab, asked.params);
 	return {

@@ -3,7 +3,7 @@
 import { api } from "./api.js";
 import { badge, waitingText } from "./badge.js";
 import { debounced, fill, h, linkTo, loading, notice, pageOf, ready, searchField, svg, table, trouble } from "./dom.js";
-import { ago, count, num } from "./format.js";
+import { ago, count, damageLine, num } from "./format.js";
 import { bindKeys } from "./keyboard.js";
 import { showLink } from "./live.js";
 
@@ -65,7 +65,8 @@ export function show(root, { params }) {
 		sparks.set(run.id, { step: run.step });
 		try {
 			const page = await api.metrics(run.id, { keys: ["reward/all/mean"], points: 60 }, stop.signal);
-			fill(cell, sparkline(page.data.map((r) => r.metrics["reward/all/mean"])));
+			const damage = damageLine("steps", page.damaged);
+			fill(cell, sparkline(page.data.map((r) => r.metrics["reward/all/mean"])), damage && h("div", { class: "sub wrong", title: damage }, damage));
 		} catch {
 			sparks.delete(run.id);
 		}

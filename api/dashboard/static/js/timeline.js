@@ -2,9 +2,9 @@
 // the engines, evals, checkpoints, and what broke and came back.
 
 import { api } from "./api.js";
-import { fill, h, notice, ready } from "./dom.js";
-import { eventsError, loadEvents } from "./events.js";
-import { clock, duration, num } from "./format.js";
+import { fill, h, loading, notice, ready, table, trouble } from "./dom.js";
+import { loadEvents } from "./events.js";
+import { clock, damageLine, duration, num } from "./format.js";
 import { bindKeys } from "./keyboard.js";
 import { cssVar, onTheme } from "./theme.js";
 
@@ -55,7 +55,8 @@ export function show(root, data) {
 	const tip = h("div", { class: "tip", hidden: true });
 	const list = h("div", {});
 	const rest = h("p", { class: "sub" });
-	const state = h("div", {}, h("p", { class: "loading" }, "Loading…"));
+	const damage = h("p", { class: "wrong", role: "status" });
+	const state = h("div", {}, loading());
 	const button = (text, label, work) => h("button", { title: label, "aria-label": text.length > 1 ? null : label, onclick: work }, text);
 	const last = (seconds) => () => look(end() - seconds, end());
 	const frame = h("div", { class: "timeline" }, canvas, tip);
@@ -72,12 +73,14 @@ export function show(root, data) {
 			h("span", { class: "legend" }, [...Object.values(LEGEND).map(([text, color]) => [text, `series-${color}`]), ...MARKS].map(([text, color]) => h("span", { class: "chip", vars: { "--c": `var(--${color})` } }, h("i", { class: "d0" }), text))),
 		),
 		frame,
+		damage,
 		state,
 		h("h2", {}, "Faults, recoveries and requests"),
 		list,
 		rest,
 	);
 
+	const damaged = new Set();
 	let records = [];
 	let spans = [];
 	let marks = [];
@@ -261,15 +264,17 @@ export function show(root, data) {
 		works.sort((a, b) => a[1] - b[1]);
 		marks.sort((a, b) => a[0] - b[0]);
 		const rows = marks.slice(-200).reverse().map(([time, tone, text]) => h("tr", { class: `level-${tone}` }, h("td", {}, h("button", { class: "small", onclick: () => (look(time - 60, time + 60), frame.scrollIntoView({ block: "center" })) }, clock(time))), h("td", {}, text)));
-		fill(list, rows.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Faults, recoveries and requests" }, h("table", { class: "events" }, h("tbody", {}, rows))) : h("p", { class: "sub" }, "Nothing broke, and nothing was asked of the run."));
+		fill(list, rows.length ? table("Faults, recoveries and requests", "events", null, rows) : h("p", { class: "sub" }, "Nothing broke, and nothing was asked of the run."));
 	}
 
 	async function newer() {
 		for (;;) {
 			const page = await api.metrics(data.id, { keys: KEYS, after: records.at(-1)?.step ?? -1 }, stop.signal);
 			records.push(...page.data);
+			page.damaged.forEach((step) => damaged.add(step));
 			if (!page.has_more) break;
 		}
+		damage.textContent = damageLine("steps", [...damaged]);
 		await data.loadGauges(stop.signal);
 		spans = records.flatMap(spansOf).sort((a, b) => a[1] - b[1]);
 	}
@@ -286,7 +291,7 @@ export function show(root, data) {
 			fill(state, end() ? null : notice("Nothing to see yet", "The timeline begins with the first rollouts."));
 			if (end()) look(Math.max(begin(), end() - 1800), end());
 		} catch (error) {
-			if (error.name !== "AbortError") fill(state, notice(error.title ?? "No timeline", error.message, { kind: "bad" }));
+			if (error.name !== "AbortError") fill(state, trouble(error));
 		}
 		ready("timeline");
 		try {
@@ -300,7 +305,7 @@ export function show(root, data) {
 				rest.append(left ?? "");
 			}
 		} catch (error) {
-			if (error.name !== "AbortError") fill(list, eventsError(error));
+			if (error.name !== "AbortError") fill(list, trouble(error));
 		}
 	}
 
@@ -308,10 +313,10 @@ export function show(root, data) {
 	sizing.observe(frame);
 	const offTheme = onTheme(paletted);
 	paletted();
-	const loading = load();
+	const loaded = load();
 	return {
 		async update() {
-			await loading;
+			await loaded;
 			const width = view && view[1] - view[0];
 			await newer();
 			if (!view && end()) look(end() - 1800, end());

@@ -1,6 +1,6 @@
 """How late an event loop wakes up those who sleep: the measure of how busy it is.
 
-A worker whose loop is late sends heartbeats late, and notices the end of rollouts late.
+A worker whose loop is late sends heartbeats late, and notices late what has ended.
 """
 
 import asyncio

@@ -1,0 +1,136 @@
+"""What the commands of `ratchet` have in common: their options, how lists are shown, and how what
+goes wrong becomes a readable message and an exit status.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from api.client import printing
+from api.client.assignments import one_line
+from api.client.client import Ratchet, as_json
+from api.client.errors import RatchetError, Refused, Unreachable
+from api.client.pages import Page
+from api.problems import field_errors, invalid_config
+from configs.load import ConfigError
+
+Made = TypeVar("Made")
+
+REFUSED, UNREACHABLE, INTERRUPTED = 1, 3, 130
+REMEDIES = {
+    "no-key": "set RATCHET_API_KEY to a key of this API",
+    "scope-missing": "set RATCHET_API_KEY to a key that has the scope",
+    "unknown-run": "`ratchet runs list` shows the runs there are",
+    "unknown-rollout": "`ratchet runs rollouts RUN` shows the rollouts there are",
+    "unknown-cursor": "without --after it begins with the first",
+    "no-checkpoint": "`ratchet runs checkpoints RUN` shows the checkpoints there are",
+    "damaged-checkpoint": "choose another with --step",
+    "about:blank": "RATCHET_API names the API's address; `make status` tells whether it runs here",
+}
+
+
+def _given(run_id: str) -> str:
+    if not run_id:
+        raise typer.BadParameter("is empty")
+    return run_id
+
+
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", callback=_given)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Metadata = Annotated[
+    list[str] | None, typer.Option("--metadata", metavar="NAME=VALUE", help="May be repeated.")
+]
+All = Annotated[bool, typer.Option("--all", help="Go on through all pages.")]
+
+
+def _lines(error: RatchetError) -> list[str]:
+    """A failure in readable lines: what is wrong, where, and how to mend it."""
+    if isinstance(error, Unreachable):
+        return [
+            str(error),
+            "  `make up` starts the stack, `make status` tells what runs; RATCHET_API names "
+            "another address",
+        ]
+    assert isinstance(error, Refused)
+    problem = error.problem
+    lines = [f"refused ({problem.status}): {printing.clean(problem.title)}"]
+    for item in problem.errors or []:
+        place = item.pointer or item.key
+        lines.append(f"  {printing.clean(place)}: {printing.clean(item.message)}")
+    if not problem.errors:
+        lines.append(f"  {printing.clean(problem.detail)}")
+    if error.retry_after_s is not None:
+        lines.append(f"  it may work in {error.retry_after_s:.0f} s")
+    if remedy := REMEDIES.get(problem.type.rpartition(":problem:")[2]):
+        lines.append(f"  {remedy}")
+    return lines
+
+
+def _document(error: RatchetError) -> dict[str, Any]:
+    """A failure as a problem document (RFC 9457)."""
+    if isinstance(error, Refused):
+        return error.problem.model_dump(mode="json", exclude_none=True)
+    kind, title = "urn:ratchet:problem:unreachable", "The API cannot be reached"
+    return {"type": kind, "title": title, "detail": str(error)}
+
+
+@contextmanager
+def asking(as_json_: bool) -> Iterator[Ratchet]:
+    """A client; failures inside become a readable message and the exit status."""
+    err = printing.console(stderr=True)
+
+    def fail(error: RatchetError, status: int) -> typer.Exit:
+        if as_json_:
+            print(one_line(_document(error)), file=sys.stderr)
+        else:
+            err.print("ratchet: " + "\n".join(_lines(error)), soft_wrap=True)
+        return typer.Exit(status)
+
+    try:
+        with usable(Ratchet) as client:
+            yield client
+    except Unreachable as error:
+        raise fail(error, UNREACHABLE) from None
+    except RatchetError as error:
+        raise fail(error, REFUSED) from None
+    except ConfigError as error:
+        # The same words as if the API had been asked.
+        problem = invalid_config(field_errors(error.problems)).document
+        raise fail(Refused(problem), REFUSED) from None
+    except KeyboardInterrupt:
+        err.print("ratchet: interrupted; what was asked for may have been done")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def usable(make: Callable[..., Made], *arguments: Any) -> Made:
+    """What `make` makes; its ValueError is wrong usage."""
+    try:
+        return make(*arguments)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def show_items(page: Page[Any], table: Any, *, whole: bool, as_json_: bool) -> None:
+    """A page, or with `whole` all that follow, as a table or as JSON."""
+    items, damaged = [*page.data], [*page.damaged]
+    while whole and page.has_more:
+        page = page.next_page()
+        items += page.data
+        damaged += page.damaged
+    # What lies between two pages is named by both.
+    damaged = [*dict.fromkeys(damaged)]
+    if as_json_:
+        left_out = {"damaged": damaged} if damaged else {}
+        data = [as_json(item) for item in items]
+        printing.print_json({"object": "list", "data": data, "has_more": page.has_more, **left_out})
+        return
+    printing.console().print(table(items))
+    err = printing.console(stderr=True)
+    if damaged:
+        text = f"left out, since they are damaged: {', '.join(map(str, damaged))}"
+        err.print(printing.clean(text), style="yellow", soft_wrap=True)
+    if page.has_more:
+        err.print("there are more; --all shows them", style="dim")

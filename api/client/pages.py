@@ -1,0 +1,72 @@
+"""Lists of the API, page by page."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from pydantic import Field
+
+from api.client.transport import Transport
+from api.models import ListOf
+
+Item = TypeVar("Item")
+
+
+class _Cursored(ListOf[Item], Generic[Item]):
+    """A list whose cursor is told, or what it leaves out."""
+
+    next_after: str | None = None
+    damaged: list[int | str] = Field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Page(Generic[Item]):
+    """A page of a list. Iterating goes through it and, asking as needed, all that follow.
+
+    `damaged` names what it leaves out since it cannot be read: steps, or groups of rollouts.
+    """
+
+    data: Sequence[Item]
+    has_more: bool
+    _following: Callable[[], "Page[Item]"] = field(repr=False)
+    damaged: Sequence[int | str] = ()
+
+    def next_page(self) -> "Page[Item]":
+        """The page after this one; raises ValueError after the last."""
+        if not self.has_more:
+            raise ValueError("this is the last page; ask only while has_more is true")
+        return self._following()
+
+    def __iter__(self) -> Iterator[Item]:
+        page = self
+        while True:
+            yield from page.data
+            if not page.has_more:
+                return
+            page = page.next_page()
+
+
+def page_of(
+    transport: Transport,
+    model: Any,
+    path: str,
+    params: Mapping[str, Any] = MappingProxyType({}),
+    cursor: str = "",
+    cursor_of: Callable[[Item], Any] = lambda _: None,
+) -> Page[Item]:
+    """A page of a list of `model`, a type or a union of types. What follows it is asked for with
+    parameter `cursor`: the one that the API names, or else that of the page's last item.
+    """
+    listed: type[_Cursored[Any]] = _Cursored[model]
+    page = transport.ask_for(listed, "GET", path, params=params)
+
+    def following() -> Page[Item]:
+        after = page.next_after
+        if after is None and page.data:
+            after = cursor_of(page.data[-1])
+        # Of a page whose items were deleted while it was made, nothing was passed.
+        further = {cursor: after} if after is not None else {}
+        return page_of(transport, model, path, {**params, **further}, cursor, cursor_of)
+
+    return Page(page.data, page.has_more, following, page.damaged)

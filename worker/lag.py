@@ -1,0 +1,142 @@
+"""How late the event loop of a worker process wakes up, recorded for the runs that it works for.
+
+Nothing decides anything by it. Every SAMPLE_S each role of the process adds a sample to the series
+of each run for which it carries out an activity, or ended one since the sample before. Invariants:
+
+- Only what a run's own workflows ask for counts: the check of a config leaves nothing behind.
+- No activity waits for a sample, and none fails with one.
+- A run that has ended gets one more sample at most.
+
+Rollout workers are left out, since their gauges tell it (`activities/rollouts/gauges.py`).
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from temporalio import activity
+from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
+
+from activities.contracts.names import workflow_of
+from activities.lag import LoopLag
+from activities.storage.series import Chunk, Series
+from activities.storage.store import ArtifactStore
+from workflows.messages import DISPATCH, HOST, TRAINING_RUN
+
+SAMPLE_S = 10.0
+KEPT_S = 3600.0
+"""How long a series that gets no samples can go on in its chunk. One whose run comes back later
+begins another.
+"""
+OF_RUNS = (TRAINING_RUN, DISPATCH, HOST)
+"""Types of the workflows that a run consists of; their ids begin with the run's."""
+
+Work = tuple[str, str]
+"""A role, and a run that it works for."""
+
+log = logging.getLogger(__name__)
+
+
+class LagRecorder:
+    """The event-loop lag of this process, once for each role and run it works for."""
+
+    def __init__(self, store: ArtifactStore, *, sample_s: float = SAMPLE_S) -> None:
+        self._store = store
+        self._sample_s = sample_s
+        # A process that comes back may have its predecessor's name.
+        self._process = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+        self._lag = LoopLag()
+        self._inflight: Counter[Work] = Counter()
+        self._ended: set[Work] = set()
+        self._series: dict[Work, Series] = {}
+        self._time = 0.0
+
+    def interceptors(self, role: str) -> list[Interceptor]:
+        """What a worker of `role` needs, so that its runs are known; nothing for 'rollout'."""
+        return [] if role == "rollout" else [_Watch(self, role)]
+
+    @contextmanager
+    def working(self, role: str, run: str) -> Iterator[None]:
+        """The time in which an activity of `run` is carried out."""
+        work = (role, workflow_of(run))
+        self._inflight[work] += 1
+        try:
+            yield
+        finally:
+            self._inflight[work] -= 1
+            if not self._inflight[work]:
+                del self._inflight[work]
+            self._ended.add(work)
+
+    async def run(self) -> None:
+        """Measures and records until cancelled."""
+        self._lag.start()
+        try:
+            while True:
+                await asyncio.sleep(self._sample_s)
+                await self._record()
+        finally:
+            self._lag.stop()
+
+    async def _record(self) -> None:
+        chunks = self._sample()
+        try:
+            await asyncio.to_thread(_write, self._store, chunks)
+        except Exception as error:
+            # No run is worth losing over a gauge. The next sample's chunk has this one, too.
+            log.info("event-loop lag was not stored: %s", error)
+
+    def _sample(self) -> list[Chunk]:
+        """Takes one sample for everything that is worked for."""
+        lag = self._lag.take()
+        if lag is None:
+            return []
+        working = sorted({*self._inflight, *self._ended})
+        self._ended.clear()
+        # It rises, even if the clock is set back.
+        self._time = now = max(time.time(), self._time + 0.001)
+        sample = {"time": now, "event_loop_lag": lag}
+        chunks = [self._series_of(role, run).add(sample) for role, run in working]
+        self._series = {w: s for w, s in self._series.items() if s.last > now - KEPT_S}
+        return chunks
+
+    def _series_of(self, role: str, run: str) -> Series:
+        if (role, run) not in self._series:
+            self._series[role, run] = Series(run, f"{role}-{self._process}")
+        return self._series[role, run]
+
+
+def _write(store: ArtifactStore, chunks: Sequence[Chunk]) -> None:
+    for chunk in chunks:
+        chunk.write(store)
+
+
+class _Watch(Interceptor):
+    """Tells a recorder of every activity of a run that a role's workers carry out."""
+
+    def __init__(self, recorder: LagRecorder, role: str) -> None:
+        self._recorder, self._role = recorder, role
+
+    def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
+        """Wraps the activities of a worker."""
+        return _Inbound(next, self._recorder, self._role)
+
+
+class _Inbound(ActivityInboundInterceptor):
+    def __init__(self, next: ActivityInboundInterceptor, recorder: LagRecorder, role: str) -> None:
+        super().__init__(next)
+        self._recorder, self._role = recorder, role
+
+    async def execute_activity(self, input: ExecuteActivityInput) -> Any:
+        info = activity.info()
+        if info.workflow_id is None or info.workflow_type not in OF_RUNS:
+            return await super().execute_activity(input)
+        with self._recorder.working(self._role, info.workflow_id.partition("/")[0]):
+            return await super().execute_activity(input)
