@@ -192,6 +192,13 @@ class TrainerConfig(Section):
     threads: int | None = Field(
         default=None, ge=1, description="CPU threads; none: what torch chooses."
     )
+    deterministic: bool = Field(
+        default=False,
+        description="On a GPU only kernels that always give the same bits, so that a run can be "
+        "replayed: slower, attention takes memory by the square of a sequence's length, and an "
+        "operation without such a kernel fails the run. On a CPU it changes nothing: the bits are "
+        "always the same there.",
+    )
 
     @model_validator(mode="after")
     def _min_lr_is_below_lr(self) -> "TrainerConfig":

@@ -51,13 +51,15 @@ _KINDS: dict[str, type[Exception]] = {
 class Loaded:
     """The step a trainer stands at after a load, and what else decides its last bits.
 
-    `device` is 'cpu' or 'cuda'; `warnings` say what of it differs from the checkpoint's.
+    `device` is 'cpu' or 'cuda'; `deterministic` says whether the process is in that mode, which
+    matters to 'cuda' only; `warnings` say what differs from the checkpoint's.
     """
 
     step: int
     torch_threads: int
     torch_version: str
     device: str
+    deterministic: bool
     warnings: list[str] = field(default_factory=list)
 
 

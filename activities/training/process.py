@@ -7,6 +7,7 @@ A client that goes away does not stop an operation.
 
 A file that could not be read or written is answered as DiskFailed, whichever library met it: the
 state is as before, or that of a finished step, and the same request works once that is mended.
+An operation that deterministic mode refuses is answered as ValueError, the user's to mend.
 """
 
 import argparse
@@ -21,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from activities.storage.store import remedy
+from activities.training import determinism
 from activities.training.client import LINE_LIMIT, DiskFailed
 from activities.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
-CUBLAS_WORKSPACE = ":4096:8"
-"""Without a fixed workspace cuBLAS may sum in another order (CUBLAS_WORKSPACE_CONFIG)."""
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
@@ -46,8 +46,9 @@ def disk_failure(error: Exception) -> OSError | None:
 class TrainerServer:
     """Serves one Trainer until `shutdown` is asked for."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, *, deterministic: bool = False) -> None:
         self.trainer = trainer
+        self._deterministic = deterministic
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._stop = asyncio.Event()
 
@@ -55,7 +56,7 @@ class TrainerServer:
         """Listens on `socket`, which must not exist yet, until shutdown."""
         server = await asyncio.start_unix_server(self._connected, str(socket), limit=LINE_LIMIT)
         # Imports take seconds; who loads first should not wait for them.
-        warm = asyncio.get_running_loop().run_in_executor(self._thread, _import_libraries)
+        warm = asyncio.get_running_loop().run_in_executor(self._thread, self._prepare)
         try:
             async with server:
                 await self._stop.wait()
@@ -91,12 +92,19 @@ class TrainerServer:
         try:
             return await loop.run_in_executor(self._thread, self._work, op, args)
         except Exception as error:
+            if self._deterministic and (refused := determinism.refusal(error)) is not None:
+                raise ValueError(refused) from error
             if (refusal := disk_failure(error)) is None:
                 raise
             place = args.get("out") or args.get("folder")
             raise DiskFailed(
                 f"trainer process: {op} cannot use its disk at {place}: {error}; {remedy(refusal)}"
             ) from error
+
+    def _prepare(self) -> None:
+        if self._deterministic:
+            determinism.enable()
+        _import_libraries()
 
     def _work(self, op: str, args: dict[str, Any]) -> Any:
         if op == "load":
@@ -122,13 +130,6 @@ def _import_libraries() -> None:
     import transformers  # noqa: F401
 
 
-def _be_deterministic() -> None:
-    import torch
-
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
-    torch.use_deterministic_algorithms(True)
-
-
 def main() -> None:
     """Serves until shutdown or a signal."""
     parser = argparse.ArgumentParser(description="Hold and train one policy.")
@@ -139,10 +140,9 @@ def main() -> None:
         help="only kernels that always give the same bits; on a GPU they are slower",
     )
     options = parser.parse_args()
-    if options.deterministic:
-        _be_deterministic()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    asyncio.run(TrainerServer(Trainer()).serve(options.socket))
+    server = TrainerServer(Trainer(), deterministic=options.deterministic)
+    asyncio.run(server.serve(options.socket))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ one of them must be matched.
 
 On a CPU the bits are the same for the same torch and number of threads; without --threads that of
 the config is taken, or else what the first checkpoint at hand says. On a GPU some kernels add in no
-fixed order; --deterministic does without them, and so matches what was trained without them.
+fixed order, and only a run with trainer.deterministic, which does without them, gives the same bits
+twice. Each attempt is trained in its own mode; --deterministic or --no-deterministic say another
+for all.
 
 The last line of output is one JSON object. Exit status: 0 the same bits, 1 a difference, 2 nothing
 that could be replayed.
@@ -28,7 +30,8 @@ import tempfile
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +50,9 @@ from activities.training.client import (
     TrainerGone,
 )
 from activities.training.recording import NotReplayable, Plan, RecordedStep, plan
-from activities.training.server import trainer_spec
+from activities.training.server import process_spec
 from activities.training.trainer import OPTIMIZER_FILE, STATE_FILE
+from configs.run import RunConfig
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
 EXPECTED = (
@@ -94,21 +98,22 @@ class Outcome:
             "equal": self.equal,
             "first_difference": self.first_difference,
             "device": self.loaded.device,
+            "deterministic": self.loaded.deterministic,
             "torch_threads": self.loaded.torch_threads,
             "torch_version": self.loaded.torch_version,
         }
 
 
 @contextlib.asynccontextmanager
-async def trainer_process(ctx: WorkerContext, *, deterministic: bool) -> AsyncIterator[Path]:
-    """A trainer process under a keeper, for as long as the block runs; gives its socket.
+async def trainer_process(
+    ctx: WorkerContext, *, deterministic: bool
+) -> AsyncIterator[TrainerClient]:
+    """A trainer process under a keeper, for as long as the block runs; gives its client.
 
     Raises TrainerGone if it does not come up.
     """
     host = HostInput(run_id="replay", role="trainer", index=0, queue="")
-    spec = await trainer_spec(ctx, host, 1)
-    if deterministic:
-        spec = replace(spec, argv=[*spec.argv, "--deterministic"])
+    spec = process_spec(ctx.home, host, 1, deterministic=deterministic)
     process = ServerProcess(spec, home=ctx.home, run="replay", host="trainer", epoch=1)
     await process.start()
     deadline = time.monotonic() + spec.start_timeout_s
@@ -118,46 +123,67 @@ async def trainer_process(ctx: WorkerContext, *, deterministic: bool) -> AsyncIt
                 how = describe_exit(process.code) if process.exited.is_set() else "silent"
                 raise TrainerGone(f"the trainer process did not start: {how}\n{process.log_tail()}")
             await asyncio.sleep(PROBED_EVERY_S)
-        yield Path(spec.address.removeprefix("unix://"))
+        yield TrainerClient(spec.address)
     finally:
         await process.stop(0)
 
 
 class Replay:
-    """One replay of a plan; `run` is called once."""
+    """One replay of a plan; `run` is called once.
 
-    def __init__(self, ctx: WorkerContext, chosen: Plan, threads: int | None, say: Say) -> None:
+    `threads` and `deterministic` stand in for what the configs of the attempts say; None: they
+    hold.
+    """
+
+    def __init__(
+        self,
+        ctx: WorkerContext,
+        chosen: Plan,
+        say: Say,
+        *,
+        threads: int | None = None,
+        deterministic: bool | None = None,
+    ) -> None:
         self._ctx = ctx
         self._plan = chosen
         self._threads = threads
+        self._deterministic = deterministic
         self._say = say
         self._outcome = Outcome(chosen.run, chosen.start, chosen.steps[-1].step)
 
-    async def run(self, client: TrainerClient) -> Outcome:
-        """Trains the plan's steps until one differs."""
+    async def run(self) -> Outcome:
+        """Trains the plan's steps until one differs, those of each attempt in a process of their
+        own: it keeps its mode as long as it lives.
+        """
         chosen = self._plan
         self._threads = self._threads or await asyncio.to_thread(self._recorded_threads)
-        begin = await self._fetched(chosen.state)
+        state, checkpoint = await self._fetched(chosen.state), chosen.from_checkpoint
         self._say(f"from {chosen.state.key}")
-        await self._load(client, begin, chosen.steps[0], checkpoint=chosen.from_checkpoint)
-        held = chosen.steps[0].attempt
-        for step in chosen.steps:
-            with tempfile.TemporaryDirectory(dir=self._ctx.scratch("replay")) as name:
-                scratch = Path(name)
-                if step.attempt != held:
-                    self._say(f"{step.attempt} goes on from step {step.step - 1}")
-                    await client.save(step.step - 1, scratch / "handover")
-                    await self._load(client, scratch / "handover", step, checkpoint=True)
-                    held = step.attempt
-                await self._train(client, step, scratch)
-            if not self._outcome.equal:
-                break
+        for attempt, group in groupby(chosen.steps, key=lambda step: step.attempt):
+            steps = list(group)
+            if steps[0] is not chosen.steps[0]:
+                self._say(f"{attempt} goes on from step {steps[0].step - 1}")
+            mode = (await self._config(steps[0])).trainer.deterministic
+            async with trainer_process(self._ctx, deterministic=mode) as client:
+                await self._load(client, state, steps[0], checkpoint=checkpoint)
+                shutil.rmtree(self._ctx.scratch("handover"))
+                for step in steps:
+                    await self._train(client, step)
+                    if not self._outcome.equal:
+                        return self._outcome
+                if steps[-1] is not chosen.steps[-1]:
+                    state, checkpoint = self._ctx.scratch("handover") / attempt, True
+                    await client.save(steps[-1].step, state)
         return self._outcome
 
-    async def _train(self, client: TrainerClient, step: RecordedStep, scratch: Path) -> None:
+    async def _train(self, client: TrainerClient, step: RecordedStep) -> None:
+        with tempfile.TemporaryDirectory(dir=self._ctx.scratch("replay")) as scratch:
+            await self._train_in(Path(scratch), client, step)
+
+    async def _train_in(self, scratch: Path, client: TrainerClient, step: RecordedStep) -> None:
         batch, out = scratch / "batch.parquet", scratch / "weights"
         batch.write_bytes(await asyncio.to_thread(self._ctx.store.get, step.batch))
-        config = await self._config(step)
+        config = (await self._config(step)).model_dump(mode="json")
         try:
             await client.step(step.step, batch, out, config=config, revision=step.revision)
         except NonFinite as error:
@@ -201,17 +227,17 @@ class Replay:
     async def _load(
         self, client: TrainerClient, folder: Path, step: RecordedStep, *, checkpoint: bool
     ) -> None:
-        config = await self._config(step)
+        config = (await self._config(step)).model_dump(mode="json")
         self._outcome.loaded = await client.load(folder, config, checkpoint=checkpoint)
         for warning in self._outcome.loaded.warnings:
             self._say(f"warning: {warning}")
 
-    async def _config(self, step: RecordedStep) -> dict[str, Any]:
+    async def _config(self, step: RecordedStep) -> RunConfig:
         config = await asyncio.to_thread(self._ctx.config, step.attempt, step.revision)
-        if self._threads is not None:
-            trainer = config.trainer.model_copy(update={"threads": self._threads})
-            config = config.model_copy(update={"trainer": trainer})
-        return config.model_dump(mode="json")
+        asked = {"threads": self._threads, "deterministic": self._deterministic}
+        update = {key: value for key, value in asked.items() if value is not None}
+        trainer = config.trainer.model_copy(update=update)
+        return config.model_copy(update={"trainer": trainer})
 
     async def _fetched(self, ref: ArtifactRef, cache: Path | None = None) -> Path:
         place = cache or self._ctx.scratch("begin")
@@ -246,8 +272,9 @@ def default_store() -> str:
 async def _replay(options: argparse.Namespace, home: Path, say: Say) -> Outcome:
     ctx = WorkerContext(home=home, store_url=options.store, own_queue="")
     chosen = await asyncio.to_thread(plan, ctx.store, options.run, options.start, options.stop)
-    async with trainer_process(ctx, deterministic=options.deterministic) as socket:
-        return await Replay(ctx, chosen, options.threads, say).run(TrainerClient(str(socket)))
+    return await Replay(
+        ctx, chosen, say, threads=options.threads, deterministic=options.deterministic
+    ).run()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -258,7 +285,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--to", dest="stop", type=int, help="last step")
     parser.add_argument("--store", default=default_store(), help="URL of the artifact store")
     parser.add_argument("--threads", type=int, help="CPU threads of the trainer")
-    parser.add_argument("--deterministic", action="store_true", help="see above; for GPUs")
+    parser.add_argument(
+        "--deterministic",
+        action=argparse.BooleanOptionalAction,
+        help="the mode of the trainer on a GPU; by default what the run's config says",
+    )
     options = parser.parse_args(arguments)
 
     def say(line: str) -> None:

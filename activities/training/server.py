@@ -1,5 +1,6 @@
 """Tells the host activity how to run a trainer process."""
 
+import asyncio
 import hashlib
 import secrets
 import sys
@@ -28,8 +29,14 @@ def socket_path(home: Path, host: HostInput, epoch: int) -> Path:
 
 
 async def trainer_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpec:
-    """The trainer of `epoch`: healthy once it answers a ping, whether or not anything is loaded."""
-    path = socket_path(ctx.home, host, epoch)
+    """The trainer of `epoch`, in the mode that the run's config says."""
+    config = await asyncio.to_thread(ctx.config, host.run_id)
+    return process_spec(ctx.home, host, epoch, deterministic=config.trainer.deterministic)
+
+
+def process_spec(home: Path, host: HostInput, epoch: int, *, deterministic: bool) -> ServerSpec:
+    """A trainer process: healthy once it answers a ping, whether or not anything is loaded."""
+    path = socket_path(home, host, epoch)
     client = TrainerClient(f"unix://{path}")
 
     async def probe() -> bool:
@@ -39,9 +46,10 @@ async def trainer_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> Serve
             return False
         return True
 
+    argv = [sys.executable, "-m", "activities.training.process", "--socket", str(path)]
     return ServerSpec(
         name=f"trainer {host.index}",
-        argv=[sys.executable, "-m", "activities.training.process", "--socket", str(path)],
+        argv=[*argv, "--deterministic"] if deterministic else argv,
         address=f"unix://{path}",
         cwd=ROOT,
         probe=probe,

@@ -3,7 +3,8 @@
 Invariants:
 
 - State is a function of (checkpoint or version 0, batches since and the config revision of each,
-  thread count): a step after save and load has the same bits as without.
+  thread count), on a GPU in deterministic mode only: a step after save and load has the same bits
+  as without.
 - `step` moves only when the optimizer has moved. A step that fails before leaves the state
   untouched; repeating the step the trainer stands at, with the same batch and revision, trains
   nothing and returns the same numbers. So does a repetition after files could not be written.
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from activities.storage.batch import Sample, decode_batch
 from activities.storage.store import require_schema
 from activities.storage.token_logprobs import encode_token_logprobs
-from activities.training import attention, rl_loss
+from activities.training import attention, determinism, rl_loss
 from activities.training.batching import member_counts, micro_batches
 from activities.training.client import NonFinite, StateMismatch
 from activities.training.loss import LossInputs, MemberCounts, mismatch_kl, total_loss
@@ -44,6 +45,7 @@ SINCE_LOAD: Any = {
     "trainer": {
         "packing": True,
         "threads": True,
+        "deterministic": True,
         "optim": {"type", "betas", "momentum", "nesterov", "ns_steps", "weight_decay"},
     },
 }
@@ -90,6 +92,8 @@ class Trainer:
 
         self.step = None
         run = RunConfig.model_validate(config)
+        if run.trainer.deterministic:
+            assert determinism.enabled(), "such a trainer's process is started with --deterministic"
         if run.trainer.threads is not None:
             torch.set_num_threads(run.trainer.threads)
         torch.manual_seed(run.seed)
@@ -115,6 +119,7 @@ class Trainer:
             "torch_threads": torch.get_num_threads(),
             "torch_version": torch.__version__,
             "device": self._device,
+            "deterministic": determinism.enabled(),
             "warnings": warnings,
         }
 

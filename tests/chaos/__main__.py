@@ -28,7 +28,7 @@ from worker.stack import home_folder
 
 QUICK_SPACING_S = 13.0
 QUICK_CLEAN_STEPS = 5
-SOAK_CLEAN_STEPS = 20
+SOAK_CLEAN_STEPS = 60
 DEFAULT_EVERY_S = 100.0
 UNITS = {"s": 1, "m": 60, "h": 3600}
 INSIDE = "RATCHET_CHAOS_INSIDE"

@@ -51,7 +51,7 @@ class Process:
         self.handle.send_signal(signal.SIGSTOP)
         before = set(scratch.iterdir()) if scratch.exists() else set()
         task = asyncio.ensure_future(work)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not scratch.exists() or not (made := set(scratch.iterdir()) - before):
                 await asyncio.sleep(0.01)
             (folder,) = made
@@ -62,7 +62,7 @@ class Process:
             while not (folder / witness).exists():
                 await asyncio.sleep(0.01)
         # It answers, so it lives, and its work does not come back.
-        await self.client.ping()
+        await self.client.ping(timeout_s=60)
         await asyncio.sleep(0.1)
         assert not task.done() and pipe.is_fifo()
         await self.kill()

@@ -183,5 +183,6 @@ async def test_socket_paths_are_short_and_fresh(tmp_path: Path) -> None:
         assert one != other and one.parent.is_dir()
         assert len(str(one)) <= SOCKET_PATH_LIMIT
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    ctx.store.put_json(keys.config(host.run_id), CONFIG)
     spec = await trainer_spec(ctx, host, 2)
     assert spec.address.startswith("unix:///") and await spec.probe() is False

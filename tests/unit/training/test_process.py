@@ -31,14 +31,15 @@ CONFIG = RunConfig.model_validate(
 
 
 @contextlib.asynccontextmanager
-async def trainer(folder: Path) -> AsyncIterator[TrainerClient]:
+async def trainer(folder: Path, *flags: str) -> AsyncIterator[TrainerClient]:
     socket = folder / f"s{len(list(folder.iterdir()))}"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "activities.training.process", "--socket", str(socket), cwd=ROOT
+        *(sys.executable, "-m", "activities.training.process", "--socket", str(socket), *flags),
+        cwd=ROOT,
     )
     client = TrainerClient(f"unix://{socket}")
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not socket.exists():
                 await asyncio.sleep(0.05)
         yield client
@@ -63,12 +64,12 @@ def same_weights(one: Path, other: Path) -> bool:
     return a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_resume_is_bitwise_and_steps_are_idempotent(tmp_path: Path, policy: Path) -> None:
     data = batches(tmp_path)
     straight: list[Any] = []
     async with trainer(tmp_path) as client:
-        assert await client.ping() is None
+        assert await client.ping(timeout_s=60) is None, "libraries are imported meanwhile"
         assert (await client.load(policy, CONFIG, checkpoint=False)).step == 0
         for step, batch in enumerate(data, 1):
             straight.append(await client.step(step, batch, tmp_path / f"a{step}"))

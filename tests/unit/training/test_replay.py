@@ -119,6 +119,28 @@ def test_across_attempts_to_the_last_bit(
     assert report["steps"] == 2, "nothing is trained beyond the difference"
 
 
+@pytest.mark.timeout(240)
+def test_each_attempt_in_its_own_mode(
+    resumed: ArtifactStore, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ref = resumed.require(keys.config("x+2"))
+    config = resumed.get_json(ref)
+    resumed.delete(ref)
+    config["trainer"]["deterministic"] = True
+    resumed.put_json(keys.config("x+2"), config)
+
+    def mode(*arguments: str) -> bool:
+        assert replay.main([*arguments, "--store", resumed.url]) == 0
+        report = json.loads(capfd.readouterr().out.splitlines()[-1])
+        assert report["equal"] and report["steps"] >= 2
+        return bool(report["deterministic"])
+
+    assert mode("x", "--from", "0") is True
+    assert mode("x", "--no-deterministic") is False
+    assert mode("x+1", "--from", "0", "--to", "2") is False
+    assert mode("x+1", "--from", "0", "--to", "2", "--deterministic") is True
+
+
 def test_what_cannot_be_replayed(
     resumed: ArtifactStore, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_step_is_repeated_by_its_own_revision_only(tmp_path: Path, policy: Pat
         (("model", "dtype"), "bfloat16"),
         (("trainer", "threads"), 2),
         (("trainer", "packing"), False),
+        (("trainer", "deterministic"), True),
         (("trainer", "optim"), {"type": "sgd"}),
         (("trainer", "optim", "weight_decay"), 0.1),
     ],
