@@ -62,17 +62,18 @@ def planned(options: argparse.Namespace, folder: Path) -> Plan:
     probe = disk.mount(folder / "probe", 64)
     possible = faults.possible(probe, every_kind())
     probe.unmount()
+    left_out = [spec.name for spec in every_kind() if spec not in possible]
     possible = [spec for spec in possible if options.only in spec.name]
     if options.soak:
         count = options.faults
         if count is None:
             count = max(round(options.soak / (options.every or DEFAULT_EVERY_S)), 1)
         found = soak(options.seed, options.soak, count, possible)
-        return Plan(found, SOAK_CLEAN_STEPS, options.soak, disk_mib=40_000)
+        return Plan(found, SOAK_CLEAN_STEPS, options.soak, 40_000, left_out)
     found = quick(options.seed, options.every or QUICK_SPACING_S, possible)
     if not found:
         raise SystemExit(f"chaos: no fault that is possible here has {options.only!r} in its name")
-    return Plan(found, QUICK_CLEAN_STEPS, 0.0, disk_mib=6_000)
+    return Plan(found, QUICK_CLEAN_STEPS, 0.0, 6_000, left_out)
 
 
 def say(text: str) -> None:
@@ -84,6 +85,8 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
     """One session; prints its figures and returns the exit status."""
     plan = planned(options, folder)
     say(f"{len(plan.faults)} faults, seed {options.seed}")
+    if plan.left_out:
+        say(f"left out, since this machine cannot do them: {', '.join(plan.left_out)}")
     work = asyncio.ensure_future(session(folder, plan, options.set, say))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -97,7 +100,8 @@ async def run(options: argparse.Namespace, folder: Path) -> int:
         say(
             f"{'good' if about['good'] else 'BAD '} {verdict} ({about['checked']}) {about['first']}"
         )
-    print(json.dumps({"seed": options.seed, "soak_s": options.soak, **result}), flush=True)
+    about = {"seed": options.seed, "soak_s": options.soak, "left_out": plan.left_out}
+    print(json.dumps({**about, **result}), flush=True)
     return 0 if result["good"] else 1
 
 

@@ -61,12 +61,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a session does. Undisturbed steps are taken in the first `clean_steps` steps."""
+    """What a session does. Undisturbed steps are taken in the first `clean_steps` steps; kinds of
+    faults that the machine cannot inject are `left_out`.
+    """
 
     faults: Sequence[Planned]
     clean_steps: int
     seconds: float
     disk_mib: int
+    left_out: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
