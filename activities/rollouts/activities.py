@@ -9,7 +9,6 @@ env server is always bounded, by the rollout's timeout and by the watch on the s
 import asyncio
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import socket
@@ -36,13 +35,13 @@ from activities.contracts.rollouts import (
     ShipBatchInput,
 )
 from activities.hosting.heartbeat import heartbeats
-from activities.rollouts import frozen, groups, samples
+from activities.rollouts import frozen, groups, samples, shipping
 from activities.rollouts.connections import EnvConnection, EnvConnections
 from activities.rollouts.gauges import RunGauges
 from activities.rollouts.patience import patiently
 from activities.rollouts.releases import Releases
 from activities.rollouts.tasks import TaskLibrary, env_of
-from activities.scoring import batches, evals, filters, subsets
+from activities.scoring import evals, filters
 from activities.scoring.algorithms import CreditError, Render
 from activities.scoring.algorithms.base import Algorithm
 from activities.scoring.algorithms.rendering import load_renderer
@@ -50,9 +49,7 @@ from activities.scoring.check import AlgorithmLibrary, bad_input, engine_lost
 from activities.scoring.references import ReferenceLost
 from activities.scoring.threads import aside
 from activities.storage import keys
-from activities.storage.batch import encode_batch
 from activities.storage.refs import ArtifactRef
-from activities.storage.store import CorruptArtifact
 from configs.algorithm import teacher_of
 from configs.env import TrainEnvConfig
 from configs.filters import FilterConfig
@@ -485,7 +482,9 @@ class RolloutActivities:
                 for example in range(given.num_examples)
                 if example not in missing
             ]
-            documents = [store.get_json(self._delivered(given.run_id, group)) for group in names_of]
+            documents = [
+                store.get_json(shipping.delivered(store, given.run_id, group)) for group in names_of
+            ]
             valid = [rollout for doc in documents for rollout in groups.eval_rollouts(doc)]
             total = given.num_examples * given.group_size
             served = set().union(*(groups.served_versions(doc) for doc in documents))
@@ -528,57 +527,15 @@ class RolloutActivities:
         async with heartbeats():
             slot = self.ctx.config(given.run_id).filters.post_batch
             judge = await self._judge(given.run_id, slot)
-            return await asyncio.to_thread(self._ship_batch, given, judge)
-
-    def _delivered(self, run_id: str, group: str) -> ArtifactRef:
-        """A group that was finalized; raises CorruptArtifact if it is not there any more."""
-        key = keys.group(run_id, group)
-        ref = self.ctx.store.committed(key)
-        if ref is None:
-            raise CorruptArtifact(f"{key}: it was committed, and its marker is gone")
-        return ref
-
-    def _ship_batch(self, given: ShipBatchInput, judge: groups.Judge) -> BatchResult:
-        store = self.ctx.store
-        refs = [self._delivered(given.run_id, group) for group in given.groups]
-        digest = hashlib.sha256("".join(ref.sha256 for ref in refs).encode()).hexdigest()
-        if digest != given.digest:
-            raise ApplicationError(
-                f"the groups of step {given.step} in {store.url} are not the ones that were "
-                f"delivered (digest {digest[:16]}, expected {given.digest[:16]})",
-                type=names.CORRUPT,
-                non_retryable=True,
+            write = functools.partial(
+                shipping.ship,
+                self.ctx.store,
+                given,
+                judge,
+                self.ctx.config(given.run_id).filters,
+                attempt=attempt_token(),
             )
-        documents = [store.get_json(ref) for ref in refs]
-        judged = [(document, groups.judge_survivors(document, judge)) for document in documents]
-        rows = [row for doc, verdicts in judged for row in groups.batch_samples(doc, verdicts)]
-        tokens = sum(len(row.token_ids) for row in rows)
-        decoded = sum(sum(row.loss_mask) for row in rows)
-        rollouts = sum(not v.removed for _, verdicts in judged for v in verdicts.values())
-        slots = self.ctx.config(given.run_id).filters
-        counted = [groups.batch_group(doc, verdicts) for doc, verdicts in judged]
-        metrics = subsets.summarize(counted) | batches.summarize(
-            counted,
-            given.step,
-            pre_batch=[config.type for config in slots.pre_batch],
-            post_batch=[config.type for config in slots.post_batch],
-            barren=given.barren,
-        )
-        metrics["progress/samples"] = float(len(rows))
-        metrics["progress/tokens"] = float(tokens)
-        metrics["progress/prefill_tokens"] = float(tokens - decoded)
-        metrics["progress/decode_tokens"] = float(decoded)
-        metrics["progress/problems"] = float(len(documents))
-        attempt = attempt_token()
-        metrics_ref = store.put_json(
-            keys.batch_metrics(given.run_id, given.step, digest), metrics, attempt=attempt
-        )
-        headline = {name: metrics[name] for name in batches.HEADLINE if name in metrics}
-        if not rows:
-            return BatchResult(None, 0, 0, 0, headline, metrics_ref)
-        key = keys.batch(given.run_id, given.step)
-        ref = store.put(key, encode_batch(rows), attempt=attempt)
-        return BatchResult(ref, len(rows), tokens, rollouts, headline, metrics_ref)
+            return await asyncio.to_thread(write)
 
 
 def renderer_config(name: str) -> dict[str, Any]:

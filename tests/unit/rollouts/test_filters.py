@@ -29,6 +29,7 @@ from activities.scoring.filters import Verdict
 from activities.storage import keys
 from activities.storage.batch import decode_batch
 from activities.storage.refs import ArtifactRef
+from activities.storage.store import CorruptArtifact
 from configs.filters import (
     FilterConfig,
     FiltersConfig,
@@ -434,6 +435,23 @@ async def test_a_batch_may_end_up_empty(tmp_path: Path) -> None:
     taught = await _finalize(rooms, 1, [_rollout(r, [sample]) for r in (0.0, 1.0)])
     batch = await _ship_groups(rooms, 1, taught)
     assert _metrics(rooms, batch)["batch/empty"] == 0.0, "the step has metrics of its own"
+
+
+async def test_what_was_shipped_stands_whatever_becomes_of_its_groups(tmp_path: Path) -> None:
+    """An attempt whose answer was lost has told its groups to train; none may be replaced."""
+    rooms = _world(tmp_path)
+    sample = _sample([1, 2], [UNSURE] * 2)
+    first, second, third = [
+        await _finalize(rooms, n, [_rollout(r, [sample]) for r in (0.0, n + 1.0)]) for n in range(3)
+    ]
+    batch = await _ship_groups(rooms, 1, first, second)
+    assert first.ref is not None
+    Path(rooms.ctx.store.path(first.ref.path)).write_bytes(b"{}")
+    assert await _ship_groups(rooms, 1, first, second) == batch
+    with pytest.raises(ApplicationError, match="written from other groups than those of step 1"):
+        await _ship_groups(rooms, 1, second, third)
+    with pytest.raises(CorruptArtifact):
+        await _ship_groups(rooms, 2, first, third)
 
 
 async def test_gibberish_without_a_vocabulary_is_the_users_mistake(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""Writes the batch of a step from groups that were finalized.
+
+A batch whose metrics are committed was written whole, from the groups that the metrics' name tells.
+Every later attempt adopts it, whatever became of these groups since: they were told to train once.
+"""
+
+import hashlib
+
+from temporalio.exceptions import ApplicationError
+
+from activities.contracts import names
+from activities.contracts.rollouts import BatchResult, ShipBatchInput
+from activities.rollouts import groups
+from activities.scoring import batches, subsets
+from activities.storage import keys
+from activities.storage.batch import encode_batch
+from activities.storage.refs import ArtifactRef
+from activities.storage.store import ArtifactStore, CorruptArtifact
+from configs.filters import FiltersConfig
+
+ROLLOUTS = "progress/rollouts"
+COUNTED = ("progress/samples", "progress/tokens", ROLLOUTS)
+
+
+def delivered(store: ArtifactStore, run_id: str, group: str) -> ArtifactRef:
+    """A group that was finalized; raises CorruptArtifact if it is not there any more."""
+    key = keys.group(run_id, group)
+    ref = store.committed(key)
+    if ref is None:
+        raise CorruptArtifact(f"{key}: it was committed, and its marker is gone")
+    return ref
+
+
+def ship(
+    store: ArtifactStore,
+    given: ShipBatchInput,
+    judge: groups.Judge,
+    slots: FiltersConfig,
+    *,
+    attempt: str,
+) -> BatchResult:
+    """The batch of `given.groups`, without the rollouts that `judge` removes, and its metrics.
+
+    If nothing is left, no file is written. Raises ApplicationError (not retryable) if the store's
+    groups are not those of `given.digest`, or if its batch of that step is of others;
+    CorruptArtifact if a group is damaged.
+    """
+    if (before := _shipped(store, given)) is not None:
+        return before
+    refs = [delivered(store, given.run_id, group) for group in given.groups]
+    digest = hashlib.sha256("".join(ref.sha256 for ref in refs).encode()).hexdigest()
+    if digest != given.digest:
+        raise ApplicationError(
+            f"the groups of step {given.step} in {store.url} are not the ones that were "
+            f"delivered (digest {digest[:16]}, expected {given.digest[:16]})",
+            type=names.CORRUPT,
+            non_retryable=True,
+        )
+    documents = [store.get_json(ref) for ref in refs]
+    judged = [(document, groups.judge_survivors(document, judge)) for document in documents]
+    rows = [row for doc, verdicts in judged for row in groups.batch_samples(doc, verdicts)]
+    tokens = sum(len(row.token_ids) for row in rows)
+    decoded = sum(sum(row.loss_mask) for row in rows)
+    counted = [groups.batch_group(doc, verdicts) for doc, verdicts in judged]
+    metrics = subsets.summarize(counted) | batches.summarize(
+        counted,
+        given.step,
+        pre_batch=[config.type for config in slots.pre_batch],
+        post_batch=[config.type for config in slots.post_batch],
+        barren=given.barren,
+    )
+    metrics[ROLLOUTS] = float(
+        sum(not verdict.removed for _, verdicts in judged for verdict in verdicts.values())
+    )
+    metrics["progress/samples"] = float(len(rows))
+    metrics["progress/tokens"] = float(tokens)
+    metrics["progress/prefill_tokens"] = float(tokens - decoded)
+    metrics["progress/decode_tokens"] = float(decoded)
+    metrics["progress/problems"] = float(len(documents))
+    batch = _put(store, given, encode_batch(rows), attempt) if rows else None
+    # Last, since it vouches for the batch.
+    key = keys.batch_metrics(given.run_id, given.step, digest)
+    return _result(batch, metrics, store.put_json(key, metrics, attempt=attempt))
+
+
+def _put(store: ArtifactStore, given: ShipBatchInput, data: bytes, attempt: str) -> ArtifactRef:
+    key = keys.batch(given.run_id, given.step)
+    batch = store.put(key, data, attempt=attempt)
+    if batch.sha256 != hashlib.sha256(data).hexdigest():
+        raise ApplicationError(
+            f"{key} in {store.url} was written from other groups than those of step {given.step}, "
+            "and nothing has trained on it: delete that file and its marker, then resume the run",
+            type=names.CORRUPT,
+            non_retryable=True,
+        )
+    return batch
+
+
+def _shipped(store: ArtifactStore, given: ShipBatchInput) -> BatchResult | None:
+    """What an attempt before this one wrote; None if it did not come to the end."""
+    kept = store.committed(keys.batch_metrics(given.run_id, given.step, given.digest))
+    if kept is None:
+        return None
+    metrics = store.get_json(kept)
+    if not metrics["progress/samples"]:
+        return _result(None, metrics, kept)
+    batch = store.committed(keys.batch(given.run_id, given.step))
+    # Releases that count no rollouts write metrics before the batch.
+    return _result(batch, metrics, kept) if batch and ROLLOUTS in metrics else None
+
+
+def _result(
+    batch: ArtifactRef | None, metrics: dict[str, float], metrics_ref: ArtifactRef
+) -> BatchResult:
+    samples, tokens, rollouts = (int(metrics.get(name, 0)) for name in COUNTED)
+    headline = {name: metrics[name] for name in batches.HEADLINE if name in metrics}
+    return BatchResult(batch, samples, tokens, rollouts, headline, metrics_ref)
