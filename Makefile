@@ -53,7 +53,7 @@ examples: setup
 # Tests wait more than they compute, and run side by side; what measures time has the machine to
 # itself.
 test: setup browser
-	$(BIN)/python -m pytest -q -n 4 --dist loadfile -m "not alone" tests/unit tests/workflow
+	$(BIN)/python -m pytest -q -n 4 --dist loadfile -m "not alone and not long" tests/unit tests/workflow
 	$(BIN)/python -m pytest -q -m alone tests/unit tests/workflow
 	$(MAKE) -j 2 -O e2e-stack e2e-others
 
@@ -72,7 +72,7 @@ browser:
 
 # A run through everything that its users may ask of it, by REST and in a browser; some fifteen minutes.
 test-long: setup browser
-	$(BIN)/python -m pytest -q -m long tests/e2e
+	$(BIN)/python -m pytest -q -m long tests
 
 # Faults on the real stack, and proof that nothing was lost: every role once, some 7 minutes on two
 # cores. SOAK=1h for randomly spaced faults, FAULTS=150 of them; SEED=1 for others.
