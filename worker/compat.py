@@ -19,7 +19,9 @@ class Worker(temporalio.worker.Worker):
 
     async def run(self) -> None:
         """As the SDK's, which its context manager runs too."""
-        if (workflows := self._workflow_worker) is not None:
+        workflows = self._workflow_worker
+        # None: TEMPORAL_DEBUG has switched the check off.
+        if workflows is not None and workflows._deadlock_timeout_seconds is not None:
             assert workflows._deadlock_timeout_seconds == 2, "another SDK: read it again"
             workflows._deadlock_timeout_seconds = DEADLOCK_S
         await super().run()

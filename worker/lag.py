@@ -89,9 +89,9 @@ class LagRecorder:
         chunks = self._sample()
         try:
             await asyncio.to_thread(_write, self._store, chunks)
-        except Exception as error:
+        except Exception:
             # No run is worth losing over a gauge. The next sample's chunk has this one, too.
-            log.info("event-loop lag was not stored: %s", error)
+            log.warning("event-loop lag was not stored", exc_info=True)
 
     def _sample(self) -> list[Chunk]:
         """Takes one sample for everything that is worked for."""
