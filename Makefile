@@ -1,6 +1,6 @@
 # Two commands do all the set-up: `make demo` and `make test`.
 #
-#   SEED=1 CONFIG=configs/reverse_text.toml SET="max_steps=5 train.batch_size=64"   for make demo
+#   SEED=1 CONFIG=configs/examples/reverse_text.toml SET="max_steps=5 train.batch_size=64"   for make demo
 #   TORCH_INDEX=https://download.pytorch.org/whl/cpu    where pip would find a CUDA build of torch
 #   PORT=8070                                           for make teacher
 #   RATCHET_HOME=.ratchet                               state, logs and artifacts of the stack
@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TORCH_VERSION := 2.13.0
 TORCH_INDEX ?=
 UV_VERSION := 0.13.8
-CONFIG ?= configs/reverse_text.toml
+CONFIG ?= configs/examples/reverse_text.toml
 SEED ?= 0
 SET ?=
 PORT ?= 8070
@@ -20,9 +20,9 @@ LOCK := requirements/$(HARDWARE).lock
 
 .PHONY: setup browser demo teacher examples test e2e-stack e2e-others test-long chaos up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
 
-setup: $(VENV)/.ready $(BIN)/ratchet
+setup: $(VENV)/.ready
 
-$(VENV)/.ready: $(LOCK) Makefile
+$(VENV)/.ready: $(LOCK) Makefile pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "setup: $(PYTHON) is not on PATH; install Python 3.11 or say PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@free=$$(df -Pk . | awk 'NR==2 {print $$4}'); [ "$$free" -gt 8000000 ] || { echo "setup: 8 GB of free disk are needed in $$(pwd)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -31,20 +31,16 @@ ifeq ($(HARDWARE),cpu)
 	$(BIN)/pip install -q --disable-pip-version-check --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
 endif
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --require-hashes --compile-bytecode -r $(LOCK)
+	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e .
 	@$(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None and "$(HARDWARE)" == "cpu")' 2>/dev/null || { echo "setup: pip found no CPU build of torch $(TORCH_VERSION); run again with TORCH_INDEX=https://download.pytorch.org/whl/cpu" >&2; exit 1; }
 	@touch $@
 
-# The command line, from any folder; -P keeps that folder's own modules out of the way.
-$(BIN)/ratchet: $(VENV)/.ready
-	@printf '#!/bin/sh\nPYTHONPATH="%s" exec "%s/python" -P -m api.client "$$@"\n' "$(CURDIR)" "$(abspath $(BIN))" >$@
-	@chmod +x $@
-
 demo: setup
-	@$(BIN)/python -m worker.demo $(CONFIG) seed=$(SEED) $(SET)
+	@$(BIN)/python -m ratchet.worker.demo $(CONFIG) seed=$(SEED) $(SET)
 
 # A frozen model for distillation, served until Ctrl-C at the address that the examples name.
 teacher: setup
-	@$(BIN)/python -m worker.teacher --port $(PORT)
+	@$(BIN)/python -m ratchet.worker.teacher --port $(PORT)
 
 # Every example config through the real stack, some 20 minutes on two cores; ONLY="opd sft" for some.
 examples: setup
@@ -81,7 +77,7 @@ chaos: setup
 
 # Trains recorded batches again and compares the bits: RUN=…, FROM=0 TO=20, OPTIONS="--threads 2".
 replay: setup
-	@$(BIN)/python -m activities.training.replay $(RUN) $(if $(FROM),--from $(FROM)) $(if $(TO),--to $(TO)) $(OPTIONS)
+	@$(BIN)/python -m ratchet.activities.training.replay $(RUN) $(if $(FROM),--from $(FROM)) $(if $(TO),--to $(TO)) $(OPTIONS)
 
 # Histories for the replay tests; when to: tests/workflow/histories/README.md. KINDS= names some.
 record-histories: setup
@@ -97,13 +93,13 @@ bench-overlap bench-utilization bench-growth bench-learning bench-load: setup
 	@$(BIN)/python -m tests.bench.$(@:bench-%=%)
 
 up: setup
-	@$(BIN)/python -m worker.stack up
+	@$(BIN)/python -m ratchet.worker.stack up
 
 down:
-	@if [ -x $(BIN)/python ]; then $(BIN)/python -m worker.stack down; fi
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m ratchet.worker.stack down; fi
 
 status: setup
-	@$(BIN)/python -m worker.stack status
+	@$(BIN)/python -m ratchet.worker.stack status
 
 lint: setup
 	$(BIN)/ruff check .

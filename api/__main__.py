@@ -1,4 +1,4 @@
-"""`python -m api`: serves the API until SIGINT or SIGTERM.
+"""`python -m ratchet.api`: serves the API until SIGINT or SIGTERM.
 
 The socket is bound before anything else, so that a port in use is one clear line and not a
 traceback. Temporal is named by the standard TEMPORAL_* settings, the rest by RATCHET_*.
@@ -15,14 +15,16 @@ from dataclasses import replace
 
 import uvicorn
 
-from api.app import create_app
-from api.security import is_loopback
-from api.settings import Settings
+from ratchet.api.app import create_app
+from ratchet.api.http.security import is_loopback
+from ratchet.api.settings import Settings
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The command line; exits with status 2 and a usage line for one that is not valid."""
-    parser = argparse.ArgumentParser(prog="python -m api", description="Serves Ratchet's REST API.")
+    parser = argparse.ArgumentParser(
+        prog="python -m ratchet.api", description="Serves Ratchet's REST API."
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (%(default)s)")
     parser.add_argument("--port", type=int, default=8080, help="port; 0: a free one (%(default)s)")
     parser.add_argument(
@@ -74,8 +76,8 @@ def settings_for(host: str) -> Settings:
     if not is_loopback(host):
         raise ValueError(
             f"refusing to listen on {host} without API keys, since everyone who reaches it could "
-            "start and stop runs; make a key with `python -m api.keys NAME`, set RATCHET_API_KEYS, "
-            "or bind with --host 127.0.0.1"
+            "start and stop runs; make a key with `python -m ratchet.api.http.keys NAME`, set "
+            "RATCHET_API_KEYS, or bind with --host 127.0.0.1"
         )
     return replace(settings, hosts=("localhost", "127.0.0.1", "::1", host))
 

@@ -9,30 +9,28 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from temporalio.envconfig import ClientConnectConfig
 
-from activities.storage.store import ArtifactStore
-from api import (
-    belongings,
-    controls,
-    docs,
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.api.dashboard import pages
+from ratchet.api.http import docs, problems, store_errors
+from ratchet.api.http.security import Guard
+from ratchet.api.routes import (
+    artifacts,
+    control,
     events,
+    fork,
     health,
     machines,
     metrics,
-    problems,
     prometheus,
-    restoring,
     rollouts,
     runs,
-    store_trouble,
 )
-from api.dashboard import pages
-from api.histories import Histories
-from api.records import Records
-from api.rollout_records import Rollouts
-from api.security import Guard
-from api.services import Services
-from api.settings import Settings
-from api.temporal import Temporal
+from ratchet.api.services.core import Services
+from ratchet.api.settings import Settings
+from ratchet.api.store.records import Records
+from ratchet.api.store.rollouts import Rollouts
+from ratchet.api.temporal.client import Temporal
+from ratchet.api.temporal.histories import Histories
 
 VERSION = "0.1.0"
 
@@ -62,16 +60,16 @@ def create_app(
         rollouts=Rollouts(records),
     )
     problems.install(app)
-    store_trouble.install(app)
+    store_errors.install(app)
     docs.install(app)
     for resource in (
         runs,
-        controls,
-        restoring,
+        control,
+        fork,
         metrics,
         events,
         rollouts,
-        belongings,
+        artifacts,
         machines,
         health,
     ):

@@ -1,13 +1,13 @@
-"""What the API is told by its environment. Temporal's own settings are read by `api.temporal`."""
+"""The API's settings, from its environment; `ratchet.api.temporal.client` reads Temporal's own."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from activities.contracts.names import Queues
-from api.keys import ApiKey, load_keys
-from api.security import origin_of
+from ratchet.activities.contracts.names import Queues
+from ratchet.api.http.keys import ApiKey, load_keys
+from ratchet.api.http.security import origin_of
+from ratchet.configs.home import home_folder
 
 KIB = 1024
 GIB = 1024**3
@@ -21,8 +21,8 @@ class Settings:
     the API; without any, everyone who reaches it may. `hosts` are the names by which the API may be
     addressed; empty: any. `custom_code` lists modules and folders of code that a config may name,
     `endpoint_hosts` hosts of endpoints and env servers, `key_vars` variables with endpoints' keys
-    (see `api.custom_code`); None: any. `public_url` is where browsers find the API, if a proxy
-    sends their requests on under another name.
+    (see `ratchet.api.http.allowlist`); None: any. `public_url` is where browsers find the API, if a
+    proxy sends their requests on under another name.
     """
 
     store_url: str
@@ -43,7 +43,7 @@ class Settings:
     @staticmethod
     def from_env(env: Mapping[str, str] = os.environ) -> "Settings":
         """Reads RATCHET_*; raises ValueError naming a variable that cannot be used."""
-        home = Path(env.get("RATCHET_HOME") or ".ratchet").absolute()
+        home = home_folder(env)
         keys = load_keys(env.get("RATCHET_API_KEYS"), home / "api_keys.json")
 
         def allowed(name: str) -> tuple[str, ...] | None:

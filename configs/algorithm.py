@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from configs.base import FunctionSection, Section, choose_by_type, refusal
-from configs.reference import HIDDEN, FrozenModelConfig, ModelReference
+from ratchet.configs.base import FunctionSection, Section, choose_by_type, refusal
+from ratchet.configs.reference import HIDDEN, FrozenModelConfig, ModelReference
 
 
 def _not_all_zero(weights: dict[str, float]) -> None:

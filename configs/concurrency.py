@@ -2,7 +2,7 @@
 
 from pydantic import Field, model_validator
 
-from configs.base import Section
+from ratchet.configs.base import Section
 
 
 class ConcurrencyConfig(Section):

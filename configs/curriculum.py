@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from configs.base import Section, choose_by_type
+from ratchet.configs.base import Section, choose_by_type
 
 
 class StandardSamplerConfig(Section):

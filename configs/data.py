@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from configs.run import RunConfig
+from ratchet.configs.run import RunConfig
 
 
 def data_of(config: RunConfig) -> dict[str, Any]:

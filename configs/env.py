@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.algorithm import AlgorithmConfig
-from configs.base import Section
-from configs.curriculum import CurriculumConfig
+from ratchet.configs.algorithm import AlgorithmConfig
+from ratchet.configs.base import Section
+from ratchet.configs.curriculum import CurriculumConfig
 
 RESERVED_NAMES = ("all", "agg", "trainable", "empty")
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from configs.base import Section, choose_by_type
+from ratchet.configs.base import Section, choose_by_type
 
 
 class GibberishConfig(Section):

@@ -15,7 +15,7 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from configs.run import RunConfig
+from ratchet.configs.run import RunConfig
 
 
 @dataclass(frozen=True)

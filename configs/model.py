@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.base import Section
+from ratchet.configs.base import Section
 
 DEFAULT_POLICY = "ratchet/tiny"
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from configs.base import Section, refusal
+from ratchet.configs.base import Section, refusal
 
 DEFAULT_KEY_VAR = "RATCHET_REFERENCE_KEY"
 HIDDEN = "(not shown)"

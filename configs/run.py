@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.algorithm import (
+from ratchet.configs.algorithm import (
     AlgorithmConfig,
     EchoConfig,
     GrpoConfig,
@@ -13,13 +13,18 @@ from configs.algorithm import (
     source_of,
     teacher_of,
 )
-from configs.base import Section
-from configs.concurrency import ConcurrencyConfig
-from configs.env import MOST_AT_ONCE, EvalConfig, TrainConfig
-from configs.filters import FiltersConfig
-from configs.model import ModelConfig
-from configs.reference import FrozenModelConfig
-from configs.trainer import CheckpointConfig, InferenceConfig, RetentionConfig, TrainerConfig
+from ratchet.configs.base import Section
+from ratchet.configs.concurrency import ConcurrencyConfig
+from ratchet.configs.env import MOST_AT_ONCE, EvalConfig, TrainConfig
+from ratchet.configs.filters import FiltersConfig
+from ratchet.configs.model import ModelConfig
+from ratchet.configs.reference import FrozenModelConfig
+from ratchet.configs.trainer import (
+    CheckpointConfig,
+    InferenceConfig,
+    RetentionConfig,
+    TrainerConfig,
+)
 
 UNATTRIBUTED = "default"
 """The renderer that works by a model's own template, and tells tokens of text from no others."""

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from configs.base import FunctionSection, Section, choose_by_type
+from ratchet.configs.base import FunctionSection, Section, choose_by_type
 
 
 def _by_default(name: str) -> Callable[[Any], Any]:

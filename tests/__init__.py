@@ -1,0 +1,5 @@
+"""Tests; `ROOT` is the checkout."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]

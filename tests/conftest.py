@@ -9,9 +9,9 @@ from hypothesis import settings
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
-from activities.contracts.wire import WIRE
-from worker.client import register_search_attributes
-from worker.stack import DYNAMIC_CONFIG
+from ratchet.activities.contracts.wire import WIRE
+from ratchet.worker.client import register_search_attributes
+from ratchet.worker.stack import DYNAMIC_CONFIG
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("ratchet", deadline=None)

@@ -1,4 +1,4 @@
-"""`python -m worker --roles orchestrator,rollout,trainer,inference,env`: hosts those roles."""
+"""`python -m ratchet.worker --roles orchestrator,rollout,trainer,inference,env` hosts roles."""
 
 import argparse
 import asyncio
@@ -8,16 +8,16 @@ import os
 import signal
 import sys
 
-from activities.context import WorkerContext
-from activities.hosting.reaper import sweep
-from activities.hosting.scratch import sweep_folders
-from activities.storage.store import ArtifactStore, free_bytes
-from worker.client import TemporalUnreachable, connect, register_search_attributes
-from worker.health import Pulse, serve_health
-from worker.lag import LagRecorder
-from worker.roles import BUILDERS
-from worker.settings import ROLES, WorkerSettings, own_queue, parse_roles
-from worker.versioning import make_first_current
+from ratchet.activities.hosting.reaper import sweep
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.runtime.scratch import sweep_folders
+from ratchet.activities.storage.store import ArtifactStore, free_bytes
+from ratchet.worker.client import TemporalUnreachable, connect, register_search_attributes
+from ratchet.worker.health import Pulse, serve_health
+from ratchet.worker.lag import LagRecorder
+from ratchet.worker.roles import BUILDERS
+from ratchet.worker.settings import ROLES, WorkerSettings, own_queue, parse_roles
+from ratchet.worker.versioning import make_first_current
 
 LOW_DISK_BYTES = 1024**3
 SERVER_ROLES = {"trainer", "inference", "env"}
@@ -72,7 +72,7 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
 
 def main() -> int:
     """Entry point; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m ratchet.worker", description=__doc__)
     parser.add_argument("--roles", default=",".join(ROLES), help=f"any of {', '.join(ROLES)}")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

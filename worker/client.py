@@ -11,8 +11,8 @@ from temporalio.client import Client
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RetryConfig, RPCError, RPCStatusCode
 
-from activities.contracts.wire import WIRE
-from workflows.messages import SEARCH_ATTRIBUTES
+from ratchet.activities.contracts.wire import WIRE
+from ratchet.workflows.protocol.messages import SEARCH_ATTRIBUTES
 
 TYPES = {
     "Keyword": IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD,

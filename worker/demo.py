@@ -1,4 +1,4 @@
-"""`python -m worker.demo CONFIG [key=value …]`: the stack, one run over REST, and its curves.
+"""`python -m ratchet.worker.demo CONFIG [key=value …]`: the stack, a run over REST, its curves.
 
 Progress and curves go to standard error, the summary is one JSON line on standard output. The
 stack is stopped at the end if it was started here (RATCHET_DEMO_KEEP=1 leaves it up). A config that
@@ -20,12 +20,13 @@ import plotext
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from configs.algorithm import source_of, teacher_of
-from configs.load import ConfigError, load
-from configs.reference import FrozenModelConfig
-from configs.run import RunConfig
-from worker import teacher
-from worker.stack import Stack, StackError, home_folder
+from ratchet.configs.algorithm import source_of, teacher_of
+from ratchet.configs.home import home_folder
+from ratchet.configs.load import ConfigError, load
+from ratchet.configs.reference import FrozenModelConfig
+from ratchet.configs.run import RunConfig
+from ratchet.worker import teacher
+from ratchet.worker.stack import Stack, StackError
 
 ENDED = ("succeeded", "failed", "cancelled")
 POLL_S = 1.0
@@ -206,7 +207,7 @@ def main(arguments: list[str]) -> int:
     """Entry point; returns the exit status."""
     console = Console(stderr=True)
     if not arguments or not Path(arguments[0]).suffix:
-        console.print("usage: python -m worker.demo CONFIG [key=value …]")
+        console.print("usage: python -m ratchet.worker.demo CONFIG [key=value …]")
         return 2
     try:
         return demo(arguments[0], arguments[1:], console)

@@ -24,11 +24,11 @@ from typing import Any
 from temporalio import activity
 from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, Interceptor
 
-from activities.contracts.names import workflow_of
-from activities.lag import LoopLag
-from activities.storage.series import Chunk, Series
-from activities.storage.store import ArtifactStore
-from workflows.messages import DISPATCH, HOST, TRAINING_RUN
+from ratchet.activities.contracts.names import workflow_of
+from ratchet.activities.runtime.lag import LoopLag
+from ratchet.activities.storage.series import Chunk, Series
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.workflows.protocol.messages import DISPATCH, HOST, TRAINING_RUN
 
 SAMPLE_S = 10.0
 KEPT_S = 3600.0

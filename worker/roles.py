@@ -11,11 +11,11 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.worker import Interceptor
 
-from activities.context import WorkerContext
-from activities.contracts.names import Queues
-from activities.failing import StorageFailures
-from worker.compat import Worker
-from worker.settings import Deployment
+from ratchet.activities.contracts.names import Queues
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.runtime.failing import StorageFailures
+from ratchet.worker.compat import Worker
+from ratchet.worker.settings import Deployment
 
 HEARTBEATS_AT_LEAST_EVERY = timedelta(seconds=1)
 STICKY_TIMEOUT = timedelta(seconds=2)
@@ -58,9 +58,9 @@ def orchestrator(
 
     With a `deployment` the worker is one build of it.
     """
-    from activities.hosting.liveness import LivenessActivities
-    from activities.storage.activities import StoreActivities
-    from worker.versioning import interceptors_of, options_of, workflows_of
+    from ratchet.activities.hosting.liveness import LivenessActivities
+    from ratchet.activities.runtime.store_activities import StoreActivities
+    from ratchet.worker.versioning import interceptors_of, options_of, workflows_of
 
     return [
         Worker(
@@ -82,9 +82,9 @@ def rollout(
     client: Client, ctx: WorkerContext, queues: Queues, watching: Sequence[Interceptor] = ()
 ) -> list[Worker]:
     """Rollouts, group finalization, batches."""
-    from activities.rollouts.activities import RolloutActivities
-    from activities.rollouts.releases import Releases
-    from activities.scoring.check import AlgorithmActivities
+    from ratchet.activities.rollouts.activities import RolloutActivities
+    from ratchet.activities.rollouts.releases import Releases
+    from ratchet.activities.scoring.check import AlgorithmActivities
 
     owners = (RolloutActivities(ctx, Releases(client)), AlgorithmActivities(ctx))
     return [_worker(client, queues.rollout, *owners, watching=watching, at_once=256)]
@@ -94,9 +94,9 @@ def trainer(
     client: Client, ctx: WorkerContext, queues: Queues, watching: Sequence[Interceptor] = ()
 ) -> list[Worker]:
     """Trainer processes, and the steps meant for those this worker owns."""
-    from activities.hosting.activities import HostActivities
-    from activities.training.activities import TrainerActivities
-    from activities.training.server import trainer_spec
+    from ratchet.activities.hosting.activities import HostActivities
+    from ratchet.activities.training.activities import TrainerActivities
+    from ratchet.activities.training.server import trainer_spec
 
     training = TrainerActivities(ctx)
     host = HostActivities(ctx, client, {"trainer": trainer_spec})
@@ -110,9 +110,9 @@ def inference(
     client: Client, ctx: WorkerContext, queues: Queues, watching: Sequence[Interceptor] = ()
 ) -> list[Worker]:
     """vLLM engines, and the pushes meant for those this worker owns."""
-    from activities.hosting.activities import HostActivities
-    from activities.inference.activities import InferenceActivities
-    from activities.inference.engine import engine_spec
+    from ratchet.activities.hosting.activities import HostActivities
+    from ratchet.activities.inference.activities import InferenceActivities
+    from ratchet.activities.inference.engine import engine_spec
 
     host = HostActivities(ctx, client, {"engine": engine_spec})
     return [
@@ -125,9 +125,9 @@ def env(
     client: Client, ctx: WorkerContext, queues: Queues, watching: Sequence[Interceptor] = ()
 ) -> list[Worker]:
     """Env servers, and the check of the environments."""
-    from activities.envs.check import EnvActivities
-    from activities.envs.host import env_spec
-    from activities.hosting.activities import HostActivities
+    from ratchet.activities.envs.check import EnvActivities
+    from ratchet.activities.envs.host import env_spec
+    from ratchet.activities.hosting.activities import HostActivities
 
     host = HostActivities(ctx, client, {"env": env_spec})
     owners = (EnvActivities(ctx), host)

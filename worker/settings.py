@@ -1,4 +1,4 @@
-"""What a worker is told by its environment. Temporal's own settings are read by `worker.client`."""
+"""A worker's settings, from its environment; `ratchet.worker.client` reads Temporal's own."""
 
 import os
 import re
@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from activities.contracts.names import Queues
+from ratchet.activities.contracts.names import Queues
+from ratchet.configs.home import home_folder
 
 ROLES = ("orchestrator", "rollout", "trainer", "inference", "env")
 
@@ -37,7 +38,7 @@ class WorkerSettings:
     @staticmethod
     def from_env(env: Mapping[str, str] = os.environ) -> "WorkerSettings":
         """Reads RATCHET_*; raises ValueError naming a variable that cannot be used."""
-        home = Path(env.get("RATCHET_HOME") or ".ratchet").absolute()
+        home = home_folder(env)
         port = env.get("RATCHET_HEALTH_PORT") or "0"
         if not port.isdigit() or int(port) > 65535:
             raise ValueError(f"RATCHET_HEALTH_PORT={port!r}: must be a port number, or 0 for none")

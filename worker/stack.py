@@ -1,6 +1,6 @@
 """The whole stack on one machine: Temporal, API and a worker per role, in the background.
 
-`python -m worker.stack up|down|status`. Invariants:
+`python -m ratchet.worker.stack up|down|status`. Invariants:
 
 - `up` is idempotent: what runs is left alone, what is missing is started, on the ports of last
   time if they are still free.
@@ -25,12 +25,13 @@ from typing import Any
 import httpx
 import psutil
 
-from activities.hosting.keeper import write_record
-from activities.hosting.reaper import sweep
-from worker.settings import ROLES
-from workflows.messages import SEARCH_ATTRIBUTES
+from ratchet.activities.hosting.keeper import write_record
+from ratchet.activities.hosting.reaper import sweep
+from ratchet.activities.runtime.children import module_command
+from ratchet.configs.home import home_folder
+from ratchet.worker.settings import ROLES
+from ratchet.workflows.protocol.messages import SEARCH_ATTRIBUTES
 
-ROOT = Path(__file__).resolve().parent.parent
 PREFERRED_PORTS = {"temporal": 7233, "temporal_ui": 8233, "api": 8080}
 PORT_VARIABLES = {
     "temporal": "RATCHET_TEMPORAL_PORT",
@@ -74,11 +75,6 @@ class Addresses:
     api: str
 
 
-def home_folder() -> Path:
-    """RATCHET_HOME, by default .ratchet in the project."""
-    return Path(os.environ.get("RATCHET_HOME") or ROOT / ".ratchet").absolute()
-
-
 class Stack:
     """The processes recorded under one home folder."""
 
@@ -99,7 +95,7 @@ class Stack:
                 "set RATCHET_HOME to a folder on another disk"
             )
         (self.home / "logs").mkdir(exist_ok=True)
-        env = {**os.environ, "RATCHET_HOME": str(self.home), "PYTHONPATH": str(ROOT)}
+        env = {**os.environ, "RATCHET_HOME": str(self.home)}
         external = os.environ.get("TEMPORAL_ADDRESS")
         if not external:
             self._port("temporal_ui", "temporal")
@@ -110,10 +106,10 @@ class Stack:
             self._wait("temporal", lambda: _answers(port))
             self._keep_ended_runs(port)
         api = self._port("api", "api")
-        self._start("api", [sys.executable, "-m", "api", "--port", str(api)], env)
+        self._start("api", module_command("ratchet.api", "--port", str(api)), env)
         for role in ROLES:
             health = self._port(f"worker-{role}", f"worker-{role}")
-            command = [sys.executable, "-m", "worker", "--roles", role]
+            command = module_command("ratchet.worker", "--roles", role)
             self._start(f"worker-{role}", command, {**env, "RATCHET_HEALTH_PORT": str(health)})
         self._wait("api", lambda: _healthy(api))
         for role in ROLES:
@@ -190,7 +186,6 @@ class Stack:
         with log.open("ab") as output:
             process = subprocess.Popen(
                 command,
-                cwd=ROOT,
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -318,7 +313,7 @@ def main(arguments: list[str]) -> int:
     if arguments == ["status"]:
         print("\n".join(stack.running()) or "nothing runs")
         return 0
-    print("usage: python -m worker.stack up|down|status", file=sys.stderr)
+    print("usage: python -m ratchet.worker.stack up|down|status", file=sys.stderr)
     return 2
 
 

@@ -1,4 +1,4 @@
-"""`python -m worker.teacher [--port N]`: a frozen model that can do what the tiny policy should.
+"""`python -m ratchet.worker.teacher [--port N]`: a frozen model that does what the policy should.
 
 It is the same model as the policy, warm-started on reverse-text without the phase that flattens
 it. A plain vLLM serves it, which is what anyone would start by hand: no control endpoints, no
@@ -26,9 +26,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from activities.hosting.process import ServerProcess
-from activities.hosting.spec import ServerSpec
-from activities.inference.engine import (
+from ratchet.activities.hosting.process import ServerProcess
+from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.inference.engine import (
     HEALTH,
     engine_env,
     engine_healthy,
@@ -36,10 +36,12 @@ from activities.inference.engine import (
     free_port,
     on_cpu,
 )
-from activities.training.policy import Recipe, digest
-from configs.model import DEFAULT_POLICY
-from configs.run import RunConfig
-from worker.stack import ROOT, StackError, home_folder
+from ratchet.activities.runtime.children import module_command
+from ratchet.activities.training.policy import Recipe, digest
+from ratchet.configs.home import home_folder
+from ratchet.configs.model import DEFAULT_POLICY
+from ratchet.configs.run import RunConfig
+from ratchet.worker.stack import StackError
 
 NAME = "teacher"
 PORT = 8070
@@ -84,11 +86,11 @@ def weights(home: Path, say: Say) -> Path:
 
 
 def _prepare(order: Path, out: Path, errors: Path, say: Say) -> None:
-    command = [sys.executable, "-m", "activities.training.prepare"]
+    command = module_command("ratchet.activities.training.prepare")
     with errors.open("wb") as log:
         process = subprocess.Popen(
             [*command, "--order", str(order), "--out", str(out)],
-            cwd=ROOT,
+            cwd=order.parent,
             env={**os.environ, "TQDM_DISABLE": "1"},
             stdout=subprocess.PIPE,
             stderr=log,
@@ -111,7 +113,7 @@ def _prepare(order: Path, out: Path, errors: Path, say: Say) -> None:
 
 def server_argv(folder: Path, name: str, port: int, *, context: int, cpu: bool) -> list[str]:
     """The server's command line; `context` is in tokens."""
-    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    argv = module_command("vllm.entrypoints.openai.api_server")
     argv += ["--host", "127.0.0.1", "--port", str(port)]
     argv += ["--model", str(folder), "--served-model-name", name]
     argv += ["--dtype", "float32", "--max-model-len", str(context)]
@@ -206,7 +208,7 @@ def running(home: Path, say: Say, port: int = PORT) -> Iterator[ServerProcess]:
 
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m worker.teacher", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m ratchet.worker.teacher", description=__doc__)
     parser.add_argument("--port", type=int, default=PORT, help=f"by default {PORT}")
     port = parser.parse_args(arguments).port
     stop = threading.Event()

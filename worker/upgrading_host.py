@@ -1,12 +1,12 @@
-"""Host as versioned workers carry it out: it follows the current build (`worker.versioning`)."""
+"""Host as versioned workers run it: it follows the current build (`ratchet.worker.versioning`)."""
 
 from temporalio import workflow
 from temporalio.common import VersioningBehavior
 
 with workflow.unsafe.imports_passed_through():
-    from workflows.messages import HOST, HostWorkflowInput
+    from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput
 
-from workflows.host import Host
+from ratchet.workflows.host import Host
 
 
 @workflow.defn(name=HOST, versioning_behavior=VersioningBehavior.AUTO_UPGRADE)

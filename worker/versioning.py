@@ -5,8 +5,8 @@ orchestrator role is versioned, since only workflow code is bound to histories:
 
 - TrainingRun is pinned: a run's execution is never replayed by another build. Each time it
   continues as new, which is between steps, with nothing of its own under way, it starts on the
-  build that is current then. Its state crosses by `workflows/state.py`, where fields are only
-  added, with defaults.
+  build that is current then. Its state crosses by `workflows/protocol/state.py`, where
+  fields are only added, with defaults.
 - Dispatch is pinned, and a generation opened by a run is of the run's build. A generation ends by
   itself, after `dispatch.generation_events` of history and what it has in flight.
 - Preflight is pinned; it lasts minutes at most.
@@ -48,7 +48,7 @@ from temporalio.worker import (
 )
 from temporalio.workflow import ContinueAsNewVersioningBehavior
 
-from worker.settings import Deployment
+from ratchet.worker.settings import Deployment
 
 REGISTERED_WITHIN_S = 30.0
 """How long the server may take to know a version whose worker polls."""
@@ -99,11 +99,11 @@ def workflows_of(deployment: Deployment | None) -> list[type]:
     Servers refuse what an unversioned worker says about versions, so that only a versioned one
     has workflows that do.
     """
-    from worker.upgrading_host import UpgradingHost
-    from workflows.dispatch import Dispatch
-    from workflows.host import Host
-    from workflows.preflight import Preflight
-    from workflows.training_run import TrainingRun
+    from ratchet.worker.upgrading_host import UpgradingHost
+    from ratchet.workflows.dispatch import Dispatch
+    from ratchet.workflows.host import Host
+    from ratchet.workflows.preflight import Preflight
+    from ratchet.workflows.training_run import TrainingRun
 
     return [TrainingRun, Dispatch, UpgradingHost if deployment else Host, Preflight]
 

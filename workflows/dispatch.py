@@ -16,8 +16,8 @@ with workflow.unsafe.imports_passed_through():
     from datetime import timedelta
     from typing import Any, Literal
 
-    from activities.contracts import names
-    from activities.contracts.rollouts import (
+    from ratchet.activities.contracts import names
+    from ratchet.activities.contracts.rollouts import (
         EngineTarget,
         FinalizeGroupInput,
         GroupResult,
@@ -25,18 +25,18 @@ with workflow.unsafe.imports_passed_through():
         Released,
         RunRolloutsInput,
     )
-    from configs.run import RunConfig
-    from workflows import policies
-    from workflows.failures import cause_of, type_of
-    from workflows.mending import rest_after
-    from workflows.messages import (
+    from ratchet.configs.run import RunConfig
+    from ratchet.workflows.protocol import policies
+    from ratchet.workflows.protocol.errors import cause_of, type_of
+    from ratchet.workflows.protocol.messages import (
         DISPATCH,
         Control,
         DispatchInput,
         DispatchReport,
         LostServer,
     )
-    from workflows.scheduler import Part, Scheduler
+    from ratchet.workflows.rules.scheduler import Part, Scheduler
+    from ratchet.workflows.run.outages import rest_after
 
 SIGN_OF_LIFE = timedelta(seconds=60)
 MAX_ADMISSIONS_PER_TASK = 64

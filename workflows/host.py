@@ -13,12 +13,12 @@ with workflow.unsafe.imports_passed_through():
     from dataclasses import replace
     from functools import partial
 
-    from activities.contracts import names
-    from activities.contracts.hosting import HostInput, HostReport
-    from activities.contracts.names import workflow_of
-    from workflows import policies
-    from workflows.failures import cause_of
-    from workflows.messages import HOST, HostWorkflowInput
+    from ratchet.activities.contracts import names
+    from ratchet.activities.contracts.hosting import HostInput, HostReport
+    from ratchet.activities.contracts.names import workflow_of
+    from ratchet.workflows.protocol import policies
+    from ratchet.workflows.protocol.errors import cause_of
+    from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput
 
 EPOCHS_PER_RESTART = 1000
 

@@ -10,12 +10,12 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 with workflow.unsafe.imports_passed_through():
-    from activities.contracts import names
-    from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
-    from configs.run import RunConfig
-    from workflows import policies
-    from workflows.curriculum import too_large
-    from workflows.messages import PREFLIGHT, PreflightInput
+    from ratchet.activities.contracts import names
+    from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+    from ratchet.configs.run import RunConfig
+    from ratchet.workflows.protocol import policies
+    from ratchet.workflows.protocol.messages import PREFLIGHT, PreflightInput
+    from ratchet.workflows.rules.curriculum import too_large
 
 OUTSIDE = ("custom", "echo", "opd", "opsd", "sft")
 

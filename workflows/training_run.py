@@ -24,26 +24,20 @@ with workflow.unsafe.imports_passed_through():
     from dataclasses import replace
     from datetime import timedelta
 
-    from activities.contracts import names
-    from activities.contracts.hosting import ENGINE_LOAD, EngineLoad, HostReport
-    from activities.contracts.training import (
+    from ratchet.activities.contracts import names
+    from ratchet.activities.contracts.hosting import ENGINE_LOAD, EngineLoad, HostReport
+    from ratchet.activities.contracts.training import (
         PolicyResult,
         PreparePolicyInput,
         RestoreInput,
         RestoreResult,
     )
-    from activities.contracts.wire import decoded
-    from configs.run import RunConfig
-    from workflows import policies, views
-    from workflows.arrivals import Arrivals
-    from workflows.changes import limits_of
-    from workflows.curriculum import Curriculum
-    from workflows.evals import Evals
-    from workflows.failures import Paused, RunFailed, Stopped, cause_of
-    from workflows.fleet import Fleet, planned_hosts
-    from workflows.generations import ENDED, Generations
-    from workflows.mending import Mending
-    from workflows.messages import (
+    from ratchet.activities.contracts.wire import decoded
+    from ratchet.configs.run import RunConfig
+    from ratchet.workflows.preflight import run_preflight
+    from ratchet.workflows.protocol import policies
+    from ratchet.workflows.protocol.errors import Paused, RunFailed, Stopped, cause_of
+    from ratchet.workflows.protocol.messages import (
         CHANGE_CONFIG,
         TRAINING_RUN,
         DispatchReport,
@@ -53,17 +47,24 @@ with workflow.unsafe.imports_passed_through():
         parse_pause,
         parse_stop,
     )
-    from workflows.pausing import Pausing
-    from workflows.permits import Permits
-    from workflows.preflight import run_preflight
-    from workflows.restoring import kept, restored
-    from workflows.revisions import Revisions
-    from workflows.run_log import RunLog
-    from workflows.servers import Servers
-    from workflows.sinks import TrainSink
-    from workflows.state import RunState
-    from workflows.steps import START_AT_MOST, Steps, stalled_after
-    from workflows.trainer import MOST_RECORDED, Trainer
+    from ratchet.workflows.protocol.state import RunState
+    from ratchet.workflows.rules.arrivals import Arrivals
+    from ratchet.workflows.rules.curriculum import Curriculum
+    from ratchet.workflows.rules.fleet import Fleet, planned_hosts
+    from ratchet.workflows.rules.live_config import limits_of
+    from ratchet.workflows.rules.restore import kept, restored
+    from ratchet.workflows.rules.sinks import TrainSink
+    from ratchet.workflows.run import views
+    from ratchet.workflows.run.config_changes import Revisions
+    from ratchet.workflows.run.evals import Evals
+    from ratchet.workflows.run.generations import ENDED, Generations
+    from ratchet.workflows.run.outages import Mending
+    from ratchet.workflows.run.pausing import Pausing
+    from ratchet.workflows.run.permits import Permits
+    from ratchet.workflows.run.servers import Servers
+    from ratchet.workflows.run.status import RunLog
+    from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after
+    from ratchet.workflows.run.trainer import MOST_RECORDED, Trainer
 
 QUEUED_AT_MOST = timedelta(days=7)
 CLOSE_AT_MOST = timedelta(seconds=60)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from activities.storage.refs import ArtifactRef
+from ratchet.activities.contracts.refs import ArtifactRef
 
 HostRole = Literal["engine", "env", "trainer"]
 ServerState = Literal["starting", "up", "down", "failed"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from activities.storage.refs import ArtifactRef
+from ratchet.activities.contracts.refs import ArtifactRef
 
 Kind = Literal["train", "eval"]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from activities.storage.refs import ArtifactRef
+from ratchet.activities.contracts.refs import ArtifactRef
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The preflight of environments: do they load, and have they the examples that were asked for?
 
 `EnvActivities.check_envs` is the worker's side. The environments are imported in a process of
-their own, one for each import path: `python -m activities.envs.check` reads a list of requests
-from stdin and writes a list of findings to stdout.
+their own, one for each import path: `python -m ratchet.activities.envs.check` reads a list of
+requests from stdin and writes a list of findings to stdout.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.context import WorkerContext
-from activities.contracts import names
-from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
-from activities.envs import loading
-from activities.envs.probe import probe
-from activities.hosting.heartbeat import heartbeats
-from activities.hosting.orphans import as_parent, end_with_parent
-from configs.run import RunConfig
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+from ratchet.activities.envs import loading
+from ratchet.activities.envs.probe import probe
+from ratchet.activities.runtime.children import as_parent, end_with_parent, module_command
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.runtime.heartbeat import heartbeats
+from ratchet.configs.run import RunConfig
 
 CHECK_TIMEOUT_S = 120.0
 COUNT_S = 20.0
@@ -63,14 +63,11 @@ class EnvActivities:
     async def _check_path(
         self, path: str | None, requests: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
+        scratch = self.ctx.scratch("env-check")
         process = await asyncio.create_subprocess_exec(
-            *loading.module_command("check"),
-            cwd=loading.PROJECT_ROOT,
-            env={
-                **os.environ,
-                **loading.process_env(path, self.ctx.scratch("env-check")),
-                **as_parent(),
-            },
+            *module_command("ratchet.activities.envs.check"),
+            cwd=scratch,
+            env={**os.environ, **loading.process_env(path, scratch), **as_parent()},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -1,9 +1,10 @@
-"""Writes a taskset's task data as JSON lines: `python -m activities.envs.dump < request.json`.
+"""Writes a taskset's task data as JSON lines.
 
-Runs an environment's code in a process of its own. The request has 'id', 'args', 'kind', 'count'
-and 'out'; at most `count` tasks are written, in the taskset's order. Where that fails, it ends
-with one line of explanation: with code UNREACHABLE if a disk or a connection was the reason, which
-somebody may mend, and with code BROKEN if it was the environment.
+`python -m ratchet.activities.envs.dump < request.json` runs an environment's code in a process of
+its own. The request has 'id', 'args', 'kind', 'count' and 'out'; at most `count` tasks are written,
+in the taskset's order. Where that fails, it ends with one line of explanation: with code
+UNREACHABLE if a disk or a connection was the reason, which somebody may mend, and with code BROKEN
+if it was the environment.
 """
 
 import contextlib
@@ -12,9 +13,9 @@ import json
 import os
 import sys
 
-from activities.envs import loading
-from activities.hosting.orphans import end_with_parent
-from activities.storage.store import remedy
+from ratchet.activities.envs import loading
+from ratchet.activities.runtime.children import end_with_parent
+from ratchet.activities.storage.store import remedy
 
 BROKEN = 2
 UNREACHABLE = 3

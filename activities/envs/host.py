@@ -7,13 +7,14 @@ import json
 import socket
 from typing import Any
 
-from activities.context import WorkerContext
-from activities.contracts.hosting import HostInput
-from activities.envs import loading
-from activities.envs.probe import probe
-from activities.hosting.spec import ServerSpec
-from configs.env import EnvConfig
-from configs.run import RunConfig
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.envs import loading
+from ratchet.activities.envs.probe import probe
+from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.runtime.children import module_command
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.configs.env import EnvConfig
+from ratchet.configs.run import RunConfig
 
 PROBE_S = 3.0
 BACKSTOP_S = 30.0
@@ -58,9 +59,11 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
     scratch = ctx.scratch(f"env-{host.run_id}-{host.name}-{epoch}")
     return ServerSpec(
         name=f"env-{host.name}-{epoch}",
-        argv=loading.module_command("server", "--address", address, "--config", json.dumps(given)),
+        argv=module_command(
+            "ratchet.activities.envs.server", "--address", address, "--config", json.dumps(given)
+        ),
         address=address,
-        cwd=loading.PROJECT_ROOT,
+        cwd=scratch,
         probe=healthy,
         env=loading.process_env(env.path, scratch),
         start_timeout_s=120.0,

@@ -6,13 +6,11 @@ import path is arranged here and nowhere else. A worker never imports an environ
 
 import difflib
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-from activities.envs.datasets import SHIPPED
+from ratchet.activities.envs.datasets import SHIPPED
 
-PROJECT_ROOT = Path(__file__).resolve().parents[2]
 SHIPPED_DIR = Path(__file__).resolve().parent / "shipped"
 
 HARNESS = "ratchet-chat"
@@ -28,7 +26,7 @@ def process_env(env_path: str | None, scratch: Path) -> dict[str, str]:
     Its home is `scratch`, since verifiers leaves a folder per rollout below the home of a server
     that is killed. The Hugging Face cache stays where it was.
     """
-    paths = [str(PROJECT_ROOT), *([env_path] if env_path else []), str(SHIPPED_DIR)]
+    paths = [*([env_path] if env_path else []), str(SHIPPED_DIR)]
     inherited = os.environ.get("PYTHONPATH")
     hub = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     return {
@@ -39,11 +37,6 @@ def process_env(env_path: str | None, scratch: Path) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",
     }
-
-
-def module_command(module: str, *args: str) -> list[str]:
-    """Runs one of this package's modules with the interpreter of this process."""
-    return [sys.executable, "-m", f"activities.envs.{module}", *args]
 
 
 def known_ids(env_path: str | None) -> list[str]:

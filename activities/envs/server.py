@@ -1,4 +1,4 @@
-"""An env server process: `python -m activities.envs.server --address tcp://… --config JSON`.
+"""An env server: `python -m ratchet.activities.envs.server --address tcp://… --config JSON`.
 
 Serves one environment to any number of rollouts, in one process. Tasks come with each request,
 so the same server serves training and evaluation. Ends with code 2 and one line of explanation
@@ -10,7 +10,7 @@ import json
 import logging
 import sys
 
-from activities.envs import loading
+from ratchet.activities.envs import loading
 
 
 def _quiet_logs() -> None:

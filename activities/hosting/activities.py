@@ -26,9 +26,8 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.context import WorkerContext
-from activities.contracts import names
-from activities.contracts.hosting import (
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.hosting import (
     ENGINE_LOAD,
     EngineLoad,
     HostInput,
@@ -36,12 +35,13 @@ from activities.contracts.hosting import (
     HostRole,
     ServerState,
 )
-from activities.failing import failure_of
-from activities.hosting import reaper
-from activities.hosting.heartbeat import heartbeats
-from activities.hosting.process import GRACE_S, ServerProcess, describe_exit
-from activities.hosting.spec import ServerSpec, SpecBuilder
-from activities.inference.load import report_load
+from ratchet.activities.hosting import reaper
+from ratchet.activities.hosting.process import GRACE_S, ServerProcess, describe_exit
+from ratchet.activities.hosting.spec import ServerSpec, SpecBuilder
+from ratchet.activities.inference.load import report_load
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.runtime.failing import failure_of
+from ratchet.activities.runtime.heartbeat import heartbeats
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ The worker writes one JSON line (what to start) and then holds the pipe open. In
   subreaper the keeper inherits descendants whose parents died, so none can hide.
 - RECORD is removed only when nothing is left. If the keeper itself is killed with -9, RECORD and
   the mark that every descendant carries in its environment tell a sweep what to end
-  (`activities.hosting.reaper`).
+  (`ratchet.activities.hosting.reaper`).
 
 On stdout it says `{"pid": n}` once the server is started, or `{"errno": n, "error": text}` if it
 cannot be, since RECORD could not be written, and `{"exit": code}` at the end; the

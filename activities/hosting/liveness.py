@@ -6,8 +6,8 @@ from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.contracts import names
-from activities.contracts.hosting import DescribeInput
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.hosting import DescribeInput
 
 
 @dataclass(frozen=True)

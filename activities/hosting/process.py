@@ -2,7 +2,7 @@
 
 Invariants:
 
-- The server ends when this process does, however it ends (see `activities.hosting.keeper`).
+- The server ends when this process does, however it ends (see `ratchet.activities.hosting.keeper`).
 - `exited` is set only when nothing of the server is left, or when its keeper was lost and what
   was left has been swept.
 """
@@ -17,8 +17,8 @@ import sys
 import uuid
 from pathlib import Path
 
-from activities.hosting import keeper, reaper
-from activities.hosting.spec import ServerSpec
+from ratchet.activities.hosting import keeper, reaper
+from ratchet.activities.hosting.spec import ServerSpec
 
 GRACE_S = 5.0
 KEEPER_LOST = "its keeper was killed"

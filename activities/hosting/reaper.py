@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from activities.hosting import keeper
+from ratchet.activities.hosting import keeper
 
 KEEPER_SLACK_S = 3.0
 KILL_TIMEOUT_S = 10.0

@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from activities.context import WorkerContext
-from activities.contracts.hosting import HostInput
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.runtime.context import WorkerContext
 
 LOST_AFTER_S = 12.0
 """How long a server may be silent, in seconds."""

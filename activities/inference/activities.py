@@ -19,11 +19,11 @@ import httpx
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.context import WorkerContext
-from activities.contracts import names
-from activities.contracts.training import PUSH_TRIES, SyncInput, SyncResult, push_label
-from activities.hosting.heartbeat import heartbeats
-from activities.inference.gate import Canary, Verdict, compare, engine_logprobs, read_canary
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.training import PUSH_TRIES, SyncInput, SyncResult, push_label
+from ratchet.activities.inference.gate import Canary, Verdict, compare, engine_logprobs, read_canary
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.runtime.heartbeat import heartbeats
 
 REQUEST_LIMIT_S = 60.0
 RESUME_LIMIT_S = 10.0

@@ -21,19 +21,19 @@ import asyncio
 import importlib.metadata
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
 
-from activities.context import WorkerContext
-from activities.contracts.hosting import HostInput
-from activities.hosting.spec import ServerSpec
-from activities.storage import keys
-from activities.storage.refs import ArtifactRef
-from activities.storage.store import ArtifactStore
-from configs.run import RunConfig
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.runtime.children import module_command
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.configs.run import RunConfig
 
 ADVERTISE = "RATCHET_ADVERTISE_HOST"
 PROBE_LIMIT_S = 3.0
@@ -78,7 +78,7 @@ def engine_argv(
 ) -> list[str]:
     """The engine's command line."""
     inference = config.inference
-    argv = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    argv = module_command("vllm.entrypoints.openai.api_server")
     argv += ["--host", bind, "--port", str(port)]
     argv += ["--model", str(weights), "--served-model-name", model]
     argv += ["--seed", str(config.seed), "--dtype", config.model.dtype]

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 
-from activities.contracts.hosting import EngineLoad
+from ratchet.activities.contracts.hosting import EngineLoad
 
 POLL_S = 5.0
 READ_LIMIT_S = 3.0

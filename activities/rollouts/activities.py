@@ -22,9 +22,9 @@ from typing import Any
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.context import WorkerContext, attempt_token
-from activities.contracts import names
-from activities.contracts.rollouts import (
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.rollouts import (
     BatchResult,
     EvalResult,
     FinalizeEvalInput,
@@ -34,25 +34,25 @@ from activities.contracts.rollouts import (
     RunRolloutsResult,
     ShipBatchInput,
 )
-from activities.hosting.heartbeat import heartbeats
-from activities.rollouts import frozen, groups, samples, shipping
-from activities.rollouts.connections import EnvConnection, EnvConnections
-from activities.rollouts.gauges import RunGauges
-from activities.rollouts.patience import patiently
-from activities.rollouts.releases import Releases
-from activities.rollouts.tasks import TaskLibrary, env_of
-from activities.scoring import evals, filters
-from activities.scoring.algorithms import CreditError, Render
-from activities.scoring.algorithms.base import Algorithm
-from activities.scoring.algorithms.rendering import load_renderer
-from activities.scoring.check import AlgorithmLibrary, bad_input, engine_lost
-from activities.scoring.references import ReferenceLost
-from activities.scoring.threads import aside
-from activities.storage import keys
-from activities.storage.refs import ArtifactRef
-from configs.algorithm import teacher_of
-from configs.env import TrainEnvConfig
-from configs.filters import FilterConfig
+from ratchet.activities.rollouts import frozen, groups, samples, shipping
+from ratchet.activities.rollouts.connections import EnvConnection, EnvConnections
+from ratchet.activities.rollouts.gauges import RunGauges
+from ratchet.activities.rollouts.patience import patiently
+from ratchet.activities.rollouts.releases import Releases
+from ratchet.activities.rollouts.tasks import TaskLibrary, env_of
+from ratchet.activities.runtime.context import WorkerContext, attempt_token
+from ratchet.activities.runtime.heartbeat import heartbeats
+from ratchet.activities.scoring import evals, filters
+from ratchet.activities.scoring.algorithms import CreditError, Render
+from ratchet.activities.scoring.algorithms.base import Algorithm
+from ratchet.activities.scoring.algorithms.rendering import load_renderer
+from ratchet.activities.scoring.check import AlgorithmLibrary, bad_input, engine_lost
+from ratchet.activities.scoring.references import ReferenceLost
+from ratchet.activities.scoring.threads import aside
+from ratchet.activities.storage import keys
+from ratchet.configs.algorithm import teacher_of
+from ratchet.configs.env import TrainEnvConfig
+from ratchet.configs.filters import FilterConfig
 
 HEARTBEAT_S = 2.0
 ABORTED = "Cancelled: rollout aborted"
@@ -541,6 +541,6 @@ class RolloutActivities:
 def renderer_config(name: str) -> dict[str, Any]:
     """The renderers config of `model.renderer`."""
     if name == "ratchet-chatml":
-        path = "activities.envs.shipped.ratchet_chatml.ChatMLRenderer"
+        path = "ratchet.activities.envs.shipped.ratchet_chatml.ChatMLRenderer"
         return {"name": "custom", "import_path": path}
     return {"name": name}

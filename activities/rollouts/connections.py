@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from activities.envs.probe import probe
+from ratchet.activities.envs.probe import probe
 
 if TYPE_CHECKING:
     from verifiers.v1.serve import EnvClient

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from activities.rollouts.samples import RolloutSample, UnusableTrace
-from activities.scoring.algorithms.base import CreditError
-from activities.scoring.references import ReferenceLost, without_key
-from configs.env import SamplingConfig
-from configs.reference import HIDDEN, FrozenModelConfig
+from ratchet.activities.rollouts.samples import RolloutSample, UnusableTrace
+from ratchet.activities.scoring.algorithms.base import CreditError
+from ratchet.activities.scoring.references import ReferenceLost, without_key
+from ratchet.configs.env import SamplingConfig
+from ratchet.configs.reference import HIDDEN, FrozenModelConfig
 
 if TYPE_CHECKING:
     from verifiers.v1.trace import Branch, Trace

@@ -13,11 +13,11 @@ from typing import Any
 
 from temporalio import activity
 
-from activities.contracts.rollouts import Gauges
-from activities.lag import LoopLag
-from activities.storage import keys
-from activities.storage.series import Chunk, Series
-from activities.storage.store import ArtifactStore
+from ratchet.activities.contracts.rollouts import Gauges
+from ratchet.activities.runtime.lag import LoopLag
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.series import Chunk, Series
+from ratchet.activities.storage.store import ArtifactStore
 
 WRITE_S = 1.0
 WINDOW_S = 10.0

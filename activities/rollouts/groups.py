@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from activities.contracts.rollouts import GroupResult, GroupWork
-from activities.scoring import algorithms
-from activities.scoring.batches import BatchGroup, BatchRollout, tally_of
-from activities.scoring.evals import EvalRollout
-from activities.scoring.filters import Verdict, sampled_tokens
-from activities.storage.batch import Sample
-from activities.storage.refs import ArtifactRef
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.rollouts import GroupResult, GroupWork
+from ratchet.activities.scoring import algorithms
+from ratchet.activities.scoring.batches import BatchGroup, BatchRollout, tally_of
+from ratchet.activities.scoring.evals import EvalRollout
+from ratchet.activities.scoring.filters import Verdict, sampled_tokens
+from ratchet.activities.storage.batch import Sample
 
 SCHEMA = 1
 

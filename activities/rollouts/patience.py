@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from temporalio import activity
 
-from activities.storage.store import StoreUnavailable
+from ratchet.activities.storage.store import StoreUnavailable
 
 PATIENCE_S = 60.0
 """Well below what an activity of rollouts may take beyond the rollouts themselves."""

@@ -16,8 +16,8 @@ from datetime import timedelta
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from activities.contracts import names
-from activities.contracts.rollouts import Released
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.rollouts import Released
 
 log = logging.getLogger(__name__)
 

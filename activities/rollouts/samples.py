@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
-from activities.scoring.algorithms.base import POLICY_AGENT
+from ratchet.activities.scoring.algorithms.base import POLICY_AGENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,15 +8,15 @@ import hashlib
 
 from temporalio.exceptions import ApplicationError
 
-from activities.contracts import names
-from activities.contracts.rollouts import BatchResult, ShipBatchInput
-from activities.rollouts import groups
-from activities.scoring import batches, subsets
-from activities.storage import keys
-from activities.storage.batch import encode_batch
-from activities.storage.refs import ArtifactRef
-from activities.storage.store import ArtifactStore, CorruptArtifact
-from configs.filters import FiltersConfig
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.rollouts import BatchResult, ShipBatchInput
+from ratchet.activities.rollouts import groups
+from ratchet.activities.scoring import batches, subsets
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.batch import encode_batch
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
+from ratchet.configs.filters import FiltersConfig
 
 ROLLOUTS = "progress/rollouts"
 COUNTED = ("progress/samples", "progress/tokens", ROLLOUTS)

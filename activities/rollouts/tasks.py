@@ -1,7 +1,7 @@
 """Task data of a run's environments, by index.
 
-The environment's code runs in a process of its own (`activities.envs.dump`), which writes the
-tasks to a scratch file; a worker only ever reads plain JSON. Loaded once a worker and
+The environment's code runs in a process of its own (`ratchet.activities.envs.dump`), which writes
+the tasks to a scratch file; a worker only ever reads plain JSON. Loaded once a worker and
 (run, kind, env).
 """
 
@@ -14,14 +14,14 @@ from typing import Any
 
 from temporalio.exceptions import ApplicationError
 
-from activities.context import WorkerContext
-from activities.contracts import names
-from activities.contracts.rollouts import Kind
-from activities.envs import dump, loading
-from activities.hosting.orphans import as_parent
-from activities.storage.store import StoreUnavailable
-from configs.env import EnvConfig
-from configs.run import RunConfig
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.rollouts import Kind
+from ratchet.activities.envs import dump, loading
+from ratchet.activities.runtime.children import as_parent, module_command
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage.store import StoreUnavailable
+from ratchet.configs.env import EnvConfig
+from ratchet.configs.run import RunConfig
 
 LOAD_TIMEOUT_S = 300.0
 HEADROOM = 256
@@ -87,8 +87,8 @@ class TaskLibrary:
             "out": str(out),
         }
         process = await asyncio.create_subprocess_exec(
-            *loading.module_command("dump"),
-            cwd=loading.PROJECT_ROOT,
+            *module_command("ratchet.activities.envs.dump"),
+            cwd=scratch,
             env={**os.environ, **loading.process_env(env.path, scratch), **as_parent()},
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from activities.contracts.rollouts import FilterTally
-from activities.scoring.filters import Verdict
+from ratchet.activities.contracts.rollouts import FilterTally
+from ratchet.activities.scoring.filters import Verdict
 
 PROMPT_TOO_LONG = "prompt_too_long"
 """The stop condition of a rollout that was cut off by its prompt, not by what it sampled."""

@@ -12,18 +12,18 @@ from collections.abc import Callable, Sequence
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.context import WorkerContext
-from activities.contracts import names
-from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
-from activities.contracts.rollouts import EngineTarget
-from activities.hosting.heartbeat import heartbeats
-from activities.scoring.algorithms import Algorithm, CreditError, Reference, Render, build
-from activities.scoring.algorithms.custom import load_function
-from activities.scoring.reference_check import check_references
-from activities.scoring.references import ReferenceLost, References
-from configs.algorithm import AlgorithmConfig, CustomConfig, OpsdConfig, teacher_of
-from configs.reference import FrozenModelConfig, ModelReference
-from configs.run import RunConfig
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+from ratchet.activities.contracts.rollouts import EngineTarget
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.runtime.heartbeat import heartbeats
+from ratchet.activities.scoring.algorithms import Algorithm, CreditError, Reference, Render, build
+from ratchet.activities.scoring.algorithms.custom import load_function
+from ratchet.activities.scoring.reference_check import check_references
+from ratchet.activities.scoring.references import ReferenceLost, References
+from ratchet.configs.algorithm import AlgorithmConfig, CustomConfig, OpsdConfig, teacher_of
+from ratchet.configs.reference import FrozenModelConfig, ModelReference
+from ratchet.configs.run import RunConfig
 
 
 def engine_lost(error: ReferenceLost) -> ApplicationError:

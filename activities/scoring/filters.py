@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
-from configs.filters import (
+from ratchet.configs.filters import (
     FilterConfig,
     GibberishConfig,
     RepetitionConfig,

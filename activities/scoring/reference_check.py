@@ -8,19 +8,19 @@ import asyncio
 import difflib
 from typing import Any
 
-from activities.contracts.checks import CheckProblem
-from activities.scoring.algorithms.base import CreditError
-from activities.scoring.references import (
+from ratchet.activities.contracts.checks import CheckProblem
+from ratchet.activities.scoring.algorithms.base import CreditError
+from ratchet.activities.scoring.references import (
     Endpoint,
     ReferenceLost,
     References,
     key_of,
     read_json,
 )
-from configs.algorithm import AlgorithmConfig, demo_tokens_of, source_of, teacher_of
-from configs.model import DEFAULT_POLICY
-from configs.reference import DEFAULT_KEY_VAR, FrozenModelConfig
-from configs.run import RunConfig
+from ratchet.configs.algorithm import AlgorithmConfig, demo_tokens_of, source_of, teacher_of
+from ratchet.configs.model import DEFAULT_POLICY
+from ratchet.configs.reference import DEFAULT_KEY_VAR, FrozenModelConfig
+from ratchet.configs.run import RunConfig
 
 LIMIT_S = 45.0
 """For all that one model is asked."""
@@ -146,7 +146,7 @@ async def _check_vocabulary(
 def _policy_tokenizer(config: RunConfig) -> Any:
     """The policy's tokenizer, or None if it cannot be had on this machine."""
     if config.model.name == DEFAULT_POLICY:
-        from activities.training.tokenizer import build_tokenizer
+        from ratchet.activities.training.tokenizer import build_tokenizer
 
         return build_tokenizer(config.trainer.seq_len)
     from renderers.base import load_tokenizer

@@ -24,8 +24,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from activities.scoring.algorithms.base import CreditError
-from configs.reference import DEFAULT_KEY_VAR, HIDDEN, FrozenModelConfig
+from ratchet.activities.scoring.algorithms.base import CreditError
+from ratchet.configs.reference import DEFAULT_KEY_VAR, HIDDEN, FrozenModelConfig
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from activities.scoring.batches import BatchGroup, BatchRollout, solve_rates, stop_shares
+from ratchet.activities.scoring.batches import BatchGroup, BatchRollout, solve_rates, stop_shares
 
 AGGREGATE = "agg"
 """The scope of all envs together; no env may have this name."""

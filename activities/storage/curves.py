@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from activities.storage import keys
-from activities.storage.store import ArtifactStore, CorruptArtifact, StoreUnavailable
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, StoreUnavailable
 
 CHUNK_STEPS = 100
 

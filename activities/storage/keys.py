@@ -4,7 +4,7 @@
 trained, so that all attempts of a run share theirs.
 """
 
-from activities.contracts import names
+from ratchet.activities.contracts import names
 
 
 def run_folder(run: str) -> str:

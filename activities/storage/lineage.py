@@ -4,8 +4,8 @@ Invariant: what a run shows of its past is its own records, and those of each so
 at which it was left. An attempt begins after its source, so that lineages have no cycles.
 """
 
-from activities.storage import keys
-from activities.storage.store import ArtifactStore
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import ArtifactStore
 
 
 def segments(store: ArtifactStore, run_id: str) -> list[tuple[str, int | None]]:

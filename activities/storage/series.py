@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from activities.storage import keys
-from activities.storage.store import ArtifactStore
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import ArtifactStore
 
 CHUNK_SAMPLES = 360
 

@@ -33,7 +33,7 @@ from typing import Any
 
 import fsspec
 
-from activities.storage.refs import ArtifactRef
+from ratchet.activities.contracts.refs import ArtifactRef
 
 MARKER = ".commit"
 MANIFEST = "manifest.json"

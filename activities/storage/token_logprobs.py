@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from activities.storage.batch import Sample
+from ratchet.activities.storage.batch import Sample
 
 if TYPE_CHECKING:
     import numpy as np

@@ -18,17 +18,16 @@ import json
 import os
 import shutil
 import signal
-import sys
 from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
-from activities.context import WorkerContext, attempt_token
-from activities.contracts import names
-from activities.contracts.checks import CheckInput, CheckResult
-from activities.contracts.training import (
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.checks import CheckInput, CheckResult
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.training import (
     CheckpointResult,
     LoadTrainerInput,
     LoadTrainerResult,
@@ -38,14 +37,14 @@ from activities.contracts.training import (
     TrainStepInput,
     TrainStepResult,
 )
-from activities.hosting.heartbeat import heartbeats
-from activities.hosting.orphans import as_parent
-from activities.hosting.scratch import working_folder
-from activities.storage import keys
-from activities.storage.refs import ArtifactRef
-from activities.storage.token_logprobs import SCHEMA_VERSION as TOKEN_LOGPROBS_SCHEMA
-from activities.training import check, fencing, retention
-from activities.training.client import (
+from ratchet.activities.runtime.children import as_parent, module_command
+from ratchet.activities.runtime.context import WorkerContext, attempt_token
+from ratchet.activities.runtime.heartbeat import heartbeats
+from ratchet.activities.runtime.scratch import working_folder
+from ratchet.activities.storage import fencing, keys, retention
+from ratchet.activities.storage.token_logprobs import SCHEMA_VERSION as TOKEN_LOGPROBS_SCHEMA
+from ratchet.activities.training import check
+from ratchet.activities.training.client import (
     DiskFailed,
     NonFinite,
     StateMismatch,
@@ -53,12 +52,11 @@ from activities.training.client import (
     TrainerFailed,
     TrainerGone,
 )
-from activities.training.policy import digest, recipe_of
-from activities.training.trainer import STATE_FILE
-from configs.model import DEFAULT_POLICY
-from configs.run import RunConfig
+from ratchet.activities.training.policy import digest, recipe_of
+from ratchet.activities.training.trainer import STATE_FILE
+from ratchet.configs.model import DEFAULT_POLICY
+from ratchet.configs.run import RunConfig
 
-ROOT = Path(__file__).resolve().parents[2]
 RUN_STATE_FILE = "run_state.json"
 CHECKPOINT_PARTS = 3
 """A checkpoint is about this many times its weights: weights and two moments."""
@@ -147,12 +145,12 @@ class TrainerActivities:
         }
         (scratch / "order.json").write_text(json.dumps(order))
         errors = scratch / "errors.log"
-        argv = [sys.executable, "-m", "activities.training.prepare"]
+        argv = module_command("ratchet.activities.training.prepare")
         argv += ["--order", str(scratch / "order.json"), "--out", str(out)]
         with errors.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *argv,
-                cwd=ROOT,
+                cwd=scratch,
                 env={**os.environ, "TQDM_DISABLE": "1", **as_parent()},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

@@ -21,10 +21,10 @@ from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from activities.storage.batch import Sample
-from activities.training.attention import Layout, layout
-from activities.training.loss import MemberCounts
-from activities.training.packing import TOKENS, Cost, grid
+from ratchet.activities.storage.batch import Sample
+from ratchet.activities.training.attention import Layout, layout
+from ratchet.activities.training.loss import MemberCounts
+from ratchet.activities.training.packing import TOKENS, Cost, grid
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,13 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from activities.contracts.checks import CheckProblem
-from activities.envs import datasets
-from activities.training.custom_loss import module_file
-from activities.training.policy import Recipe
-from activities.training.tokenizer import IM_END, IM_START
-from configs.model import DEFAULT_POLICY
-from configs.run import RunConfig
+from ratchet.activities.contracts.checks import CheckProblem
+from ratchet.activities.envs import datasets
+from ratchet.activities.training.custom_loss import module_file
+from ratchet.activities.training.policy import Recipe
+from ratchet.activities.training.tokenizer import IM_END, IM_START
+from ratchet.configs.model import DEFAULT_POLICY
+from ratchet.configs.run import RunConfig
 
 HUB_TIMEOUT_S = 8.0
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")

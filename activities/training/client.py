@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from activities.storage.store import FutureArtifact
+from ratchet.activities.storage.store import FutureArtifact
 
 LINE_LIMIT = 4 * 2**20
 """Longest line of the protocol, in bytes."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from configs.trainer import CustomLossConfig
+from ratchet.configs.trainer import CustomLossConfig
 
 
 def module_file(config: CustomLossConfig) -> Path | None:

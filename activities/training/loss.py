@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from configs.trainer import CustomLossConfig, DefaultLossConfig, IpoLossConfig
+from ratchet.configs.trainer import CustomLossConfig, DefaultLossConfig, IpoLossConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from activities.storage.batch import Sample
-    from activities.training.attention import Layout
-    from activities.training.batching import MicroBatch
+    from ratchet.activities.storage.batch import Sample
+    from ratchet.activities.training.attention import Layout
+    from ratchet.activities.training.batching import MicroBatch
 
 CANARY_FILE = "canary.json"
 
@@ -119,7 +119,7 @@ def rescore(
     """
     import torch
 
-    from activities.training.batching import micro_batches
+    from ratchet.activities.training.batching import micro_batches
 
     result: list[list[float]] = [[] for _ in samples]
     with torch.no_grad():

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from configs.trainer import OptimizerConfig
+from ratchet.configs.trainer import OptimizerConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

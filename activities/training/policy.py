@@ -23,13 +23,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from activities.training.tokenizer import IM_END, PAD, VOCAB_SIZE, vocabulary
+from ratchet.activities.training.tokenizer import IM_END, PAD, VOCAB_SIZE, vocabulary
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
-    from activities.envs.datasets import Message
+    from ratchet.activities.envs.datasets import Message
 
 SCHEMA = 1
 """Raised whenever code that shapes the weights changes."""
@@ -195,7 +195,7 @@ class _Supervised:
         """
         import torch
 
-        from activities.training.model import token_scores
+        from ratchet.activities.training.model import token_scores
 
         token_ids, learn = _supervised_batch(self._tokenizer, conversations)
         logprobs, _ = token_scores(self._model, token_ids, torch.ones(len(conversations), 1))

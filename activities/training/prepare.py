@@ -1,10 +1,11 @@
-"""Makes the weights of version 0: `python -m activities.training.prepare --order FILE --out DIR`.
+"""Makes the weights of version 0.
 
-The order is JSON: {name, env, seed, dtype}, and may have `recipe`: what of the default policy's
-recipe is to be otherwise. Progress goes to standard output, one JSON line a
-report: {"progress": text}. Whatever the source, the result is an untied model in Hugging Face
-layout with tokenizer, canary and `policy.json` ({parameters, origin}). A model that cannot be
-loaded ends the process with code 2 and {"problem": text}.
+`python -m ratchet.activities.training.prepare --order FILE --out DIR`. The order is JSON: {name,
+env, seed, dtype}, and may have `recipe`: what of the default policy's recipe is to be otherwise.
+Progress goes to standard output, one JSON line a report: {"progress": text}. Whatever the source,
+the result is an untied model in Hugging Face layout with tokenizer, canary and `policy.json`
+({parameters, origin}). A model that cannot be loaded ends the process with code 2 and {"problem":
+text}.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from activities.hosting.orphans import end_with_parent
-from activities.training.policy import Recipe, build_model, digest, recipe_of, warm_start
-from activities.training.tokenizer import build_tokenizer
-from configs.model import DEFAULT_POLICY
+from ratchet.activities.runtime.children import end_with_parent
+from ratchet.activities.training.policy import Recipe, build_model, digest, recipe_of, warm_start
+from ratchet.activities.training.tokenizer import build_tokenizer
+from ratchet.configs.model import DEFAULT_POLICY
 
 POLICY_FILE = "policy.json"
 PROBLEM = 2
@@ -33,7 +34,7 @@ def make_default(recipe: Recipe, env: str, seed: int) -> tuple[Any, Any]:
     """Model and tokenizer of the default policy, warm-started."""
     import torch
 
-    from activities.envs import datasets
+    from ratchet.activities.envs import datasets
 
     torch.set_num_threads(recipe.threads)
     model = build_model(recipe, seed)
@@ -53,7 +54,7 @@ def load_given(name: str, dtype: str) -> tuple[Any, Any]:
     """Model and tokenizer of a folder or hub name; ends the process where there is none."""
     from transformers import AutoTokenizer
 
-    from activities.training.model import load_model
+    from ratchet.activities.training.model import load_model
 
     try:
         return load_model(name, dtype), AutoTokenizer.from_pretrained(name)
@@ -72,7 +73,7 @@ def main() -> None:
     order = json.loads(options.order.read_text())
     import torch
 
-    from activities.training.model import export, parameter_count
+    from ratchet.activities.training.model import export, parameter_count
 
     if order["name"] == DEFAULT_POLICY:
         recipe = replace(recipe_of(order["env"]), **order.get("recipe", {}))

@@ -1,4 +1,4 @@
-"""The trainer process: `python -m activities.training.process --socket PATH`.
+"""The trainer process: `python -m ratchet.activities.training.process --socket PATH`.
 
 Holds policy and optimizer between steps and serves the operations of `client.TrainerClient` on a
 Unix socket: ping, load, step, save, shutdown. Operations run one after another in one thread of
@@ -21,10 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from activities.storage.store import remedy
-from activities.training import determinism
-from activities.training.client import LINE_LIMIT, DiskFailed
-from activities.training.trainer import Trainer
+from ratchet.activities.storage.store import remedy
+from ratchet.activities.training import determinism
+from ratchet.activities.training.client import LINE_LIMIT, DiskFailed
+from ratchet.activities.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 

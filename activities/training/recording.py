@@ -8,13 +8,13 @@ but references and small records.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from activities.contracts import names
-from activities.storage import keys
-from activities.storage.lineage import segments
-from activities.storage.refs import ArtifactRef
-from activities.storage.store import ArtifactStore
-from activities.training.fencing import variants
-from activities.training.retention import number_of
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.fencing import variants
+from ratchet.activities.storage.lineage import segments
+from ratchet.activities.storage.retention import number_of
+from ratchet.activities.storage.store import ArtifactStore
 
 MOST_NAMED = 8
 

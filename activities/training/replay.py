@@ -1,6 +1,6 @@
 """Trains recorded batches again and compares what comes of them, bit for bit.
 
-    python -m activities.training.replay RUN [--from STEP] [--to STEP] [--store URL]
+    python -m ratchet.activities.training.replay RUN [--from STEP] [--to STEP] [--store URL]
 
 A trainer process takes the path that it takes in a run: it loads a checkpoint (or version 0), then
 trains each batch by the revision of the config that trained it. After each step the exported
@@ -35,13 +35,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from activities.context import WorkerContext
-from activities.contracts.hosting import HostInput
-from activities.hosting.process import ServerProcess, describe_exit
-from activities.storage.refs import ArtifactRef
-from activities.storage.store import CorruptArtifact, StoreUnavailable
-from activities.training.bits import WEIGHTS, Difference, first_difference
-from activities.training.client import (
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.hosting.process import ServerProcess, describe_exit
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage.store import CorruptArtifact, StoreUnavailable
+from ratchet.activities.training.bits import WEIGHTS, Difference, first_difference
+from ratchet.activities.training.client import (
     DiskFailed,
     Loaded,
     NonFinite,
@@ -49,10 +49,11 @@ from activities.training.client import (
     TrainerFailed,
     TrainerGone,
 )
-from activities.training.recording import NotReplayable, Plan, RecordedStep, plan
-from activities.training.server import process_spec
-from activities.training.trainer import OPTIMIZER_FILE, STATE_FILE
-from configs.run import RunConfig
+from ratchet.activities.training.recording import NotReplayable, Plan, RecordedStep, plan
+from ratchet.activities.training.server import process_spec
+from ratchet.activities.training.trainer import OPTIMIZER_FILE, STATE_FILE
+from ratchet.configs.home import home_folder
+from ratchet.configs.run import RunConfig
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
 EXPECTED = (
@@ -265,7 +266,7 @@ def _compare(ours: Path, theirs: Path, patterns: list[str]) -> Difference | None
 
 def default_store() -> str:
     """The store of the stack that RATCHET_STORE or RATCHET_HOME names."""
-    home = Path(os.environ.get("RATCHET_HOME") or ".ratchet").absolute()
+    home = home_folder()
     return os.environ.get("RATCHET_STORE") or f"file://{home}/store"
 
 

@@ -1,20 +1,15 @@
 """The rl component of the loss that [trainer.loss] names.
 
-`activities/EXTENDING.md` says how to add one.
+`docs/extending.md` says how to add one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from activities.training.custom_loss import load_function
-from activities.training.loss import LossInputs, LossTerms, custom_terms, rl_terms
-from configs.trainer import (
-    CustomLossConfig,
-    DefaultLossConfig,
-    IpoLossConfig,
-    LossConfig,
-)
+from ratchet.activities.training.custom_loss import load_function
+from ratchet.activities.training.loss import LossInputs, LossTerms, custom_terms, rl_terms
+from ratchet.configs.trainer import CustomLossConfig, DefaultLossConfig, IpoLossConfig, LossConfig
 
 Spans = Sequence[tuple[int, int, int]]
 """Where the sequences of a micro-batch lie: (row, start, stop)."""

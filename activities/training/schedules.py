@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from configs.trainer import SchedulerConfig
+from ratchet.configs.trainer import SchedulerConfig
 
 VANISHING = 1e-8
 """Share of the rate that stands for 0 at the ends of a line, where a rate of 0 would do nothing."""

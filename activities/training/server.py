@@ -3,18 +3,17 @@
 import asyncio
 import hashlib
 import secrets
-import sys
 import tempfile
 from pathlib import Path
 
-from activities.context import WorkerContext
-from activities.contracts.hosting import HostInput
-from activities.hosting.spec import ServerSpec
-from activities.training.client import TrainerClient, TrainerFailed, TrainerGone
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.runtime.children import module_command
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.training.client import TrainerClient, TrainerFailed, TrainerGone
 
 SOCKET_PATH_LIMIT = 107
 """Most bytes of a Unix socket's path on Linux (sun_path, without the final NUL)."""
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def socket_path(home: Path, host: HostInput, epoch: int) -> Path:
@@ -46,12 +45,12 @@ def process_spec(home: Path, host: HostInput, epoch: int, *, deterministic: bool
             return False
         return True
 
-    argv = [sys.executable, "-m", "activities.training.process", "--socket", str(path)]
+    argv = module_command("ratchet.activities.training.process", "--socket", str(path))
     return ServerSpec(
         name=f"trainer {host.index}",
         argv=[*argv, "--deterministic"] if deterministic else argv,
         address=f"unix://{path}",
-        cwd=ROOT,
+        cwd=path.parent,
         probe=probe,
         # It only ever loads folders of the store.
         env={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"},

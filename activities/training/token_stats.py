@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from activities.training.loss import members
+from ratchet.activities.training.loss import members
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from activities.storage.batch import Sample
-    from activities.training.batching import MicroBatch
-    from activities.training.loss import LossInputs, LossTerms
+    from ratchet.activities.storage.batch import Sample
+    from ratchet.activities.training.batching import MicroBatch
+    from ratchet.activities.training.loss import LossInputs, LossTerms
 
 STATISTICS = ("mean", "median", "std", "min", "max")
 

@@ -20,18 +20,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from activities.storage.batch import Sample, decode_batch
-from activities.storage.store import require_schema
-from activities.storage.token_logprobs import encode_token_logprobs
-from activities.training import attention, determinism, rl_loss
-from activities.training.batching import member_counts, micro_batches
-from activities.training.client import NonFinite, StateMismatch
-from activities.training.loss import LossInputs, MemberCounts, mismatch_kl, total_loss
-from activities.training.model import CANARY_FILE, export, load_model, score_batch
-from activities.training.optimizers import Optimizer
-from activities.training.schedules import learning_rate
-from activities.training.token_stats import TokenStats, env_masks, measured
-from configs.run import RunConfig
+from ratchet.activities.storage.batch import Sample, decode_batch
+from ratchet.activities.storage.store import require_schema
+from ratchet.activities.storage.token_logprobs import encode_token_logprobs
+from ratchet.activities.training import attention, determinism, rl_loss
+from ratchet.activities.training.batching import member_counts, micro_batches
+from ratchet.activities.training.client import NonFinite, StateMismatch
+from ratchet.activities.training.loss import LossInputs, MemberCounts, mismatch_kl, total_loss
+from ratchet.activities.training.model import CANARY_FILE, export, load_model, score_batch
+from ratchet.activities.training.optimizers import Optimizer
+from ratchet.activities.training.schedules import learning_rate
+from ratchet.activities.training.token_stats import TokenStats, env_masks, measured
+from ratchet.configs.run import RunConfig
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,6 +1,6 @@
 """The official Python client and command line of Ratchet's API.
 
-from api.client import Ratchet
+from ratchet.api.client import Ratchet
 
 with Ratchet() as client:
     run = client.runs.create({"name": "reverse", "train": {"env": [{"id": "reverse-text"}]}})
@@ -8,9 +8,9 @@ with Ratchet() as client:
         print(event.message)
 """
 
-from api.client.client import Ratchet, Runs
-from api.client.errors import RatchetError, Refused, Unreachable
-from api.client.pages import Page
-from api.client.streams import EventStream
+from ratchet.api.client.client import Ratchet, Runs
+from ratchet.api.client.errors import RatchetError, Refused, Unreachable
+from ratchet.api.client.pages import Page
+from ratchet.api.client.streams import EventStream
 
 __all__ = ["EventStream", "Page", "Ratchet", "RatchetError", "Refused", "Runs", "Unreachable"]

@@ -1,6 +1,6 @@
-"""`python -m api.client`: the `ratchet` command."""
+"""`python -m ratchet.api.client`: the `ratchet` command."""
 
-from api.client.cli import app
+from ratchet.api.client.cli import app
 
 if __name__ == "__main__":
     app(prog_name="ratchet")

@@ -1,6 +1,6 @@
 """The `ratchet` command: runs over the API, for people and, with `--json`, for programs.
 
-Here is what starts and steers runs; what only looks is in `api.client.looking`.
+Here is what starts and steers runs; what only looks is in `ratchet.api.client.cli_read`.
 
 What is asked for goes to standard output, everything else to standard error. Exit status: 0 done;
 1 the request was refused, or the run that was followed did not succeed; 2 wrong usage; 3 the API
@@ -14,12 +14,12 @@ from typing import Annotated, Any
 
 import typer
 
-from api.client import looking, printing
-from api.client.assignments import nested, one_line, pairs
-from api.client.client import Ratchet, as_json
-from api.client.options import Json, Metadata, RunId, asking, usable
-from api.models import ResolvedConfig, Run
-from configs.load import load
+from ratchet.api.client import cli_read, printing
+from ratchet.api.client.assignments import nested, one_line, pairs
+from ratchet.api.client.client import Ratchet, as_json
+from ratchet.api.client.options import Json, Metadata, RunId, asking, usable
+from ratchet.api.schemas.models import ResolvedConfig, Run
+from ratchet.configs.load import load
 
 EPILOG = (
     "Exit status: 0 done; 1 refused, or the run that was followed failed or was cancelled; 2 wrong "
@@ -76,7 +76,7 @@ def _started(client: Ratchet, run: Run, *, follow: bool, as_json_: bool) -> None
         where = f"{client.address}{run.links.self}"
         printing.console().print(f"{run.id} is {run.status}  {where}", soft_wrap=True)
     if follow:
-        looking.watch_to_end(client, run, from_start=True, as_json_=as_json_)
+        cli_read.watch_to_end(client, run, from_start=True, as_json_=as_json_)
 
 
 def _told(run: Run, *, as_json_: bool, what: str = "") -> None:
@@ -150,9 +150,9 @@ def fork(
 # -- looking ----------------------------------------------------------------------------------
 
 
-for name, command in looking.OF_RUNS.items():
+for name, command in cli_read.OF_RUNS.items():
     runs.command(name)(command)
-for name, command in looking.OF_MACHINES.items():
+for name, command in cli_read.OF_MACHINES.items():
     app.command(name)(command)
 
 
@@ -183,7 +183,7 @@ def resume(
         if not follow:
             _told(run, as_json_=as_json_, what=f"attempt {run.attempt}" if run.attempt > 1 else "")
             return
-        looking.watch_to_end(client, run, from_start=False, as_json_=as_json_)
+        cli_read.watch_to_end(client, run, from_start=False, as_json_=as_json_)
 
 
 @runs.command()

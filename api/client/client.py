@@ -11,11 +11,18 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
-from api.client.pages import Page, page_of
-from api.client.streams import SILENCE_S, EventStream
-from api.client.transport import IDEMPOTENCY, Transport, default_address
-from api.models import EvalRecord, GaugeSample, Health, LagSample, ResolvedConfig, Run
-from api.resources import (
+from ratchet.api.client.pages import Page, page_of
+from ratchet.api.client.streams import SILENCE_S, EventStream
+from ratchet.api.client.transport import IDEMPOTENCY, Transport, default_address
+from ratchet.api.schemas.models import (
+    EvalRecord,
+    GaugeSample,
+    Health,
+    LagSample,
+    ResolvedConfig,
+    Run,
+)
+from ratchet.api.schemas.resources import (
     Batch,
     Checkpoint,
     Engine,
@@ -27,8 +34,8 @@ from api.resources import (
     RunConfigView,
     WorkerItem,
 )
-from configs.run import RunConfig
-from workflows.messages import RunStatus
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol.messages import RunStatus
 
 Config = RunConfig | Mapping[str, Any]
 Role = Literal["orchestrator", "rollout", "trainer", "inference", "env"]

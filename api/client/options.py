@@ -9,13 +9,13 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from api.client import printing
-from api.client.assignments import one_line
-from api.client.client import Ratchet, as_json
-from api.client.errors import RatchetError, Refused, Unreachable
-from api.client.pages import Page
-from api.problems import field_errors, invalid_config
-from configs.load import ConfigError
+from ratchet.api.client import printing
+from ratchet.api.client.assignments import one_line
+from ratchet.api.client.client import Ratchet, as_json
+from ratchet.api.client.errors import RatchetError, Refused, Unreachable
+from ratchet.api.client.pages import Page
+from ratchet.api.http.problems import field_errors, invalid_config
+from ratchet.configs.load import ConfigError
 
 Made = TypeVar("Made")
 

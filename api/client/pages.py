@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import Field
 
-from api.client.transport import Transport
-from api.models import ListOf
+from ratchet.api.client.transport import Transport
+from ratchet.api.schemas.models import ListOf
 
 Item = TypeVar("Item")
 

@@ -14,8 +14,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from api.models import EvalRecord, ResolvedConfig, Run
-from api.resources import (
+from ratchet.api.schemas.models import EvalRecord, ResolvedConfig, Run
+from ratchet.api.schemas.resources import (
     Batch,
     Checkpoint,
     Engine,

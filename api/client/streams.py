@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx
 
-from api.client.errors import Refused, Unreachable, refusal, why_lost
-from api.client.transport import Transport, backoff_s
-from api.models import ENDED, ListOf, Run
-from api.resources import Event
+from ratchet.api.client.errors import Refused, Unreachable, refusal, why_lost
+from ratchet.api.client.transport import Transport, backoff_s
+from ratchet.api.schemas.models import ENDED, ListOf, Run
+from ratchet.api.schemas.resources import Event
 
 MEDIA = "text/event-stream"
 LATEST = "latest"

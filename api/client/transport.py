@@ -11,17 +11,16 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from api.client.errors import SHORT_WAIT_S, Unreachable, refusal, why_lost
+from ratchet.api.client.errors import SHORT_WAIT_S, Unreachable, refusal, why_lost
+from ratchet.configs.home import home_folder
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8080"
-ROOT = Path(__file__).resolve().parents[2]
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CONNECT_S = 5.0
 IDEMPOTENCY = "Idempotency-Key"
@@ -36,7 +35,7 @@ def default_address(env: Mapping[str, str] = os.environ) -> str:
     """
     if given := env.get("RATCHET_API"):
         return given
-    record = Path(env.get("RATCHET_HOME") or ROOT / ".ratchet") / "stack.json"
+    record = home_folder(env) / "stack.json"
     if not record.is_file():
         return DEFAULT_ADDRESS
     told = json.loads(record.read_text())

@@ -20,10 +20,12 @@ from typing import Any
 
 from rich.console import Console
 
-from configs.load import load
-from worker import teacher
-from worker.demo import Outcome, Refused, carry_out, wants_teacher
-from worker.stack import ROOT, Stack, StackError, home_folder
+from ratchet.configs.home import home_folder
+from ratchet.configs.load import load
+from ratchet.worker import teacher
+from ratchet.worker.demo import Outcome, Refused, carry_out, wants_teacher
+from ratchet.worker.stack import Stack, StackError
+from tests import ROOT
 
 SPAN = 3
 REWARD = "reward/all/mean"
@@ -106,7 +108,7 @@ def bench(names: Sequence[str], say: Callable[[str], None], console: Console) ->
     """Carries the examples out; raises StackError if stack or teacher do not start."""
     stack = Stack(home_folder())
     started_here = not stack.running()
-    configs = {name: load(ROOT / "configs" / f"{name}.toml", []) for name in names}
+    configs = {name: load(ROOT / "configs" / "examples" / f"{name}.toml", []) for name in names}
     found: dict[str, Any] = {}
     with contextlib.ExitStack() as held:
         wanted = any(wants_teacher(config) for config in configs.values())
@@ -130,7 +132,7 @@ def bench(names: Sequence[str], say: Callable[[str], None], console: Console) ->
 def main(arguments: Sequence[str]) -> int:
     """Entry point; returns the exit status."""
     console = Console(stderr=True)
-    files = {path.stem for path in Path(ROOT, "configs").glob("*.toml")}
+    files = {path.stem for path in Path(ROOT, "configs", "examples").glob("*.toml")}
     assert files == set(BARS), f"examples without a bar, or bars without one: {files ^ set(BARS)}"
     unknown = [name for name in arguments if name not in BARS]
     if unknown:

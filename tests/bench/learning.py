@@ -1,11 +1,12 @@
 """`make bench-learning`: whether the tiny policy learns reverse-text, on three seeds.
 
-Each of SEEDS (0 1 2) runs STEPS (40) steps of configs/reverse_text.toml on the whole real stack, in
-a home of its own. Afterwards every sampled token is scored once more with the weights of the
-version that sampled it. The last line of stdout is one JSON object: per seed the reward, mismatch
-KL and seconds of every step, the mean reward of the last five steps, the mean mismatch KL of the
-last three, and the largest difference of a rescored token. Exits with 1 unless every seed goes from
-at most 0.35 to at least 0.8, with a mismatch KL of at most 0.01 and a difference of at most 1e-4.
+Each of SEEDS (0 1 2) runs STEPS (40) steps of configs/examples/reverse_text.toml on the whole real
+stack, in a home of its own. Afterwards every sampled token is scored once more with the weights of
+the version that sampled it. The last line of stdout is one JSON object: per seed the reward,
+mismatch KL and seconds of every step, the mean reward of the last five steps, the mean mismatch KL
+of the last three, and the largest difference of a rescored token. Exits with 1 unless every seed
+goes from at most 0.35 to at least 0.8, with a mismatch KL of at most 0.01 and a difference of at
+most 1e-4.
 """
 
 import json
@@ -19,10 +20,11 @@ from typing import Any
 
 import httpx
 
-from activities.storage.store import ArtifactStore
-from configs.load import load
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.configs.load import load
+from ratchet.worker.stack import Stack
+from tests import ROOT
 from tests.e2e.rescoring import batch_samples, worst_difference
-from worker.stack import ROOT, Stack
 
 START_AT_MOST, END_AT_LEAST = 0.35, 0.8
 MISMATCH_KL_AT_MOST, DIFFERENCE_AT_MOST = 0.01, 1e-4
@@ -33,7 +35,7 @@ def one_seed(stack: Stack, api: str, seed: int, steps: int) -> dict[str, Any]:
     """One run: its curves, and what it came to."""
     kept = ["retention.weights=all", "retention.batches=all"]
     overrides = [f"seed={seed}", f"max_steps={steps}", *kept]
-    config = load(ROOT / "configs" / "reverse_text.toml", overrides)
+    config = load(ROOT / "configs" / "examples" / "reverse_text.toml", overrides)
     began = time.monotonic()
     with httpx.Client(base_url=api, timeout=60) as client:
         reply = client.post("/v1/runs", json=config.model_dump(mode="json"))

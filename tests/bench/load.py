@@ -27,10 +27,12 @@ from typing import Any
 
 import httpx
 
-from configs.load import load
+from ratchet.configs.home import home_folder
+from ratchet.configs.load import load
+from ratchet.worker.stack import Addresses, Stack
+from tests import ROOT
 from tests.bench.stage import finish, number
 from tests.bench.traffic import Load, Traffic
-from worker.stack import ROOT, Addresses, Stack, home_folder
 
 P99_AT_MOST_S = 0.5
 CPU_AT_MOST_MS = 3.0
@@ -108,7 +110,7 @@ def steps_at(where: Addresses, run: str) -> list[float]:
 def begin(where: Addresses) -> str:
     """Starts a run that outlasts the measuring, and waits until it is at work."""
     changes = ["max_steps=5000", "name=load"]
-    config = load(ROOT / "configs" / "reverse_text.toml", changes)
+    config = load(ROOT / "configs" / "examples" / "reverse_text.toml", changes)
     reply = httpx.post(f"{where.api}/v1/runs", json=config.model_dump(mode="json"), timeout=60)
     assert reply.status_code == 201, reply.text
     run = str(reply.json()["id"])

@@ -1,7 +1,7 @@
 """What every bench needs: a dev server on a file, one worker for all roles, and quick doubles.
 
-The server, the wire and the workflows are real; the server is started as `worker.stack` starts
-it. All roles share one task queue, so a worker may start what it scheduled without asking.
+The server, the wire and the workflows are real; the server is started as `ratchet.worker.stack`
+starts it. All roles share one task queue, so a worker may start what it scheduled without asking.
 """
 
 import asyncio
@@ -26,27 +26,27 @@ import psutil
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 
-from activities.contracts import names
-from activities.contracts.names import Queues
-from activities.contracts.rollouts import RunRolloutsInput, RunRolloutsResult
-from activities.contracts.training import (
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.rollouts import RunRolloutsInput, RunRolloutsResult
+from ratchet.activities.contracts.training import (
     SyncInput,
     SyncResult,
     TrainStepInput,
     TrainStepResult,
 )
-from activities.contracts.wire import WIRE
-from configs.load import validate
+from ratchet.activities.contracts.wire import WIRE
+from ratchet.configs.load import validate
+from ratchet.worker.compat import Worker
+from ratchet.worker.roles import STICKY_TIMEOUT
+from ratchet.worker.stack import DYNAMIC_CONFIG, SQLITE_PRAGMAS
+from ratchet.workflows.dispatch import Dispatch
+from ratchet.workflows.host import Host
+from ratchet.workflows.preflight import Preflight
+from ratchet.workflows.protocol.messages import SEARCH_ATTRIBUTES, RunInput
+from ratchet.workflows.training_run import TrainingRun
 from tests.bench.ledger import Ledger
 from tests.workflow.world import World
-from worker.compat import Worker
-from worker.roles import STICKY_TIMEOUT
-from worker.stack import DYNAMIC_CONFIG, SQLITE_PRAGMAS
-from workflows.dispatch import Dispatch
-from workflows.host import Host
-from workflows.messages import SEARCH_ATTRIBUTES, RunInput
-from workflows.preflight import Preflight
-from workflows.training_run import TrainingRun
 
 BEAT_EVERY_S = 4.0
 ANSWERS_WITHIN_S = 60.0

@@ -21,10 +21,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from ratchet.configs.home import home_folder
 from tests.chaos import disk, faults
 from tests.chaos.scenario import Plan, session
 from tests.chaos.schedule import every_kind, quick, soak
-from worker.stack import home_folder
 
 QUICK_SPACING_S = 13.0
 QUICK_CLEAN_STEPS = 5

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from activities.contracts import names
-from activities.contracts.training import PUSH_TRIES, push_label
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.training import PUSH_TRIES, push_label
+from ratchet.workflows.rules.sources import next_attempt, train_counter
 from tests.chaos.history import Activity, Evidence
-from workflows.sources import next_attempt, train_counter
 
 SHOWN = 5
 

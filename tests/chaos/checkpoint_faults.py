@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import cast
 
-from activities.storage import keys
-from activities.storage.store import MARKER
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import MARKER
 from tests.chaos.schedule import Spec
 from tests.chaos.targets import Role, gone
 from tests.chaos.world import TARGET_WITHIN_S, NotLanded, World, target, until_gone

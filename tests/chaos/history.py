@@ -15,7 +15,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import Client, WorkflowHandle
 
-from workflows.messages import MEMO_KEY
+from ratchet.workflows.protocol.messages import MEMO_KEY
 
 AT_ONCE = 4
 

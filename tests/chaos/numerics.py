@@ -12,9 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from activities.storage import keys
-from activities.storage.batch import Sample, decode_batch
-from activities.storage.store import ArtifactStore
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.batch import Sample, decode_batch
+from ratchet.activities.storage.store import ArtifactStore
 from tests.chaos.checker import Verdict
 from tests.e2e.rescoring import worst_difference
 
@@ -48,7 +48,7 @@ def batch_samples_of(store: ArtifactStore, run: str, step: int) -> list[Sample]:
 
 def replayed(store: ArtifactStore, run: str, last: int) -> Verdict:
     """Trains the recorded batches again and compares the weights of every version, as bytes."""
-    from activities.training.trainer import Trainer
+    from ratchet.activities.training.trainer import Trainer
 
     verdict = Verdict("replay of the batches gives the same weights, bit for bit")
     config = store.get_json(store.require(keys.config(run)))

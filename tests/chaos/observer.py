@@ -17,7 +17,7 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionRequest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from workflows.messages import MEMO_KEY
+from ratchet.workflows.protocol.messages import MEMO_KEY
 
 EVERY_S = 0.25
 ANSWERS_WITHIN_S = 2.0

@@ -18,18 +18,18 @@ from typing import Any
 import httpx
 from temporalio.client import Client
 
-from activities.contracts.wire import WIRE
-from activities.hosting import reaper
-from activities.storage.store import ArtifactStore
-from configs.load import load
+from ratchet.activities.contracts.wire import WIRE
+from ratchet.activities.hosting import reaper
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.configs.load import load
+from tests import ROOT
 from tests.chaos import checker, disk, faults, history, report, stored, targets
 from tests.chaos.observer import Look, Observer
 from tests.chaos.schedule import Planned
 from tests.chaos.supervisor import ChaosStack, Supervisor
 from tests.chaos.world import Witness, World, as_json
-from worker.stack import ROOT
 
-CONFIG = ROOT / "configs" / "reverse_text.toml"
+CONFIG = ROOT / "configs" / "examples" / "reverse_text.toml"
 OVERRIDES = (
     "name=chaos",
     "max_steps=1000000",

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterator
 
-from activities.storage import keys
-from activities.storage.batch import decode_batch
-from activities.storage.store import MARKER, ArtifactStore, CorruptArtifact
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.batch import decode_batch
+from ratchet.activities.storage.store import MARKER, ArtifactStore, CorruptArtifact
 from tests.chaos.checker import ServedRollout, Verdict, shipped
 from tests.chaos.history import Evidence
 

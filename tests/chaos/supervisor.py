@@ -9,8 +9,8 @@ import os
 import time
 from pathlib import Path
 
+from ratchet.worker.stack import Addresses, Stack, _answers
 from tests.chaos.proxy import Proxy
-from worker.stack import Addresses, Stack, _answers
 
 EVERY_S = 0.5
 REST_S = 2.0

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 
 import psutil
 
-from activities.hosting import keeper, reaper
-from worker.stack import Stack
+from ratchet.activities.hosting import keeper, reaper
+from ratchet.worker.stack import Stack
 
 Service = Literal[
     "api",

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 from temporalio.client import Client
 
-from activities.storage.store import ArtifactStore
+from ratchet.activities.storage.store import ArtifactStore
 from tests.chaos.disk import Disk
 from tests.chaos.schedule import Spec
 from tests.chaos.supervisor import ChaosStack

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from playwright import async_api as playwright
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 AXE = Path(__file__).parent / "vendor" / "axe-core" / "axe.min.js"
 DESKTOP = {"width": 1440, "height": 1000}
 PHONE = {"width": 390, "height": 844}
@@ -41,7 +42,7 @@ async def browsing() -> AsyncIterator[Any]:
 def serving(home: Path, temporal: str, queues: str) -> Iterator[str]:
     """The address of an API process whose state is in `home`."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "api", "--port", "0"],
+        [sys.executable, "-m", "ratchet.api", "--port", "0"],
         cwd=ROOT,
         env={
             **os.environ,

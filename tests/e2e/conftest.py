@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
+from ratchet.worker.stack import Stack
 from tests.e2e.engines import Served, engine
-from worker.stack import Stack
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import psutil
 
-from configs.load import load
-from worker.stack import ROOT, Addresses, Stack
+from ratchet.configs.load import load
+from ratchet.worker.stack import Addresses, Stack
+from tests import ROOT
 
 TEMPORAL = Path(sys.executable).parent / "temporal"
 ENDED = ("succeeded", "failed", "cancelled")
@@ -79,7 +80,7 @@ def cli_signal(where: Addresses, run_id: str, name: str, *arguments: str) -> Non
 
 def launch(where: Addresses, example: str, *overrides: str) -> str:
     """Starts the run of an example config with overrides; returns its id."""
-    config = load(ROOT / "configs" / f"{example}.toml", overrides)
+    config = load(ROOT / "configs" / "examples" / f"{example}.toml", overrides)
     reply = httpx.post(f"{where.api}/v1/runs", json=config.model_dump(mode="json"), timeout=60)
     assert reply.status_code == 201, reply.text
     return str(reply.json()["id"])

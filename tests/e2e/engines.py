@@ -11,15 +11,15 @@ from typing import Any
 import httpx
 from temporalio.testing import ActivityEnvironment
 
-from activities.context import WorkerContext
-from activities.contracts.hosting import HostInput
-from activities.contracts.training import SyncInput, SyncResult
-from activities.hosting.process import ServerProcess
-from activities.hosting.spec import ServerSpec
-from activities.inference.activities import InferenceActivities
-from activities.inference.engine import engine_spec
-from activities.storage import keys
-from activities.storage.refs import ArtifactRef
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.training import SyncInput, SyncResult
+from ratchet.activities.hosting.process import ServerProcess
+from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.inference.activities import InferenceActivities
+from ratchet.activities.inference.engine import engine_spec
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage import keys
 from tests.e2e.policies import random_policy
 
 RUN = "engine-test"

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from worker.teacher import server_of, start
+from ratchet.worker.teacher import server_of, start
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from activities.training.tokenizer import build_tokenizer
+from ratchet.activities.training.tokenizer import build_tokenizer
 
 
 def random_policy(seed: int, seq_len: int, **changes: Any) -> tuple[Any, Any]:

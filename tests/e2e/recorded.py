@@ -12,13 +12,13 @@ from temporalio import workflow
 from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner
 
-from activities.contracts.names import Queues
-from activities.storage import curves, keys
-from activities.storage.series import CHUNK_SAMPLES, Series
-from activities.storage.store import ArtifactStore
-from configs.load import validate
-from worker.compat import Worker
-from workflows.messages import MEMO_KEY, TRAINING_RUN, RunInput
+from ratchet.activities.contracts.names import Queues
+from ratchet.activities.storage import curves, keys
+from ratchet.activities.storage.series import CHUNK_SAMPLES, Series
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.configs.load import validate
+from ratchet.worker.compat import Worker
+from ratchet.workflows.protocol.messages import MEMO_KEY, TRAINING_RUN, RunInput
 
 STEP_S = 9.0
 STEPS_TOLD = 250

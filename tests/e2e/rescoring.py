@@ -1,9 +1,9 @@
 """What the engines sampled, scored once more with the weights of each token's own version."""
 
-from activities.storage import keys
-from activities.storage.batch import Sample, decode_batch
-from activities.storage.store import ArtifactStore
-from activities.training.model import load_model, rescore
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.batch import Sample, decode_batch
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.activities.training.model import load_model, rescore
 
 
 def batch_samples(store: ArtifactStore, run_id: str, steps: int) -> list[Sample]:

@@ -21,25 +21,19 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from activities.envs.loading import process_env
-from activities.envs.probe import probe as probe_env
-from activities.storage import keys
-from activities.storage.store import ArtifactStore
-from tests.e2e.driving import (
-    ENDED,
-    cli_signal,
-    get,
-    launch,
-    processes_of,
-    wait_until,
-)
-from worker import teacher
-from worker.stack import ROOT, Addresses, Stack
+from ratchet.activities.envs.loading import process_env
+from ratchet.activities.envs.probe import probe as probe_env
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.worker import teacher
+from ratchet.worker.stack import Addresses, Stack
+from tests import ROOT
+from tests.e2e.driving import ENDED, cli_signal, get, launch, processes_of, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600), pytest.mark.stack]
 
 STEPS = 3
-SERVER = "activities.envs.server"
+SERVER = "ratchet.activities.envs.server"
 
 
 @dataclass(frozen=True)

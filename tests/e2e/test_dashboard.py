@@ -21,16 +21,16 @@ from playwright.async_api import expect
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner
 
-from activities.contracts.names import Queues
-from activities.contracts.wire import WIRE
-from activities.storage.store import ArtifactStore
-from api.keys import digest
+from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.wire import WIRE
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.api.http.keys import digest
+from ratchet.worker.compat import Worker
+from ratchet.worker.stack import Stack
 from tests.e2e import recorded
 from tests.e2e.browsing import DESKTOP, PHONE, ROOT, browsing, reading, serving
 from tests.unit.api.conftest import temporal_binary
 from tests.unit.api.standin import Preflight, TrainingRun
-from worker.compat import Worker
-from worker.stack import Stack
 
 pytestmark = [
     pytest.mark.e2e,
@@ -567,7 +567,7 @@ async def test_a_live_run_from_launch_to_fork(stack: Stack) -> None:
         page.set_default_timeout(240_000)
 
         await reader.open("#/launch", '="launch"')
-        text = (ROOT / "configs" / "reverse_text.toml").read_text()
+        text = (ROOT / "configs" / "examples" / "reverse_text.toml").read_text()
         await page.get_by_label("Language of the text").select_option("toml")
         await page.get_by_label("Config as text").fill(text)
         await page.locator(".verdict .fine").wait_for()

@@ -15,12 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
-from activities.contracts.names import attempt_id
-from activities.storage import keys
-from activities.storage.batch import decode_batch
-from activities.storage.store import ArtifactStore
+from ratchet.activities.contracts.names import attempt_id
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.batch import decode_batch
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.worker.stack import Addresses, Stack
+from tests import ROOT
 from tests.e2e.driving import ENDED, get, kill_server, launch, processes_of, wait_until
-from worker.stack import ROOT, Addresses, Stack
 
 pytestmark = [
     pytest.mark.e2e,
@@ -29,7 +30,7 @@ pytestmark = [
     pytest.mark.stack,
 ]
 
-TRAINER = "activities.training.process"
+TRAINER = "ratchet.activities.training.process"
 STEPS = 12
 FORKED_TO = 11
 
@@ -52,7 +53,7 @@ def until_status(where: Addresses, run_id: str, status: str) -> Any:
 def replay(stack: Stack, run_id: str) -> Any:
     """What the replay tool says of a run, from version 0 to its last step."""
     store = f"file://{stack.home}/store"
-    command = [sys.executable, "-m", "activities.training.replay", run_id, "--store", store]
+    command = [sys.executable, "-m", "ratchet.activities.training.replay", run_id, "--store", store]
     done = subprocess.run(
         [*command, "--from", "0"], cwd=ROOT, capture_output=True, text=True, timeout=300
     )

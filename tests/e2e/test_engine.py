@@ -13,7 +13,7 @@ import httpx
 import pytest
 from temporalio.exceptions import ApplicationError
 
-from activities.contracts import names
+from ratchet.activities.contracts import names
 from tests.e2e.engines import CANARY_TEXT, Served
 
 pytestmark = [

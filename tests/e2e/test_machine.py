@@ -22,13 +22,13 @@ import httpx
 import psutil
 import pytest
 
-from activities.hosting import reaper
-from activities.storage import keys
-from activities.storage.batch import decode_batch
-from activities.storage.store import ArtifactStore
+from ratchet.activities.hosting import reaper
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.batch import decode_batch
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.worker.settings import ROLES
+from ratchet.worker.stack import Addresses, Stack
 from tests.e2e.driving import ENDED, ENGINE, get, launch, processes_of, wait_until
-from worker.settings import ROLES
-from worker.stack import Addresses, Stack
 
 pytestmark = [
     pytest.mark.e2e,
@@ -48,8 +48,8 @@ PARTS = {
     **{f"{role} worker": f"-m worker --roles {role}" for role in ROLES},
     "keeper": "hosting/keeper.py",
     "engine": ENGINE,
-    "env server": "activities.envs.server",
-    "trainer": "activities.training.process",
+    "env server": "ratchet.activities.envs.server",
+    "trainer": "ratchet.activities.training.process",
 }
 """What the command line of each part of the machine has."""
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ratchet.worker.stack import Addresses, Stack
 from tests.e2e.driving import ENDED, get, launch, wait_until
 from tests.fuzzing import ENDS, fuzz, undone
-from worker.stack import Addresses, Stack
 
 pytestmark = [
     pytest.mark.e2e,

@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 from temporalio.testing import ActivityEnvironment
 
-from activities.context import WorkerContext
-from activities.contracts.checks import CheckInput
-from activities.contracts.hosting import HostInput
-from activities.contracts.rollouts import (
+from ratchet.activities.contracts.checks import CheckInput
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.contracts.rollouts import (
     EngineTarget,
     FinalizeGroupInput,
     GroupWork,
     RunRolloutsInput,
 )
-from activities.envs.host import env_spec
-from activities.hosting.process import ServerProcess
-from activities.rollouts.activities import RolloutActivities
-from activities.scoring.algorithms.base import CreditError
-from activities.scoring.check import AlgorithmActivities
-from activities.scoring.references import ReferenceLost, References
-from activities.storage import keys
-from configs.load import validate
-from configs.reference import FrozenModelConfig
+from ratchet.activities.envs.host import env_spec
+from ratchet.activities.hosting.process import ServerProcess
+from ratchet.activities.rollouts.activities import RolloutActivities
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.scoring.algorithms.base import CreditError
+from ratchet.activities.scoring.check import AlgorithmActivities
+from ratchet.activities.scoring.references import ReferenceLost, References
+from ratchet.activities.storage import keys
+from ratchet.configs.load import validate
+from ratchet.configs.reference import FrozenModelConfig
 from tests.e2e.frozen import frozen_model
 from tests.e2e.policies import random_policy
 

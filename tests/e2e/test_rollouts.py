@@ -16,10 +16,9 @@ import pytest_asyncio
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from activities.context import WorkerContext
-from activities.contracts import names
-from activities.contracts.hosting import HostInput
-from activities.contracts.rollouts import (
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.contracts.rollouts import (
     EngineTarget,
     FinalizeEvalInput,
     FinalizeGroupInput,
@@ -29,13 +28,14 @@ from activities.contracts.rollouts import (
     RunRolloutsInput,
     ShipBatchInput,
 )
-from activities.envs.host import env_spec
-from activities.hosting import keeper, reaper
-from activities.rollouts.activities import RolloutActivities
-from activities.storage import keys, series
-from activities.storage.batch import decode_batch
-from activities.training.tokenizer import IM_END, vocabulary
-from configs.run import RunConfig
+from ratchet.activities.envs.host import env_spec
+from ratchet.activities.hosting import keeper, reaper
+from ratchet.activities.rollouts.activities import RolloutActivities
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage import keys, series
+from ratchet.activities.storage.batch import decode_batch
+from ratchet.activities.training.tokenizer import IM_END, vocabulary
+from ratchet.configs.run import RunConfig
 from tests.e2e.engines import SEQ_LEN, Policy, Served
 
 pytestmark = [

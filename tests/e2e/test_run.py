@@ -20,8 +20,10 @@ import pytest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 
-from activities.contracts.wire import WIRE
-from activities.storage.store import ArtifactStore
+from ratchet.activities.contracts.wire import WIRE
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.worker.stack import GRACE_S, Addresses, Stack
+from tests import ROOT
 from tests.e2e.driving import (
     ENDED,
     ENGINE,
@@ -34,14 +36,13 @@ from tests.e2e.driving import (
     wait_until,
 )
 from tests.e2e.rescoring import batch_samples, worst_difference
-from worker.stack import GRACE_S, ROOT, Addresses, Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.stack]
 
 STEPS = 12
 SERVERS = {
-    "env": "activities.envs.server",
-    "trainer": "activities.training.process",
+    "env": "ratchet.activities.envs.server",
+    "trainer": "ratchet.activities.training.process",
     "engine": ENGINE,
 }
 
@@ -160,7 +161,7 @@ def test_down_leaves_no_process_and_no_port(stack: Stack) -> None:
 
 def test_interrupted_demo_leaves_nothing(stack: Stack, tmp_path: Path) -> None:
     demo = subprocess.Popen(
-        [sys.executable, "-m", "worker.demo", "configs/reverse_text.toml"],
+        [sys.executable, "-m", "ratchet.worker.demo", "configs/examples/reverse_text.toml"],
         cwd=ROOT,
         # With the store of before the demo finds its policy there.
         env={

@@ -15,23 +15,23 @@ import pytest
 import torch
 from temporalio.testing import ActivityEnvironment
 
-from activities.context import WorkerContext
-from activities.contracts.checks import CheckInput, CheckResult
-from activities.envs.check import EnvActivities
-from activities.scoring import filters
-from activities.scoring.algorithms import RolloutView, before_filters, build, lay_out
-from activities.scoring.check import check_algorithms
-from activities.storage.batch import encode_batch
-from activities.training.check import check_model
-from activities.training.model import export
-from activities.training.policy import build_model
-from activities.training.tokenizer import build_tokenizer
-from activities.training.trainer import Trainer
-from configs.load import parse, validate
-from tests.unit.training.conftest import SMALL, make_batch
+from ratchet.activities.contracts.checks import CheckInput, CheckResult
+from ratchet.activities.envs.check import EnvActivities
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.scoring import filters
+from ratchet.activities.scoring.algorithms import RolloutView, before_filters, build, lay_out
+from ratchet.activities.scoring.check import check_algorithms
+from ratchet.activities.storage.batch import encode_batch
+from ratchet.activities.training.check import check_model
+from ratchet.activities.training.model import export
+from ratchet.activities.training.policy import build_model
+from ratchet.activities.training.tokenizer import build_tokenizer
+from ratchet.activities.training.trainer import Trainer
+from ratchet.configs.load import parse, validate
+from tests import ROOT
+from tests.unit.activities.training.conftest import SMALL, make_batch
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "activities" / "EXTENDING.md").read_text()
+PAGE = (ROOT / "docs" / "extending.md").read_text()
 SECTIONS = dict(part.split("\n", 1) for part in PAGE.split("\n## How to add ")[1:])
 USERS_FOLDER = "/home/me/code"
 LONGEST = 40
@@ -83,8 +83,9 @@ def _apply(diff: str, root: Path) -> None:
 
 def _built_in(section: str, root: Path) -> None:
     """Puts what the section ships into a copy of Ratchet."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "ratchet", root / "ratchet", ignore=ignore, symlinks=True)
     for room in ("configs", "activities"):
-        ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / room, root / room, ignore=ignore)
     for path, text in _modules(section).items():
         if "/" in path:
@@ -145,8 +146,8 @@ def test_built_in_algorithm(tmp_path: Path) -> None:
     _built_in("an algorithm", tmp_path)
     script = """
 import asyncio, json
-from activities.scoring.algorithms import RolloutView, before_filters, build
-from configs.load import ConfigError, validate
+from ratchet.activities.scoring.algorithms import RolloutView, before_filters, build
+from ratchet.configs.load import ConfigError, validate
 data = {"max_steps": 1, "algo": {"type": "median"}, "train": {"env": [{"id": "e"}]}}
 config = validate(data)
 views = [RolloutView(i, reward, 1) for i, reward in enumerate([0.0, 0.25, 1.0])]
@@ -168,8 +169,8 @@ def test_built_in_filter(tmp_path: Path) -> None:
     _built_in("a filter", tmp_path)
     script = """
 import json, sys
-from activities.scoring.filters import judge
-from configs.load import validate
+from ratchet.activities.scoring.filters import judge
+from ratchet.configs.load import validate
 slot = validate(json.loads(sys.argv[1])).filters.pre_batch
 found = []
 for mask in ([False, True, False], [False, True, True]):
@@ -201,10 +202,10 @@ def test_built_in_env(tmp_path: Path) -> None:
 import asyncio, json, sys
 from pathlib import Path
 from temporalio.testing import ActivityEnvironment
-from activities.context import WorkerContext
-from activities.contracts.checks import CheckInput
-from activities.envs.check import EnvActivities
-from activities.envs.datasets import SHIPPED, demonstrations
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.contracts.checks import CheckInput
+from ratchet.activities.envs.check import EnvActivities
+from ratchet.activities.envs.datasets import SHIPPED, demonstrations
 ctx = WorkerContext(home=Path("home"), store_url="store", own_queue="q")
 given = CheckInput({"max_steps": 1, "train": {"env": [{"id": "spell"}, {"id": "spel"}]}})
 found = asyncio.run(ActivityEnvironment().run(EnvActivities(ctx).check_envs, given))
@@ -244,9 +245,9 @@ def test_built_in_loss(tmp_path: Path) -> None:
     script = """
 import json
 import torch
-from activities.training.loss import LossInputs
-from activities.training.rl_loss import build
-from configs.load import validate
+from ratchet.activities.training.loss import LossInputs
+from ratchet.activities.training.rl_loss import build
+from ratchet.configs.load import validate
 loss = {"type": "reinforce"}
 data = {"max_steps": 1, "train": {"env": [{"id": "e"}]}, "trainer": {"loss": loss}}
 t = torch.tensor([[-1.0, -2.0, -3.0]], requires_grad=True)

@@ -13,16 +13,16 @@ from temporalio import activity
 from temporalio.client import WorkflowFailureError, WorkflowHandle, WorkflowUpdateFailedError
 from temporalio.exceptions import ApplicationError
 
-from activities.contracts import names
-from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
-from activities.contracts.hosting import ENGINE_LOAD, EngineLoad
-from activities.contracts.names import attempt_id
-from activities.contracts.training import RestoreInput
-from configs.load import validate
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+from ratchet.activities.contracts.hosting import ENGINE_LOAD, EngineLoad
+from ratchet.activities.contracts.names import attempt_id
+from ratchet.activities.contracts.training import RestoreInput
+from ratchet.configs.load import validate
+from ratchet.workflows.dispatch import SIGN_OF_LIFE
+from ratchet.workflows.protocol.messages import PREFLIGHT, TRAINING_RUN, PreflightInput, RunInput
 from tests.workflow.running import config, memo, until
 from tests.workflow.world import World
-from workflows.dispatch import SIGN_OF_LIFE
-from workflows.messages import PREFLIGHT, TRAINING_RUN, PreflightInput, RunInput
 
 TEXT = {"id": "reverse-text"}
 RETRY = {"id": "reverse-retry", "group_size": 4}

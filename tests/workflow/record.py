@@ -29,13 +29,13 @@ from temporalio.client import Client, WorkflowHistory
 from temporalio.runtime import LoggingConfig, Runtime, TelemetryConfig, TelemetryFilter
 from temporalio.testing import WorkflowEnvironment
 
-from activities.contracts.names import Queues
-from activities.contracts.wire import WIRE
+from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.wire import WIRE
+from ratchet.worker.client import register_search_attributes
+from ratchet.worker.stack import DYNAMIC_CONFIG
+from ratchet.workflows.protocol.messages import DISPATCH, HOST, PREFLIGHT, TRAINING_RUN
 from tests.workflow.kinds import KINDS, Handle, Kind, Stage
 from tests.workflow.running import worker
-from worker.client import register_search_attributes
-from worker.stack import DYNAMIC_CONFIG
-from workflows.messages import DISPATCH, HOST, PREFLIGHT, TRAINING_RUN
 
 HISTORIES = Path(__file__).parent / "histories"
 WORKFLOW_TYPES = (TRAINING_RUN, DISPATCH, HOST, PREFLIGHT)

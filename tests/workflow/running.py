@@ -10,16 +10,16 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.contracts.names import Queues
-from configs.load import validate
+from ratchet.activities.contracts.names import Queues
+from ratchet.configs.load import validate
+from ratchet.worker.compat import Worker
+from ratchet.worker.roles import HEARTBEATS_AT_LEAST_EVERY
+from ratchet.workflows.dispatch import Dispatch
+from ratchet.workflows.host import Host
+from ratchet.workflows.preflight import Preflight
+from ratchet.workflows.protocol.messages import MEMO_KEY, RunInput
+from ratchet.workflows.training_run import TrainingRun
 from tests.workflow.world import World
-from worker.compat import Worker
-from worker.roles import HEARTBEATS_AT_LEAST_EVERY
-from workflows.dispatch import Dispatch
-from workflows.host import Host
-from workflows.messages import MEMO_KEY, RunInput
-from workflows.preflight import Preflight
-from workflows.training_run import TrainingRun
 
 WITHIN_S = 180.0
 """How long anything may take that must happen: only a machine that stands still takes longer."""
@@ -27,8 +27,8 @@ BEATS: dict[str, Any] = {
     "max_heartbeat_throttle_interval": HEARTBEATS_AT_LEAST_EVERY,
     "default_heartbeat_throttle_interval": HEARTBEATS_AT_LEAST_EVERY,
 }
-"""As in `worker.roles`: by default the SDK holds heartbeats back for 0.8 of their time-out, so that
-a moment without a core would lose every server.
+"""As in `ratchet.worker.roles`: by default the SDK holds heartbeats back for 0.8 of their time-out,
+so that a moment without a core would lose every server.
 """
 
 

@@ -1,4 +1,4 @@
-"""`python -m api` as a process: its start, its end, and a kill in the middle of a run."""
+"""`python -m ratchet.api` as a process: its start, its end, and a kill in the middle of a run."""
 
 import asyncio
 import contextlib
@@ -18,12 +18,11 @@ import pytest
 import pytest_asyncio
 from temporalio.testing import WorkflowEnvironment
 
+from tests import ROOT
 from tests.unit.api.conftest import config, temporal_binary
 from tests.workflow.running import WITHIN_S
 
 pytestmark = pytest.mark.timeout(600)
-
-ROOT = Path(__file__).parents[2]
 
 
 def environment(home: Path, address: str) -> dict[str, str]:
@@ -41,7 +40,7 @@ def environment(home: Path, address: str) -> dict[str, str]:
 def serving(env: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process and its address, read from its first line."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "api", "--port", "0"],
+        [sys.executable, "-m", "ratchet.api", "--port", "0"],
         cwd=ROOT,
         env=env,
         stdout=subprocess.PIPE,
@@ -143,7 +142,7 @@ async def test_a_stream_of_events_survives_a_killed_api(address: str, tmp_path: 
 
 def test_a_public_address_without_keys_is_one_clear_line(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "api", "--port", "0", "--host", "0.0.0.0"],
+        [sys.executable, "-m", "ratchet.api", "--port", "0", "--host", "0.0.0.0"],
         cwd=ROOT,
         env=environment(tmp_path, "127.0.0.1:1"),
         capture_output=True,
@@ -151,14 +150,14 @@ def test_a_public_address_without_keys_is_one_clear_line(tmp_path: Path) -> None
         timeout=WITHIN_S,
     )
     assert done.returncode == 1
-    assert done.stderr.count("\n") == 1 and "python -m api.keys" in done.stderr
+    assert done.stderr.count("\n") == 1 and "python -m ratchet.api.http.keys" in done.stderr
 
 
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = subprocess.run(
-            [sys.executable, "-m", "api", "--port", str(port)],
+            [sys.executable, "-m", "ratchet.api", "--port", str(port)],
             cwd=ROOT,
             env=environment(tmp_path, "127.0.0.1:1"),
             capture_output=True,
@@ -173,7 +172,7 @@ def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
 def test_a_bad_setting_is_one_clear_line(tmp_path: Path) -> None:
     env = {**environment(tmp_path, "127.0.0.1:1"), "RATCHET_PREFLIGHT_TIMEOUT_S": "soon"}
     done = subprocess.run(
-        [sys.executable, "-m", "api", "--port", "0"],
+        [sys.executable, "-m", "ratchet.api", "--port", "0"],
         cwd=ROOT,
         env=env,
         capture_output=True,

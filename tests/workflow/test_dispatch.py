@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowUpdateFailedError
 
-from activities.contracts.hosting import ENGINE_LOAD, EngineLoad
+from ratchet.activities.contracts.hosting import ENGINE_LOAD, EngineLoad
 from tests.workflow.running import (
     WITHIN_S,
     change,

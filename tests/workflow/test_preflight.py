@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from temporalio.client import Client
 
-from activities.context import WorkerContext
-from activities.contracts.checks import CheckResult
-from activities.contracts.names import Queues
-from activities.scoring.check import AlgorithmActivities
-from configs.load import validate
+from ratchet.activities.contracts.checks import CheckResult
+from ratchet.activities.contracts.names import Queues
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.scoring.check import AlgorithmActivities
+from ratchet.configs.load import validate
+from ratchet.worker.compat import Worker
+from ratchet.workflows.preflight import Preflight
+from ratchet.workflows.protocol.messages import PREFLIGHT, PreflightInput
 from tests.workflow.world import World
-from worker.compat import Worker
-from workflows.messages import PREFLIGHT, PreflightInput
-from workflows.preflight import Preflight
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 

@@ -13,14 +13,13 @@ from temporalio import workflow
 from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 
-from activities.contracts.checks import CheckResult
-from activities.contracts.rollouts import EngineTarget, GroupResult, GroupWork
-from activities.contracts.wire import WIRE
-from tests.workflow.kinds import KINDS
-from tests.workflow.record import HISTORIES, WORKFLOW_TYPES, missing, read, started
-from workflows.dispatch import Dispatch
-from workflows.host import Host
-from workflows.messages import (
+from ratchet.activities.contracts.checks import CheckResult
+from ratchet.activities.contracts.rollouts import EngineTarget, GroupResult, GroupWork
+from ratchet.activities.contracts.wire import WIRE
+from ratchet.workflows.dispatch import Dispatch
+from ratchet.workflows.host import Host
+from ratchet.workflows.preflight import Preflight
+from ratchet.workflows.protocol.messages import (
     DISPATCH,
     HOST,
     PREFLIGHT,
@@ -30,8 +29,9 @@ from workflows.messages import (
     PreflightInput,
     RunInput,
 )
-from workflows.preflight import Preflight
-from workflows.training_run import TrainingRun
+from ratchet.workflows.training_run import TrainingRun
+from tests.workflow.kinds import KINDS
+from tests.workflow.record import HISTORIES, WORKFLOW_TYPES, missing, read, started
 
 FILES = sorted(HISTORIES.glob("*/*.json.gz"))
 CLOSING = ("COMPLETED", "FAILED", "CANCELED", "TERMINATED", "CONTINUED_AS_NEW")

@@ -9,19 +9,19 @@ import httpx
 import pytest
 from temporalio.client import Client
 
-from worker.settings import ROLES
-from worker.stack import ROOT
+from ratchet.worker.settings import ROLES
+from tests import ROOT
 
 # The stack gives each of its processes two minutes.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 
 def stack(home: Path, address: str, command: str) -> str:
-    """`python -m worker.stack COMMAND` with TEMPORAL_ADDRESS set; returns what it printed."""
+    """`python -m ratchet.worker.stack COMMAND` at TEMPORAL_ADDRESS; returns what it printed."""
     env = {**os.environ, "RATCHET_HOME": str(home), "TEMPORAL_ADDRESS": address}
     env["RATCHET_QUEUE_PREFIX"] = "other-stack"
     done = subprocess.run(
-        [sys.executable, "-m", "worker.stack", command],
+        [sys.executable, "-m", "ratchet.worker.stack", command],
         env=env,
         cwd=ROOT,
         capture_output=True,

@@ -9,8 +9,8 @@ from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.workflowservice.v1 import SignalWorkflowExecutionRequest
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 
-from activities.contracts.checks import CheckProblem
-from activities.contracts.names import Queues
+from ratchet.activities.contracts.checks import CheckProblem
+from ratchet.activities.contracts.names import Queues
 from tests.workflow.running import (
     check_exactly_once,
     config,

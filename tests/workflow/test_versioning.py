@@ -35,20 +35,13 @@ from temporalio.common import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from activities.contracts.names import Queues
-from tests.workflow.running import (
-    BEATS,
-    WITHIN_S,
-    check_exactly_once,
-    settled,
-    start,
-    until,
-)
+from ratchet.activities.contracts.names import Queues
+from ratchet.worker.compat import Worker
+from ratchet.worker.settings import Deployment
+from ratchet.worker.versioning import interceptors_of, make_first_current, options_of, workflows_of
+from tests import ROOT
+from tests.workflow.running import BEATS, WITHIN_S, check_exactly_once, settled, start, until
 from tests.workflow.world import World
-from worker.compat import Worker
-from worker.settings import Deployment
-from worker.stack import ROOT
-from worker.versioning import interceptors_of, make_first_current, options_of, workflows_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
@@ -79,7 +72,7 @@ async def world_of(client: Client) -> AsyncIterator[World]:
 
 
 def build(world: World, deployment: Deployment) -> Worker:
-    """The orchestrator worker of one build, as `worker.roles` makes it but for its activities."""
+    """The orchestrator worker of one build, as `ratchet.worker.roles` has it but for activities."""
     return Worker(
         world.client,
         task_queue=world.queues.orchestrator,
@@ -239,7 +232,7 @@ async def test_worker_process_with_a_build_id_makes_the_first_build_current(
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     worker = subprocess.Popen(
-        [sys.executable, "-m", "worker", "--roles", "orchestrator"],
+        [sys.executable, "-m", "ratchet.worker", "--roles", "orchestrator"],
         cwd=ROOT,
         env={
             **os.environ,

@@ -15,11 +15,12 @@ from temporalio import activity
 from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
-from activities.contracts import names
-from activities.contracts.checks import CheckInput, CheckProblem, CheckResult
-from activities.contracts.hosting import DescribeInput, HostInput, HostReport
-from activities.contracts.names import Queues
-from activities.contracts.rollouts import (
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+from ratchet.activities.contracts.hosting import DescribeInput, HostInput, HostReport
+from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.rollouts import (
     BatchResult,
     EvalResult,
     FinalizeEvalInput,
@@ -30,7 +31,7 @@ from activities.contracts.rollouts import (
     RunRolloutsResult,
     ShipBatchInput,
 )
-from activities.contracts.training import (
+from ratchet.activities.contracts.training import (
     CheckpointResult,
     LoadTrainerInput,
     LoadTrainerResult,
@@ -46,8 +47,7 @@ from activities.contracts.training import (
     TrainStepInput,
     TrainStepResult,
 )
-from activities.hosting.liveness import LivenessActivities
-from activities.storage.refs import ArtifactRef
+from ratchet.activities.hosting.liveness import LivenessActivities
 
 
 def ref(key: str) -> ArtifactRef:
@@ -389,6 +389,6 @@ class World:
 
     def activities(self) -> list[Any]:
         """All doubles."""
-        from worker.roles import activities_of
+        from ratchet.worker.roles import activities_of
 
         return activities_of(self)

@@ -1,6 +1,7 @@
 """Copies of runs' curves in TensorBoard, Weights & Biases and trackio, beside training.
 
-`python -m worker.mirrors --to tensorboard=DIR --to wandb=PROJECT --to trackio=PROJECT`. Invariants:
+`python -m ratchet.worker.mirrors --to tensorboard=DIR --to wandb=PROJECT --to trackio=PROJECT`.
+Invariants:
 
 - Mirrors only read, over the REST API; no other part of Ratchet knows of them or waits for them.
 - Each target has a process of its own, which may be killed at any moment.

@@ -1,4 +1,4 @@
-"""`python -m worker.mirrors`: a process per target, and one that starts them again if they end.
+"""`python -m ratchet.worker.mirrors`: a process per target, and one that restarts them.
 
 A target's process ends itself if nothing got done for too long, since what hangs in other people's
 code can only be killed, and if its starter is gone. Both are safe at any moment.
@@ -17,11 +17,12 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from api.client import Ratchet
-from worker.mirrors.forward import Forwarder
-from worker.mirrors.state import States
-from worker.mirrors.targets import target_of
-from worker.stack import home_folder
+from ratchet.activities.runtime.children import module_command
+from ratchet.api.client import Ratchet
+from ratchet.configs.home import home_folder
+from ratchet.worker.mirrors.forward import Forwarder
+from ratchet.worker.mirrors.state import States
+from ratchet.worker.mirrors.targets import target_of
 
 STUCK_S = 600.0
 """A target that takes this long over a batch hangs."""
@@ -30,7 +31,7 @@ AGAIN_S, MOST_AGAIN_S = 1.0, 60.0
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(prog="python -m worker.mirrors", description=__doc__)
+    made = argparse.ArgumentParser(prog="python -m ratchet.worker.mirrors", description=__doc__)
     made.add_argument(
         "--to",
         action="append",
@@ -84,7 +85,7 @@ def forward(given: argparse.Namespace) -> None:
 
 
 def _command(given: argparse.Namespace, spec: str) -> list[str]:
-    command = [sys.executable, "-m", "worker.mirrors", "--to", spec, "--run", *given.run]
+    command = module_command("ratchet.worker.mirrors", "--to", spec, "--run", *given.run)
     for name in ("api", "every", "state"):
         if (value := getattr(given, name)) is not None:
             command += [f"--{name}", str(value)]

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from activities.contracts.names import attempt_id
-from api.client import Ratchet, RatchetError
-from api.models import ENDED, EvalRecord, Run
-from api.resources import MetricsRow
-from worker.mirrors.state import Record, Sent, States
-from worker.mirrors.targets import Target
+from ratchet.activities.contracts.names import attempt_id
+from ratchet.api.client import Ratchet, RatchetError
+from ratchet.api.schemas.models import ENDED, EvalRecord, Run
+from ratchet.api.schemas.resources import MetricsRow
+from ratchet.worker.mirrors.state import Record, Sent, States
+from ratchet.worker.mirrors.targets import Target
 
 BATCH = 100
 """Most steps sent at once."""

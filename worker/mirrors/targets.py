@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from worker.mirrors.state import Record
+from ratchet.worker.mirrors.state import Record
 
 MADE_BY_US = ".ratchet"
 

@@ -2,5 +2,5 @@
 
 This folder is on an env server's import path, so that verifiers resolves 'reverse-text' to the
 top-level module `reverse_text`. Nothing here may import a worker-side room but
-`activities.envs.datasets`.
+`ratchet.activities.envs.datasets`.
 """

@@ -12,7 +12,7 @@ import httpx
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 
-from activities.envs.shipped import ratchet_compat
+from ratchet.activities.envs.shipped import ratchet_compat
 
 ratchet_compat.apply()
 

@@ -12,7 +12,7 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-from activities.envs.datasets import (
+from ratchet.activities.envs.datasets import (
     reverse_retry_hint,
     reverse_text_prompt,
     reverse_text_reply,

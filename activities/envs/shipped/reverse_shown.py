@@ -7,8 +7,16 @@ from collections.abc import Iterator
 
 import verifiers.v1 as vf
 
-from activities.envs.datasets import reverse_text_prompt, reverse_text_reply, reverse_text_words
-from activities.envs.shipped.reverse_text import ReverseTextConfig, ReverseTextData, ReverseTextTask
+from ratchet.activities.envs.datasets import (
+    reverse_text_prompt,
+    reverse_text_reply,
+    reverse_text_words,
+)
+from ratchet.activities.envs.shipped.reverse_text import (
+    ReverseTextConfig,
+    ReverseTextData,
+    ReverseTextTask,
+)
 
 
 class ReverseShownData(ReverseTextData):

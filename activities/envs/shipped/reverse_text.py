@@ -11,7 +11,11 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-from activities.envs.datasets import reverse_text_prompt, reverse_text_reply, reverse_text_words
+from ratchet.activities.envs.datasets import (
+    reverse_text_prompt,
+    reverse_text_reply,
+    reverse_text_words,
+)
 
 
 class ReverseTextData(vf.TaskData):

@@ -3,7 +3,7 @@
 One module and one class each; `build` makes the one that a config section names.
 """
 
-from activities.scoring.algorithms.base import (
+from ratchet.activities.scoring.algorithms.base import (
     Advantage,
     Algorithm,
     Credit,
@@ -13,24 +13,24 @@ from activities.scoring.algorithms.base import (
     RolloutView,
     TraceView,
 )
-from activities.scoring.algorithms.custom import Custom
-from activities.scoring.algorithms.driver import (
+from ratchet.activities.scoring.algorithms.custom import Custom
+from ratchet.activities.scoring.algorithms.driver import (
     after_filters,
     before_filters,
     broadcast,
     lay_out,
     view,
 )
-from activities.scoring.algorithms.echo import Echo
-from activities.scoring.algorithms.grpo import Grpo
-from activities.scoring.algorithms.hierarchical_grpo import HierarchicalGrpo
-from activities.scoring.algorithms.max_rl import MaxRl
-from activities.scoring.algorithms.opd import Opd
-from activities.scoring.algorithms.opsd import Opsd
-from activities.scoring.algorithms.rae import Rae
-from activities.scoring.algorithms.reward import Reward
-from activities.scoring.algorithms.sft import Sft
-from configs.algorithm import (
+from ratchet.activities.scoring.algorithms.echo import Echo
+from ratchet.activities.scoring.algorithms.grpo import Grpo
+from ratchet.activities.scoring.algorithms.hierarchical_grpo import HierarchicalGrpo
+from ratchet.activities.scoring.algorithms.max_rl import MaxRl
+from ratchet.activities.scoring.algorithms.opd import Opd
+from ratchet.activities.scoring.algorithms.opsd import Opsd
+from ratchet.activities.scoring.algorithms.rae import Rae
+from ratchet.activities.scoring.algorithms.reward import Reward
+from ratchet.activities.scoring.algorithms.sft import Sft
+from ratchet.configs.algorithm import (
     AlgorithmConfig,
     CustomConfig,
     EchoConfig,
@@ -87,8 +87,8 @@ def build(
 ) -> Algorithm:
     """The algorithm of a config section. `seq_len`: longest training sample in tokens.
 
-    `reference` is the model that `configs.algorithm.teacher_of` names, and must be there if it
-    names one; `render` turns messages into the policy's prompts, and must be there for 'opsd'.
+    `reference` is the model that `ratchet.configs.algorithm.teacher_of` names, and must be there if
+    it names one; `render` turns messages into the policy's prompts, and must be there for 'opsd'.
     Raises CreditError if a user's function cannot be had.
     """
     match config:

@@ -2,7 +2,7 @@
 
 Each scoring hook waits for more than the one before: `score_rollout` for one rollout,
 `score_group` for all that its group will have, `score_survivors` for the filters. A hook returns
-credit, or None to leave what is there; what a later one says replaces it. `activities/EXTENDING.md`
+credit, or None to leave what is there; what a later one says replaces it. `docs/extending.md`
 says how to add an algorithm.
 
 Invariant: algorithms hold no state. What one must remember between groups comes in as a snapshot

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from activities.scoring.algorithms.base import (
+from ratchet.activities.scoring.algorithms.base import (
     Advantage,
     Algorithm,
     Credit,
@@ -27,7 +27,7 @@ from activities.scoring.algorithms.base import (
     RolloutView,
     credits_of,
 )
-from configs.algorithm import CustomConfig
+from ratchet.configs.algorithm import CustomConfig
 
 
 def _import_from(folder: str, module: str) -> ModuleType:

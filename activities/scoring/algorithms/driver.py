@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from itertools import islice
 from typing import Any
 
-from activities.scoring.algorithms.base import (
+from ratchet.activities.scoring.algorithms.base import (
     Advantage,
     Algorithm,
     Credit,

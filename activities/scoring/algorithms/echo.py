@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from activities.scoring.algorithms.base import Credit, CreditError, RolloutView
-from activities.scoring.algorithms.grpo import Grpo
-from activities.scoring.algorithms.streams import routed
-from configs.algorithm import EchoConfig
+from ratchet.activities.scoring.algorithms.base import Credit, CreditError, RolloutView
+from ratchet.activities.scoring.algorithms.grpo import Grpo
+from ratchet.activities.scoring.algorithms.streams import routed
+from ratchet.configs.algorithm import EchoConfig
 
 
 class Echo(Grpo):

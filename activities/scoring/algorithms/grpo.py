@@ -6,10 +6,10 @@ in Dr. GRPO (arXiv:2503.20783).
 
 from collections.abc import Mapping, Sequence
 
-from activities.scoring.algorithms import length
-from activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, credits_of
-from activities.scoring.algorithms.exact import rationals, rounded
-from configs.algorithm import (
+from ratchet.activities.scoring.algorithms import length
+from ratchet.activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, credits_of
+from ratchet.activities.scoring.algorithms.exact import rationals, rounded
+from ratchet.configs.algorithm import (
     EchoConfig,
     GroupMaxPenaltyConfig,
     GrpoConfig,

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, per_agent
-from activities.scoring.algorithms.exact import mean
-from configs.algorithm import HierarchicalGrpoConfig
+from ratchet.activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, per_agent
+from ratchet.activities.scoring.algorithms.exact import mean
+from ratchet.configs.algorithm import HierarchicalGrpoConfig
 
 
 class HierarchicalGrpo(Algorithm):

@@ -7,7 +7,7 @@ them, as exact numbers; `mean` below is over the group.
 from collections.abc import Sequence
 from fractions import Fraction
 
-from activities.scoring.algorithms.exact import ONE, ZERO, mean
+from ratchet.activities.scoring.algorithms.exact import ONE, ZERO, mean
 
 
 def centred(values: Sequence[Fraction], weights: Sequence[int] | None = None) -> list[Fraction]:

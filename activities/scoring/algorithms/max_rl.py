@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, credits_of
-from activities.scoring.algorithms.exact import mean, rationals, rounded
+from ratchet.activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, credits_of
+from ratchet.activities.scoring.algorithms.exact import mean, rationals, rounded
 
 
 class MaxRl(Algorithm):

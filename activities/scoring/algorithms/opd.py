@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from activities.scoring.algorithms.base import Algorithm, Credit, Reference, RolloutView
-from activities.scoring.algorithms.streams import routed
-from activities.scoring.algorithms.teacher import Question, ref_logprobs
-from configs.algorithm import OpdConfig
+from ratchet.activities.scoring.algorithms.base import Algorithm, Credit, Reference, RolloutView
+from ratchet.activities.scoring.algorithms.streams import routed
+from ratchet.activities.scoring.algorithms.teacher import Question, ref_logprobs
+from ratchet.configs.algorithm import OpdConfig
 
 
 class Opd(Algorithm):

@@ -7,7 +7,7 @@ scores the very tokens that the policy sampled without it.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from activities.scoring.algorithms.base import (
+from ratchet.activities.scoring.algorithms.base import (
     Algorithm,
     Credit,
     CreditError,
@@ -15,9 +15,9 @@ from activities.scoring.algorithms.base import (
     Render,
     RolloutView,
 )
-from activities.scoring.algorithms.streams import routed
-from activities.scoring.algorithms.teacher import Question, ref_logprobs
-from configs.algorithm import OpsdConfig
+from ratchet.activities.scoring.algorithms.streams import routed
+from ratchet.activities.scoring.algorithms.teacher import Question, ref_logprobs
+from ratchet.configs.algorithm import OpsdConfig
 
 
 class Opsd(Algorithm):

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from activities.contracts.baselines import START, advance
-from activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, per_agent
-from configs.algorithm import RaeConfig
+from ratchet.activities.contracts.baselines import START, advance
+from ratchet.activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, per_agent
+from ratchet.configs.algorithm import RaeConfig
 
 
 class Rae(Algorithm):

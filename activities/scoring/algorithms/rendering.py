@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from activities.scoring.algorithms.base import Render
+from ratchet.activities.scoring.algorithms.base import Render
 
 
 def load_renderer(folder: str, config: Mapping[str, Any]) -> Render:

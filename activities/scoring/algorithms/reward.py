@@ -1,6 +1,6 @@
 """Plain policy gradient: the reward is the advantage, without a baseline."""
 
-from activities.scoring.algorithms.base import Algorithm, Credit, RolloutView
+from ratchet.activities.scoring.algorithms.base import Algorithm, Credit, RolloutView
 
 
 class Reward(Algorithm):

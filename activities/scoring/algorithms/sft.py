@@ -1,7 +1,7 @@
 """Supervised fine-tuning: the rollouts are another model's, and the policy learns to say them."""
 
-from activities.scoring.algorithms.base import Algorithm, Credit, RolloutView
-from activities.scoring.algorithms.streams import routed
+from ratchet.activities.scoring.algorithms.base import Algorithm, Credit, RolloutView
+from ratchet.activities.scoring.algorithms.streams import routed
 
 
 class Sft(Algorithm):

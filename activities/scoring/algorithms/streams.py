@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from activities.scoring.algorithms.base import Credit, RolloutView, Streams
+from ratchet.activities.scoring.algorithms.base import Credit, RolloutView, Streams
 
 Component = Literal["rl", "ce", "ref_kl"]
 

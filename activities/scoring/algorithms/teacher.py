@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from activities.scoring.algorithms.base import Credit, Reference
+from ratchet.activities.scoring.algorithms.base import Credit, Reference
 
 
 @dataclass(frozen=True)

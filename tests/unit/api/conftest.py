@@ -17,14 +17,14 @@ from temporalio.envconfig import ClientConnectConfig
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner
 
-from activities.contracts.names import Queues
-from activities.contracts.wire import WIRE
-from activities.storage import keys
-from activities.storage.store import ArtifactStore
-from api.app import create_app
-from api.settings import Settings
+from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.wire import WIRE
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.api.app import create_app
+from ratchet.api.settings import Settings
+from ratchet.worker.compat import Worker
 from tests.unit.api.standin import Preflight, TrainingRun
-from worker.compat import Worker
 
 WITHIN_S = 60.0
 """How long anything may take that must happen: only a machine that stands still takes longer."""

@@ -9,9 +9,9 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import ApplicationError
 
-from activities.contracts.checks import CheckProblem, CheckResult
-from activities.contracts.names import attempt_of
-from workflows.messages import (
+from ratchet.activities.contracts.checks import CheckProblem, CheckResult
+from ratchet.activities.contracts.names import attempt_of
+from ratchet.workflows.protocol.messages import (
     CHANGE_CONFIG,
     MEMO_KEY,
     PREFLIGHT,
@@ -19,7 +19,7 @@ from workflows.messages import (
     PreflightInput,
     RunInput,
 )
-from workflows.state import RunState
+from ratchet.workflows.protocol.state import RunState
 
 
 @workflow.defn(name=PREFLIGHT)

@@ -11,12 +11,12 @@ import pytest
 from fastapi.testclient import TestClient
 from temporalio.envconfig import ClientConnectConfig
 
-from activities.contracts.names import Queues
-from api.app import create_app
-from api.settings import Settings
+from ratchet.activities.contracts.names import Queues
+from ratchet.api.app import create_app
+from ratchet.api.settings import Settings
+from tests import ROOT
 from tests.unit.api.conftest import Served, config
 
-ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "vllm", "transformers", "verifiers", "pyarrow", "numpy")
 
 
@@ -99,7 +99,8 @@ def test_documented_example_bodies_are_valid(away: TestClient) -> None:
 @pytest.mark.alone
 def test_the_api_imports_nothing_heavy_and_starts_quickly() -> None:
     code = (
-        "import sys, api.__main__; from api.app import create_app; create_app().openapi();"
+        "import sys, ratchet.api.__main__; from ratchet.api.app import create_app; "
+        "create_app().openapi();"
         f"print([m for m in {HEAVY!r} if m in sys.modules])"
     )
     began = time.monotonic()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from activities.contracts import names
+from ratchet.activities.contracts import names
 from tests.chaos.history import Activity, Evidence, Signal
 
 RUN = "chaos-1"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from activities.contracts import names
+from ratchet.activities.contracts import names
 from tests.chaos import checker
 from tests.chaos.checker import ServedRollout, Verdict
 from tests.chaos.history import Evidence

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from activities.storage import keys
-from activities.storage.store import ArtifactStore
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import ArtifactStore
 from tests.chaos import disk, faults
 from tests.chaos.checkpoint_faults import inside, strike, uncommitted
 from tests.chaos.proxy import Proxy

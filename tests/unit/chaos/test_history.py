@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from temporalio.client import WorkflowHistory
 
-from activities.contracts import names
+from ratchet.activities.contracts import names
 from tests.chaos import checker, history, scenario
 from tests.workflow.record import HISTORIES, read, started
 

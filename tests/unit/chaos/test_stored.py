@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from activities.storage import keys
-from activities.storage.batch import Sample, encode_batch
-from activities.storage.store import MARKER, ArtifactStore
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.batch import Sample, encode_batch
+from ratchet.activities.storage.store import MARKER, ArtifactStore
 from tests.chaos import stored
 from tests.chaos.history import Evidence, references
 from tests.unit.chaos.evidence import RUN, STEPS, good_run

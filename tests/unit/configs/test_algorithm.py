@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from configs.algorithm import (
+from ratchet.configs.algorithm import (
     AlgorithmConfig,
     EchoConfig,
     EchoRoleConfig,
@@ -15,9 +15,9 @@ from configs.algorithm import (
     source_of,
     teacher_of,
 )
-from configs.load import ConfigError, dump_toml, load, parse, validate
-from configs.reference import FrozenModelConfig
-from configs.run import RunConfig
+from ratchet.configs.load import ConfigError, dump_toml, load, parse, validate
+from ratchet.configs.reference import FrozenModelConfig
+from ratchet.configs.run import RunConfig
 
 MINIMAL: dict[str, Any] = {"max_steps": 3, "train": {"env": [{"id": "reverse-text"}]}}
 FROZEN = {"name": "big", "base_url": "http://teacher:8000"}
@@ -132,7 +132,7 @@ def test_an_env_replaces_the_algorithm_of_its_run(tmp_path: Path) -> None:
 
 def test_defaults_and_the_example() -> None:
     assert validate(MINIMAL).algorithm("reverse-text") == GrpoConfig()
-    assert load("configs/max_rl.toml").algo == MaxRlConfig()
+    assert load("configs/examples/max_rl.toml").algo == MaxRlConfig()
     schema = RunConfig.model_json_schema()
     tags = schema["properties"]["algo"]["discriminator"]["mapping"]
     assert sorted(tags) == [

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from configs.curriculum import (
+from ratchet.configs.curriculum import (
     AdvantageRangeConfig,
     CurriculumConfig,
     DifficultyPoolConfig,
     StandardSamplerConfig,
 )
-from configs.load import ConfigError, dump_toml, parse, validate
-from configs.run import RunConfig
+from ratchet.configs.load import ConfigError, dump_toml, parse, validate
+from ratchet.configs.run import RunConfig
 
 PLACE = "/train/env/0/curriculum"
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from configs.load import ConfigError, dump_toml, load, parse, validate
+from ratchet.configs.load import ConfigError, dump_toml, load, parse, validate
 
 MINIMAL: dict[str, Any] = {"max_steps": 3, "train": {"env": [{"id": "reverse-text"}]}}
-EXAMPLES = sorted(Path("configs").glob("*.toml"))
+EXAMPLES = sorted(Path("configs/examples").glob("*.toml"))
 
 
 def problems(**changes: Any) -> dict[str, str]:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from configs.load import ConfigError, validate
-from configs.reference import FrozenModelConfig
+from ratchet.configs.load import ConfigError, validate
+from ratchet.configs.reference import FrozenModelConfig
 
 SECRET = "sk-very-secret-1234567890"
 

@@ -15,16 +15,16 @@ from temporalio import activity, workflow
 from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner
 
-from activities.context import WorkerContext
-from activities.contracts.names import Queues
-from activities.storage import keys, series
-from activities.storage.store import ArtifactStore
-from worker import lag as recording
-from worker.compat import Worker
-from worker.lag import LagRecorder
-from worker.roles import BUILDERS
-from worker.settings import ROLES
-from workflows.messages import PREFLIGHT, TRAINING_RUN
+from ratchet.activities.contracts.names import Queues
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage import keys, series
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.worker import lag as recording
+from ratchet.worker.compat import Worker
+from ratchet.worker.lag import LagRecorder
+from ratchet.worker.roles import BUILDERS
+from ratchet.worker.settings import ROLES
+from ratchet.workflows.protocol.messages import PREFLIGHT, TRAINING_RUN
 
 SAMPLE_S = 0.2
 WITHIN_S = 60.0

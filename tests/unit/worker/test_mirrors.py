@@ -20,13 +20,13 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, HTTPException
 
-from api.client import Ratchet
-from api.models import RUN_EXAMPLE, EvalRecord, ListOf, Run
-from api.resources import MetricsRow
-from worker.mirrors.forward import BATCH, Forwarder, eval_record
-from worker.mirrors.state import Record, Sent, States
-from worker.mirrors.targets import TensorBoard, package, target_of
-from worker.stack import ROOT
+from ratchet.api.client import Ratchet
+from ratchet.api.schemas.models import RUN_EXAMPLE, EvalRecord, ListOf, Run
+from ratchet.api.schemas.resources import MetricsRow
+from ratchet.worker.mirrors.forward import BATCH, Forwarder, eval_record
+from ratchet.worker.mirrors.state import Record, Sent, States
+from ratchet.worker.mirrors.targets import TensorBoard, package, target_of
+from tests import ROOT
 
 WITHIN_S = 40.0
 
@@ -162,7 +162,15 @@ def until(holds: Callable[[], bool]) -> None:
 @contextmanager
 def mirroring(api: FakeApi, tmp_path: Path, *targets: str) -> Iterator[subprocess.Popen[bytes]]:
     """A mirror process with its children; they are killed at the end, if not before."""
-    command = [sys.executable, "-m", "worker.mirrors", "--api", api.address, "--every", "0.05"]
+    command = [
+        sys.executable,
+        "-m",
+        "ratchet.worker.mirrors",
+        "--api",
+        api.address,
+        "--every",
+        "0.05",
+    ]
     command += ["--state", str(tmp_path / "state")]
     for target in targets:
         command += ["--to", target]

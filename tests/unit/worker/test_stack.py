@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from worker.stack import Stack
+from ratchet.worker.stack import Stack
 
 
 def _saved(home: Path) -> Stack:

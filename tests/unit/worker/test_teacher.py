@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from activities.training.policy import Recipe, digest
-from configs.load import load, validate
-from worker import teacher
-from worker.demo import wants_teacher
-from worker.stack import StackError
+from ratchet.activities.training.policy import Recipe, digest
+from ratchet.configs.load import load, validate
+from ratchet.worker import teacher
+from ratchet.worker.demo import wants_teacher
+from ratchet.worker.stack import StackError
 
 OTHER = {"name": "big", "base_url": "http://elsewhere:8070"}
 OURS = {"name": teacher.NAME, "base_url": f"http://127.0.0.1:{teacher.PORT}"}
@@ -37,7 +37,7 @@ def test_who_wants_the_teacher(algo: dict[str, Any], wanted: bool) -> None:
 
 @pytest.mark.parametrize("name", ["opd", "sft", "mixed"])
 def test_examples_name_the_teacher_as_it_is_served(name: str) -> None:
-    config = load(f"configs/{name}.toml", [])
+    config = load(f"configs/examples/{name}.toml", [])
     assert wants_teacher(config) and config.context <= teacher.CONTEXT
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from worker.settings import Deployment, WorkerSettings
-from worker.upgrading_host import UpgradingHost
-from worker.versioning import interceptors_of, options_of, set_current_command, workflows_of
-from workflows.host import Host
+from ratchet.worker.settings import Deployment, WorkerSettings
+from ratchet.worker.upgrading_host import UpgradingHost
+from ratchet.worker.versioning import interceptors_of, options_of, set_current_command, workflows_of
+from ratchet.workflows.host import Host
 
 
 @pytest.mark.parametrize(

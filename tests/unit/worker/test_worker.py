@@ -13,9 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from worker.health import STALLED_AFTER_S, Pulse, serve_health
-from worker.settings import WorkerSettings, parse_roles
-from worker.stack import ROOT, Stack, StackError
+from ratchet.worker.health import STALLED_AFTER_S, Pulse, serve_health
+from ratchet.worker.settings import WorkerSettings, parse_roles
+from ratchet.worker.stack import Stack, StackError
+from tests import ROOT
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_worker_without_temporal_says_how_to_get_one(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     done = subprocess.run(
-        [sys.executable, "-m", "worker", "--roles", "orchestrator"],
+        [sys.executable, "-m", "ratchet.worker", "--roles", "orchestrator"],
         env={**os.environ, "TEMPORAL_ADDRESS": address, "RATCHET_HOME": str(tmp_path)},
         cwd=ROOT,
         capture_output=True,

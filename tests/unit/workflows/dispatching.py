@@ -6,10 +6,10 @@ Activities, time and signals are whatever the test makes happen; see pipeline.py
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from activities.contracts.rollouts import GroupResult, GroupWork
-from workflows.messages import Control, DispatchReport
-from workflows.scheduler import Part, Scheduler
-from workflows.state import Lease
+from ratchet.activities.contracts.rollouts import GroupResult, GroupWork
+from ratchet.workflows.protocol.messages import Control, DispatchReport
+from ratchet.workflows.protocol.state import Lease
+from ratchet.workflows.rules.scheduler import Part, Scheduler
 
 if TYPE_CHECKING:
     from tests.unit.workflows.pipeline import World

@@ -8,20 +8,20 @@ are whatever the test makes happen. Every broken promise is an AssertionError.
 from dataclasses import replace
 from typing import Any, cast
 
-from activities.contracts.rollouts import GroupResult, GroupWork
-from activities.storage.refs import ArtifactRef
-from configs.run import RunConfig
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.rollouts import GroupResult, GroupWork
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol.messages import DispatchReport, RunInput
+from ratchet.workflows.protocol.state import GenerationState, Lease, RunState, ShippedBatch
+from ratchet.workflows.rules.arrivals import Arrivals
+from ratchet.workflows.rules.curriculum import Curriculum
+from ratchet.workflows.rules.fleet import Fleet, planned_hosts
+from ratchet.workflows.rules.live_config import changed, limits_of
+from ratchet.workflows.rules.sinks import TrainSink
+from ratchet.workflows.rules.sources import train_counter
+from ratchet.workflows.run.evals import Evals
+from ratchet.workflows.run.generations import Generations
 from tests.unit.workflows.dispatching import Generation, Running
-from workflows.arrivals import Arrivals
-from workflows.changes import changed, limits_of
-from workflows.curriculum import Curriculum
-from workflows.evals import Evals
-from workflows.fleet import Fleet, planned_hosts
-from workflows.generations import Generations
-from workflows.messages import DispatchReport, RunInput
-from workflows.sinks import TrainSink
-from workflows.sources import train_counter
-from workflows.state import GenerationState, Lease, RunState, ShippedBatch
 
 
 class Log:

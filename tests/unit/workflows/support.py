@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from activities.contracts.rollouts import EngineTarget, GroupResult
-from activities.storage.refs import ArtifactRef
-from configs.load import validate
-from configs.run import RunConfig
-from workflows.messages import Control, EnvTarget
-from workflows.scheduler import Blocked, Part, Scheduler
-from workflows.state import EvalEpoch, Lease
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.rollouts import EngineTarget, GroupResult
+from ratchet.configs.load import validate
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol.messages import Control, EnvTarget
+from ratchet.workflows.protocol.state import EvalEpoch, Lease
+from ratchet.workflows.rules.scheduler import Blocked, Part, Scheduler
 
 EXAMPLES = {"train/a": 50, "train/b": 50}
 ENGINES = [EngineTarget(k, 1, f"http://{k}", "m", 0) for k in range(2)]

@@ -11,12 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from configs.load import validate
-from configs.run import RunConfig
+from ratchet.configs.load import validate
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.rules.sources import train_counter
+from ratchet.workflows.run.generations import MAX_DEATHS
 from tests.unit.workflows.dispatching import Generation
 from tests.unit.workflows.pipeline import World
-from workflows.generations import MAX_DEATHS
-from workflows.sources import train_counter
 
 EXAMPLES = {"train/a": 7, "train/b": 5, "eval/a": 2, "eval/b": 2}
 MAX_STEPS = 8

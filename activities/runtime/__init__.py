@@ -1,0 +1,1 @@
+"""What every activity leans on in its worker process, whatever its room."""

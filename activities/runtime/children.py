@@ -1,0 +1,45 @@
+"""Processes that a worker starts: how our modules are run, and how helpers end with their worker.
+
+Helpers (prepare, dump and check) have no keeper: their worker ends them as long as it lives, and
+the kernel does it afterwards. Servers have one (`ratchet.activities.hosting.keeper`).
+
+Invariants: no such process finds a module in its working folder, where users keep code of any name.
+For helpers the starter passes `as_parent()` in the environment, and the helper's main() begins with
+`end_with_parent()`. The kernel's signal is sent when the THREAD ends that started the helper, so
+that has to be one that lives as long as its process: the worker's event loop, in the main thread.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PARENT = "RATCHET_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+
+
+def module_command(module: str, *args: str) -> list[str]:
+    """Runs a module with the interpreter of this process, and without its working folder (`-P`)."""
+    return [sys.executable, "-P", "-m", module, *args]
+
+
+def as_parent() -> dict[str, str]:
+    """Environment variables for a helper that is to end with this process."""
+    return {PARENT: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """Has this process killed when the one that started it ends; at once if it has ended already.
+
+    Nothing happens if nobody passed `as_parent()`, as when a person starts the module by hand.
+    """
+    # Taken out, as it is nothing to whatever this process starts.
+    parent = os.environ.pop(PARENT, None)
+    if parent is None:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    # A parent that went before that call was no longer there to be noticed.
+    if os.getppid() != int(parent):
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,42 @@
+"""What every activity needs of its process: the store, a scratch folder, cached run configs.
+
+Activities are methods of small classes that hold one `WorkerContext`; nothing is global.
+"""
+
+import uuid
+from pathlib import Path
+
+from temporalio import activity
+
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.configs.run import RunConfig
+
+
+class WorkerContext:
+    """One per worker process. `own_queue` is the task queue only this process polls."""
+
+    def __init__(self, *, home: Path, store_url: str, own_queue: str) -> None:
+        self.home = home
+        self.store = ArtifactStore(store_url)
+        self.own_queue = own_queue
+        self._configs: dict[tuple[str, int], RunConfig] = {}
+
+    def config(self, run_id: str, revision: int = 0) -> RunConfig:
+        """A revision of the run's resolved config, read once from the store."""
+        if (run_id, revision) not in self._configs:
+            ref = self.store.require(keys.config(run_id, revision))
+            self._configs[run_id, revision] = RunConfig.model_validate(self.store.get_json(ref))
+        return self._configs[run_id, revision]
+
+    def scratch(self, name: str) -> Path:
+        """A local folder for working files; nothing durable lives there."""
+        folder = self.home / "scratch" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+
+def attempt_token() -> str:
+    """Names this attempt of this activity, unlike any other of any run; artifacts carry it."""
+    info = activity.info()
+    return f"{info.activity_id}-{info.attempt}-{uuid.uuid4().hex[:12]}"

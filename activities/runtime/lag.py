@@ -1,0 +1,48 @@
+"""How late an event loop wakes up those who sleep: the measure of how busy it is.
+
+A worker whose loop is late sends heartbeats late, and notices late what has ended.
+"""
+
+import asyncio
+import time
+from collections import deque
+from statistics import fmean
+
+from ratchet.activities.scoring.subsets import quantile
+
+PROBE_S = 0.1
+WINDOW = 1000
+"""Probes that are kept at most, the latest ones."""
+
+
+class LoopLag:
+    """Probes the running event loop every PROBE_S between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self._lags: deque[float] = deque(maxlen=WINDOW)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins to probe, unless it does so already."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._probe())
+
+    def stop(self) -> None:
+        """Ends to probe. What was measured is kept."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    def take(self) -> dict[str, float] | None:
+        """mean, max and p99 in seconds of the lags since they were last taken; None if none was."""
+        lags = list(self._lags)
+        self._lags.clear()
+        if not lags:
+            return None
+        return {"mean": fmean(lags), "max": max(lags), "p99": quantile(lags, 0.99)}
+
+    async def _probe(self) -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(PROBE_S)
+            self._lags.append(max(0.0, time.monotonic() - began - PROBE_S))

@@ -1,0 +1,86 @@
+"""Store work that belongs to no other room: step records, config revisions, restoring a run."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.training import (
+    RestoreInput,
+    RestoreResult,
+    SaveConfigInput,
+    StepRecord,
+)
+from ratchet.activities.runtime.context import WorkerContext, attempt_token
+from ratchet.activities.runtime.heartbeat import heartbeats
+from ratchet.activities.storage import curves, keys
+from ratchet.activities.storage.restore import restore
+
+
+@dataclass(frozen=True)
+class StoreActivities:
+    """Activities of the orchestrator role."""
+
+    ctx: WorkerContext
+
+    @activity.defn(name=names.RECORD_STEP)
+    async def record_step(self, record: StepRecord) -> None:
+        """Commits a step's metrics; a step that is recorded already stays as it is. The last of a
+        hundred also commits the chunk of them.
+
+        Raises CorruptArtifact if a part is missing or damaged.
+        """
+        async with heartbeats():
+            await asyncio.to_thread(self._record_step, record, attempt_token())
+
+    @activity.defn(name=names.SAVE_CONFIG)
+    async def save_config(self, given: SaveConfigInput) -> None:
+        """Commits a revision of a run's config; one that is kept already stays as it is.
+
+        Raises ApplicationError CORRUPT if that one says something else.
+        """
+        async with heartbeats():
+            await asyncio.to_thread(self._save_config, given, attempt_token())
+
+    def _save_config(self, given: SaveConfigInput, attempt: str) -> None:
+        store = self.ctx.store
+        ref = store.put_json(
+            keys.config(given.run_id, given.revision), given.config, attempt=attempt
+        )
+        if store.get_json(ref) != given.config:
+            raise ApplicationError(
+                f"{ref.key}: another config is kept as revision {given.revision} of run "
+                f"{given.run_id}; change the config once more, which makes another revision",
+                type=names.CORRUPT,
+                non_retryable=True,
+            )
+
+    @activity.defn(name=names.RESTORE_RUN)
+    async def restore_run(self, given: RestoreInput) -> RestoreResult:
+        """Makes a checkpoint of one run the beginning of another.
+
+        Raises ApplicationError BAD_INPUT if there is no sound one, saying what there is.
+        """
+        async with heartbeats():
+            try:
+                return await asyncio.to_thread(restore, self.ctx.store, given, attempt_token())
+            except ValueError as error:
+                raise ApplicationError(
+                    str(error), type=names.BAD_INPUT, non_retryable=True
+                ) from error
+
+    def _record_step(self, record: StepRecord, attempt: str) -> None:
+        store = self.ctx.store
+        metrics: dict[str, float] = {}
+        for part in record.parts:
+            metrics |= store.get_json(part)
+        value = {
+            "step": record.step,
+            "time": time.time(),
+            "metrics": metrics | record.metrics,
+        }
+        store.put_json(keys.step_record(record.run_id, record.step), value, attempt=attempt)
+        curves.pack(store, record.run_id, record.step, attempt=attempt)

@@ -1,0 +1,287 @@
+"""Making a checkpoint of one run the beginning of another: a later attempt of it, or a fork.
+
+Invariants:
+
+- The new run owns all that it leans on: whatever its state refers to is copied, since the source's
+  retention may delete it. Copies keep their bytes, and their names within the run but for the
+  checkpoint: of its variants (`fencing`) one is taken, which goes under the plain key.
+- A checkpoint is taken only if it, and all that its state refers to, is whole and of schemas known
+  here: that is found out before anything is copied.
+- The lineage is committed last. Repeated, an attempt that got half-way adopts what there is; one
+  that got to the end gives the same result, though the source has changed since.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ratchet.activities.contracts.names import workflow_of
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.training import CheckpointResult, RestoreInput, RestoreResult
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.fencing import variants
+from ratchet.activities.storage.lineage import segments
+from ratchet.activities.storage.retention import number_of
+from ratchet.activities.storage.store import (
+    ArtifactStore,
+    CorruptArtifact,
+    FutureArtifact,
+    require_schema,
+)
+from ratchet.configs.data import data_of
+from ratchet.configs.run import RunConfig
+
+RUN_STATE_FILE = "run_state.json"
+RUN_STATE_SCHEMA = 1
+TRAINER_FILE = "trainer.json"
+TRAINER_SCHEMA = 1
+OPTIMIZER_FILE = "optimizer.safetensors"
+NO_WEIGHTS = (OPTIMIZER_FILE, TRAINER_FILE, RUN_STATE_FILE)
+"""Files of a checkpoint that its exported weights do not have."""
+
+_REFERENCE = frozenset(field.name for field in fields(ArtifactRef))
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """The checkpoint of `step` that attempt `source` committed under `key`."""
+
+    source: str
+    step: int
+    key: str
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Attempt and step, which its variants share."""
+        return self.source, self.step
+
+
+def restore(store: ArtifactStore, given: RestoreInput, attempt: str) -> RestoreResult:
+    """Copies a sound checkpoint of `given.source`, with all that it needs, to `given.run_id`.
+
+    Checkpoints that the source itself began with are looked at where it was restored from, too. Of
+    the variants of one step, that of the last trainer is the one that the run went on with.
+    Raises ValueError if the step that is asked for has no sound checkpoint, or no step has one;
+    CorruptArtifact if a lineage or the weights of version 0 are damaged.
+    """
+    assert given.run_id != given.source, "a run cannot be restored from itself"
+    found = everything = _candidates(store, given.source)
+    if given.step is not None:
+        found = [candidate for candidate in everything if candidate.step == given.step]
+    begun = _begun(store, given.run_id)
+    if begun is not None:
+        found = [*_up_to(found, begun.place), begun]
+    refused: list[tuple[int, str]] = []
+    for candidate in found:
+        try:
+            ref, state = _sound(store, given.run_id, candidate)
+        except CorruptArtifact as error:
+            future = isinstance(error, FutureArtifact)
+            what = "cannot be read here" if future else "is damaged"
+            text = f"checkpoint of step {candidate.step} {what}: {error}"
+            refused.append((candidate.step, text))
+            continue
+        if begun is None or begun.place == candidate.place:
+            told = [_passed_over(why, step, candidate.step) for step, why in refused]
+            return _Adoption(store, given, candidate, attempt).carry_out(ref, state, told)
+    raise ValueError(_nothing_sound(given, everything, [why for _, why in refused]))
+
+
+def _passed_over(why: str, step: int, used: int) -> str:
+    which = "another one of that step" if step == used else f"that of step {used}"
+    return f"{why}; {which} is used instead"
+
+
+def _nothing_sound(
+    given: RestoreInput, everything: Sequence[_Candidate], refused: Sequence[str]
+) -> str:
+    wanted = "" if given.step is None else f" of step {given.step}"
+    text = f"run {given.source} has no checkpoint{wanted} that it could go on from"
+    if refused:
+        text += f": {'; '.join(refused)}"
+    steps = sorted({candidate.step for candidate in everything} - {given.step})
+    if given.step is None:
+        return f"{text}; put one back from a copy of the store, or begin a run anew"
+    there = f"those of steps {', '.join(map(str, steps))}" if steps else "no others"
+    return f"{text}; there are {there}"
+
+
+def _candidates(store: ArtifactStore, source: str) -> list[_Candidate]:
+    """All checkpoints that lie on the way to `source`, the newest first."""
+    found = []
+    for attempt, limit in segments(store, source):
+        kept = store.committed_keys(keys.checkpoints(attempt))
+        steps = {step for key in kept if (step := number_of(key)) is not None}
+        for step in sorted(steps, reverse=True):
+            if limit is None or step <= limit:
+                named = variants(keys.checkpoint(attempt, step), kept)
+                found += [_Candidate(attempt, step, key) for key in reversed(named)]
+    return found
+
+
+def _begun(store: ArtifactStore, run_id: str) -> _Candidate | None:
+    """The checkpoint that `run_id` has begun with, if it has: its own copy."""
+    ref = store.committed(keys.lineage(run_id))
+    if ref is None:
+        return None
+    origin = store.get_json(ref)
+    return _Candidate(origin["source"], origin["step"], keys.checkpoint(run_id, origin["step"]))
+
+
+def _up_to(found: Sequence[_Candidate], place: tuple[str, int]) -> list[_Candidate]:
+    """Those that were looked at before a place was settled on, and those of the place."""
+    places = [candidate.place for candidate in found]
+    if place in places:
+        return list(found[: len(places) - places[::-1].index(place)])
+    return [candidate for candidate in found if candidate.step > place[1]]
+
+
+def _sound(
+    store: ArtifactStore, run_id: str, candidate: _Candidate
+) -> tuple[ArtifactRef, dict[str, Any]]:
+    """A checkpoint, and the run's state in it; raises CorruptArtifact unless all of it is whole.
+
+    What `run_id` has of it already is looked at in place of the source's.
+    """
+    own = store.committed(keys.checkpoint(run_id, candidate.step))
+    ref = store.committed(candidate.key)
+    if ref is None and own is None:
+        raise CorruptArtifact(f"{candidate.key}: it was deleted meanwhile")
+    if ref is not None and (own is None or own.sha256 != ref.sha256):
+        state = _whole(store, run_id, candidate.source, ref)
+    if own is None:
+        assert ref is not None
+        return ref, state
+    # Once a variant was copied, another one is not mixed with it.
+    return own, _whole(store, run_id, candidate.source, own)
+
+
+def _whole(store: ArtifactStore, run_id: str, source: str, ref: ArtifactRef) -> dict[str, Any]:
+    """The run's state in a checkpoint; raises CorruptArtifact unless all that it needs is whole."""
+    folder = store.fetch_folder(ref)
+    _document(folder, ref, TRAINER_FILE, TRAINER_SCHEMA)
+    state = _document(folder, ref, RUN_STATE_FILE, RUN_STATE_SCHEMA)
+
+    def verify(named: ArtifactRef) -> ArtifactRef:
+        if _stood_in_for(named) is None:
+            store.verify(_nearest(store, named, run_id, source))
+        return named
+
+    _replaced(state, verify)
+    return state
+
+
+def _document(folder: Path, ref: ArtifactRef, name: str, schema: int) -> dict[str, Any]:
+    """A JSON object of a checkpoint; raises CorruptArtifact unless its schema is known."""
+    where = f"{ref.key}: {ref.path}/{name}"
+    if not (folder / name).exists():
+        raise CorruptArtifact(f"{where} is missing")
+    try:
+        value = json.loads((folder / name).read_text())
+    except ValueError:
+        raise CorruptArtifact(f"{where} is not JSON") from None
+    told = value.get("schema") if isinstance(value, dict) else None
+    if not isinstance(told, int) or told < 1:
+        raise CorruptArtifact(f"{where} has no schema of those that are known here (1 to {schema})")
+    require_schema(where, told, schema)
+    assert isinstance(value, dict)
+    return value
+
+
+def _owner(key: str) -> str | None:
+    """The attempt that an artifact belongs to; None for one that runs share."""
+    room, _, rest = key.partition("/")
+    return rest.partition("/")[0] if room == "runs" else None
+
+
+def _moved(key: str, run_id: str) -> str:
+    """The key that an artifact of another attempt has as one of `run_id`."""
+    return keys.run_folder(run_id) + key.removeprefix(keys.run_folder(_owner(key) or ""))
+
+
+def _nearest(store: ArtifactStore, named: ArtifactRef, *attempts: str) -> ArtifactRef:
+    """The copy of an artifact that the first of `attempts` has of it, or the artifact itself.
+
+    A checkpoint that was copied still names what the attempt before had, which may be gone since.
+    """
+    for attempt in attempts:
+        copy = store.committed(_moved(named.key, attempt))
+        if copy is not None and copy.sha256 == named.sha256:
+            return copy
+    return named
+
+
+def _stood_in_for(ref: ArtifactRef) -> str | None:
+    """'weights' or 'checkpoints' for a reference to one, which the restored one takes the place of:
+    the source's own may be gone by its retention.
+    """
+    folder, owner = ref.key.rpartition("/")[0], _owner(ref.key) or ""
+    if folder == keys.checkpoints(owner):
+        return "checkpoints"
+    return "weights" if folder == keys.weights(owner, 0).rpartition("/")[0] else None
+
+
+def _replaced(value: Any, by: Callable[[ArtifactRef], ArtifactRef]) -> Any:
+    """JSON, with `by` of each reference to an artifact of an attempt in its place."""
+    if isinstance(value, list):
+        return [_replaced(item, by) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if set(value) != _REFERENCE:
+        return {name: _replaced(item, by) for name, item in value.items()}
+    ref = ArtifactRef(**value)
+    return value if _owner(ref.key) is None else asdict(by(ref))
+
+
+@dataclass(frozen=True)
+class _Adoption:
+    """Copies what belongs to one sound checkpoint."""
+
+    store: ArtifactStore
+    given: RestoreInput
+    candidate: _Candidate
+    attempt: str
+
+    def carry_out(
+        self, ref: ArtifactRef, state: dict[str, Any], refused: list[str]
+    ) -> RestoreResult:
+        """Copies all, then commits the lineage."""
+        run_id, (source, step) = self.given.run_id, (self.candidate.source, self.candidate.step)
+        checkpoint = self._copied(ref, keys.checkpoint(run_id, step))
+        weights = self._copied(ref, keys.weights(run_id, step), without=NO_WEIGHTS)
+        first = self.store.committed(keys.weights(source, 0))
+        if first is not None:
+            self._copied(first, keys.weights(run_id, 0))
+
+        goes_on = self._goes_on(state)
+
+        def own(named: ArtifactRef) -> ArtifactRef:
+            kind = _stood_in_for(named)
+            if kind is not None:
+                return checkpoint if kind == "checkpoints" else weights
+            if not goes_on:
+                return named
+            found = _nearest(self.store, named, run_id, source)
+            return self._copied(found, _moved(named.key, run_id))
+
+        value = _replaced(state, own)
+        resumed = workflow_of(self.given.source) == workflow_of(run_id)
+        origin = {"source": source, "step": step, "kind": "resume" if resumed else "fork"}
+        self.store.put_json(keys.lineage(run_id), origin, attempt=self.attempt)
+        return RestoreResult(CheckpointResult(step, checkpoint), weights, value, refused, source)
+
+    def _goes_on(self, state: dict[str, Any]) -> bool:
+        """Whether the new run goes on with the data of the source. If it goes through others, its
+        groups and batches bear the names of the source's, whose copies it would take for its own.
+        """
+        ref = self.store.committed(keys.config(self.given.run_id))
+        if ref is None or "config" not in state:
+            return True
+        mine, theirs = self.store.get_json(ref), state["config"]
+        return data_of(RunConfig.model_validate(mine)) == data_of(RunConfig.model_validate(theirs))
+
+    def _copied(self, ref: ArtifactRef, key: str, *, without: Sequence[str] = ()) -> ArtifactRef:
+        found = self.store.committed(key)
+        return found or self.store.copy(ref, key, attempt=self.attempt, without=without)

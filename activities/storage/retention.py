@@ -1,0 +1,90 @@
+"""What of a run may go: weights, checkpoints, batches with the scores of their tokens. Decides by
+number alone, and touches nothing whose name it cannot read or whose marker is damaged.
+
+Invariant: what a run could still be picked up from stays. Deleting something twice, or from two
+attempts at once, is no failure.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
+
+LEAST_KEPT = 2
+"""Versions always kept: the newest, and the one that engines serve until it is pushed."""
+
+_NUMBERED = re.compile(r"(?:v|step-)(\d+)(?:\.parquet)?(?:\.e\d+)?")
+
+
+def number_of(key: str) -> int | None:
+    """The version or step that a key is of; None if it is named for none.
+
+    Weights of one version may have several keys: 'v00000012', and 'v00000012.e3' of a trainer's
+    third epoch.
+    """
+    match = _NUMBERED.fullmatch(key.rpartition("/")[2])
+    return int(match[1]) if match else None
+
+
+def _numbered(store: ArtifactStore, folder: str) -> dict[int, list[str]]:
+    """Keys committed in a folder, by number."""
+    found: dict[int, list[str]] = {}
+    for key in store.committed_keys(folder):
+        if (number := number_of(key)) is not None:
+            found.setdefault(number, []).append(key)
+    return found
+
+
+def expendable(numbers: Iterable[int], newest: int, keep: int) -> list[int]:
+    """Of `numbers`, those below the `keep` newest up to `newest`, sorted.
+
+    Numbers above `newest` come from before a restart; they are neither counted nor touched.
+    """
+    old = sorted(n for n in numbers if n <= newest)
+    return old[: max(len(old) - keep, 0)]
+
+
+def _delete(store: ArtifactStore, found: Iterable[str]) -> None:
+    for key in found:
+        # An earlier attempt may be deleting the same artifact; a damaged marker names no content.
+        with contextlib.suppress(FileNotFoundError, CorruptArtifact):
+            if (ref := store.committed(key)) is not None:
+                store.delete(ref)
+
+
+def prune_weights(store: ArtifactStore, run: str, newest: int, keep: int | Literal["all"]) -> None:
+    """Deletes weights of old versions; version 0 and the `LEAST_KEPT` newest always stay."""
+    if keep == "all":
+        return
+    found = _numbered(store, keys.weights(run, 0).rsplit("/", 1)[0])
+    trained = [version for version in found if version > 0]
+    for version in expendable(trained, newest, max(keep, LEAST_KEPT)):
+        _delete(store, found[version])
+
+
+def prune_checkpoints(
+    store: ArtifactStore, run: str, newest: int, keep_last: int, keep_every: int | None = None
+) -> list[int]:
+    """Deletes all but the `keep_last` newest checkpoints, and but those of steps that `keep_every`
+    divides. Returns the steps up to `newest` that are left, ascending.
+    """
+    found = _numbered(store, keys.checkpoints(run))
+    old = expendable(found, newest, keep_last)
+    gone = [step for step in old if keep_every is None or step % keep_every]
+    for step in gone:
+        _delete(store, found[step])
+    return sorted(step for step in found if step <= newest and step not in gone)
+
+
+def prune_batches(store: ArtifactStore, run: str, before_step: int) -> None:
+    """Deletes the batches of steps up to `before_step`, and the scores of their tokens: whoever
+    loads a checkpoint of that step, or of a later one, trains none of them again.
+    """
+    for kind in (keys.batch, keys.token_logprobs):
+        found = _numbered(store, kind(run, 0).rsplit("/", 1)[0])
+        for step in sorted(found):
+            if step <= before_step:
+                _delete(store, found[step])

@@ -1,0 +1,320 @@
+"""Commands of `ratchet` that only look: at runs, what they left, and what carries them out."""
+
+import json
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any, cast
+
+import typer
+
+from ratchet.api.client import printing
+from ratchet.api.client.assignments import one_line, pairs
+from ratchet.api.client.client import Ratchet, as_json
+from ratchet.api.client.options import (
+    INTERRUPTED,
+    REFUSED,
+    All,
+    Json,
+    Metadata,
+    RunId,
+    asking,
+    show_items,
+    usable,
+)
+from ratchet.api.client.watch import Watch, ending
+from ratchet.api.schemas.models import STATUSES, Run
+from ratchet.workflows.protocol.messages import RunStatus
+
+
+class Kind(StrEnum):
+    """Kinds of rollouts."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class Order(StrEnum):
+    """Which events come first."""
+
+    ASC = "asc"
+    DESC = "desc"
+
+
+class Level(StrEnum):
+    """How bad what a line tells is."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def watch_to_end(client: Ratchet, run: Run, *, from_start: bool, as_json_: bool) -> None:
+    """Watches a run to its end; the exit status says how that was."""
+    out = printing.console()
+    watch = Watch(client, run, out, from_start=from_start, lines_of_json=as_json_)
+    try:
+        run = watch.follow()
+    except KeyboardInterrupt:
+        printing.console(stderr=True).print(
+            f"stopped watching; run {run.id} goes on. `ratchet runs watch {run.id}` looks again, "
+            f"`ratchet runs stop {run.id}` ends it",
+            soft_wrap=True,
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json_:
+        print(one_line(as_json(run)), flush=True)
+    else:
+        out.print(ending(run), style=printing.STYLES.get(run.status, ""), soft_wrap=True)
+    if run.status != "succeeded":
+        raise typer.Exit(REFUSED)
+
+
+def list_runs(
+    status: Annotated[
+        str | None, typer.Option(help=f"Only those that are: {', '.join(STATUSES)}.")
+    ] = None,
+    metadata: Metadata = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="Most runs in a page.")] = 20,
+    after: Annotated[str | None, typer.Option(help="Go on after the run of this id.")] = None,
+    whole: All = False,
+    as_json_: Json = False,
+) -> None:
+    """Show runs, the newest first."""
+    if status is not None and status not in STATUSES:
+        raise typer.BadParameter(f"{status!r} is none of {', '.join(STATUSES)}")
+    with asking(as_json_) as client:
+        page = client.runs.list(
+            status=cast(RunStatus | None, status),
+            metadata=usable(pairs, metadata or []),
+            limit=limit,
+            after=after,
+        )
+        show_items(page, printing.runs_table, whole=whole, as_json_=as_json_)
+
+
+def show(run_id: RunId, as_json_: Json = False) -> None:
+    """Show one run."""
+    with asking(as_json_) as client:
+        run = client.runs.retrieve(run_id)
+        if as_json_:
+            printing.print_json(as_json(run))
+        else:
+            printing.console().print(printing.run_table(run))
+
+
+def watch(
+    run_id: RunId,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Tell what happened before, too.")
+    ] = False,
+    as_json_: Annotated[
+        bool, typer.Option("--json", help="Print events, and at last the run, as JSON lines.")
+    ] = False,
+) -> None:
+    """Watch a run until it ends. Ctrl-C stops watching, not the run."""
+    with asking(as_json_) as client:
+        run = client.runs.retrieve(run_id)
+        watch_to_end(client, run, from_start=from_start, as_json_=as_json_)
+
+
+def events(
+    run_id: RunId,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as they happen, until the run has ended.")
+    ] = False,
+    after: Annotated[
+        str | None,
+        typer.Option(help="Go on after the event of this id; with -f 'latest' begins with news."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most events in a page.")] = 1000,
+    order: Annotated[
+        Order, typer.Option(help="desc: newest first, and --after leads to what was before.")
+    ] = Order.ASC,
+    types: Annotated[
+        str | None,
+        typer.Option(help="Only of these types, by commas; `server` is all of server.*."),
+    ] = None,
+    whole: All = False,
+    as_json_: Json = False,
+) -> None:
+    """Show what happened, oldest first; with --json --follow as JSON lines."""
+    if follow and (order is Order.DESC or types is not None):
+        raise typer.BadParameter("--follow tells every event as it comes: no --order, no --types")
+    with asking(as_json_) as client:
+        if not follow:
+            page = client.runs.list_events(
+                run_id,
+                after=after,
+                limit=limit,
+                order=order.value,
+                types=types.split(",") if types is not None else None,
+            )
+            show_items(page, printing.event_lines, whole=whole, as_json_=as_json_)
+            return
+        err = printing.console(stderr=True)
+
+        def on_trouble(why: str) -> None:
+            if why:
+                err.print(f"connection lost ({why}); trying again", soft_wrap=True)
+
+        try:
+            for event in client.runs.stream_events(run_id, after=after, on_trouble=on_trouble):
+                line = one_line(as_json(event)) if as_json_ else printing.event_line(event)
+                print(line, flush=True)
+        except KeyboardInterrupt:
+            err.print(f"stopped following; run {run_id} goes on")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def logs(
+    run_id: RunId,
+    level: Annotated[Level, typer.Option(help="Only lines of this level or worse.")] = Level.INFO,
+    after: Annotated[str | None, typer.Option(help="Go on after the line of this id.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most lines in a page.")] = 1000,
+    whole: All = False,
+    as_json_: Json = False,
+) -> None:
+    """Show the run's log, oldest first, with who said each line."""
+    with asking(as_json_) as client:
+        page = client.runs.logs(run_id, after=after, limit=limit, level=level.value)
+        show_items(page, printing.log_lines, whole=whole, as_json_=as_json_)
+
+
+def metrics(
+    run_id: RunId,
+    names: Annotated[
+        str | None, typer.Option("--keys", help="Only these metrics, separated by commas.")
+    ] = None,
+    after_step: Annotated[int, typer.Option(min=-1, help="Only steps above this one.")] = -1,
+    until_step: Annotated[int | None, typer.Option(min=0, help="Only steps up to this.")] = None,
+    points: Annotated[
+        int | None, typer.Option(min=4, help="Of each at most so many values, extremes kept.")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, a line a step.")] = False,
+    as_json_: Json = False,
+) -> None:
+    """Show what each step measured."""
+    if as_csv and as_json_:
+        raise typer.BadParameter("--csv and --json exclude each other")
+    with asking(as_json_) as client:
+        wanted: dict[str, Any] = {
+            "names": names.split(",") if names is not None else None,
+            "after_step": after_step,
+            "until_step": until_step,
+            "points": points,
+            "limit": 10_000,
+        }
+        if as_csv:
+            sys.stdout.write(client.runs.metrics_csv(run_id, **{**wanted, "limit": None}))
+            return
+        page = client.runs.metrics(run_id, **wanted)
+        show_items(page, printing.metrics_table, whole=True, as_json_=as_json_)
+
+
+def evals(run_id: RunId, as_json_: Json = False) -> None:
+    """Show all evals, by step."""
+    with asking(as_json_) as client:
+        page = client.runs.evals(run_id)
+        show_items(page, printing.evals_table, whole=True, as_json_=as_json_)
+
+
+def rollouts(
+    run_id: RunId,
+    rollout_id: Annotated[
+        str | None, typer.Argument(metavar="[ROLLOUT]", help="One to read, e.g. train:12:3.")
+    ] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Of this step.")] = None,
+    env: Annotated[str | None, typer.Option(help="Of this env.")] = None,
+    group: Annotated[str | None, typer.Option(help="Of this group, e.g. train/12.")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="Of this kind.")] = None,
+    reward_min: Annotated[float | None, typer.Option(help="With this reward or more.")] = None,
+    reward_max: Annotated[float | None, typer.Option(help="With this reward or less.")] = None,
+    errored: Annotated[
+        bool | None, typer.Option("--errored/--no-errored", help="That failed, or did not.")
+    ] = None,
+    after: Annotated[str | None, typer.Option(help="Go on after the rollout of this id.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Most rollouts in a page.")] = 50,
+    whole: All = False,
+    as_json_: Json = False,
+) -> None:
+    """Show finished rollouts, or read one."""
+    with asking(as_json_) as client:
+        if rollout_id is not None:
+            found = client.runs.rollout(run_id, rollout_id)
+            if as_json_:
+                printing.print_json(as_json(found))
+            else:
+                printing.print_rollout(found, printing.console())
+            return
+        page = client.runs.rollouts(
+            run_id,
+            step=step,
+            env=env,
+            group=group,
+            kind=kind.value if kind else None,
+            reward_min=reward_min,
+            reward_max=reward_max,
+            errored=errored,
+            after=after,
+            limit=limit,
+        )
+        show_items(page, printing.rollouts_table, whole=whole, as_json_=as_json_)
+
+
+def batches(
+    run_id: RunId,
+    after_step: Annotated[int, typer.Option(min=-1, help="Only steps above this one.")] = -1,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Most batches in a page.")] = 1000,
+    whole: All = False,
+    as_json_: Json = False,
+) -> None:
+    """Show the batches that are kept, and where in the store their files lie."""
+    with asking(as_json_) as client:
+        page = client.runs.batches(run_id, after_step=after_step, limit=limit)
+        show_items(page, printing.batches_table, whole=whole, as_json_=as_json_)
+
+
+def checkpoints(run_id: RunId, as_json_: Json = False) -> None:
+    """Show committed checkpoints: what a run can be resumed or forked from."""
+    with asking(as_json_) as client:
+        page = client.runs.checkpoints(run_id)
+        show_items(page, printing.checkpoints_table, whole=True, as_json_=as_json_)
+
+
+def config(run_id: RunId, as_json_: Json = False) -> None:
+    """Show the config as it holds, every default written out."""
+    with asking(as_json_) as client:
+        view = client.runs.config(run_id)
+        if as_json_:
+            printing.print_json(as_json(view))
+        else:
+            print(json.dumps(view.config, indent=2))
+
+
+def engines(as_json_: Json = False) -> None:
+    """Show the inference engines that runs keep, and how they are."""
+    with asking(as_json_) as client:
+        show_items(client.engines(), printing.engines_table, whole=True, as_json_=as_json_)
+
+
+def workers(as_json_: Json = False) -> None:
+    """Show the worker processes that polled Temporal in the last minutes, by role."""
+    with asking(as_json_) as client:
+        show_items(client.workers(), printing.workers_table, whole=True, as_json_=as_json_)
+
+
+OF_RUNS: dict[str, Callable[..., None]] = {
+    "list": list_runs,
+    "show": show,
+    "watch": watch,
+    "events": events,
+    "logs": logs,
+    "metrics": metrics,
+    "evals": evals,
+    "rollouts": rollouts,
+    "batches": batches,
+    "checkpoints": checkpoints,
+    "config": config,
+}
+OF_MACHINES: dict[str, Callable[..., None]] = {"engines": engines, "workers": workers}

@@ -1,0 +1,232 @@
+"""Watches a run until it ends: live where a person looks, else one line an event.
+
+Events come from a thread of their own, so that the picture moves, and Ctrl-C is heard, while
+nothing happens. Watching only reads; whatever ends it leaves the run alone.
+"""
+
+import queue
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ratchet.api.client import printing
+from ratchet.api.client.assignments import one_line
+from ratchet.api.client.client import Ratchet, as_json
+from ratchet.api.client.errors import RatchetError, Refused
+from ratchet.api.client.streams import LATEST
+from ratchet.api.schemas.models import ENDED, Run
+from ratchet.api.schemas.resources import Event
+
+REWARD = "reward/all/mean"
+HISTORY = 400
+SHOWN_EVENTS = 6
+TICK_S = 0.25
+RENEW_S = 3.0
+"""Gauges are asked for so often; after an event at once, but not twice a second."""
+RENEW_SOON_S = 0.5
+END_WITHIN_S = 10.0
+QUIET = frozenset({"run.waiting", "work.done"})
+"""Left out of the picture and of lines, unless they are warnings."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why nothing comes, '' once something does."""
+
+    why: str
+
+
+@dataclass
+class View:
+    """What is known of a run that is watched; `rewards` are by step, ascending."""
+
+    run: Run
+    rewards: dict[int, float] = field(default_factory=dict)
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=SHOWN_EVENTS))
+    trouble: str = ""
+
+    def take(self, event: Event) -> None:
+        """Takes an event in."""
+        step, reward = event.data.get("step"), event.data.get("reward")
+        if event.type == "run.step" and isinstance(step, int) and reward is not None:
+            if self.rewards and step <= next(reversed(self.rewards)):
+                # A step that is done again follows none of those that were given up.
+                self.rewards = {s: r for s, r in self.rewards.items() if s < step}
+            self.rewards[step] = float(reward)
+        if tells(event):
+            self.events.append(event)
+
+    def picture(self, width: int) -> RenderableType:
+        """The run as it is at this moment, for a terminal `width` columns wide."""
+        run = self.run
+        head = Text.assemble((run.id, "bold"), "  ", (run.status, _style(run.status)))
+        if run.attempt > 1:
+            head.append(f"  attempt {run.attempt}")
+        rows: list[tuple[str, RenderableType | None]] = [("steps", self._bar(width))]
+        if self.rewards:
+            values = [*self.rewards.values()]
+            line = printing.sparkline(values, max(width - 32, 8))
+            rows.append(("reward", f"{line} {printing.number(values[-1])}"))
+        rows += [
+            ("eval", printing.clean(printing.evals_line(run))),
+            ("in flight", _gauges(run)),
+            ("waits for", _waits(run)),
+        ]
+        told = [Text(printing.event_line(e), _style(e.level), no_wrap=True) for e in self.events]
+        trouble = f"connection lost ({self.trouble}); trying again" if self.trouble else ""
+        foot = trouble or "Ctrl-C stops watching, not the run"
+        style = "yellow" if trouble else "dim"
+        return Group(head, printing.pairs_table(rows), *told, Text(foot, style, no_wrap=True))
+
+    def _bar(self, width: int) -> RenderableType:
+        run = self.run
+        bar = ProgressBar(total=run.max_steps or 1, completed=run.step, width=max(width - 40, 10))
+        row = Table.grid(padding=(0, 1))
+        row.add_row(bar, f"{run.step}/{run.max_steps or '?'}")
+        return row
+
+
+def tells(event: Event) -> bool:
+    """Whether an event is worth a line while watching."""
+    return event.level != "info" or event.type not in QUIET
+
+
+def _style(word: str) -> str:
+    return printing.STYLES.get(word, "")
+
+
+def _gauges(run: Run) -> str:
+    told = run.progress
+    if told is None:
+        return ""
+    flight = f"{told.rollouts_inflight_train} train, {told.rollouts_inflight_eval} eval rollouts"
+    return f"{flight}; {told.tokens_per_s:.0f} tokens/s"
+
+
+def _waits(run: Run) -> str:
+    if run.paused_because:
+        return printing.clean(f"paused because {run.paused_because}")
+    return printing.waits_line(run)
+
+
+def ending(run: Run) -> str:
+    """How a run ended, in a sentence."""
+    reward = f", reward {printing.number(run.reward)}" if run.reward is not None else ""
+    why = printing.error_line(run) or printing.clean(run.end_reason or "")
+    said = "was cancelled" if run.status == "cancelled" else run.status
+    return f"{run.id} {said} at step {run.step}{reward}{f': {why}' if why else ''}"
+
+
+class Watch:
+    """One watch of one run. `from_start` tells all that happened before, too."""
+
+    def __init__(
+        self, client: Ratchet, run: Run, out: Console, *, from_start: bool, lines_of_json: bool
+    ) -> None:
+        self._client = client
+        self._out = out
+        self._lines_of_json = lines_of_json
+        self._news: queue.SimpleQueue[Event | Trouble | RatchetError | None] = queue.SimpleQueue()
+        self._view = View(run)
+        self._live = out.is_terminal and not lines_of_json
+        self._after = None if from_start else LATEST
+        self._renewed = time.monotonic()
+        self._stale = False
+
+    def follow(self) -> Run:
+        """Watches until the run has ended; returns it. Raises RatchetError, KeyboardInterrupt."""
+        threading.Thread(target=self._listen, daemon=True).start()
+        if not self._live:
+            self._until_over(None)
+        else:
+            self._load_rewards()
+            with Live(
+                get_renderable=lambda: self._view.picture(self._out.width),
+                console=self._out,
+                auto_refresh=False,
+                transient=True,
+            ) as live:
+                self._until_over(live)
+        return self._ended()
+
+    def _listen(self) -> None:
+        stream = self._client.runs.stream_events(
+            self._view.run.id,
+            after=self._after,
+            on_trouble=lambda why: self._news.put(Trouble(why)),
+        )
+        try:
+            for event in stream:
+                self._news.put(event)
+            self._news.put(None)
+        except RatchetError as error:
+            self._news.put(error)
+
+    def _until_over(self, live: Live | None) -> None:
+        drawn = 0.0
+        while True:
+            if live is not None and time.monotonic() - drawn >= TICK_S:
+                self._renew()
+                live.refresh()
+                drawn = time.monotonic()
+            try:
+                item = self._news.get(timeout=TICK_S)
+            except queue.Empty:
+                continue
+            if item is None:
+                return
+            if isinstance(item, RatchetError):
+                raise item
+            if isinstance(item, Trouble):
+                self._view.trouble = item.why
+                if live is None and item.why:
+                    text = f"connection lost ({item.why}); trying again"
+                    printing.console(stderr=True).print(text, soft_wrap=True)
+                continue
+            self._view.take(item)
+            self._stale = True
+            if self._lines_of_json:
+                print(one_line(as_json(item)), flush=True)
+            elif live is None and tells(item):
+                print(printing.event_line(item), flush=True)
+
+    def _renew(self) -> None:
+        age_s = time.monotonic() - self._renewed
+        if age_s < (RENEW_SOON_S if self._stale else RENEW_S) or self._view.trouble:
+            return
+        try:
+            self._view.run = self._client.runs.retrieve(self._view.run.id)
+            self._stale = False
+        except RatchetError as error:
+            # The stream finds out whether that lasts, and how long to bear it.
+            if isinstance(error, Refused) and not error.transient:
+                raise
+        self._renewed = time.monotonic()
+
+    def _load_rewards(self) -> None:
+        run_id = self._view.run.id
+        try:
+            page = self._client.runs.metrics(run_id, names=[REWARD], points=HISTORY)
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+            # Nothing was recorded yet.
+            return
+        found = {row.step: row.metrics.get(REWARD) for row in page.data}
+        self._view.rewards = {step: value for step, value in found.items() if value is not None}
+
+    def _ended(self) -> Run:
+        """The run once it says itself that it has ended, which is a moment after its last event."""
+        deadline = time.monotonic() + END_WITHIN_S
+        while True:
+            run = self._client.runs.retrieve(self._view.run.id)
+            if run.status in ENDED or time.monotonic() > deadline:
+                return run
+            time.sleep(TICK_S)

@@ -1,0 +1,1 @@
+"""HTTP itself: keys, limits, bodies, problem documents, idempotency, the OpenAPI page."""

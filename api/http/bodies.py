@@ -1,0 +1,109 @@
+"""Reads request bodies with limits: size, media type, and what JSON and TOML can hide."""
+
+import json
+from typing import Any
+
+from fastapi import Request
+
+from ratchet.api.http.problems import ApiProblem
+from ratchet.configs.load import ConfigError, parse
+
+MEDIA_TYPES = {"application/json": "json", "application/toml": "toml", "text/toml": "toml"}
+MAX_DEPTH = 32
+
+
+def _too_large(limit: int) -> ApiProblem:
+    return ApiProblem(
+        413,
+        "body-too-large",
+        "The body is too large",
+        f"A body may have at most {limit} bytes; large data belongs in files that a config names.",
+    )
+
+
+def wrong_media(detail: str) -> ApiProblem:
+    """415: the body is of a type that is not read here."""
+    return ApiProblem(415, "unsupported-media-type", "The media type is not supported", detail)
+
+
+def unreadable(why: str) -> ApiProblem:
+    """400: the body is not what its media type says."""
+    return ApiProblem(400, "unreadable-body", "The body cannot be read", why)
+
+
+async def read_bytes(request: Request, limit: int) -> bytes:
+    """The body; raises 413 as soon as it is known to exceed `limit` bytes."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(limit)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def media_of(request: Request) -> str:
+    """'json' or 'toml'; raises 415 for anything else."""
+    header = request.headers.get("content-type", "")
+    media = MEDIA_TYPES.get(header.partition(";")[0].strip().lower())
+    if media is None:
+        raise wrong_media(
+            f"Content-Type is {header[:100]!r}; send application/json or application/toml."
+        )
+    return media
+
+
+def decode(data: bytes, media: str) -> Any:
+    """Plain data of a JSON or TOML body; raises 400 for what cannot be read."""
+    try:
+        return parse(data.decode(), media=media)
+    except UnicodeDecodeError as error:
+        raise unreadable(f"The body is not UTF-8 (byte {error.start}).") from None
+    except ConfigError as error:
+        raise unreadable(error.problems[0].message) from None
+    except RecursionError:
+        raise unreadable("The body is nested too deeply.") from None
+    except ValueError as error:
+        raise unreadable(f"not valid {media}: {error}") from None
+
+
+def _deeper_than(data: Any, levels: int) -> bool:
+    inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return any(levels == 0 or _deeper_than(item, levels - 1) for item in inner)
+
+
+def require_portable(data: Any) -> Any:
+    """`data` if JSON can carry it everywhere.
+
+    Raises 400 for NaN, infinities, lone surrogates and more than MAX_DEPTH levels.
+    """
+    if _deeper_than(data, MAX_DEPTH):
+        raise unreadable(f"The body is nested more than {MAX_DEPTH} levels deep.")
+    try:
+        json.dumps(data, ensure_ascii=False, allow_nan=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise unreadable("The body holds a lone surrogate, which is no character.") from None
+    except ValueError:
+        raise unreadable("The body holds NaN or an infinity, which JSON cannot carry.") from None
+    return data
+
+
+async def read_optional_json(request: Request, limit: int) -> dict[str, Any]:
+    """A JSON object, or {} for an empty body."""
+    return optional_json(request, await read_bytes(request, limit))
+
+
+def optional_json(request: Request, data: bytes) -> dict[str, Any]:
+    """The JSON object that a body holds, or {} for an empty one; raises 400 or 415."""
+    if not data.strip():
+        return {}
+    if media_of(request) != "json":
+        raise wrong_media("Send application/json.")
+    value = require_portable(decode(data, "json"))
+    if not isinstance(value, dict):
+        raise unreadable("The body must be a JSON object.")
+    return value

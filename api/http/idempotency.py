@@ -1,0 +1,113 @@
+"""`Idempotency-Key`: the same key and request give the same reply and one effect.
+
+Two records in the artifact store, both committed once: what a key was first used for, with the id
+of its run, and the reply. They outlive the API, and of two requests at the same moment both act for
+the one that claimed first: its run can be started only once, and the run hears its signal only once
+(Temporal knows the key as the signal's request id). A request that is refused claims nothing.
+
+What starts a run needs the store anyway. What is only told to a run is told without the records if
+the store cannot be used, since a run must be held or ended then, too.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.api.http.problems import ApiProblem, FieldError
+
+HEADER = "Idempotency-Key"
+LONGEST = 255
+DOCUMENTED: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": HEADER,
+            "in": "header",
+            "required": False,
+            "description": "The same key and body give the same reply and have one effect, however "
+            "often they are sent; the same key with another body is a 409.",
+            "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST},
+        }
+    ]
+}
+"""The OpenAPI entry of the header."""
+
+
+@dataclass(frozen=True)
+class Once:
+    """A request that carries a key: digests of who asks what by which key, and of what it says."""
+
+    key: str
+    said: str
+
+    @staticmethod
+    def of(request: Request, body: bytes) -> "Once | None":
+        """None without the header; raises 400 for a key that cannot be used."""
+        key = request.headers.get(HEADER)
+        if key is None:
+            return None
+        if not 1 <= len(key) <= LONGEST or not key.isprintable():
+            message = f"an idempotency key has 1 to {LONGEST} printable characters"
+            raise ApiProblem(
+                400,
+                "bad-idempotency-key",
+                "The idempotency key cannot be used",
+                f"{HEADER}: {message}.",
+                errors=[FieldError(pointer="", key=f"header.{HEADER}", message=message)],
+            )
+        who = getattr(request.state, "key_name", "")
+        scope = json.dumps([who, request.method, request.url.path, key])
+        said = f"{request.url.query}\n{request.headers.get('content-type', '')}\n".encode() + body
+        return Once(hashlib.sha256(scope.encode()).hexdigest(), hashlib.sha256(said).hexdigest())
+
+    def reply(self, store: ArtifactStore) -> dict[str, Any] | None:
+        """The reply that was given to the same request; raises 409 if it was another. Blocks."""
+        claimed = store.committed(keys.idempotency_claim(self.key))
+        if claimed is None:
+            return None
+        self._require_same(store.get_json(claimed))
+        given = store.committed(keys.idempotency_reply(self.key))
+        if given is None:
+            return None
+        reply: dict[str, Any] = store.get_json(given)
+        return reply
+
+    def claim(self, store: ArtifactStore, run_id: str) -> str:
+        """The id that the run gets: `run_id`, or what the first to claim chose. Blocks.
+
+        Raises 409 if that was another request.
+        """
+        value = {"said": self.said, "run_id": run_id}
+        first = store.get_json(
+            store.put_json(keys.idempotency_claim(self.key), value, attempt="api")
+        )
+        self._require_same(first)
+        return str(first["run_id"])
+
+    def keep(self, store: ArtifactStore, run_id: str, run: dict[str, Any]) -> dict[str, Any]:
+        """Keeps the reply, and returns the one that was kept first. Blocks."""
+        value = {"run_id": run_id, "run": run}
+        ref = store.put_json(keys.idempotency_reply(self.key), value, attempt="api")
+        kept: dict[str, Any] = store.get_json(ref)
+        return kept
+
+    def _require_same(self, claim: dict[str, Any]) -> None:
+        if claim["said"] != self.said:
+            raise ApiProblem(
+                409,
+                "idempotency-conflict",
+                "The idempotency key was used for another request",
+                f"This {HEADER} was used with another body, for run {claim['run_id']}; send the "
+                "same body again, or another key.",
+            )
+
+
+def replied(kept: dict[str, Any], status: int, *, located: bool = False) -> JSONResponse:
+    """A reply as it was kept; `located` tells where the run is that it made."""
+    headers = {"Location": f"/v1/runs/{kept['run_id']}"} if located else None
+    return JSONResponse(kept["run"], status, headers)

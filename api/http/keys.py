@@ -1,0 +1,131 @@
+"""API keys: who may use the API, and `python -m ratchet.api.http.keys`, which makes one.
+
+A key is 256 random bits, so its SHA-256 needs no salt and tells nothing of it; only the hash is
+kept, in $RATCHET_HOME/api_keys.json or, as the same JSON, in RATCHET_API_KEYS:
+
+    {"keys": [{"name": "ci", "sha256": "…", "scopes": ["read", "write"], "per_minute": 600}]}
+"""
+
+import argparse
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ratchet.configs.home import home_folder
+
+PREFIX = "rk_"
+SCOPES = ("read", "write")
+PER_MINUTE = 6000
+
+
+class ApiKey(BaseModel):
+    """One key. 'write' allows what changes anything, 'read' all else."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    scopes: tuple[Literal["read", "write"], ...] = ("read", "write")
+    per_minute: int = Field(default=PER_MINUTE, ge=1, le=10_000_000)
+
+
+class KeyFile(BaseModel):
+    """The file of all keys."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    keys: tuple[ApiKey, ...] = ()
+
+
+def digest(key: str) -> str:
+    """The hash under which a key is kept."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def load_keys(text: str | None, path: Path) -> tuple[ApiKey, ...]:
+    """The keys in `text` (JSON) if it is given, else in the file at `path` if there is one.
+
+    Raises ValueError that names the place of a mistake and shows nothing of what is there.
+    """
+    where = "RATCHET_API_KEYS" if text else str(path)
+    if not text:
+        if not path.exists():
+            return ()
+        text = path.read_text()
+    try:
+        keys = KeyFile.model_validate_json(text).keys
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in found["loc"]) or "(all of it)"
+        raise ValueError(f"{where} is no list of API keys: {place}: {found['msg']}") from None
+    names = [key.name for key in keys]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{where} has two keys of one name")
+    return keys
+
+
+def key_for(keys: Sequence[ApiKey], given: str) -> ApiKey | None:
+    """The key that `given` is, in a time that tells nothing of the keys there are."""
+    mine = digest(given)
+    found = None
+    for key in keys:
+        if hmac.compare_digest(key.sha256, mine):
+            found = key
+    return found
+
+
+def add(path: Path, name: str, scopes: Sequence[str], per_minute: int) -> str:
+    """Puts another key into the file, which only its owner may read, and returns it.
+
+    Raises ValueError for a name that is taken or no name.
+    """
+    kept = load_keys(None, path)
+    if any(key.name == name for key in kept):
+        raise ValueError(
+            f"{path} has a key named {name!r}; remove it there, or choose another name"
+        )
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
+        raise ValueError(f"{name!r} is no name: use 1 to 64 letters, digits, '.', '_' or '-'")
+    key = PREFIX + secrets.token_urlsafe(32)
+    entry = ApiKey.model_validate(
+        {"name": name, "sha256": digest(key), "scopes": scopes, "per_minute": per_minute}
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(KeyFile(keys=(*kept, entry)).model_dump_json(indent=2) + "\n")
+    part.replace(path)
+    return key
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Makes a key, prints it once, and keeps its hash; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ratchet.api.http.keys", description="Makes an API key."
+    )
+    parser.add_argument("name", help="whose key it is")
+    parser.add_argument("--read-only", action="store_true", help="it may change nothing")
+    parser.add_argument("--per-minute", type=int, default=PER_MINUTE, help="requests (%(default)s)")
+    arguments = parser.parse_args(argv)
+    home = home_folder()
+    scopes = SCOPES[:1] if arguments.read_only else SCOPES
+    try:
+        key = add(home / "api_keys.json", arguments.name, scopes, arguments.per_minute)
+    except ValueError as error:
+        print(f"ratchet api: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 1
+    print(key)
+    print(f"Its hash is in {home / 'api_keys.json'}; restart the API.", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""Who may ask what: bearer keys, rate limits, and requests that a foreign web page made.
+
+Plain ASGI, so that streams pass untouched. Keys guard everything below /v1 and /metrics; what is
+open without one (health, docs, the dashboard's files) tells nothing of any run. No header or body
+is ever logged.
+"""
+
+import ipaddress
+import math
+import time
+from collections.abc import MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ratchet.api.http.keys import ApiKey, key_for
+from ratchet.api.http.problems import ApiProblem, reply
+
+SAFE = ("GET", "HEAD", "OPTIONS")
+GUARDED = ("/v1", "/metrics")
+HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address that is bound."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def origin_of(url: str) -> str:
+    """The scheme, host and port of an address as browsers write them, '' for none."""
+    try:
+        parts = urlsplit(url.strip())
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return ""
+    usual = {"http": 80, "https": 443}
+    if parts.scheme not in usual or not host:
+        return ""
+    name = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{name}" + (f":{port}" if port and port != usual[parts.scheme] else "")
+
+
+class Bucket:
+    """A token bucket: `per_minute` requests, a tenth of a minute's worth of them at once."""
+
+    def __init__(self, per_minute: int) -> None:
+        self._rate = per_minute / 60.0
+        self._most = max(per_minute / 10.0, 1.0)
+        self._left = self._most
+        self._at = time.monotonic()
+
+    def take(self) -> float:
+        """0.0 if a request may pass, else in how many seconds one may."""
+        now = time.monotonic()
+        self._left = min(self._most, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left >= 1.0:
+            self._left -= 1.0
+            return 0.0
+        return (1.0 - self._left) / self._rate
+
+
+def _refused(status: int, kind: str, title: str, detail: str, wait_s: float = 0.0) -> ApiProblem:
+    return ApiProblem(status, kind, title, detail, retry_after_s=math.ceil(wait_s) or None)
+
+
+class Guard:
+    """Middleware that lets a request pass or answers it with a problem document."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: tuple[ApiKey, ...],
+        hosts: tuple[str, ...],
+        public_url: str = "",
+    ) -> None:
+        self._app = app
+        self._public = public_url
+        self._keys = keys
+        self._hosts = hosts
+        self._buckets = {key.name: Bucket(key.per_minute) for key in keys}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on, or answers it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *HEADERS]
+            await send(message)
+
+        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            self._require_here(scope["method"], headers)
+            if scope["path"].startswith(GUARDED) and self._keys:
+                key = self._require_key(scope["method"], headers)
+                scope.setdefault("state", {})["key_name"] = key.name
+        except ApiProblem as problem:
+            response = reply(problem)
+            if problem.document.status == 401:
+                response.headers["WWW-Authenticate"] = "Bearer"
+            await response(scope, receive, send_safely)
+            return
+        await self._app(scope, receive, send_safely)
+
+    def _require_here(self, method: str, headers: MutableMapping[bytes, str]) -> None:
+        """Refuses what another site's page sends, or sends under a name made to lead here."""
+        host = headers.get(b"host", "")
+        name = urlsplit(f"//{host}").hostname or ""
+        if self._hosts and name not in self._hosts:
+            raise _refused(
+                403,
+                "unknown-host",
+                "The API is not called so",
+                f"This API answers to {', '.join(self._hosts)}; it has no keys, so that other "
+                "names are refused.",
+            )
+        origin = headers.get(b"origin")
+        own = origin is None or urlsplit(origin).netloc == host
+        # A proxy may send on under another name what came to the public one.
+        if (
+            method not in SAFE
+            and not own
+            and (not self._public or origin_of(origin or "") != self._public)
+        ):
+            raise _refused(
+                403,
+                "foreign-origin",
+                "The request comes from another site",
+                "Pages of other sites may change nothing here. If a proxy in front of the API "
+                "changes the Host of requests, set RATCHET_PUBLIC_URL of the API to the address "
+                "that browsers use.",
+            )
+
+    def _require_key(self, method: str, headers: MutableMapping[bytes, str]) -> ApiKey:
+        scheme, _, given = headers.get(b"authorization", "").partition(" ")
+        key: ApiKey | None = None
+        if scheme.lower() == "bearer" and given:
+            key = key_for(self._keys, given.strip())
+        if key is None:
+            raise _refused(
+                401,
+                "no-key",
+                "A key is needed",
+                "Send `Authorization: Bearer KEY`; whoever runs this API makes keys with "
+                "`python -m ratchet.api.http.keys NAME`.",
+            )
+        needed = "read" if method in SAFE else "write"
+        if needed not in key.scopes:
+            raise _refused(
+                403,
+                "scope-missing",
+                "The key may not do that",
+                f"Key {key.name!r} has no scope {needed!r}.",
+            )
+        wait = self._buckets[key.name].take()
+        if wait:
+            raise _refused(
+                429,
+                "too-many-requests",
+                "Too many requests",
+                f"Key {key.name!r} may send {key.per_minute} requests a minute.",
+                wait,
+            )
+        return key
+
+
+def documented_security(document: dict[str, Any]) -> None:
+    """Adds to an OpenAPI document that keys may be needed, and what is answered without."""
+    components = document.setdefault("components", {})
+    components["securitySchemes"] = {
+        "key": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "Needed where the API has keys; scope 'write' for all but reading.",
+        }
+    }
+    schema = {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}
+    told = {
+        "401": "No key, or none that is known.",
+        "403": "The key lacks the scope, or another site's page sent the request.",
+        "429": "The key's rate limit is used up; Retry-After says for how long.",
+    }
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            wanted = told if path.startswith(GUARDED) else {"403": told["403"]}
+            if path.startswith(GUARDED):
+                operation["security"] = [{}, {"key": []}]
+            for status, description in wanted.items():
+                content = {"application/problem+json": schema}
+                operation["responses"].setdefault(
+                    status, {"description": description, "content": content}
+                )

@@ -1,0 +1,137 @@
+"""What handlers of verbs share: small JSON bodies, conflicts, and telling a run something."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from fastapi import Request, Response
+from pydantic import BaseModel, ValidationError
+
+from ratchet.api.http.bodies import optional_json, read_bytes
+from ratchet.api.http.idempotency import Once, replied
+from ratchet.api.http.problems import ApiProblem, FieldError, shown
+from ratchet.api.schemas.models import ENDED, Run
+from ratchet.api.services.core import Services
+from ratchet.api.services.run_view import status_of
+from ratchet.api.temporal.client import Execution
+
+Body = TypeVar("Body", bound=BaseModel)
+MAX_BODY = 64 * 1024
+
+
+def optional_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI entry of a JSON body that may be left out."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    content = {"application/json": {"schema": schema, "example": example}}
+    return {"requestBody": {"required": False, "content": content}}
+
+
+def invalid(errors: list[FieldError]) -> ApiProblem:
+    """422: the request was read, and these are its mistakes."""
+    detail = "; ".join(f"{e.key}: {e.message}" for e in errors)
+    return ApiProblem(
+        422, "invalid-request", "The request cannot be carried out", detail, errors=errors
+    )
+
+
+def read_as(model: type[Body], data: dict[str, Any]) -> Body:
+    """`data` as a body; raises 422 with every mistake."""
+    if unknown := [key for key in data if key not in model.model_fields]:
+        valid = ", ".join(model.model_fields)
+        raise invalid(
+            [
+                FieldError(
+                    pointer="/" + key.replace("~", "~0").replace("/", "~1"),
+                    key=shown(key),
+                    value=shown(data[key]),
+                    message=f"unknown key; valid keys: {valid}",
+                )
+                for key in unknown
+            ]
+        )
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise invalid(
+            [
+                FieldError(
+                    pointer="".join(f"/{part}" for part in e["loc"]),
+                    key=".".join(str(part) for part in e["loc"]),
+                    value=shown(e.get("input")),
+                    message=e["msg"],
+                )
+                for e in error.errors(include_url=False)
+            ]
+        ) from None
+
+
+async def claimed(services: Services, once: Once, run_id: str) -> None:
+    """Claims the key before a run is told something; raises 409 if it was another request's. A
+    store that cannot be used keeps nobody from ending a run.
+    """
+    with suppress(OSError):
+        await asyncio.to_thread(once.claim, services.records.store, run_id)
+
+
+async def told_once(
+    services: Services,
+    request: Request,
+    run_id: str,
+    model: type[Body],
+    act: Callable[[Body, Once | None], Awaitable[Run]],
+) -> Run | Response:
+    """What `act` answers to the request's body, or was answered to the same request before.
+
+    Raises 400, 409, 413, 415 or 422, and what `act` raises.
+    """
+    data = await read_bytes(request, MAX_BODY)
+    once, store = Once.of(request, data), services.records.store
+    if once is None:
+        return await act(read_as(model, optional_json(request, data)), None)
+    with suppress(OSError):
+        if given := await asyncio.to_thread(once.reply, store):
+            return replied(given, 202)
+    run = await act(read_as(model, optional_json(request, data)), once)
+    with suppress(OSError):
+        kept = await asyncio.to_thread(once.keep, store, run_id, run.model_dump(mode="json"))
+        return replied(kept, 202)
+    return run
+
+
+async def newest(services: Services, run_id: str) -> Execution:
+    """The run's execution as it is at this very moment; raises 404."""
+    services.touched(run_id)
+    return await services.execution(run_id)
+
+
+def conflict(verb: str, execution: Execution, why: str = "") -> ApiProblem:
+    """409: the run is in a status in which `verb` makes no sense."""
+    status = status_of(execution)
+    return ApiProblem(
+        409,
+        "run-conflict",
+        "The run is past that",
+        f"Cannot {verb} run {execution.id}: it is {status}{f'; {why}' if why else '.'}",
+        run_status=status,
+    )
+
+
+async def tell(
+    services: Services, run_id: str, verb: str, signal: str, arg: Any, once: Once | None = None
+) -> Execution:
+    """Signals the run, once for `once`; raises 409 if it has ended, also if it ends just now."""
+    execution = await newest(services, run_id)
+    if status_of(execution) in ENDED:
+        raise conflict(verb, execution)
+    if once is not None:
+        await claimed(services, once, run_id)
+    if not await services.temporal.signal(run_id, signal, arg, once.key if once else ""):
+        raise conflict(verb, await newest(services, run_id))
+    services.touched(run_id)
+    return execution
+
+
+def with_status(run: Run, status: str) -> Run:
+    """The run as it is about to be."""
+    return run.model_copy(update={"status": status})

@@ -1,0 +1,105 @@
+"""What belongs to a run: its checkpoints, its config with all revisions, its batches."""
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import PlainTextResponse
+
+from ratchet.activities.storage import keys
+from ratchet.api.http.problems import ApiProblem, documented
+from ratchet.api.routes.metrics import require_recorded
+from ratchet.api.schemas.models import ListOf
+from ratchet.api.schemas.resources import Batch, Checkpoint, RunConfigView
+from ratchet.api.services.core import RunId, Served
+from ratchet.api.store import artifacts
+from ratchet.configs.load import dump_toml
+from ratchet.configs.run import RunConfig
+
+router = APIRouter(prefix="/v1/runs", tags=["artifacts"])
+
+
+@router.get("/{run_id}/checkpoints", responses=documented(404, 422))
+async def list_checkpoints(
+    run_id: RunId,
+    services: Served,
+    verify: Annotated[
+        bool, Query(description="Read every byte and compare hashes, which takes its time.")
+    ] = False,
+) -> ListOf[Checkpoint]:
+    """Committed checkpoints, by step: what the run can be resumed or forked from."""
+    await require_recorded(services, run_id)
+    data = await asyncio.to_thread(artifacts.checkpoints, services.records, run_id, verify=verify)
+    return ListOf[Checkpoint](data=data, has_more=False)
+
+
+@router.get("/{run_id}/batches", responses=documented(404, 422))
+async def list_batches(
+    run_id: RunId,
+    services: Served,
+    after_step: Annotated[
+        int, Query(ge=-1, le=2**53, description="Only steps above this one; also the cursor.")
+    ] = -1,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most batches in a page.")] = 100,
+) -> ListOf[Batch]:
+    """Batches that are kept, by step, and where their files lie."""
+    await require_recorded(services, run_id)
+    data, more = await asyncio.to_thread(
+        artifacts.batches, services.records, run_id, after_step, limit
+    )
+    return ListOf[Batch](data=data, has_more=more)
+
+
+@router.get(
+    "/{run_id}/config",
+    response_model=RunConfigView,
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+        **documented(404, 422, 503),
+    },
+)
+async def get_config(
+    run_id: RunId,
+    services: Served,
+    revision: Annotated[
+        int | None, Query(ge=0, le=2**53, description="One revision; none: what holds now.")
+    ] = None,
+    form: Annotated[
+        Literal["json", "toml"], Query(alias="format", description="'toml': as text, to reuse.")
+    ] = "json",
+) -> Any:
+    """The resolved config: as it holds now, with every change made while the run ran, or as one
+    revision. Changes of limits and metadata hold at once and make no revision.
+    """
+    execution = await services.execution(run_id)
+    attempt = services.attempt_of(execution)
+    records = services.records
+    kept = await asyncio.to_thread(artifacts.revisions, records.store, attempt)
+    changes = execution.memo.get("config_changes") or {}
+    if revision is None:
+        config = await asyncio.to_thread(services.current_config, execution)
+        told = execution.memo.get("config_revision")
+        number = int(told) if told is not None else max((k.revision for k in kept), default=0)
+    else:
+        number = revision
+        if revision not in {item.revision for item in kept}:
+            there = ", ".join(str(item.revision) for item in kept)
+            raise ApiProblem(
+                404,
+                "unknown-revision",
+                "No such revision",
+                f"Run {run_id} has no config revision {revision}; there are: {there}.",
+            )
+        plain = await asyncio.to_thread(records.read, keys.config(attempt, revision))
+        config = RunConfig.model_validate(plain)
+    if form == "toml":
+        return PlainTextResponse(dump_toml(config))
+    view = RunConfigView(
+        run_id=run_id,
+        attempt=attempt,
+        revision=number,
+        revisions=kept,
+        changes=changes,
+        config=config.model_dump(mode="json"),
+    )
+    return Response(view.model_dump_json(), media_type="application/json")

@@ -1,0 +1,196 @@
+"""What happened to a run: a cursor list, a live stream, and the same as a log.
+
+The source is Temporal's history of the run's workflow, which is durable, ordered and immutable, so
+that a cursor means the same to every API process, before and after a restart
+(`ratchet.api.temporal.event_log`).
+"""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from pydantic import Field
+
+from ratchet.api.http.problems import ApiProblem, documented
+from ratchet.api.schemas.models import ListOf
+from ratchet.api.schemas.resources import Event, LogLine
+from ratchet.api.services.core import RunId, Served
+from ratchet.api.services.run_view import OPEN
+from ratchet.api.temporal.event_log import Happening
+from ratchet.api.temporal.histories import Page, Wanted, as_json, everything
+
+router = APIRouter(prefix="/v1/runs", tags=["events"])
+
+SSE = "text/event-stream"
+Cursor = Annotated[
+    str | None,
+    Query(description="Cursor: only what came after the event of this id.", max_length=120),
+]
+LEVELS = ("info", "warning", "error")
+NEXT_AFTER = Field(
+    default=None,
+    description="`after` of the next page; null after the last. A page that leaves much out may be "
+    "empty, and yet lead on.",
+)
+
+
+class EventPage(ListOf[Event]):
+    """A page of events; ask again with `next_after` as `after` while `has_more` is true."""
+
+    next_after: str | None = NEXT_AFTER
+
+
+class LogPage(ListOf[LogLine]):
+    """A page of a log; ask again with `next_after` as `after` while `has_more` is true."""
+
+    next_after: str | None = NEXT_AFTER
+
+
+def _of_types(types: str | None) -> Wanted:
+    if types is None:
+        return everything
+    named = {name.strip() for name in types.split(",")}
+    return lambda event: event.type in named or event.type.partition(".")[0] in named
+
+
+def _answer(page: Page, show: Callable[[Happening], dict[str, Any]]) -> JSONResponse:
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": [show(event) for event in page.events],
+            "has_more": page.next_after is not None,
+            "next_after": page.next_after,
+        }
+    )
+
+
+@router.get(
+    "/{run_id}/events",
+    response_model=EventPage,
+    responses={
+        200: {
+            "description": "A page of events, or with `Accept: text/event-stream` the live stream.",
+            "content": {SSE: {"schema": {"type": "string"}}},
+        },
+        204: {"description": "The stream is over: the run has ended and all of it was told."},
+        **documented(404, 422, 503),
+    },
+)
+async def list_events(
+    run_id: RunId,
+    services: Served,
+    after: Cursor = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most events in a page.")] = 100,
+    order: Annotated[
+        Literal["asc", "desc"],
+        Query(
+            description="`desc`: the newest first, and `after` an event those that happened before "
+            "it. An event's id is a cursor in both directions."
+        ),
+    ] = "asc",
+    types: Annotated[
+        str | None,
+        Query(
+            max_length=1000,
+            description="Only events of these types, separated by commas; `server` is short for "
+            "all that begin with `server.`.",
+            examples=["run.ended,server"],
+        ),
+    ] = None,
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+    last_event_id: Annotated[
+        str | None,
+        Header(description="Where a stream goes on; what an EventSource sends by itself."),
+    ] = None,
+) -> Response:
+    """What happened, oldest first: steps, evals, checkpoints, signals, servers, work that was done
+    or failed, and changes of status.
+
+    As a stream it begins with the first event, or after `Last-Event-ID` or `after`; `after=latest`
+    begins with what is still to come. It ends when the run has ended, and asking for more is then
+    answered with 204, upon which an EventSource stops by itself. A stream is told oldest first.
+    """
+    execution = await services.execution(run_id)
+    histories = services.histories
+    wanted = _of_types(types)
+    cursor = (last_event_id or after) if SSE in accept else after
+    if order == "desc" and (SSE in accept or cursor == "latest"):
+        raise ApiProblem(
+            422,
+            "invalid-request",
+            "The request has invalid parameters",
+            "order: a stream, and what comes after the latest event, are told oldest first.",
+        )
+    hello = b"retry: 1000\n\n"
+    if cursor == "latest":
+        cursor = await histories.latest(execution)
+        hello = f"retry: 1000\nid: {cursor}\nevent: ready\ndata: {{}}\n\n".encode()
+    if SSE not in accept:
+        page = await histories.page(execution, cursor, limit, desc=order == "desc", wanted=wanted)
+        return _answer(page, as_json)
+    if cursor is not None and execution.state not in OPEN:
+        left = await histories.page(execution, cursor, 1, wanted=wanted)
+        if not left.events and left.next_after is None:
+            return Response(status_code=204)
+    # A cursor that is none is refused here, while the answer can still be a problem.
+    stream = await histories.stream(execution, cursor, wanted=wanted)
+    return StreamingResponse(
+        _with_hello(hello, stream),
+        media_type=SSE,
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _with_hello(hello: bytes, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield hello
+    async for chunk in stream:
+        yield chunk
+
+
+def _line(event: Happening) -> dict[str, Any]:
+    told = as_json(event)
+    return {key: told[key] for key in ("id", "created_at", "level", "source", "message")}
+
+
+@router.get(
+    "/{run_id}/logs",
+    response_model=LogPage,
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+        **documented(404, 422, 503),
+    },
+)
+async def list_logs(
+    run_id: RunId,
+    request: Request,
+    services: Served,
+    after: Cursor = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Most lines in a page.")] = 200,
+    level: Annotated[
+        Literal["info", "warning", "error"], Query(description="Only lines of this level or worse.")
+    ] = "info",
+    accept: Annotated[str, Header(include_in_schema=False)] = "",
+) -> Response:
+    """The run's log, oldest first: what it did, what failed and why, and what was tried again.
+
+    With `Accept: text/plain` one line of text each, and a `Link` of `rel="next"` while there are
+    more. What single processes print stays on their
+    machines; the last words of a server that went down are part of its line.
+    """
+    execution = await services.execution(run_id)
+    lowest = LEVELS.index(level)
+    page = await services.histories.page(
+        execution, after, limit, wanted=lambda event: LEVELS.index(event.level) >= lowest
+    )
+    if "text/plain" not in accept:
+        return _answer(page, _line)
+    lines = [
+        f"{line['created_at']} {line['level']:7} {line['source']}: {line['message']}\n"
+        for line in map(_line, page.events)
+    ]
+    headers = {}
+    if page.next_after is not None:
+        query = request.url.include_query_params(after=page.next_after).query
+        headers["Link"] = f'<?{query}>; rel="next"'
+    return PlainTextResponse("".join(lines), headers=headers)

@@ -1,0 +1,212 @@
+"""Going on from a checkpoint: a run that ended is resumed, or another one is forked from it."""
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from ratchet.activities.contracts.training import RestoreInput
+from ratchet.api.http.bodies import optional_json, read_bytes
+from ratchet.api.http.idempotency import DOCUMENTED, Once, replied
+from ratchet.api.http.problems import (
+    ApiProblem,
+    FieldError,
+    documented,
+    field_errors,
+    invalid_config,
+)
+from ratchet.api.routes._common import MAX_BODY, conflict, newest, optional_body, read_as
+from ratchet.api.schemas.models import ResolvedConfig, Run
+from ratchet.api.schemas.resources import ForkBody
+from ratchet.api.services.core import RunId, Served, Services
+from ratchet.api.services.launch import (
+    launch,
+    require_allowed,
+    resolved,
+    start_attempt,
+    valid_config,
+)
+from ratchet.api.services.plan import plan_of
+from ratchet.api.services.run_view import OPEN, status_of
+from ratchet.api.store.artifacts import Found, checkpoint, checkpoints_of
+from ratchet.api.temporal.client import Execution
+from ratchet.configs.load import ConfigError
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.rules.live_config import merged
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+
+def _steps(found: list[Found]) -> str:
+    return ", ".join(str(item.step) for item in found) or "none"
+
+
+async def resume_ended(services: Services, execution: Execution, once: Once | None = None) -> Run:
+    """Starts the next attempt of a run that has ended; raises 409 where there is nothing to do, or
+    nothing to go on from.
+    """
+    status, memo = status_of(execution), execution.memo
+    if execution.state in OPEN:
+        raise ApiProblem(
+            409,
+            "run-conflict",
+            "The run is about to end",
+            f"Run {execution.id} is {status} and ends in a moment; try again then.",
+            run_status=status,
+            retry_after_s=1,
+        )
+    done = (memo.get("step") or 0) >= (memo.get("max_steps") or 0)
+    if status == "succeeded" and done:
+        why = "all its steps are done. Fork it with a larger max_steps to go on"
+        raise conflict("resume", execution, why)
+    found = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
+    if not found:
+        why = "it has no checkpoint to go on from. Create it anew"
+        raise conflict("resume", execution, why)
+    config = await asyncio.to_thread(services.current_config, execution)
+    # Whoever is found here holds the newest; a damaged one is passed over when it is restored.
+    source = RestoreInput(execution.id, found[-1].attempt, None)
+    await start_attempt(services, execution, config, source, once)
+    return await services.show(await newest(services, execution.id))
+
+
+async def _source(services: Services, execution: Execution, step: int | None) -> Found:
+    """The checkpoint that a fork begins with; raises 409 naming those there are."""
+    found = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
+    pick = next((item for item in found if item.step == step), None)
+    if step is None:
+        for item in reversed(found):
+            seen = await asyncio.to_thread(checkpoint, services.records.store, item, verify=False)
+            if seen is not None and seen.sound:
+                return item
+    if pick is None:
+        wanted = "any sound checkpoint" if step is None else f"a checkpoint of step {step}"
+        message = f"run {execution.id} has not {wanted}; steps it has: {_steps(found)}"
+        raise ApiProblem(
+            409,
+            "no-checkpoint",
+            "There is no such checkpoint",
+            message,
+            errors=[FieldError(pointer="/step", key="step", value=step, message=message)],
+            run_status=status_of(execution),
+        )
+    seen = await asyncio.to_thread(checkpoint, services.records.store, pick, verify=False)
+    if seen is None or not seen.sound:
+        problem = seen.problem if seen is not None else "it was deleted"
+        raise ApiProblem(
+            409,
+            "damaged-checkpoint",
+            "The checkpoint is damaged",
+            f"The checkpoint of step {step}: {problem}; steps there are: {_steps(found)}.",
+            errors=[FieldError(pointer="/step", key="step", value=step, message=str(problem))],
+            run_status=status_of(execution),
+        )
+    return pick
+
+
+def _place(pointer: str) -> str:
+    """Where in a fork's body a mistake of the merged config is."""
+    if pointer in ("/name", "/metadata") or pointer.startswith("/metadata/"):
+        return pointer
+    return f"/config{pointer}"
+
+
+def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
+    """The config of a fork; raises 422 for what cannot be, and for what its checkpoint forbids."""
+    try:
+        plain = merged(resolved(base), body.config)
+    except ConfigError as error:
+        placed = [
+            e.model_copy(update={"pointer": _place(e.pointer)})
+            for e in field_errors(error.problems)
+        ]
+        raise invalid_config(placed) from None
+    if body.name is not None:
+        plain["name"] = body.name
+    if body.metadata is not None:
+        plain["metadata"] = body.metadata
+    config = valid_config(plain, _place)
+    errors: list[FieldError] = []
+
+    def fixed(key: str, before: Any, after: Any) -> None:
+        if before != after:
+            message = f"a fork goes on with what its checkpoint holds, which is {before!r}"
+            pointer = f"/config/{key.replace('.', '/')}"
+            errors.append(FieldError(pointer=pointer, key=key, value=after, message=message))
+
+    fixed("model.name", base.model.name, config.model.name)
+    fixed("model.dtype", base.model.dtype, config.model.dtype)
+    fixed("trainer.optim.type", base.trainer.optim.type, config.trainer.optim.type)
+    if config.max_steps <= step:
+        message = f"must be above {step}, the step of the checkpoint"
+        errors.append(
+            FieldError(
+                pointer="/config/max_steps",
+                key="max_steps",
+                value=config.max_steps,
+                message=message,
+            )
+        )
+    if errors:
+        raise invalid_config(errors)
+    return config
+
+
+@router.post(
+    "/{run_id}/fork",
+    status_code=201,
+    response_model=Run,
+    openapi_extra={
+        **optional_body(ForkBody, {"step": 10, "config": {"trainer": {"optim": {"lr": 3e-5}}}}),
+        **DOCUMENTED,
+    },
+    responses={
+        200: {"model": ResolvedConfig, "description": "Dry run: the resolved config."},
+        **documented(400, 404, 409, 413, 415, 422, 503, 507),
+    },
+)
+async def fork_run(
+    run_id: RunId,
+    request: Request,
+    response: Response,
+    services: Served,
+    dry_run: Annotated[bool, Query(description="Validate only; start nothing.")] = False,
+) -> Any:
+    """Starts another run from a committed checkpoint of this one, whatever this one does.
+
+    `config` holds what is to differ, as sections like a config's own; it is validated and checked
+    on the workers like a new run's. The fork has its own id, and its curves begin with this run's
+    up to the checkpoint.
+    """
+    data = await read_bytes(request, MAX_BODY)
+    once = Once.of(request, data) if not dry_run else None
+    store = services.records.store
+    if once is not None and (given := await asyncio.to_thread(once.reply, store)):
+        return replied(given, 201, located=True)
+    body = read_as(ForkBody, optional_json(request, data))
+    execution = await newest(services, run_id)
+    base = await asyncio.to_thread(services.current_config, execution)
+    source = await _source(services, execution, body.step)
+    config = forked_config(base, body, source.step)
+    require_allowed(services, config, _place)
+    if dry_run:
+        response.status_code = 200
+        plan = plan_of(config)
+        return Response(
+            ResolvedConfig(config=resolved(config), plan=plan).model_dump_json(),
+            media_type="application/json",
+        )
+    new_id = await launch(
+        services,
+        config,
+        once=once,
+        source=RestoreInput("", source.attempt, source.step),
+        lineage={"source": execution.id, "step": source.step, "kind": "fork"},
+        place=_place,
+    )
+    response.headers["Location"] = f"/v1/runs/{new_id}"
+    run = await services.show(await newest(services, new_id))
+    if once is not None:
+        kept = await asyncio.to_thread(once.keep, store, new_id, run.model_dump(mode="json"))
+        return replied(kept, 201, located=True)
+    return run

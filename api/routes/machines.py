@@ -1,0 +1,157 @@
+"""What carries runs out: engines and workers, as Temporal sees them at this moment."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import (
+    DescribeTaskQueueRequest,
+    DescribeWorkflowExecutionRequest,
+)
+from temporalio.service import RPCError, RPCStatusCode
+
+from ratchet.activities.contracts.names import workflow_of
+from ratchet.activities.storage import keys
+from ratchet.api.http.problems import documented
+from ratchet.api.http.redact import redacted
+from ratchet.api.schemas.models import ListOf
+from ratchet.api.schemas.resources import Engine, WorkerItem
+from ratchet.api.services.core import Served, Services
+from ratchet.api.services.run_view import OPEN
+from ratchet.workflows.protocol.messages import HOST
+
+router = APIRouter(prefix="/v1", tags=["machines"])
+
+MOST_ENGINES = 500
+ENGINE = "/host/engine/"
+
+
+async def engines_of(services: Services) -> list[Engine]:
+    """Engines that runs keep, by id."""
+    query = f"WorkflowType = '{HOST}' AND ExecutionStatus = 'Running'"
+    hosts = await services.temporal.listed(query, MOST_ENGINES * 4)
+    ids = sorted({host.id for host in hosts if ENGINE in host.id})[:MOST_ENGINES]
+    versions = {run.id: run.memo.get("policy_version") for run in await services.runs()}
+    found = await asyncio.gather(*(_engine(services, host, versions) for host in ids))
+    return [engine for engine in found if engine is not None]
+
+
+async def _engine(services: Services, host: str, versions: dict[str, Any]) -> Engine | None:
+    temporal = services.temporal
+    request = DescribeWorkflowExecutionRequest(
+        namespace=temporal.namespace, execution=WorkflowExecution(workflow_id=host)
+    )
+    async with temporal.calling() as client:
+        try:
+            answer = await client.workflow_service.describe_workflow_execution(
+                request, timeout=temporal.timeout
+            )
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise
+            return None
+    attempt_id, _, place = host.partition(ENGINE)
+    run_id = workflow_of(attempt_id)
+    version = versions.get(run_id)
+    engine = Engine(
+        id=host,
+        run_id=run_id,
+        index=int(place.partition(".")[0]),
+        state="starting",
+        attempt=0,
+        since=None,
+        worker="",
+        policy_version=version if isinstance(version, int) and version >= 0 else None,
+    )
+    for pending in answer.pending_activities:
+        started = pending.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
+        since = pending.last_started_time if started else pending.scheduled_time
+        engine.attempt = pending.attempt
+        engine.since = since.ToDatetime().replace(tzinfo=UTC)
+        engine.worker = pending.last_worker_identity
+        engine.state = "up" if started else "restarting" if pending.attempt > 1 else "starting"
+        if pending.HasField("last_failure"):
+            engine.last_failure = redacted(pending.last_failure.message, 500)
+    return engine
+
+
+async def workers_of(services: Services) -> list[WorkerItem]:
+    """Worker processes that poll a task queue of a role, by role and name."""
+    temporal, queues = services.temporal, services.settings.queues
+    activity, workflow = (
+        TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+        TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+    )
+    wanted = [
+        ("orchestrator", queues.orchestrator, workflow),
+        ("orchestrator", queues.orchestrator, activity),
+        ("rollout", queues.rollout, activity),
+        ("trainer", queues.trainer, activity),
+        ("inference", queues.inference, activity),
+        ("env", queues.env, activity),
+    ]
+
+    async def polled(queue: str, kind: TaskQueueType.ValueType) -> Any:
+        request = DescribeTaskQueueRequest(
+            namespace=temporal.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
+        )
+        async with temporal.calling() as client:
+            return await client.workflow_service.describe_task_queue(
+                request, timeout=temporal.timeout
+            )
+
+    answers = await asyncio.gather(*(polled(queue, kind) for _, queue, kind in wanted))
+    found: dict[tuple[str, str], WorkerItem] = {}
+    for (role, queue, _), answer in zip(wanted, answers, strict=True):
+        for poller in answer.pollers:
+            seen = poller.last_access_time.ToDatetime().replace(tzinfo=UTC)
+            before = found.get((role, poller.identity))
+            if before is None or before.last_seen is None or before.last_seen < seen:
+                found[role, poller.identity] = WorkerItem(
+                    id=poller.identity, role=role, queue=queue, last_seen=seen
+                )
+    return [found[key] for key in sorted(found)]
+
+
+def live_gauges(services: Services, run_ids: list[str]) -> list[dict[str, Any]]:
+    """What rollout workers last told of these runs, with `run_id` and `source`. Blocks."""
+    store = services.records.store
+    now = datetime.now(UTC).timestamp()
+    found = []
+    for run_id in run_ids:
+        for key in store.live_keys(keys.live_records(run_id)):
+            told = store.read_live(key)
+            if told and now - float(told["time"]) <= services.settings.live_max_age_s:
+                source = key.rpartition("/")[2].removesuffix(".json")
+                found.append({"run_id": run_id, "source": source, **told})
+    return found
+
+
+def _same(identity: str, source: str) -> bool:
+    """Whether a source of gauges is the worker of this identity, '<pid>@<host>'."""
+    process, _, host = identity.partition("@")
+    return source == f"rollout-{host}-{process}"
+
+
+@router.get("/engines", responses=documented(503))
+async def list_engines(services: Served) -> ListOf[Engine]:
+    """Inference engines that runs keep, and how they are."""
+    return ListOf[Engine](data=await engines_of(services), has_more=False)
+
+
+@router.get("/workers", responses=documented(503))
+async def list_workers(services: Served) -> ListOf[WorkerItem]:
+    """Worker processes that polled Temporal in the last minutes, by role; rollout workers with what
+    they last told of each run.
+    """
+    workers = await workers_of(services)
+    running = [run.id for run in await services.runs() if run.state in OPEN]
+    told = await asyncio.to_thread(live_gauges, services, running)
+    for worker in workers:
+        if worker.role == "rollout":
+            worker.gauges = [gauge for gauge in told if _same(worker.id, gauge["source"])]
+    return ListOf[WorkerItem](data=workers, has_more=False)

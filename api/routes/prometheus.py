@@ -1,0 +1,164 @@
+"""`GET /metrics` for Prometheus: the API's requests, and the runs, workers and engines there are.
+
+What Temporal and the store are asked for is shared by all scrapes of a few seconds. Labels are
+bounded: routes, not paths; runs that are open, not all there ever were.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import FastAPI, Response
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ratchet.api.http.problems import ApiProblem
+from ratchet.api.http.shared_call import Shared
+from ratchet.api.routes.machines import engines_of, workers_of
+from ratchet.api.services.core import Served, Services
+from ratchet.api.services.run_view import OPEN, status_of
+from ratchet.api.temporal.client import Execution
+
+MEDIA = "text/plain; version=0.0.4; charset=utf-8"
+FRESH_S = 3.0
+MOST_RUNS = 200
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Requests:
+    """Counts requests by route. Streams count once they end, and have no duration."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.count = Counter(
+            "ratchet_api_requests",
+            "Requests by route and status.",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "ratchet_api_request_seconds",
+            "Time until a reply was sent whole.",
+            ["method", "route"],
+            buckets=BUCKETS,
+            registry=self.registry,
+        )
+
+
+class Counted:
+    """Middleware that counts."""
+
+    def __init__(self, app: ASGIApp, requests: Requests) -> None:
+        self._app = app
+        self._requests = requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status, streamed = time.perf_counter(), 500, False
+
+        async def send_seen(message: Message) -> None:
+            nonlocal status, streamed
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                streamed = any(
+                    name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+                    for name, value in message.get("headers", ())
+                )
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_seen)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            method = scope["method"] if route != "other" else "other"
+            self._requests.count.labels(method, route, str(status)).inc()
+            if not streamed:
+                seconds = time.perf_counter() - began
+                self._requests.seconds.labels(method, route).observe(seconds)
+
+
+class _Found(Collector):
+    """Gauges made from what was just looked up."""
+
+    def __init__(self, families: list[GaugeMetricFamily]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """The gauges."""
+        return self._families
+
+
+def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"ratchet_{name}", text, labels=labels)
+
+
+def run_gauges(runs: list[Execution]) -> list[GaugeMetricFamily]:
+    """How many runs are in each status, and where the open ones stand."""
+    by_status = _gauge("runs", "Runs that Temporal retains.", ["status"])
+    counts: dict[str, int] = {}
+    for run in runs:
+        counts[status_of(run)] = counts.get(status_of(run), 0) + 1
+    for status, count in sorted(counts.items()):
+        by_status.add_metric([status], count)
+    told = {
+        "step": _gauge("run_step", "Trainer steps done.", ["run"]),
+        "policy_version": _gauge("run_policy_version", "Version engines serve.", ["run"]),
+        "reward": _gauge("run_reward", "Mean train reward of the last step.", ["run"]),
+    }
+    restarts = _gauge("run_restarts", "Restarts of servers.", ["run", "role"])
+    is_open = sorted((run for run in runs if run.state in OPEN), key=lambda run: run.started)
+    for run in is_open[-MOST_RUNS:]:
+        for key, family in told.items():
+            value = run.memo.get(key)
+            if isinstance(value, int | float):
+                family.add_metric([run.id], float(value))
+        for role, count in (run.memo.get("restarts") or {}).items():
+            restarts.add_metric([run.id, role], count)
+    return [by_status, *told.values(), restarts]
+
+
+async def _families(services: Services) -> list[GaugeMetricFamily]:
+    runs, workers, engines = await asyncio.gather(
+        services.runs(), workers_of(services), engines_of(services)
+    )
+    polling = _gauge("workers", "Worker processes that poll Temporal.", ["role"])
+    for role in sorted({worker.role for worker in workers}):
+        polling.add_metric([role], sum(worker.role == role for worker in workers))
+    serving = _gauge("engines", "Inference engines that runs keep.", ["state"])
+    for state in sorted({engine.state for engine in engines}):
+        serving.add_metric([state], sum(engine.state == state for engine in engines))
+    return [*run_gauges(runs), polling, serving]
+
+
+def install(app: FastAPI) -> None:
+    """Counts the app's requests and serves /metrics."""
+    requests = Requests()
+    shared: Shared[Any] = Shared(FRESH_S)
+    app.add_middleware(Counted, requests=requests)
+
+    @app.get(
+        "/metrics",
+        tags=["health"],
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    )
+    async def metrics(services: Served) -> Response:
+        """Metrics in Prometheus' text format. While Temporal is away, those of the API alone."""
+        away = _gauge("temporal_up", "Whether Temporal answers the API.", [])
+        try:
+            families = await shared.get("", lambda: _families(services))
+            away.add_metric([], 1)
+        except ApiProblem:
+            families = []
+            away.add_metric([], 0)
+        found = CollectorRegistry()
+        found.register(_Found([*families, away]))
+        return Response(
+            generate_latest(requests.registry) + generate_latest(found), media_type=MEDIA
+        )

@@ -1,0 +1,77 @@
+"""The rollouts resource: what the policy said, token by token."""
+
+import asyncio
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from ratchet.api.http.problems import ApiProblem, documented, shown
+from ratchet.api.routes.metrics import require_recorded
+from ratchet.api.schemas.resources import RolloutFull, RolloutPage
+from ratchet.api.services.core import RunId, Served, asked
+from ratchet.api.store.rollouts import RID, Wanted
+
+router = APIRouter(prefix="/v1/runs", tags=["rollouts"])
+
+
+Reward = Annotated[float | None, Query(allow_inf_nan=False)]
+
+
+@router.get("/{run_id}/rollouts", response_model=RolloutPage, responses=documented(404, 422))
+async def list_rollouts(
+    run_id: RunId,
+    request: Request,
+    services: Served,
+    step: Annotated[
+        int | None,
+        Query(ge=0, le=2**53, description="Those that this step trained on, or its evals."),
+    ] = None,
+    env: Annotated[str | None, Query(max_length=64, description="Those of one env.")] = None,
+    group: Annotated[
+        str | None, Query(max_length=200, description="Those of one group, e.g. 'train/12'.")
+    ] = None,
+    kind: Annotated[Literal["train", "eval"] | None, Query()] = None,
+    reward_min: Reward = None,
+    reward_max: Reward = None,
+    errored: Annotated[bool | None, Query(description="Only those that failed, or not.")] = None,
+    after: Annotated[
+        str | None, Query(max_length=200, description="Cursor: `next_after` of the page before.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=500, description="Most rollouts in a page.")] = 50,
+) -> Response:
+    """Finished rollouts of finalized groups: of one step in the order of its batch, else the newest
+    train groups first, then evals. A page of a rare kind may come out short: `has_more` and
+    `next_after` count. Without `step`, the groups of a long run are among them some seconds late.
+    """
+    await require_recorded(services, run_id)
+    if after is not None and RID.fullmatch(after) is None:
+        raise _unknown(run_id, after)
+    wanted = Wanted(step, env, group, kind, reward_min, reward_max, errored)
+
+    def work() -> bytes:
+        return services.rollouts.page(run_id, wanted, after, limit).model_dump_json().encode()
+
+    return await services.reply(asked(request), lambda: asyncio.to_thread(work))
+
+
+@router.get("/{run_id}/rollouts/{rid}", responses=documented(404, 422))
+async def get_rollout(
+    run_id: RunId,
+    services: Served,
+    rid: Annotated[
+        str, Path(max_length=200, description="The rollout's id.", examples=["train:12:3"])
+    ],
+) -> RolloutFull:
+    """One rollout: messages, rewards, and every token with its text, log-probability, advantage and
+    policy version; and the other members of its group.
+    """
+    await require_recorded(services, run_id)
+    found = await asyncio.to_thread(services.rollouts.full, run_id, rid)
+    if found is None:
+        raise _unknown(run_id, rid)
+    return found
+
+
+def _unknown(run_id: str, rid: str) -> ApiProblem:
+    detail = f"Run {run_id} has no rollout {shown(rid)!r}; GET /v1/runs/{run_id}/rollouts lists it."
+    return ApiProblem(404, "unknown-rollout", "No such rollout", detail)

@@ -1,0 +1,162 @@
+"""The runs resource: create, list, get."""
+
+import asyncio
+import re
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from ratchet.api.http.bodies import media_of, read_bytes
+from ratchet.api.http.idempotency import DOCUMENTED, Once, replied
+from ratchet.api.http.problems import documented
+from ratchet.api.routes._common import newest
+from ratchet.api.schemas.models import ListOf, ResolvedConfig, Run
+from ratchet.api.services.core import JSON, RunId, Served, unknown_run
+from ratchet.api.services.launch import launch, read_config, require_allowed, resolved
+from ratchet.api.services.plan import plan_of
+from ratchet.workflows.protocol.messages import RunStatus
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+EXAMPLE_TOML = """\
+name = "reverse"
+max_steps = 40
+
+[train]
+batch_size = 64
+group_size = 8
+
+[[train.env]]
+id = "reverse-text"
+
+[eval]
+interval = 10
+
+[[eval.env]]
+id = "reverse-text"
+"""
+EXAMPLE_JSON: dict[str, Any] = {
+    "name": "reverse",
+    "max_steps": 40,
+    "train": {"batch_size": 64, "group_size": 8, "env": [{"id": "reverse-text"}]},
+    "eval": {"interval": 10, "env": [{"id": "reverse-text"}]},
+}
+BODY = {
+    **DOCUMENTED,
+    "requestBody": {
+        "required": True,
+        "description": "The run's config, as `configs/` defines it.",
+        "content": {
+            "application/json": {
+                "schema": {"$ref": "#/components/schemas/RunConfig"},
+                "example": EXAMPLE_JSON,
+            },
+            "application/toml": {"schema": {"type": "string"}, "example": EXAMPLE_TOML},
+        },
+    },
+}
+METADATA = re.compile(r"metadata\[(.+)\]", re.DOTALL)
+FILTERS = {
+    "parameters": [
+        {
+            "name": "metadata",
+            "in": "query",
+            "required": False,
+            "style": "deepObject",
+            "explode": True,
+            "description": "Only runs whose metadata has these pairs: `metadata[owner]=ana`.",
+            "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+        }
+    ]
+}
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=Run,
+    openapi_extra=BODY,
+    responses={
+        200: {"model": ResolvedConfig, "description": "Dry run: the resolved config and a plan."},
+        **documented(400, 409, 413, 415, 422, 503, 507),
+    },
+)
+async def create_run(
+    request: Request,
+    response: Response,
+    services: Served,
+    dry_run: Annotated[bool, Query(description="Validate only; start nothing.")] = False,
+) -> Any:
+    """Starts a training run.
+
+    The config is validated whole and then checked on the workers (do the environments load, does
+    the model folder hold a model). Mistakes are a 422 that lists all of them, and nothing is
+    started. If no worker answers in time, the run is created all the same: it is `queued`, its
+    `waiting_for` says what is missing, and the checks are made when that arrives.
+    """
+    media = media_of(request)
+    data = await read_bytes(request, services.settings.max_body_bytes)
+    once = Once.of(request, data) if not dry_run else None
+    store = services.records.store
+    if once is not None and (given := await asyncio.to_thread(once.reply, store)):
+        return replied(given, 201, located=True)
+    config = read_config(data, media)
+    if dry_run:
+        require_allowed(services, config)
+        response.status_code = 200
+        return Response(
+            ResolvedConfig(config=resolved(config), plan=plan_of(config)).model_dump_json(),
+            media_type="application/json",
+        )
+    run_id = await launch(services, config, once=once)
+    response.headers["Location"] = f"/v1/runs/{run_id}"
+    run = await services.show(await newest(services, run_id))
+    if once is not None:
+        kept = await asyncio.to_thread(once.keep, store, run_id, run.model_dump(mode="json"))
+        return replied(kept, 201, located=True)
+    return run
+
+
+@router.get(
+    "", response_model=ListOf[Run], openapi_extra=FILTERS, responses=documented(404, 422, 503)
+)
+async def list_runs(
+    request: Request,
+    services: Served,
+    limit: Annotated[int, Query(ge=1, le=100, description="Most runs in the answer.")] = 20,
+    after: Annotated[
+        str | None, Query(description="Cursor: the id of the last run of the page before.")
+    ] = None,
+    status: Annotated[RunStatus | None, Query(description="Only runs in this status.")] = None,
+) -> Response:
+    """Lists runs, the newest first. Live gauges are left out; ask for one run to get them."""
+    order = await services.listed()
+    if after is not None:
+        # The cursor is found before the filter: its run may have changed status since.
+        place = next((i for i, run in enumerate(order) if run.id == after), None)
+        if place is None:
+            raise unknown_run(after)
+        order = order[place + 1 :]
+    pairs = {
+        matched[1]: value
+        for name, value in request.query_params.multi_items()
+        if (matched := METADATA.fullmatch(name))
+    }
+    wanted = [
+        run
+        for run in order
+        if (status is None or run.status == status) and pairs.items() <= run.metadata.items()
+    ]
+    page = ListOf[Run](data=wanted[:limit], has_more=len(wanted) > limit)
+    return Response(page.model_dump_json(), media_type=JSON)
+
+
+@router.get("/{run_id}", response_model=Run, responses=documented(404, 503))
+async def get_run(run_id: RunId, request: Request, services: Served) -> Response:
+    """One run, with live progress while it runs."""
+
+    async def shown() -> bytes:
+        run = await services.show(await services.execution(run_id))
+        return run.model_dump_json().encode()
+
+    return await services.reply(run_id, shown)

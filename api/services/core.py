@@ -1,0 +1,147 @@
+"""What every request handler is given: settings, Temporal, the store. Lives on the app's state."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from fastapi import Depends, Path, Request, Response
+
+from ratchet.activities.contracts.names import attempt_id
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import StoreUnavailable
+from ratchet.api.http.problems import ApiProblem, shown
+from ratchet.api.http.shared_call import Shared
+from ratchet.api.schemas.models import Run, WaitingFor
+from ratchet.api.services.run_view import OPEN, run_object
+from ratchet.api.settings import Settings
+from ratchet.api.store.records import Records
+from ratchet.api.store.rollouts import Rollouts
+from ratchet.api.temporal.client import Execution, Temporal, a_worker_on
+from ratchet.api.temporal.histories import Histories
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.rules.live_config import changed
+
+RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+FRESH_S = 0.25
+PROBED_S = 1.0
+JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class Services:
+    """One per app."""
+
+    settings: Settings
+    temporal: Temporal
+    records: Records
+    histories: Histories
+    rollouts: Rollouts
+    _executions: Shared[Execution | None] = field(default_factory=lambda: Shared(FRESH_S))
+    _runs: Shared[list[Execution]] = field(default_factory=lambda: Shared(FRESH_S))
+    _listed: Shared[list[Run]] = field(default_factory=lambda: Shared(FRESH_S))
+    _replies: Shared[bytes] = field(default_factory=lambda: Shared(FRESH_S))
+    probes: Shared[None] = field(default_factory=lambda: Shared(PROBED_S))
+    """Whether the store can be written."""
+
+    async def execution(self, run_id: str) -> Execution:
+        """The run's newest execution; raises 404."""
+        if RUN_ID.fullmatch(run_id) is None:
+            raise unknown_run(run_id)
+        found = await self._executions.get(run_id, lambda: self.temporal.describe(run_id))
+        if found is None:
+            raise unknown_run(run_id)
+        return found
+
+    async def runs(self) -> list[Execution]:
+        """The newest execution of every run."""
+        return await self._runs.get("", self.temporal.runs)
+
+    async def listed(self) -> list[Run]:
+        """Every run as lists show it, without live gauges, the newest first."""
+
+        async def look() -> list[Run]:
+            ui, namespace = self.settings.temporal_ui, self.temporal.namespace
+            found = [run_object(e, ui=ui, namespace=namespace) for e in await self.runs()]
+            return sorted(found, key=lambda run: (run.created_at, run.id), reverse=True)
+
+        return await self._listed.get("", look)
+
+    def touched(self, run_id: str) -> None:
+        """Something was asked of the run: what was known of it is out of date."""
+        self._executions.forget(run_id)
+        self._runs.forget("")
+        self._listed.forget("")
+        self._replies.forget(f"{run_id} {JSON}")
+
+    async def reply(
+        self, asked: str, make: Callable[[], Awaitable[bytes]], media: str = JSON
+    ) -> Response:
+        """What `make` answers with, which requests share that ask the same: `asked` and the media
+        type tell them apart. What is asked of a run as such is called by the run's id, so that
+        `touched` knows it. Raises what `make` raises.
+        """
+        return Response(await self._replies.get(f"{asked} {media}", make), media_type=media)
+
+    def attempt_of(self, execution: Execution) -> str:
+        """Id of the attempt that an execution carries out."""
+        return attempt_id(execution.id, int(execution.memo.get("attempt") or 1))
+
+    def current_config(self, execution: Execution) -> RunConfig:
+        """The config of a run with all that was changed so far. Blocks; raises 404."""
+        try:
+            base: dict[str, Any] = self.records.read(keys.config(self.attempt_of(execution)))
+        except FileNotFoundError:
+            raise unknown_run(execution.id) from None
+        changes = execution.memo.get("config_changes") or {}
+        config = changed(base, {}, changes)[1] if changes else RunConfig.model_validate(base)
+        metadata = execution.memo.get("metadata")
+        return config if metadata is None else config.model_copy(update={"metadata": metadata})
+
+    async def show(self, execution: Execution) -> Run:
+        """The whole run object, with live gauges, or with the reason of an unannounced end."""
+        progress, reason = None, ""
+        if execution.state in OPEN:
+            # A run is shown while the store is away: why it waits is what one wants to know then.
+            with contextlib.suppress(StoreUnavailable):
+                progress = await asyncio.to_thread(
+                    self.records.progress, execution.id, self.settings.live_max_age_s
+                )
+        elif execution.state != "completed" and not execution.memo.get("error"):
+            reason = await self.temporal.close_reason(execution.id)
+        run = run_object(
+            execution,
+            ui=self.settings.temporal_ui,
+            namespace=self.temporal.namespace,
+            progress=progress,
+            reason=reason,
+        )
+        if run.status == "queued" and run.waiting_for is None:
+            missing = await self.temporal.unpolled(self.settings.queues)
+            if missing:
+                run = run.model_copy(update={"waiting_for": WaitingFor(name=a_worker_on(missing))})
+        return run
+
+
+def unknown_run(run_id: str) -> ApiProblem:
+    """404 for a run."""
+    detail = f"There is no run {shown(run_id)!r}; GET /v1/runs lists all."
+    return ApiProblem(404, "unknown-run", "No such run", detail)
+
+
+def asked(request: Request) -> str:
+    """All that a GET says besides its headers."""
+    return f"{request.scope['path']}?{request.scope['query_string'].decode('latin-1')}"
+
+
+# A coroutine, since FastAPI calls plain functions in threads.
+async def _services(request: Request) -> Services:
+    services = request.app.state.services
+    assert isinstance(services, Services)
+    return services
+
+
+Served = Annotated[Services, Depends(_services)]
+RunId = Annotated[str, Path(description="The run's id.", examples=["reverse-1a2b3c"])]

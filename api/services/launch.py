@@ -1,0 +1,213 @@
+"""Launching a run: validate whole, check on the workers, record the config, start the workflow.
+
+Nothing is started, and nothing stays in the store, before the config has passed every check that
+could be made.
+"""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from ratchet.activities.contracts.checks import CheckResult
+from ratchet.activities.contracts.names import attempt_id
+from ratchet.activities.contracts.training import RestoreInput
+from ratchet.api.http.allowlist import refused
+from ratchet.api.http.bodies import decode, require_portable
+from ratchet.api.http.idempotency import Once
+from ratchet.api.http.problems import ApiProblem, FieldError, field_errors, invalid_config, shown
+from ratchet.api.http.redact import redacted
+from ratchet.api.services.core import Services
+from ratchet.api.temporal.client import Unanswered, a_worker_on
+from ratchet.configs.load import ConfigError, validate
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol.messages import PreflightInput, RunInput
+
+Place = Callable[[str], str]
+"""Turns a pointer into a config into one into the request's body."""
+
+
+def read_config(data: bytes, media: str) -> RunConfig:
+    """The run config in a request body; raises 400 or 422."""
+    return valid_config(require_portable(decode(data, media)))
+
+
+def valid_config(plain: Any, place: Place = str) -> RunConfig:
+    """The config that plain data makes; raises 422 with pointers as `place` gives them."""
+    try:
+        return validate(plain)
+    except ConfigError as error:
+        raise invalid_config(_placed(field_errors(error.problems), place)) from None
+
+
+def _placed(errors: list[FieldError], place: Place) -> list[FieldError]:
+    return [error.model_copy(update={"pointer": place(error.pointer)}) for error in errors]
+
+
+def require_allowed(services: Services, config: RunConfig, place: Place = str) -> None:
+    """Raises 422 if the config names code, hosts or variables that this API does not allow."""
+    allowed = services.settings
+    if errors := refused(config, allowed.custom_code, allowed.endpoint_hosts, allowed.key_vars):
+        raise invalid_config(_placed(errors, place))
+
+
+def resolved(config: RunConfig) -> dict[str, Any]:
+    """The config with every default written out, as plain JSON data."""
+    data = json.loads(json.dumps(config.model_dump(mode="json")))
+    assert isinstance(data, dict)
+    return data
+
+
+def value_at(data: Any, pointer: str) -> Any:
+    """The value a JSON pointer (RFC 6901) names, or None where there is none."""
+    for part in pointer.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(data, dict):
+            data = data.get(key)
+        elif isinstance(data, list) and key.isdecimal() and int(key) < len(data):
+            data = data[int(key)]
+        else:
+            return None
+    return data
+
+
+def _refuse(verdict: CheckResult, config: dict[str, Any], place: Place) -> None:
+    if verdict.problems:
+        raise invalid_config(
+            [
+                FieldError(
+                    pointer=place(p.pointer),
+                    key=p.key,
+                    value=shown(value_at(config, p.pointer)),
+                    message=redacted(p.message),
+                )
+                for p in verdict.problems
+            ]
+        )
+
+
+def now() -> str:
+    """This moment, as runs record it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def first_memo(config: RunConfig, created_at: str, missing: str) -> dict[str, Any]:
+    """What a run says about itself before its workflow has run once."""
+    return {
+        "status": "queued",
+        "name": config.name,
+        "created_at": created_at,
+        "metadata": config.metadata,
+        "max_steps": config.max_steps,
+        "step": 0,
+        "attempt": 1,
+        "lineage": None,
+        "waiting_for": {"name": missing, "since": created_at},
+    }
+
+
+async def launch(
+    services: Services,
+    config: RunConfig,
+    *,
+    once: Once | None = None,
+    source: RestoreInput | None = None,
+    lineage: dict[str, Any] | None = None,
+    place: Place = str,
+) -> str:
+    """Starts a run and returns its id; raises ApiProblem if it cannot start.
+
+    `source` names the checkpoint that it begins with, under whatever run id. With `once` a run
+    that the same request has started is returned as it is.
+    """
+    settings, records = services.settings, services.records
+    await asyncio.to_thread(records.require_space, settings.min_free_bytes)
+    require_allowed(services, config, place)
+    data = resolved(config)
+    run_id = f"{config.name}-{secrets.token_hex(3)}"
+    missing = a_worker_on([settings.queues.orchestrator])
+    verdict: CheckResult | None = None
+    try:
+        verdict = await services.temporal.preflight(
+            run_id, PreflightInput(data, settings.queues), settings.preflight_timeout_s
+        )
+        _refuse(verdict, data, place)
+    except Unanswered as error:
+        missing = str(error)
+    if once is not None:
+        run_id = await asyncio.to_thread(once.claim, records.store, run_id)
+    created_at = now()
+    memo = {**first_memo(config, created_at, missing), "lineage": lineage}
+    restore = RestoreInput(run_id, source.source, source.step) if source is not None else None
+    await asyncio.to_thread(records.save_config, run_id, data)
+    started = await services.temporal.start_run(
+        RunInput(
+            run_id=run_id,
+            config=data,
+            queues=settings.queues,
+            examples=verdict.examples if verdict else {},
+            created_at=created_at,
+            restore=restore,
+        ),
+        memo,
+    )
+    services.touched(run_id)
+    if not started and once is None:
+        raise ApiProblem(
+            503,
+            "id-taken",
+            "The run id is taken",
+            "Two runs drew one id; try again.",
+            retry_after_s=1,
+        )
+    return run_id
+
+
+async def start_attempt(
+    services: Services,
+    run: Any,
+    config: RunConfig,
+    source: RestoreInput,
+    once: Once | None = None,
+) -> bool:
+    """Starts the next attempt of an ended run from a checkpoint; False if it has begun already.
+
+    `run` is the execution that has ended. Raises ApiProblem.
+    """
+    settings, memo = services.settings, run.memo
+    await asyncio.to_thread(services.records.require_space, settings.min_free_bytes)
+    require_allowed(services, config)
+    if once is not None:
+        await asyncio.to_thread(once.claim, services.records.store, run.id)
+    number = int(memo.get("attempt") or 1) + 1
+    attempt = attempt_id(run.id, number)
+    data = resolved(config)
+    await asyncio.to_thread(services.records.save_config, attempt, data)
+    created_at = memo.get("created_at") or now()
+    waits = {"name": a_worker_on([settings.queues.orchestrator]), "since": now()}
+    first = {
+        **first_memo(config, created_at, ""),
+        "config_changes": memo.get("config_changes") or {},
+        "step": memo.get("step") or 0,
+        "checkpoint": memo.get("checkpoint"),
+        "eval": memo.get("eval") or {},
+        "reward": memo.get("reward"),
+        "attempt": number,
+        "lineage": memo.get("lineage"),
+        "waiting_for": waits,
+    }
+    started = await services.temporal.start_run(
+        RunInput(
+            run_id=attempt,
+            config=data,
+            queues=settings.queues,
+            created_at=created_at,
+            restore=RestoreInput(attempt, source.source, source.step),
+        ),
+        first,
+        again=True,
+    )
+    services.touched(run.id)
+    return started

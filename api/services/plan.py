@@ -1,0 +1,69 @@
+"""What a run of a config would do, in numbers: what a dry run answers. Pure."""
+
+import math
+
+from pydantic import BaseModel, Field
+
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.rules.fleet import planned_hosts
+
+
+class PlannedEval(BaseModel):
+    """The evals of one env."""
+
+    env: str
+    interval: int = Field(description="Steps from one to the next; the last step has one, too.")
+    count: int = Field(description="Evals over the whole run.")
+    rollouts: int = Field(description="Rollouts of each.")
+
+
+class Plan(BaseModel):
+    """What would be started and done."""
+
+    steps: int
+    rollouts_per_step: int | None = Field(description="None: batches are counted in tokens.")
+    groups_per_step: dict[str, float] | None = Field(
+        description="By train env, on average, from their ratios and group sizes."
+    )
+    train_rollouts: int | None = Field(description="Over the whole run, at least.")
+    permits: int | None = Field(description="Rollouts at once; none: what the engines can bear.")
+    algorithms: dict[str, str] = Field(description="By train env.")
+    evals: list[PlannedEval]
+    checkpoints: int
+    servers: dict[str, list[str]] = Field(description="Servers that would be started, by role.")
+
+
+def plan_of(config: RunConfig) -> Plan:
+    """The plan of a valid config."""
+    batch = config.train.batch_size
+    groups: dict[str, float] | None = None
+    if batch:
+        total = sum(env.ratio for env in config.train.env)
+        mean = sum(env.ratio / total * config.train.size_of(env) for env in config.train.env)
+        groups = {env.name: round(batch / mean * env.ratio / total, 2) for env in config.train.env}
+    evals = []
+    for env in config.eval.env:
+        interval = config.eval_interval(env.name)
+        evals.append(
+            PlannedEval(
+                env=env.name,
+                interval=interval,
+                count=math.ceil(config.max_steps / interval) + (not config.eval.skip_first_step),
+                rollouts=config.eval_num_examples(env.name) * config.eval_group_size(env.name),
+            )
+        )
+    servers: dict[str, list[str]] = {}
+    for host in planned_hosts(config):
+        if host.managed:
+            servers.setdefault(host.role, []).append(host.name)
+    return Plan(
+        steps=config.max_steps,
+        rollouts_per_step=batch,
+        groups_per_step=groups,
+        train_rollouts=batch * config.max_steps if batch else None,
+        permits=config.permits,
+        algorithms={env.name: config.algorithm(env.name).type for env in config.train.env},
+        evals=evals,
+        checkpoints=math.ceil(config.max_steps / config.checkpoint.interval),
+        servers=servers,
+    )

@@ -1,0 +1,129 @@
+"""The run object, from what the run says of itself (memo) and what Temporal knows of it.
+
+Temporal has the last word on whether a run has ended: a workflow that was terminated or cancelled
+from outside could not update its memo any more. Texts that come from workers are redacted.
+"""
+
+from typing import Any
+from urllib.parse import quote
+
+from ratchet.activities.contracts.names import workflow_of
+from ratchet.api.http.redact import redacted, redacted_all
+from ratchet.api.schemas.models import ENDED, STATUSES, Links, Progress, Run, RunError, WaitingFor
+from ratchet.api.temporal.client import Execution
+
+OPEN = ("running", "paused")
+FALLBACK = {
+    "completed": "succeeded",
+    "failed": "failed",
+    "timed_out": "failed",
+    "terminated": "failed",
+    "canceled": "cancelled",
+}
+
+
+def status_of(execution: Execution) -> str:
+    """The run's status."""
+    told = execution.memo.get("status")
+    known: str | None = told if isinstance(told, str) and told in STATUSES else None
+    if execution.state == "paused":
+        return "paused"
+    if execution.state in FALLBACK:
+        return known if known in ENDED else FALLBACK[execution.state]
+    if known in ENDED:
+        # It has said its last word and is about to close.
+        return known
+    return known or "queued"
+
+
+def _error(execution: Execution, status: str, reason: str) -> RunError | None:
+    told = execution.memo.get("error")
+    if isinstance(told, dict) and told.get("code"):
+        return RunError.model_validate(redacted_all(told))
+    if status != "failed":
+        return None
+    said = {
+        "terminated": "The workflow was terminated in Temporal",
+        "timed_out": "The workflow timed out in Temporal",
+    }.get(execution.state, "The workflow failed")
+    return RunError(
+        code=f"workflow_{execution.state}",
+        message=f"{said}: {redacted(reason)}" if reason else f"{said}.",
+    )
+
+
+def _lineage(told: Any) -> dict[str, Any] | None:
+    """Where the run comes from, with runs named by their own ids."""
+    return {**told, "source": workflow_of(told["source"])} if isinstance(told, dict) else None
+
+
+def links(run_id: str, ui: str, namespace: str) -> Links:
+    """Addresses of a run."""
+    here = f"/v1/runs/{run_id}"
+    there = f"{ui}/namespaces/{quote(namespace)}/workflows/{quote(run_id)}" if ui else None
+    return Links(
+        self=here,
+        metrics=f"{here}/metrics",
+        evals=f"{here}/evals",
+        gauges=f"{here}/gauges",
+        events=f"{here}/events",
+        checkpoints=f"{here}/checkpoints",
+        config=f"{here}/config",
+        batches=f"{here}/batches",
+        rollouts=f"{here}/rollouts",
+        logs=f"{here}/logs",
+        temporal_ui=there,
+    )
+
+
+def run_object(
+    execution: Execution,
+    *,
+    ui: str,
+    namespace: str,
+    progress: Progress | None = None,
+    reason: str = "",
+) -> Run:
+    """The run as the API shows it; `reason` is what Temporal recorded at its end."""
+    memo = execution.memo
+    status = status_of(execution)
+    ended = status in ENDED
+    version = memo.get("policy_version")
+    waiting: Any = redacted_all(memo.get("waiting_for")) or None
+    if execution.state == "paused":
+        waiting = WaitingFor(name="the workflow to be unpaused in Temporal")
+    elif ended:
+        waiting = None
+    return Run.model_validate(
+        {
+            "id": execution.id,
+            "name": memo.get("name") or execution.id,
+            "created_at": memo.get("created_at") or execution.started,
+            "started_at": memo.get("started_at") or None,
+            "finished_at": memo.get("finished_at") or execution.closed,
+            "status": status,
+            "waiting_for": waiting,
+            "step": memo.get("step") or 0,
+            "max_steps": memo.get("max_steps"),
+            "policy_version": version if version is not None and version >= 0 else None,
+            "reward": memo.get("reward"),
+            "rollouts": memo.get("rollouts") or {},
+            "checkpoint": memo.get("checkpoint"),
+            "eval": memo.get("eval") or {},
+            "attempt": memo.get("attempt") or 1,
+            "attempts": {role: n + 1 for role, n in (memo.get("restarts") or {}).items()},
+            "restarts": memo.get("restarts") or {},
+            "lineage": _lineage(memo.get("lineage")),
+            "paused_because": None
+            if ended
+            else redacted_all(memo.get("paused_because") or memo.get("trouble")) or None,
+            "alarm": None if ended else redacted_all(memo.get("alarm")),
+            "config_revision": memo.get("config_revision") or 0,
+            "error": _error(execution, status, reason),
+            "config_changes": memo.get("config_changes") or {},
+            "end_reason": redacted_all(memo.get("end_reason")) or None,
+            "metadata": memo.get("metadata") or {},
+            "progress": None if ended else progress,
+            "links": links(execution.id, ui, namespace),
+        }
+    )

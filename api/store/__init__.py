@@ -1,0 +1,1 @@
+"""What the API reads of the artifact store."""

@@ -1,0 +1,167 @@
+"""What a run left besides numbers: checkpoints, configs, batches. Reads the store, writes nothing.
+
+Checkpoints and batches follow the run's lineage. Every function blocks.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.fencing import variants
+from ratchet.activities.storage.retention import number_of
+from ratchet.activities.storage.store import MANIFEST, MARKER, ArtifactStore, CorruptArtifact
+from ratchet.api.http.store_errors import damage_in
+from ratchet.api.schemas.resources import Batch, Checkpoint, ConfigRevision
+from ratchet.api.store.curves import Span
+from ratchet.api.store.records import Records
+
+
+def committed_at(store: ArtifactStore, key: str) -> datetime | None:
+    """When an artifact was committed; None where the store keeps no times, or it was deleted."""
+    try:
+        info = store.info(key + MARKER)
+    except FileNotFoundError:
+        return None
+    moment = info.get("mtime") or info.get("LastModified") or info.get("created")
+    if isinstance(moment, int | float):
+        return datetime.fromtimestamp(moment, UTC)
+    return moment if isinstance(moment, datetime) else None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A committed checkpoint of a run: `attempt` holds it, as one or more variants under `keys`,
+    in the order in which they are gone on from (`ratchet.activities.storage.fencing`).
+    """
+
+    step: int
+    attempt: str
+    keys: tuple[str, ...]
+
+
+def checkpoints_of(records: Records, run_id: str) -> list[Found]:
+    """Checkpoints that a run can be restored from, by step. A step is held by the newest attempt
+    that has it.
+    """
+    found: dict[int, Found] = {}
+    for span in records.spans(run_id):
+        kept = records.store.committed_keys(keys.checkpoints(span.attempt))
+        for step in {step for key in kept if (step := number_of(key)) is not None}:
+            named = variants(keys.checkpoint(span.attempt, step), kept)
+            if named and (span.last is None or step <= span.last):
+                found[step] = Found(step, span.attempt, tuple(reversed(named)))
+    return [found[step] for step in sorted(found)]
+
+
+def _problem(store: ArtifactStore, ref: ArtifactRef, *, verify: bool) -> str | None:
+    """What is wrong with a folder artifact; None if nothing is."""
+    try:
+        manifest = store.read_file(ref, MANIFEST)
+    except FileNotFoundError:
+        return "its manifest is missing"
+    if hashlib.sha256(manifest).hexdigest() != ref.sha256:
+        return "its manifest is not the one committed"
+    for name, (_, size) in json.loads(manifest).items():
+        try:
+            found = store.info(f"{ref.path}/{name}")["size"]
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if found != size:
+            return f"{name} has another size than was committed"
+    if verify:
+        try:
+            store.fetch_folder(ref)
+        except CorruptArtifact as error:
+            return str(error)
+    return None
+
+
+def checkpoint(store: ArtifactStore, found: Found, *, verify: bool) -> Checkpoint | None:
+    """A checkpoint as the API shows it: the first of its variants that is sound, or else the first;
+    None if it has been deleted in the meantime.
+    """
+    shown: Checkpoint | None = None
+    for key in found.keys:
+        ref: ArtifactRef | None = None
+        problem: str | None
+        try:
+            ref = store.committed(key)
+        except CorruptArtifact as error:
+            problem = str(error)
+        else:
+            if ref is None:
+                continue
+            problem = _problem(store, ref, verify=verify)
+        one = Checkpoint(
+            step=found.step,
+            attempt=found.attempt,
+            created_at=committed_at(store, key),
+            size=ref.size if ref else 0,
+            sha256=ref.sha256 if ref else "",
+            sound=problem is None,
+            problem=problem,
+        )
+        if one.sound:
+            return one
+        shown = shown or one
+    return shown
+
+
+def checkpoints(records: Records, run_id: str, *, verify: bool) -> list[Checkpoint]:
+    """All checkpoints of a run, by step."""
+    shown = [
+        checkpoint(records.store, found, verify=verify) for found in checkpoints_of(records, run_id)
+    ]
+    return [item for item in shown if item is not None]
+
+
+def revisions(store: ArtifactStore, attempt: str) -> list[ConfigRevision]:
+    """Revisions of an attempt's config that are kept, ascending."""
+    found: list[ConfigRevision] = []
+    number = 0
+    while store.committed(key := keys.config(attempt, number)) is not None:
+        found.append(ConfigRevision(revision=number, created_at=committed_at(store, key)))
+        number += 1
+    return found
+
+
+def batches(records: Records, run_id: str, after: int, limit: int) -> tuple[list[Batch], bool]:
+    """Batches of steps above `after`, ascending, at most `limit`; and whether more follow. What is
+    wrong with a marker is told.
+    """
+    store = records.store
+    found: list[tuple[int, Span, str]] = []
+    for span in records.spans(run_id):
+        folder = keys.batch(span.attempt, 0).rpartition("/")[0]
+        for key in store.committed_keys(folder):
+            step = number_of(key)
+            if step is None or (span.last is not None and step > span.last):
+                continue
+            if step > max(after, span.first):
+                found.append((step, span, key))
+    found.sort(key=lambda item: item[0])
+    shown = []
+    for step, span, key in found[:limit]:
+        problem: str | None = None
+        ref: ArtifactRef | None = None
+        try:
+            ref = store.committed(key)
+        except CorruptArtifact as error:
+            problem = damage_in(error, store.root)
+        if ref is None and problem is None:
+            continue
+        shown.append(
+            Batch(
+                step=step,
+                attempt=span.attempt,
+                created_at=committed_at(store, key),
+                size=ref.size if ref else 0,
+                sha256=ref.sha256 if ref else "",
+                path=ref.path if ref else "",
+                problem=problem,
+            )
+        )
+    return shown, len(found) > limit

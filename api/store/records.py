@@ -1,0 +1,190 @@
+"""What the API reads from the artifact store: configs, step metrics, evals, gauges.
+
+Every method blocks, unless it says otherwise, and is called through `asyncio.to_thread`. Committed
+records never change, so those already read are kept, up to a bound. A run is named by its own id;
+what it left may lie under the ids of its attempts, and under those of the run it was forked from.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from typing import Any
+
+from ratchet.activities.contracts.names import attempt_id
+from ratchet.activities.storage import keys, series
+from ratchet.activities.storage.lineage import segments
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, free_bytes
+from ratchet.api.http.problems import ApiProblem
+from ratchet.api.http.redact import redacted
+from ratchet.api.http.store_errors import damage_in
+from ratchet.api.schemas.models import Progress
+from ratchet.api.store.curves import Curves, Span
+from ratchet.configs.run import RunConfig
+
+KEPT = 4096
+
+
+class Records:
+    """Reads, and the writes of the API: configs and the readiness probe."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self.store = store
+        self.curves = Curves(store)
+        self._kept: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, key: str) -> Any:
+        """A committed JSON value; raises FileNotFoundError."""
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        value = self.store.get_json(self.store.require(key))
+        with self._lock:
+            self._kept[key] = value
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return value
+
+    # -- config -----------------------------------------------------------------------------
+
+    def require_space(self, wanted: int) -> None:
+        """Raises 507 if the store's disk has less than `wanted` bytes free."""
+        free = free_bytes(self.store)
+        if free is not None and free < wanted:
+            raise ApiProblem(
+                507,
+                "no-disk-space",
+                "No disk space for a run",
+                f"The artifact store {redacted(self.store.url)} has {free / 2**20:.0f} MiB free "
+                f"and a run needs at least {wanted / 2**20:.0f} MiB. Free some space, or set "
+                "RATCHET_STORE to a larger disk for the API and every worker.",
+            )
+
+    def save_config(self, attempt: str, config: dict[str, Any]) -> None:
+        """Commits the resolved config of an attempt; workers read it from there."""
+        self.store.put_json(keys.config(attempt), config, attempt="api")
+
+    def config(self, run_id: str) -> RunConfig | None:
+        """The config that a run's newest attempt began with, or None if there is no such run."""
+        try:
+            return RunConfig.model_validate(self.read(keys.config(self.attempts(run_id)[-1])))
+        except FileNotFoundError:
+            return None
+
+    def remembers(self, run_id: str) -> bool:
+        """Whether the run is known without a look at the store. Does not block."""
+        return keys.config(run_id) in self._kept
+
+    def knows(self, run_id: str) -> bool:
+        """Whether anything was ever recorded of a run."""
+        try:
+            self.read(keys.config(run_id))
+        except FileNotFoundError:
+            return False
+        except CorruptArtifact:
+            # What was recorded besides can be read without it.
+            return True
+        return True
+
+    # -- attempts ---------------------------------------------------------------------------
+
+    def attempts(self, run_id: str) -> list[str]:
+        """Ids of a run's attempts that have begun to leave something, oldest first.
+
+        A later one counts once its checkpoint was restored: before that, all there is to see is
+        what came before it.
+        """
+        found, number = [run_id], 2
+        while self.store.committed(keys.config(attempt_id(run_id, number))) is not None:
+            attempt = attempt_id(run_id, number)
+            if self.store.committed(keys.lineage(attempt)) is not None:
+                found.append(attempt)
+            number += 1
+        return found
+
+    def spans(self, run_id: str) -> list[Span]:
+        """Which steps of which attempts make up a run, oldest first."""
+        spans: list[Span] = []
+        for attempt, last in reversed(segments(self.store, self.attempts(run_id)[-1])):
+            first = spans[-1].last if spans and spans[-1].last is not None else -1
+            spans.append(Span(attempt, first, last))
+        return spans
+
+    # -- evals ------------------------------------------------------------------------------
+
+    def evals(self, run_id: str) -> list[dict[str, Any]]:
+        """Records of all evals, by step and env. An epoch's id is '<step>-<k>/<env>'.
+
+        Where a restored run evaluated a step again, its own record counts.
+        """
+        found: dict[tuple[Any, Any, str], dict[str, Any]] = {}
+        for span in self.spans(run_id):
+            for record in self._evals_of(span.attempt):
+                step = record.get("step") or 0
+                if span.last is None or step <= span.last:
+                    epoch = record["epoch"]
+                    found[step, record.get("env"), epoch] = record
+        return [found[key] for key in sorted(found, key=lambda key: (key[0], key[2]))]
+
+    def _evals_of(self, attempt: str) -> list[dict[str, Any]]:
+        root = keys.eval_records(attempt)
+        found = self.store.committed_keys(root)
+        for folder in self.store.folders(root):
+            found += self.store.committed_keys(f"{root}/{folder}")
+        return [
+            self._eval(key, key.removeprefix(f"{root}/").removesuffix(".json")) for key in found
+        ]
+
+    def _eval(self, key: str, epoch: str) -> dict[str, Any]:
+        try:
+            return {"epoch": epoch, **self.read(key)}
+        except CorruptArtifact as damage:
+            step, _, env = epoch.partition("/")
+            number = step.partition("-")[0]
+            return {
+                "epoch": epoch,
+                "env": env or None,
+                "step": int(number) if number.isdecimal() else None,
+                "problem": damage_in(damage, self.store.root),
+            }
+
+    # -- gauges -----------------------------------------------------------------------------
+
+    def progress(self, run_id: str, max_age_s: float) -> Progress | None:
+        """Live gauges, or None if no process wrote any within `max_age_s` seconds.
+
+        Dispatch gauges reach several workers at different times: those heard last count. Token
+        rates are each worker's own and add up.
+        """
+        now = time.time()
+        found = self.store.live_keys(keys.live_records(run_id))
+        records = [self.store.read_live(key) for key in found]
+        fresh = [r for r in records if r is not None and now - float(r["time"]) <= max_age_s]
+        if not fresh:
+            return None
+        gauged = [r for r in fresh if "inflight_train" in r]
+        gauges = max(gauged, key=lambda r: float(r.get("heard", r["time"]))) if gauged else {}
+        return Progress(
+            rollouts_inflight_train=int(gauges.get("inflight_train", 0)),
+            rollouts_inflight_eval=int(gauges.get("inflight_eval", 0)),
+            tokens_per_s=round(sum(float(r.get("tokens_per_s") or 0) for r in fresh), 1),
+            permits=gauges.get("permits"),
+            rollouts_inflight=gauges.get("inflight", {}),
+            mode=gauges.get("mode"),
+            queued_eval=gauges.get("queued_eval", 0),
+            waiting_for=gauges.get("waiting_for") or None,
+        )
+
+    def gauges(
+        self, run_id: str, after: float, limit: int, role: str | None
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """Samples of the workers of a role, or of all, with their `role`, taken later than `after`
+        (Unix seconds), ascending, at most `limit` moments; and whether more follow.
+        """
+        data, more = series.page(self.store, run_id, after, limit, role)
+        return [{**sample, "role": series.role_of(sample["source"])} for sample in data], more
+
+    def probe(self) -> None:
+        """Raises OSError if the store cannot be written."""
+        self.store.write_live("live/api.json", {"time": time.time()})

@@ -1,0 +1,434 @@
+"""Finished rollouts as the store holds them: found by step, env, kind or group, and read whole.
+
+A rollout's id is its group's with ':' for '/', then ':' and its place: 'train:12:3' is rollout 3 of
+group 'train/12'. What a step trained on is read from its batch file, and how the trainer scored it
+from the file of the step's scores. Where attempts of a run hold groups of the same id, the newest
+attempt's is the run's. Everything blocks.
+"""
+
+import io
+import logging
+import math
+import re
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.fencing import variants
+from ratchet.activities.storage.retention import number_of
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
+from ratchet.activities.storage.token_logprobs import SCHEMA_VERSION as SCORES_SCHEMA
+from ratchet.activities.storage.token_logprobs import decode_token_logprobs
+from ratchet.api.http.redact import redacted_all
+from ratchet.api.schemas.resources import RolloutFull, RolloutItem, RolloutPage, TokenStrip
+from ratchet.api.store.records import Records
+from ratchet.api.store.tokens import Tokenizers
+
+_NUMBER, _ENV = "[0-9]{1,18}", "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+_TRAIN, _EPOCH = rf"{_NUMBER}(?:\.{_NUMBER})?", f"{_NUMBER}-{_NUMBER}"
+# What these admit names a file of the store and nothing else.
+RID = re.compile(rf"(train:{_TRAIN}|eval:{_EPOCH}:{_ENV}:{_NUMBER}):([0-9]{{1,6}})")
+GROUP = re.compile(rf"train/{_TRAIN}|eval/{_EPOCH}/{_ENV}/{_NUMBER}")
+EXAMPLE = re.compile(_NUMBER)
+EPOCH = re.compile(f"({_NUMBER})-({_NUMBER})")
+PAST = 999_999
+"""A place behind all of any group."""
+KEPT = 4096
+LISTINGS = 16
+LISTING_SHARE = 5
+"""A listing that took t seconds serves for so many t: listing takes a bounded share of time."""
+SCAN_S = 1.5
+"""Longest that one page is looked for; what comes after is another page's. A group's step, too."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class GroupAt:
+    """A group of an attempt; `step` where it is known."""
+
+    attempt: str
+    group: str
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a page of rollouts is to hold."""
+
+    step: int | None = None
+    env: str | None = None
+    group: str | None = None
+    kind: str | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    errored: bool | None = None
+
+    def admits(self, item: RolloutItem) -> bool:
+        """Whether a rollout is meant."""
+        if self.env is not None and item.env != self.env:
+            return False
+        if self.errored is not None and (item.error is not None) != self.errored:
+            return False
+        low, high = self.reward_min, self.reward_max
+        if low is None and high is None:
+            return True
+        if item.reward is None:
+            return False
+        return (low is None or item.reward >= low) and (high is None or item.reward <= high)
+
+
+def rollout_id(group: str, index: int) -> str:
+    """The id of a rollout, as addresses have it."""
+    return f"{group.replace('/', ':')}:{index}"
+
+
+def _versions(samples: list[dict[str, Any]]) -> tuple[int, int] | None:
+    found = [v for sample in samples for v in sample["versions"] if v >= 0]
+    return (min(found), max(found)) if found else None
+
+
+def items_of(document: dict[str, Any], attempt: str) -> list[RolloutItem]:
+    """The rollouts of a group's document, in short."""
+    return [
+        RolloutItem(
+            id=rollout_id(document["group"], member["rollout"]),
+            group=document["group"],
+            index=member["rollout"],
+            kind=document["kind"],
+            env=document["env"],
+            example=document["example"],
+            attempt=attempt,
+            reward=member.get("reward"),
+            advantage=member.get("advantage"),
+            error=redacted_all(member["error"]),
+            sampled_tokens=member.get("sampled_tokens") or 0,
+            turns=member.get("turns"),
+            truncated=member.get("truncated"),
+            stop=member.get("stop"),
+            filtered=bool(member.get("filtered") or member.get("post_filtered")),
+            versions=_versions(member.get("samples") or []),
+        )
+        for member in document["rollouts"]
+    ]
+
+
+def _counter(name: str) -> tuple[int, int]:
+    """What 'train/<counter>.<again>' is sorted by."""
+    number, _, again = name.rpartition("/")[2].partition(".")
+    return int(number), int(again or 0)
+
+
+class _Listing:
+    """Train groups of an attempt by counter, ascending. Folders grow as long as a run goes on, and
+    all pages share what was found.
+    """
+
+    def __init__(self, store: ArtifactStore, attempt: str) -> None:
+        self._store = store
+        self._folder = keys.group(attempt, "train/0").rpartition("/")[0]
+        self._lock = threading.Lock()
+        self._until = -math.inf
+        self._found: list[tuple[int, int]] = []
+
+    def counters(self) -> list[tuple[int, int]]:
+        """The counters as of a moment ago; the list is not to be changed."""
+        with self._lock:
+            began = time.monotonic()
+            if began >= self._until:
+                names = (
+                    key.rpartition("/")[2].removesuffix(".json")
+                    for key in self._store.committed_keys(self._folder)
+                )
+                self._found = sorted(
+                    _counter(name) for name in names if GROUP.fullmatch(f"train/{name}")
+                )
+                ended = time.monotonic()
+                self._until = ended + LISTING_SHARE * (ended - began)
+            return self._found
+
+
+def _among(counter: tuple[int, int], counters: list[tuple[int, int]]) -> bool:
+    place = bisect_left(counters, counter)
+    return place < len(counters) and counters[place] == counter
+
+
+class Rollouts:
+    """Reads rollouts of any run."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._store = records.store
+        self._tokens = Tokenizers(records.store)
+        self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._listings: OrderedDict[str, _Listing] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def _remembered(self, kind: str, key: str, read: Callable[[], Any]) -> Any:
+        with self._lock:
+            if (kind, key) in self._kept:
+                self._kept.move_to_end((kind, key))
+                return self._kept[kind, key]
+        value = read()
+        with self._lock:
+            self._kept[kind, key] = value
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return value
+
+    # -- which groups -----------------------------------------------------------------------
+
+    def _trained_at(self, run_id: str, step: int) -> list[GroupAt]:
+        """Groups of the batch that step `step` trained on, in its order."""
+        for span in self._records.spans(run_id):
+            if not (span.first < step and (span.last is None or step <= span.last)):
+                continue
+            key = keys.batch(span.attempt, step)
+            ref = self._store.committed(key)
+            if ref is not None:
+                try:
+                    found = self._remembered("batch", key, partial(self._groups_in, ref))
+                except CorruptArtifact:
+                    # Retention deletes batches while a run goes on.
+                    if self._store.committed(key) is not None:
+                        raise
+                    continue
+                return [GroupAt(span.attempt, group, step) for group in found]
+        return []
+
+    def _groups_in(self, ref: ArtifactRef) -> list[str]:
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(io.BytesIO(self._store.get(ref)), columns=["group"])
+        return list(dict.fromkeys(table["group"].to_pylist()))
+
+    def _listing(self, attempt: str) -> list[tuple[int, int]]:
+        with self._lock:
+            listing = self._listings.setdefault(attempt, _Listing(self._store, attempt))
+            self._listings.move_to_end(attempt)
+            while len(self._listings) > LISTINGS:
+                self._listings.popitem(last=False)
+        return listing.counters()
+
+    def _all_trained(self, run_id: str, begin: str | None) -> Iterator[GroupAt]:
+        """Train groups of the run's own attempts, the newest first, from group `begin` on."""
+        newer: list[list[tuple[int, int]]] = []
+        first = _counter(begin) if begin is not None else None
+        for attempt in reversed(self._records.attempts(run_id)):
+            found = self._listing(attempt)
+            end = len(found)
+            if first is not None:
+                if not _among(first, found):
+                    newer.append(found)
+                    continue
+                end = bisect_right(found, first)
+                first = None
+            for counter in islice(reversed(found), len(found) - end, None):
+                if not any(_among(counter, known) for known in newer):
+                    number, again = counter
+                    name = f"{number}.{again}" if again else f"{number}"
+                    yield GroupAt(attempt, f"train/{name}")
+            newer.append(found)
+
+    def _evals(self, run_id: str, wanted: Wanted, begin: str | None) -> Iterator[GroupAt]:
+        """Eval groups, the newest epoch first, examples ascending; from the epoch of group `begin`
+        on.
+        """
+        seen: set[str] = set()
+        passed: list[tuple[str, str]] = []
+        first = begin.split("/")[1] if begin is not None else None
+        for span in reversed(self._records.spans(run_id)):
+            root = keys.group(span.attempt, "eval/0").rpartition("/")[0]
+            named = (EPOCH.fullmatch(name) for name in self._store.folders(root))
+            epochs = sorted((int(name[1]), int(name[2]), name[0]) for name in named if name)
+            for step, _, epoch in reversed(epochs):
+                late = span.last is not None and step > span.last
+                if late or (wanted.step is not None and step != wanted.step):
+                    continue
+                if first is not None and epoch != first:
+                    passed.append((span.attempt, epoch))
+                    continue
+                first = None
+                newer = [attempt for attempt, other in passed if other == epoch]
+                for env in self._store.folders(f"{root}/{epoch}"):
+                    if wanted.env is not None and env != wanted.env:
+                        continue
+                    found = self._store.committed_keys(f"{root}/{epoch}/{env}")
+                    names = [key.rpartition("/")[2].removesuffix(".json") for key in found]
+                    for name in sorted(filter(EXAMPLE.fullmatch, names), key=int):
+                        group = f"eval/{epoch}/{env}/{name}"
+                        if group not in seen and not any(self._has(a, group) for a in newer):
+                            seen.add(group)
+                            yield GroupAt(span.attempt, group, step)
+
+    def _has(self, attempt: str, group: str) -> bool:
+        try:
+            return self._store.committed(keys.group(attempt, group)) is not None
+        except CorruptArtifact:
+            return True
+
+    def _groups(self, run_id: str, wanted: Wanted, begin: str | None) -> Iterator[GroupAt]:
+        """Groups that may hold what is wanted; those before `begin` may be left out."""
+        if wanted.group is not None:
+            found = self._find(run_id, wanted.group)
+            if found is not None:
+                yield found
+            return
+        in_evals = begin is not None and begin.startswith("eval/")
+        if wanted.kind != "eval" and not in_evals:
+            if wanted.step is not None:
+                yield from self._trained_at(run_id, wanted.step)
+            else:
+                yield from self._all_trained(run_id, begin)
+        if wanted.kind != "train":
+            yield from self._evals(run_id, wanted, begin if in_evals else None)
+
+    def _find(self, run_id: str, group: str) -> GroupAt | None:
+        if GROUP.fullmatch(group) is None:
+            return None
+        for span in reversed(self._records.spans(run_id)):
+            if self._store.committed(keys.group(span.attempt, group)) is not None:
+                return GroupAt(span.attempt, group)
+        return None
+
+    def _scores(self, run_id: str, at: GroupAt, after: int) -> ArtifactRef | None:
+        """The file of the step that trained a group, of those after `after`; None if none has.
+
+        The attempt that holds the group has trained it, or one that went on with its batch.
+        """
+        deadline = time.monotonic() + SCAN_S
+        spans = self._records.spans(run_id)
+        begin = [span.attempt for span in spans].index(at.attempt)
+        for span in spans[begin:]:
+            folder = keys.token_logprobs(span.attempt, 0).rpartition("/")[0]
+            committed = self._store.committed_keys(folder)
+            for step in sorted({number_of(key) or 0 for key in committed}):
+                late = span.last is not None and step > span.last
+                if step <= max(after, span.first) or late:
+                    continue
+                # The run goes on with what the newest of its trainer processes made.
+                named = variants(keys.token_logprobs(span.attempt, step), committed)
+                ref = self._store.committed(named[-1]) if named else None
+                if ref is None:
+                    continue
+                if at.group in self._remembered("scores", ref.key, partial(self._groups_in, ref)):
+                    return ref
+                if time.monotonic() > deadline:
+                    return None
+        return None
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def _trainer_logprobs(
+        self, run_id: str, at: GroupAt, index: int, samples: list[dict[str, Any]]
+    ) -> dict[int, list[float | None]]:
+        """How the trainer scored the samples of a rollout, by place; without those it did not."""
+        sampled = _versions(samples)
+        try:
+            # A token is trained no earlier than by the step after its version.
+            ref = self._scores(run_id, at, sampled[1] if sampled else 0)
+            data = self._store.get(ref, schema=SCORES_SCHEMA) if ref is not None else None
+        except CorruptArtifact:
+            # Retention deletes them while a run goes on.
+            return {}
+        rows = decode_token_logprobs(data, at.group, index) if data is not None else []
+        return {row.sample: row.trainer_logprobs for row in rows}
+
+    def _items(self, at: GroupAt) -> list[RolloutItem]:
+        key = keys.group(at.attempt, at.group)
+
+        def read() -> list[RolloutItem]:
+            return items_of(self._store.get_json(self._store.require(key)), at.attempt)
+
+        try:
+            found: list[RolloutItem] = self._remembered("items", key, read)
+        except FileNotFoundError:
+            # Of a run that is being taken out of the store.
+            return []
+        if at.step is None:
+            return found
+        return [item.model_copy(update={"step": at.step}) for item in found]
+
+    def page(self, run_id: str, wanted: Wanted, after: str | None, limit: int) -> RolloutPage:
+        """Rollouts after the one of id `after`, at most `limit`. A page may be short, or empty, and
+        yet have a cursor.
+        """
+        deadline = time.monotonic() + SCAN_S
+        matched = RID.fullmatch(after) if after is not None else None
+        begin = (matched[1].replace(":", "/"), int(matched[2])) if matched else None
+        found: list[RolloutItem] = []
+        damaged: list[str] = []
+        last = after
+
+        def page(cursor: str | None) -> RolloutPage:
+            more = cursor is not None
+            return RolloutPage(data=found, has_more=more, next_after=cursor, damaged=damaged)
+
+        for at in self._groups(run_id, wanted, begin[0] if begin else None):
+            if begin is not None and at.group != begin[0]:
+                continue
+            try:
+                items = self._items(at)
+            except CorruptArtifact as damage:
+                logger.error("group %s of %s is left out: %s", at.group, at.attempt, damage)
+                items = []
+                if begin is None or begin[1] < PAST:
+                    damaged.append(at.group)
+                    last = rollout_id(at.group, PAST)
+            for item in items:
+                if begin is not None and item.index <= begin[1]:
+                    continue
+                if len(found) == limit:
+                    return page(last)
+                last = item.id
+                if wanted.admits(item):
+                    found.append(item)
+            begin = None
+            if time.monotonic() > deadline:
+                return page(last)
+        return page(None)
+
+    def full(self, run_id: str, rid: str) -> RolloutFull | None:
+        """A rollout with all that was said and sampled; None if there is none of that id."""
+        matched = RID.fullmatch(rid)
+        at = self._find(run_id, matched[1].replace(":", "/")) if matched else None
+        if matched is None or at is None:
+            return None
+        index = int(matched[2])
+        document = self._store.get_json(self._store.require(keys.group(at.attempt, at.group)))
+        members = items_of(document, at.attempt)
+        if index >= len(members):
+            return None
+        stored = self._store.committed(keys.rollout(at.attempt, at.group, index))
+        told: dict[str, Any] = self._store.get_json(stored) if stored is not None else {}
+        scored = document["rollouts"][index]
+        samples = scored.get("samples") or told.get("samples") or []
+        trained = scored.get("samples") if document["kind"] == "train" else None
+        told_by_trainer = self._trainer_logprobs(run_id, at, index, trained) if trained else {}
+        return RolloutFull(
+            **members[index].model_dump(),
+            rewards=told.get("rewards") or {},
+            metrics=told.get("metrics") or scored.get("metrics") or {},
+            timing=told.get("timing") or scored.get("timing") or {},
+            labels=told.get("labels") or scored.get("labels") or [],
+            temperature=told.get("temperature"),
+            engine=told.get("engine"),
+            messages=told.get("messages") or [],
+            samples=[
+                TokenStrip(
+                    **sample,
+                    pieces=self._tokens.texts(at.attempt, sample["token_ids"]),
+                    trainer_logprobs=told_by_trainer.get(place),
+                )
+                for place, sample in enumerate(samples)
+            ],
+            members=members,
+        )

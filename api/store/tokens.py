@@ -1,0 +1,90 @@
+"""Token ids as text, for people to read, from the `tokenizer.json` beside a run's weights.
+
+Only looked up, never encoded with: nothing is trained or sampled from what comes out here. Pieces
+of a character that spans tokens show as U+FFFD.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
+
+KEPT = 4
+BYTE_LEVEL = "ByteLevel"
+
+
+def _bytes_by_character() -> dict[str, int]:
+    """How byte-level tokenizers write bytes as printable characters (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    rest = [byte for byte in range(256) if byte not in set(printable)]
+    return table | {chr(256 + place): byte for place, byte in enumerate(rest)}
+
+
+_BYTES = _bytes_by_character()
+
+
+def _kinds(part: Any) -> set[str]:
+    """Types of a tokenizer's part and of what it is a sequence of."""
+    if not isinstance(part, dict):
+        return set()
+    found = {str(part.get("type"))}
+    for inner in part.get("decoders") or part.get("pretokenizers") or []:
+        found |= _kinds(inner)
+    return found
+
+
+def pieces_by_id(tokenizer: dict[str, Any]) -> dict[int, str]:
+    """Every token of a `tokenizer.json` as text."""
+    model = tokenizer["model"]
+    vocab: dict[str, int] | list[Any] = model["vocab"]
+    if isinstance(vocab, list):
+        pieces = {number: str(entry[0]) for number, entry in enumerate(vocab)}
+    else:
+        pieces = {number: piece for piece, number in vocab.items()}
+    kinds = _kinds(tokenizer.get("decoder")) | _kinds(tokenizer.get("pre_tokenizer"))
+    if BYTE_LEVEL in kinds:
+        pieces = {
+            number: bytes(_BYTES[c] for c in piece).decode(errors="replace")
+            if all(c in _BYTES for c in piece)
+            else piece
+            for number, piece in pieces.items()
+        }
+    else:
+        pieces = {number: piece.replace("▁", " ") for number, piece in pieces.items()}
+    added = {token["id"]: token["content"] for token in tokenizer.get("added_tokens") or []}
+    return pieces | added
+
+
+class Tokenizers:
+    """Vocabularies that were lately looked up in."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+        self._kept: OrderedDict[str, dict[int, str] | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def texts(self, attempt: str, ids: Sequence[int]) -> list[str] | None:
+        """The tokens [T] as text; None if the attempt keeps no readable tokenizer. Blocks."""
+        with self._lock:
+            if attempt not in self._kept:
+                self._kept[attempt] = self._read(attempt)
+                while len(self._kept) > KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(attempt)
+            pieces = self._kept[attempt]
+        return None if pieces is None else [pieces.get(number, "�") for number in ids]
+
+    def _read(self, attempt: str) -> dict[int, str] | None:
+        folder = keys.weights(attempt, 0).rpartition("/")[0]
+        for key in reversed(self._store.committed_keys(folder)):
+            try:
+                ref = self._store.require(key)
+                return pieces_by_id(json.loads(self._store.read_file(ref, "tokenizer.json")))
+            except (FileNotFoundError, CorruptArtifact, ValueError):
+                continue
+        return None

@@ -1,0 +1,350 @@
+"""The only door to Temporal: what the API asks of it, and has it do. Every call is bounded.
+
+Executions are read as raw protobuf: the SDK's own `describe` and `list` raise ValueError on any
+workflow that an operator has paused (status 8 is missing from its enum in 1.35).
+"""
+
+import asyncio
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from temporalio.api.common.v1 import Payloads, WorkflowExecution
+from temporalio.api.enums.v1 import (
+    HistoryEventFilterType,
+    TaskQueueType,
+    WorkflowExecutionStatus,
+)
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflow.v1 import WorkflowExecutionInfo
+from temporalio.api.workflowservice.v1 import (
+    DescribeTaskQueueRequest,
+    DescribeWorkflowExecutionRequest,
+    GetSystemInfoRequest,
+    GetWorkflowExecutionHistoryRequest,
+    ListWorkflowExecutionsRequest,
+    SignalWorkflowExecutionRequest,
+)
+from temporalio.client import (
+    Client,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from ratchet.activities.contracts.checks import CheckResult
+from ratchet.activities.contracts.names import Queues, workflow_of
+from ratchet.api.temporal.connection import Connection
+from ratchet.workflows.protocol.messages import (
+    CHANGE_CONFIG,
+    MEMO_KEY,
+    PREFLIGHT,
+    TRAINING_RUN,
+    PreflightInput,
+    RunInput,
+)
+
+PAGE = 1000
+
+UPDATE_AGAIN_AFTER_S = 0.3
+
+
+@dataclass(frozen=True)
+class Execution:
+    """A workflow as Temporal knows it. `state` is Temporal's status in lower case; `memo` what
+    the run last said about itself; `run` Temporal's id of this execution of it, and `events` how
+    long its history is.
+    """
+
+    id: str
+    type: str
+    state: str
+    started: datetime
+    closed: datetime | None
+    memo: dict[str, Any]
+    run: str = ""
+    events: int = 0
+
+
+class Unanswered(Exception):
+    """No worker answered; the message says what is missing."""
+
+
+def a_worker_on(queues: list[str]) -> str:
+    """What a run waits for while nobody polls `queues`, in words."""
+    plural = "workers on task queues" if len(queues) > 1 else "a worker on task queue"
+    return f"{plural} {', '.join(queues)}"
+
+
+def _when(stamp: Timestamp) -> datetime:
+    return stamp.ToDatetime().replace(tzinfo=UTC)
+
+
+async def _updated(handle: WorkflowHandle[Any, Any], patch: dict[str, Any]) -> bool:
+    """Changes a run's config; False if it was just about to continue as new, and took nothing."""
+    try:
+        await handle.execute_update(CHANGE_CONFIG, patch)
+    except RPCError as error:
+        # Temporal gives up an update whose workflow task closes the execution: it is to be resent.
+        if error.status == RPCStatusCode.FAILED_PRECONDITION:
+            return False
+        raise
+    return True
+
+
+class Temporal(Connection):
+    """Calls to one Temporal namespace; raises ApiProblem 503 when it does not answer."""
+
+    async def ping(self) -> None:
+        """Returns if Temporal answers for this namespace; raises ApiProblem."""
+        async with self.calling() as client:
+            await client.workflow_service.get_system_info(
+                GetSystemInfoRequest(), timeout=self.timeout
+            )
+            await self._list(client, "WorkflowId = 'none'", 1, b"")
+
+    # -- reading ----------------------------------------------------------------------------
+
+    async def _execution(self, client: Client, info: WorkflowExecutionInfo) -> Execution:
+        payload = info.memo.fields.get(MEMO_KEY)
+        memo = (await client.data_converter.decode([payload]))[0] if payload is not None else {}
+        state = WorkflowExecutionStatus.Name(info.status) if info.status else "UNSPECIFIED"
+        return Execution(
+            id=info.execution.workflow_id,
+            type=info.type.name,
+            state=state.removeprefix("WORKFLOW_EXECUTION_STATUS_").lower(),
+            started=_when(info.start_time),
+            closed=_when(info.close_time) if info.HasField("close_time") else None,
+            memo=memo if isinstance(memo, dict) else {},
+            run=info.execution.run_id,
+            events=info.history_length,
+        )
+
+    async def describe(self, run_id: str) -> Execution | None:
+        """The newest execution of a run, or None."""
+        async with self.calling() as client:
+            try:
+                answer = await client.workflow_service.describe_workflow_execution(
+                    DescribeWorkflowExecutionRequest(
+                        namespace=self.namespace, execution=WorkflowExecution(workflow_id=run_id)
+                    ),
+                    retry=True,
+                    timeout=self.timeout,
+                )
+            except RPCError as error:
+                missing = error.status == RPCStatusCode.NOT_FOUND
+                if missing and "amespace" not in error.message:
+                    return None
+                raise
+            found = await self._execution(client, answer.workflow_execution_info)
+            return found if found.type == TRAINING_RUN else None
+
+    async def _list(self, client: Client, query: str, size: int, token: bytes) -> Any:
+        return await client.workflow_service.list_workflow_executions(
+            ListWorkflowExecutionsRequest(
+                namespace=self.namespace, page_size=size, next_page_token=token, query=query
+            ),
+            retry=True,
+            timeout=self.timeout,
+        )
+
+    async def runs(self) -> list[Execution]:
+        """Every run that Temporal retains, in no particular order."""
+        query = f"WorkflowType = '{TRAINING_RUN}' AND ExecutionStatus != 'ContinuedAsNew'"
+        newest: dict[str, Execution] = {}
+        for found in await self.listed(query):
+            # A run that was resumed after its end has several executions.
+            other = newest.get(found.id)
+            if other is None or found.started > other.started:
+                newest[found.id] = found
+        return list(newest.values())
+
+    async def listed(self, query: str, most: int | None = None) -> list[Execution]:
+        """Executions that match a visibility query, at most `most` of them."""
+        found: list[Execution] = []
+        token = b""
+        async with self.calling() as client:
+            while True:
+                page = await self._list(client, query, min(PAGE, most or PAGE), token)
+                found += [await self._execution(client, info) for info in page.executions]
+                token = page.next_page_token
+                if not token or (most is not None and len(found) >= most):
+                    return found[:most]
+
+    async def close_reason(self, run_id: str) -> str:
+        """What Temporal recorded when the run's workflow was closed from outside or failed."""
+        async with self.calling() as client:
+            answer = await client.workflow_service.get_workflow_execution_history(
+                GetWorkflowExecutionHistoryRequest(
+                    namespace=self.namespace,
+                    execution=WorkflowExecution(workflow_id=run_id),
+                    history_event_filter_type=(
+                        HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT
+                    ),
+                ),
+                retry=True,
+                timeout=self.timeout,
+            )
+        for event in answer.history.events:
+            if event.HasField("workflow_execution_failed_event_attributes"):
+                failure = event.workflow_execution_failed_event_attributes.failure
+                while failure.HasField("cause"):
+                    failure = failure.cause
+                return failure.message
+            if event.HasField("workflow_execution_terminated_event_attributes"):
+                return event.workflow_execution_terminated_event_attributes.reason
+        return ""
+
+    async def unpolled(self, queues: Queues) -> list[str]:
+        """Task queues that a new run needs and no worker has polled lately."""
+        kinds = {
+            queues.orchestrator: TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+            queues.env: TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+            queues.trainer: TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+        }
+        missing = []
+        async with self.calling() as client:
+            for name, kind in kinds.items():
+                answer = await client.workflow_service.describe_task_queue(
+                    DescribeTaskQueueRequest(
+                        namespace=self.namespace,
+                        task_queue=TaskQueue(name=name),
+                        task_queue_type=kind,
+                    ),
+                    retry=True,
+                    timeout=self.timeout,
+                )
+                if not answer.pollers:
+                    missing.append(name)
+        return missing
+
+    # -- acting -----------------------------------------------------------------------------
+
+    async def preflight(self, run_id: str, arg: PreflightInput, timeout_s: float) -> CheckResult:
+        """The workers' verdict on a config.
+
+        Raises Unanswered when none came within `timeout_s` seconds or the check itself broke;
+        its workflow is ended then, so that nothing runs on.
+        """
+        async with self.calling() as client:
+            handle: WorkflowHandle[Any, CheckResult] = await client.start_workflow(
+                PREFLIGHT,
+                arg,
+                id=f"{run_id}/preflight",
+                task_queue=arg.queues.orchestrator,
+                execution_timeout=timedelta(seconds=timeout_s + 60),
+                result_type=CheckResult,
+                static_summary=f"checks the config of {run_id} before it starts",
+                rpc_timeout=self.timeout,
+            )
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await handle.result()
+            except TimeoutError:
+                await self._end(handle, "no answer in time")
+                missing = await self.unpolled(arg.queues)
+                raise Unanswered(
+                    a_worker_on(missing) if missing else "the preflight's answer"
+                ) from None
+            except WorkflowFailureError as error:
+                cause: BaseException = error
+                while cause.__cause__ is not None:
+                    cause = cause.__cause__
+                raise Unanswered(f"a preflight that works (it failed: {cause})"[:300]) from None
+            except asyncio.CancelledError:
+                await self._end(handle, "the request was given up")
+                raise
+
+    async def _end(self, handle: WorkflowHandle[Any, Any], why: str) -> None:
+        try:
+            await handle.terminate(reason=why, rpc_timeout=self.timeout)
+        except RPCError as error:
+            # It may have ended by itself in the meantime.
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise
+
+    async def start_run(self, arg: RunInput, memo: dict[str, Any], *, again: bool = False) -> bool:
+        """Starts the run's workflow, or with `again` another attempt of a run that has ended.
+
+        False if there is such a run already, or if it has not ended.
+        """
+        policy = WorkflowIDReusePolicy
+        async with self.calling() as client:
+            try:
+                await client.start_workflow(
+                    TRAINING_RUN,
+                    arg,
+                    id=workflow_of(arg.run_id),
+                    task_queue=arg.queues.orchestrator,
+                    memo={MEMO_KEY: memo},
+                    static_summary=f"{memo['name']}: {memo['max_steps']} steps",
+                    id_reuse_policy=policy.ALLOW_DUPLICATE if again else policy.REJECT_DUPLICATE,
+                    id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
+                    rpc_timeout=self.timeout,
+                )
+            except WorkflowAlreadyStartedError:
+                return False
+            return True
+
+    async def cancel(self, run_id: str) -> bool:
+        """Asks for a run's end without any more work; False if it has ended."""
+        async with self.calling() as client:
+            try:
+                await client.get_workflow_handle(run_id).cancel(rpc_timeout=self.timeout)
+            except RPCError as error:
+                if error.status == RPCStatusCode.NOT_FOUND and "amespace" not in error.message:
+                    return False
+                raise
+            return True
+
+    async def change(self, run_id: str, patch: dict[str, Any]) -> bool:
+        """Changes the config of a run; False if it has ended in the meantime.
+
+        Raises ValueError if the run refuses, Unanswered if no worker takes it up in time.
+        """
+        async with self.calling() as client:
+            handle = client.get_workflow_handle(run_id)
+            try:
+                async with asyncio.timeout(self.timeout.total_seconds()):
+                    while not await _updated(handle, patch):
+                        await asyncio.sleep(UPDATE_AGAIN_AFTER_S)
+            except WorkflowUpdateFailedError as error:
+                raise ValueError(str(error.cause)) from None
+            except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError):
+                raise Unanswered("a worker that carries out the run's workflow") from None
+            except RPCError as error:
+                missing = error.status == RPCStatusCode.NOT_FOUND
+                if missing and "amespace" not in error.message:
+                    return False
+                raise
+            return True
+
+    async def signal(self, run_id: str, name: str, arg: Any, request_id: str = "") -> bool:
+        """Signals a run; False if it has ended in the meantime. An execution of it hears what is
+        sent again with the same `request_id` once.
+        """
+        async with self.calling() as client:
+            request = SignalWorkflowExecutionRequest(
+                namespace=self.namespace,
+                workflow_execution=WorkflowExecution(workflow_id=run_id),
+                signal_name=name,
+                input=Payloads(payloads=await client.data_converter.encode([arg])),
+                identity=client.identity,
+                request_id=request_id or str(uuid.uuid4()),
+            )
+            try:
+                await client.workflow_service.signal_workflow_execution(
+                    request, retry=True, timeout=self.timeout
+                )
+            except RPCError as error:
+                missing = error.status == RPCStatusCode.NOT_FOUND
+                if missing and "amespace" not in error.message:
+                    return False
+                raise
+            return True

@@ -1,0 +1,394 @@
+"""What happened to a run, told from Temporal's history of its workflow. Pure but for `decode`.
+
+An event's id is '<execution>.<history event>.<k>'. A history never changes and only grows at its
+end, so ids are stable and ordered, and survive every restart of the API. Most of what happens is
+told by what the run says of itself (its memo) when that changes; work that took time, signals and
+servers come from the history itself.
+"""
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from temporalio.api.common.v1 import Payload
+from temporalio.api.failure.v1 import Failure
+from temporalio.api.history.v1 import HistoryEvent
+
+from ratchet.activities.contracts import names
+from ratchet.api.http.redact import redacted, redacted_all
+from ratchet.workflows.protocol.messages import DISPATCH, MEMO_KEY, normal_signal_name
+
+Level = Literal["info", "warning", "error"]
+Decode = Callable[[Payload], Awaitable[Any]]
+
+WORK = frozenset(
+    {
+        names.PREPARE_POLICY,
+        names.RESTORE_RUN,
+        names.LOAD_TRAINER,
+        names.SHIP_BATCH,
+        names.TRAIN_STEP,
+        names.SYNC_WEIGHTS,
+        names.SAVE_CHECKPOINT,
+        names.FINALIZE_EVAL,
+    }
+)
+"""Activities whose completion is an event; failures of any activity are."""
+
+CURSOR = re.compile(
+    r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.([0-9]{1,9})\.([0-9]{1,9})", re.ASCII
+)
+ASKED = ("stop", "pause", "resume", "trigger_eval", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Happening:
+    """One event. `place` (history event, k) orders the events of one execution."""
+
+    execution: str
+    place: tuple[int, int]
+    type: str
+    time: datetime
+    message: str
+    level: Level = "info"
+    source: str = "run"
+    data: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """Its cursor."""
+        return f"{self.execution}.{self.place[0]}.{self.place[1]}"
+
+
+def parse_cursor(text: str) -> tuple[str, tuple[int, int]]:
+    """Execution and place of an event's id; raises ValueError."""
+    match = CURSOR.fullmatch(text)
+    if match is None:
+        raise ValueError("not an event's id")
+    return match[1], (int(match[2]), int(match[3]))
+
+
+def _when(stamp: Timestamp) -> datetime:
+    return stamp.ToDatetime().replace(tzinfo=UTC)
+
+
+def _cause(failure: Failure) -> str:
+    while failure.HasField("cause"):
+        failure = failure.cause
+    return redacted(failure.message or "no reason given", 500)
+
+
+def _reason(value: Any) -> str:
+    said = value.get("reason") if isinstance(value, dict) else value
+    return redacted(said, 200) if isinstance(said, str) else ""
+
+
+@dataclass
+class _Begun:
+    """An activity that was scheduled and has not ended."""
+
+    name: str
+    summary: str
+    queue: str
+    started: datetime
+    attempt: int = 1
+    retried: str = ""
+    epoch: str = ""
+    """Of the eval that it finalizes."""
+
+
+class Teller:
+    """Reads the history of one execution in order and tells what happened."""
+
+    def __init__(self, execution: str, decode: Decode) -> None:
+        self._execution = execution
+        self._decode = decode
+        self._memo: dict[str, Any] = {}
+        self._begun: dict[int, _Begun] = {}
+        self._found: list[Happening] = []
+        self._event: HistoryEvent = HistoryEvent()
+        self._evals: set[str] = set()
+        """Epochs of evals whose beginning was told."""
+        self._finalized: dict[str, str] = {}
+        """Epoch of the last eval of each env that was finalized."""
+        self.began: datetime | None = None
+        self.predecessor = ""
+        """Temporal's id of the execution that this one goes on from, if it continued as new."""
+        self.successor = ""
+        """Temporal's id of the execution that goes on, once this one has continued as new."""
+        self.ended = False
+
+    async def take(self, event: HistoryEvent) -> list[Happening]:
+        """What the next event of the history tells, in order."""
+        self._found, self._event = [], event
+        match event.WhichOneof("attributes"):
+            case "workflow_execution_started_event_attributes":
+                await self._on_started()
+            case "workflow_properties_modified_event_attributes":
+                changed = event.workflow_properties_modified_event_attributes.upserted_memo.fields
+                if MEMO_KEY in changed:
+                    self._on_memo(await self._decode(changed[MEMO_KEY]))
+            case "workflow_execution_signaled_event_attributes":
+                await self._on_signal()
+            case "signal_external_workflow_execution_initiated_event_attributes":
+                sent = event.signal_external_workflow_execution_initiated_event_attributes
+                if sent.signal_name == "control" and sent.input.payloads:
+                    self._on_control(await self._decode(sent.input.payloads[0]))
+            case "start_child_workflow_execution_initiated_event_attributes":
+                child = event.start_child_workflow_execution_initiated_event_attributes
+                if child.workflow_type.name == DISPATCH and child.input.payloads:
+                    given = await self._decode(child.input.payloads[0])
+                    self._on_control(given.get("control") if isinstance(given, dict) else None)
+            case "workflow_execution_cancel_requested_event_attributes":
+                self._tell("run.asked", "cancel was asked for", data={"asked": "cancel"})
+            case "activity_task_scheduled_event_attributes":
+                await self._on_scheduled()
+            case "activity_task_started_event_attributes":
+                told = event.activity_task_started_event_attributes
+                if begun := self._begun.get(told.scheduled_event_id):
+                    begun.started, begun.attempt = _when(event.event_time), told.attempt
+                    begun.retried = _cause(told.last_failure) if told.attempt > 1 else ""
+            case "activity_task_completed_event_attributes":
+                self._on_done(event.activity_task_completed_event_attributes.scheduled_event_id)
+            case "activity_task_failed_event_attributes":
+                failed = event.activity_task_failed_event_attributes
+                self._on_failed(failed.scheduled_event_id, _cause(failed.failure))
+            case "activity_task_timed_out_event_attributes":
+                late = event.activity_task_timed_out_event_attributes
+                self._on_failed(late.scheduled_event_id, f"timed out: {_cause(late.failure)}")
+            case "activity_task_canceled_event_attributes":
+                gone = event.activity_task_canceled_event_attributes
+                self._begun.pop(gone.scheduled_event_id, None)
+            case "workflow_task_failed_event_attributes":
+                cause = _cause(event.workflow_task_failed_event_attributes.failure)
+                self._tell(
+                    "run.stuck",
+                    f"a workflow task failed and is tried again: {cause}",
+                    level="error",
+                    source="orchestrator",
+                )
+            case "workflow_execution_continued_as_new_event_attributes":
+                told_new = event.workflow_execution_continued_as_new_event_attributes
+                self.successor, self.ended = told_new.new_execution_run_id, True
+            case "workflow_execution_completed_event_attributes":
+                self._on_end(str(self._memo.get("status") or "succeeded"), "")
+            case "workflow_execution_failed_event_attributes":
+                self._on_end(
+                    "failed", _cause(event.workflow_execution_failed_event_attributes.failure)
+                )
+            case "workflow_execution_timed_out_event_attributes":
+                self._on_end("failed", "the workflow timed out in Temporal")
+            case "workflow_execution_canceled_event_attributes":
+                self._on_end("cancelled", "")
+            case "workflow_execution_terminated_event_attributes":
+                reason = event.workflow_execution_terminated_event_attributes.reason
+                said = f"terminated in Temporal: {redacted(reason, 300)}"
+                self._on_end("failed", said)
+            case _:
+                pass
+        return self._found
+
+    def _tell(
+        self,
+        kind: str,
+        message: str,
+        *,
+        level: Level = "info",
+        source: str = "run",
+        data: dict[str, Any] | None = None,
+    ) -> None:
+        self._found.append(
+            Happening(
+                self._execution,
+                (self._event.event_id, len(self._found)),
+                kind,
+                _when(self._event.event_time),
+                redacted(message, 4000),
+                level,
+                source,
+                redacted_all(data or {}),
+            )
+        )
+
+    # -- the run ----------------------------------------------------------------------------
+
+    async def _on_started(self) -> None:
+        told = self._event.workflow_execution_started_event_attributes
+        self.began = _when(self._event.event_time)
+        payload = told.memo.fields.get(MEMO_KEY)
+        memo = await self._decode(payload) if payload is not None else {}
+        memo = memo if isinstance(memo, dict) else {}
+        if told.continued_execution_run_id:
+            self.predecessor = told.continued_execution_run_id
+            self._memo = memo
+            given = await self._decode(told.input.payloads[0]) if told.input.payloads else None
+            state = given.get("state") if isinstance(given, dict) else None
+            state = state if isinstance(state, dict) else {}
+            if any(each["state"] != "closed" for each in state.get("generations") or []):
+                # The evals under way began before; those of a checkpoint or a pause begin anew.
+                self._evals = {each["epoch"]["epoch"] for each in state.get("evals") or []}
+            return
+        attempt = memo.get("attempt") or 1
+        text = "the run was created" if attempt == 1 else f"the run is resumed: attempt {attempt}"
+        data = {"attempt": attempt, "lineage": memo.get("lineage")}
+        self._tell("run.created" if attempt == 1 else "run.resumed", text, data=data)
+        # What a run begins with is no news, but for its status.
+        self._memo = {**memo, "status": None, "waiting_for": None}
+        self._on_memo(memo)
+
+    def _on_memo(self, memo: Any) -> None:
+        if not isinstance(memo, dict):
+            return
+        before, self._memo = self._memo, memo
+
+        def changed(key: str) -> bool:
+            # What was left out and what is empty are the same.
+            return (memo.get(key) or None) != (before.get(key) or None)
+
+        if changed("step") and memo.get("step"):
+            data = {key: memo.get(key) for key in ("step", "policy_version", "reward")}
+            reward = memo.get("reward")
+            said = f" with reward {reward:.3f}" if isinstance(reward, int | float) else ""
+            self._tell("run.step", f"step {memo['step']} is done{said}", data=data)
+        if changed("eval"):
+            for env, result in (memo.get("eval") or {}).items():
+                if result != (before.get("eval") or {}).get(env):
+                    epoch = self._finalized.pop(env, None)
+                    data = {"env": env, **result, **({"epoch": epoch} if epoch else {})}
+                    self._tell("run.eval", f"eval of {env} is done", data=data)
+        if changed("checkpoint") and memo.get("checkpoint"):
+            saved = memo["checkpoint"]
+            text = f"checkpoint of step {saved.get('step')} is committed"
+            self._tell("run.checkpoint", text, source="trainer", data=saved)
+        if changed("config_changes") or changed("config_revision"):
+            data = {
+                "revision": memo.get("config_revision") or 0,
+                "changes": memo.get("config_changes") or {},
+            }
+            self._tell("run.config", "the config was changed", data=data)
+        if "metadata" in before and changed("metadata"):
+            self._tell("run.metadata", "the metadata was changed", data=memo.get("metadata") or {})
+        trouble = memo.get("paused_because") or memo.get("trouble")
+        if trouble and trouble != (before.get("paused_because") or before.get("trouble")):
+            text = f"the run paused itself: {redacted(str(trouble), 300)}"
+            self._tell("run.trouble", text, level="warning", data={"reason": text})
+        if (alarm := memo.get("alarm")) and not before.get("alarm"):
+            self._tell("run.alarm", f"drift: {alarm}", level="warning", data={"reason": alarm})
+        if changed("status"):
+            status = memo.get("status")
+            data = {"status": status, "from": before.get("status")}
+            self._tell("run.status", f"the run is {status}", data=data)
+        waiting = memo.get("waiting_for") or {}
+        if waiting.get("name") and waiting != before.get("waiting_for"):
+            self._tell("run.waiting", f"waiting for {waiting['name']}", data=waiting)
+
+    def _on_end(self, status: str, reason: str) -> None:
+        self.ended = True
+        reason = reason or str(self._memo.get("end_reason") or "")
+        data: dict[str, Any] = {"status": status, "reason": reason}
+        if self._memo.get("error"):
+            data["error"] = self._memo["error"]
+        level: Level = "error" if status == "failed" else "info"
+        text = f"the run {'was ' if status == 'cancelled' else ''}{status}"
+        self._tell("run.ended", f"{text}: {reason}" if reason else text, level=level, data=data)
+
+    def _on_control(self, control: Any) -> None:
+        """Dispatch hears of an eval as soon as its groups may begin."""
+        for told in (control.get("evals") or []) if isinstance(control, dict) else []:
+            if told["epoch"] not in self._evals:
+                self._evals.add(told["epoch"])
+                data = {key: told.get(key) for key in ("epoch", "env", "step")}
+                text = f"eval of {told['env']} at step {told['step']} begins"
+                self._tell("run.eval_started", text, data=data)
+
+    # -- signals and servers ----------------------------------------------------------------
+
+    async def _on_signal(self) -> None:
+        told = self._event.workflow_execution_signaled_event_attributes
+        payloads = told.input.payloads
+        if told.signal_name == "host_report":
+            self._on_report(await self._decode(payloads[0]) if payloads else None)
+            return
+        asked = normal_signal_name(told.signal_name)
+        if asked not in ASKED:
+            return
+        value = await self._decode(payloads[0]) if payloads else None
+        data: dict[str, Any] = {"asked": asked}
+        if isinstance(value, dict):
+            data |= {key: value[key] for key in ("mode", "envs") if key in value}
+        reason = _reason(value)
+        if reason:
+            data["reason"] = reason
+        said = f"{asked.replace('_', ' ')} was asked for"
+        self._tell("run.asked", f"{said}: {reason}" if reason else said, data=data)
+
+    def _on_report(self, report: Any) -> None:
+        if not isinstance(report, dict) or "role" not in report:
+            return
+        state = str(report.get("state"))
+        data = {key: report.get(key) for key in ("role", "index", "name", "epoch", "state")}
+        where = f"{report['role']} {report.get('name') or report.get('index')}"
+        text = f"{where} (epoch {report.get('epoch')}) is {state}"
+        lost = state in ("down", "failed")
+        if lost and report.get("detail"):
+            data["detail"] = redacted(str(report["detail"]), 10**6)[-1000:]
+            text = f"{text}: {data['detail']}"
+        level: Level = "error" if state == "failed" else "warning" if lost else "info"
+        self._tell(f"server.{state}", text, level=level, source=str(report["role"]), data=data)
+
+    # -- work -------------------------------------------------------------------------------
+
+    async def _on_scheduled(self) -> None:
+        told = self._event.activity_task_scheduled_event_attributes
+        summary = ""
+        if self._event.user_metadata.HasField("summary"):
+            summary = str(await self._decode(self._event.user_metadata.summary))
+        self._begun[self._event.event_id] = _Begun(
+            told.activity_type.name,
+            summary,
+            told.task_queue.name,
+            _when(self._event.event_time),
+        )
+        if told.activity_type.name == names.FINALIZE_EVAL and told.input.payloads:
+            given = await self._decode(told.input.payloads[0])
+            if isinstance(given, dict):
+                self._begun[self._event.event_id].epoch = str(given.get("epoch") or "")
+
+    def _on_done(self, scheduled: int) -> None:
+        begun = self._begun.pop(scheduled, None)
+        if begun is None or (begun.name not in WORK and not begun.retried):
+            return
+        data = self._span(begun)
+        if begun.epoch:
+            data["epoch"] = begun.epoch
+            self._finalized[begun.epoch.partition("/")[2]] = begun.epoch
+        text = f"{begun.summary or begun.name} is done"
+        if begun.retried:
+            data["retried_after"] = begun.retried
+            text = f"{text}, at try {begun.attempt} after: {begun.retried}"
+        level: Level = "warning" if begun.retried else "info"
+        self._tell("work.done", text, level=level, source=begun.name, data=data)
+
+    def _on_failed(self, scheduled: int, cause: str) -> None:
+        begun = self._begun.pop(scheduled, None)
+        if begun is None:
+            return
+        text = f"{begun.summary or begun.name} failed: {cause}"
+        data = {**self._span(begun), "error": cause}
+        self._tell("work.failed", text, level="warning", source=begun.name, data=data)
+
+    def _span(self, begun: _Begun) -> dict[str, Any]:
+        return {
+            "work": begun.name,
+            "summary": begun.summary,
+            "started_at": _iso(begun.started),
+            "finished_at": _iso(_when(self._event.event_time)),
+            "attempt": begun.attempt,
+        }
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,449 @@
+"""Follows the histories of runs in Temporal, and pages through what they tell.
+
+One reader a followed execution serves every watcher: it long-polls Temporal, so that each history
+event crosses the wire once an API process. A reader that nobody asked for in a while ends. Nothing
+here is state: whatever is lost with the process is read again.
+"""
+
+import asyncio
+import json
+import time
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from temporalio.api.common.v1 import Payload, WorkflowExecution
+from temporalio.api.workflowservice.v1 import (
+    GetWorkflowExecutionHistoryRequest,
+    GetWorkflowExecutionHistoryReverseRequest,
+)
+from temporalio.service import RPCError, RPCStatusCode
+
+from ratchet.activities.contracts.wire import WIRE
+from ratchet.api.http.problems import ApiProblem
+from ratchet.api.http.shared_call import Shared
+from ratchet.api.temporal.client import Execution, Temporal
+from ratchet.api.temporal.event_log import Happening, Teller, parse_cursor
+
+IDLE_S = 60.0
+"""A reader nobody asked for this long ends."""
+KEPT_READERS = 64
+PAGE = 1000
+POLL = timedelta(seconds=30)
+CHAIN_FRESH_S = 0.25
+GATHER_S = 0.1
+"""Between two reads of a history that goes on."""
+CATCH_UP_S = 5.0
+"""A page that was not read by then is answered as far as it was."""
+MOST_LOOKED_AT = 100_000
+"""Events that one page may pass over for those wanted."""
+MOST_AT_ONCE = 500
+"""Events in one piece of a stream."""
+
+Wanted = Callable[[Happening], bool]
+
+
+def everything(_: Happening) -> bool:
+    """What is wanted where no more is said."""
+    return True
+
+
+def unknown_cursor(cursor: str) -> ApiProblem:
+    """404: no event of the run has this id."""
+    return ApiProblem(
+        404,
+        "unknown-cursor",
+        "No such event",
+        f"No event {cursor[:80]!r} is kept of this run; leave `after` out to begin with the first.",
+    )
+
+
+def _still_reading() -> ApiProblem:
+    return ApiProblem(
+        503,
+        "history-unread",
+        "The run's history is still being read",
+        f"It is long, or Temporal is slow: nothing could be told of it within {CATCH_UP_S:.0f} s. "
+        "Reading goes on; ask again.",
+        retry_after_s=1,
+    )
+
+
+def _unreadable(error: RPCError) -> ApiProblem:
+    return ApiProblem(
+        503,
+        "temporal-unavailable",
+        "Temporal does not give out the run's history",
+        f"Temporal answered {error.status.name.lower()}: {error.message[:300]}. Trying again.",
+        retry_after_s=5,
+    )
+
+
+async def _decode(payload: Payload) -> Any:
+    """The plain value of a payload; None if it is none that can be read."""
+    try:
+        return (await WIRE.decode([payload]))[0]
+    except (ValueError, RuntimeError):
+        # Anyone may signal a run with any payload.
+        return None
+
+
+@dataclass(frozen=True)
+class Page:
+    """Part of a list of events; `next_after` is where the next one begins, None after the last.
+
+    It is the id of the last event looked at, so that a page without any leads on, too.
+    """
+
+    events: list[Happening]
+    next_after: str | None = None
+
+
+@dataclass(frozen=True)
+class Told:
+    """An event with its wire form, which is made once for all who watch."""
+
+    happening: Happening
+    sse: bytes
+
+
+def as_json(event: Happening) -> dict[str, Any]:
+    """The event as the API shows it."""
+    return {
+        "id": event.id,
+        "object": "event",
+        "type": event.type,
+        "created_at": event.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "level": event.level,
+        "source": event.source,
+        "message": event.message,
+        "data": event.data,
+    }
+
+
+def _told(event: Happening) -> Told:
+    data = json.dumps(as_json(event), separators=(",", ":"))
+    return Told(event, f"id: {event.id}\nevent: {event.type}\ndata: {data}\n\n".encode())
+
+
+class Reader:
+    """What one execution has told so far."""
+
+    def __init__(self, temporal: Temporal, workflow: str, execution: str) -> None:
+        self._temporal = temporal
+        self._request = GetWorkflowExecutionHistoryRequest(
+            namespace=temporal.namespace,
+            execution=WorkflowExecution(workflow_id=workflow, run_id=execution),
+            maximum_page_size=PAGE,
+            wait_new_event=True,
+        )
+        self.execution = execution
+        self.teller = Teller(execution, _decode)
+        self.events: list[Told] = []
+        self.seen = 0
+        self.used = time.monotonic()
+        self.failure: ApiProblem | None = None
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def start(self) -> None:
+        """Reads on, if it does not already and there is anything left to read."""
+        self.used = time.monotonic()
+        if not self.teller.ended and (self._task is None or self._task.done()):
+            self.failure = None
+            self._task = asyncio.create_task(self._follow())
+
+    def stop(self) -> None:
+        """Ends the reading."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _follow(self) -> None:
+        token = b""
+        while not self.teller.ended and time.monotonic() - self.used < IDLE_S:
+            self._request.next_page_token = token
+            try:
+                async with self._temporal.calling() as client:
+                    answer = await client.workflow_service.get_workflow_execution_history(
+                        self._request, timeout=POLL
+                    )
+            except (RPCError, ApiProblem) as error:
+                if isinstance(error, RPCError) and error.status == RPCStatusCode.NOT_FOUND:
+                    self.failure = unknown_cursor(self.execution)
+                    break
+                # Temporal is away: who waits is told, and who watches goes on waiting.
+                self.failure = _unreadable(error) if isinstance(error, RPCError) else error
+                self._notify()
+                await asyncio.sleep(1.0)
+                token = b""
+                continue
+            self.failure = None
+            for event in answer.history.events:
+                # A page that is read again after a fault was told already.
+                if event.event_id > self.seen:
+                    self.events += [_told(found) for found in await self.teller.take(event)]
+                    self.seen = event.event_id
+            self._notify()
+            token = answer.next_page_token
+            if not token and not answer.history.events:
+                await asyncio.sleep(0.2)
+            elif len(answer.history.events) < PAGE:
+                # What happens in quick succession is told at once to all who watch.
+                await asyncio.sleep(GATHER_S)
+        self._notify()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Waits for news; False if none came in time."""
+        self.start()
+        if self.teller.ended:
+            return True
+        changed = self._changed
+        try:
+            async with asyncio.timeout(timeout_s):
+                await changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @property
+    def lost(self) -> bool:
+        """Whether Temporal does not keep this execution."""
+        return self.failure is not None and self.failure.document.status == 404
+
+    async def caught_up(self, length: int, deadline: float) -> bool:
+        """Waits until `length` history events were read; False if some were not by `deadline`.
+
+        Raises ApiProblem if Temporal is away.
+        """
+        while self.seen < length and not self.teller.ended:
+            await self.wait(max(deadline - time.monotonic(), 0.0))
+            if self.failure is not None:
+                raise self.failure
+            if time.monotonic() >= deadline and self.seen < length and not self.teller.ended:
+                # What Temporal counts may include events that it has not settled yet.
+                return self.seen >= await self._settled()
+        return True
+
+    async def _settled(self) -> int:
+        """Number of the last event that Temporal gives out."""
+        request = GetWorkflowExecutionHistoryReverseRequest(
+            namespace=self._temporal.namespace,
+            execution=self._request.execution,
+            maximum_page_size=1,
+        )
+        async with self._temporal.calling() as client:
+            answer = await client.workflow_service.get_workflow_execution_history_reverse(
+                request, timeout=self._temporal.timeout
+            )
+        return max((event.event_id for event in answer.history.events), default=0)
+
+    def after(self, place: tuple[int, int] | None) -> int:
+        """Index of the first event after `place`."""
+        if place is None:
+            return 0
+        return bisect_right(self.events, place, key=lambda told: told.happening.place)
+
+    def before(self, place: tuple[int, int] | None) -> int:
+        """How many events are before `place`."""
+        if place is None:
+            return len(self.events)
+        return bisect_left(self.events, place, key=lambda told: told.happening.place)
+
+
+class Histories:
+    """Events of runs, in either order."""
+
+    def __init__(self, temporal: Temporal) -> None:
+        self._temporal = temporal
+        self._readers: OrderedDict[tuple[str, str], Reader] = OrderedDict()
+        self._chains: Shared[list[Execution]] = Shared(CHAIN_FRESH_S)
+
+    def _reader(self, workflow: str, execution: str) -> Reader:
+        key = (workflow, execution)
+        reader = self._readers.get(key)
+        if reader is None:
+            reader = self._readers[key] = Reader(self._temporal, workflow, execution)
+            while len(self._readers) > KEPT_READERS:
+                self._readers.popitem(last=False)[1].stop()
+        self._readers.move_to_end(key)
+        reader.start()
+        return reader
+
+    def close(self) -> None:
+        """Ends all reading."""
+        for reader in self._readers.values():
+            reader.stop()
+
+    async def _chain(self, run_id: str) -> list[Execution]:
+        """All executions of a run that Temporal keeps, oldest first."""
+        return await self._chains.get(run_id, lambda: self._look_up(run_id))
+
+    async def _look_up(self, run_id: str) -> list[Execution]:
+        found = await self._temporal.listed(f"WorkflowId = '{run_id}'")
+        newest = await self._temporal.describe(run_id)
+        if newest is not None and newest.run not in {execution.run for execution in found}:
+            # The list of executions is renewed a moment after the executions themselves.
+            found.append(newest)
+        return sorted(found, key=lambda execution: execution.started)
+
+    async def _next(self, run_id: str, reader: Reader) -> str:
+        """The execution that goes on after `reader`'s has ended; '' if none does yet."""
+        if reader.teller.successor:
+            return reader.teller.successor
+        chain = [execution.run for execution in await self._chain(run_id)]
+        place = chain.index(reader.execution) if reader.execution in chain else len(chain)
+        return chain[place + 1] if place + 1 < len(chain) else ""
+
+    async def _previous(self, run_id: str, reader: Reader) -> str:
+        """The execution that `reader`'s goes on from; '' if it is the first."""
+        if reader.teller.predecessor:
+            return reader.teller.predecessor
+        began = reader.teller.began
+        chain = [
+            execution.run
+            for execution in await self._chain(run_id)
+            if execution.run != reader.execution and began and execution.started < began
+        ]
+        return chain[-1] if chain else ""
+
+    async def _begin(
+        self, newest: Execution, after: str | None, deadline: float, *, desc: bool = False
+    ) -> tuple[Reader, tuple[int, int] | None]:
+        """Where a list or a stream begins; raises ApiProblem 404 for a cursor that is none."""
+        run_id = newest.id
+        if after is None:
+            chain = [] if desc else await self._chain(run_id)
+            return self._reader(run_id, chain[0].run if chain else newest.run), None
+        try:
+            execution, place = parse_cursor(after)
+        except ValueError:
+            raise unknown_cursor(after) from None
+        reader = self._reader(run_id, execution)
+        try:
+            whole = await reader.caught_up(place[0], deadline)
+        finally:
+            if reader.lost:
+                self._readers.pop((run_id, execution), None)
+        if reader.seen < place[0]:
+            raise unknown_cursor(after) if whole else _still_reading()
+        return reader, place
+
+    async def latest(self, newest: Execution) -> str:
+        """A cursor with all before it that has happened so far: the id of the last event of the
+        newest execution, or where it begins if it has told nothing.
+        """
+        reader = self._reader(newest.id, newest.run)
+        if not await reader.caught_up(newest.events, time.monotonic() + CATCH_UP_S):
+            raise _still_reading()
+        return reader.events[-1].happening.id if reader.events else f"{newest.run}.0.0"
+
+    async def page(
+        self,
+        newest: Execution,
+        after: str | None,
+        limit: int,
+        *,
+        desc: bool = False,
+        wanted: Wanted = everything,
+    ) -> Page:
+        """The wanted events after the one of id `after`, at most `limit`, oldest first; with `desc`
+        newest first, which makes those after it the ones that happened before.
+
+        Bounded in time and in events looked at, so that a page may have fewer, or none, and yet
+        lead on. Raises ApiProblem 404 for a cursor that is none, 503 if nothing was read in time.
+        """
+        run_id = newest.id
+        deadline = time.monotonic() + CATCH_UP_S
+        reader, place = await self._begin(newest, after, deadline, desc=desc)
+        found: list[Happening] = []
+        last: str | None = None
+        looked = 0
+        while True:
+            length = newest.events if reader.execution == newest.run else 2**60
+            if desc and place is not None:
+                length = place[0]
+            whole = await reader.caught_up(length, deadline)
+            if desc and not whole:
+                # The newest, with which the list begins or goes on, were not read.
+                span = range(0)
+            elif desc:
+                span = range(reader.before(place) - 1, -1, -1)
+            else:
+                span = range(reader.after(place), len(reader.events))
+            for index in span:
+                event = reader.events[index].happening
+                if looked >= MOST_LOOKED_AT or (len(found) >= limit and wanted(event)):
+                    return Page(found, last)
+                looked += 1
+                last = event.id
+                if wanted(event):
+                    found.append(event)
+            if not whole:
+                if last is None:
+                    raise _still_reading()
+                return Page(found, last)
+            if desc:
+                following = await self._previous(run_id, reader)
+            else:
+                following = await self._next(run_id, reader) if reader.teller.ended else ""
+            if not following:
+                return Page(found)
+            reader, place = self._reader(run_id, following), None
+
+    async def stream(
+        self,
+        newest: Execution,
+        after: str | None,
+        *,
+        wanted: Wanted = everything,
+        keep_alive_s: float = 15.0,
+    ) -> AsyncIterator[bytes]:
+        """Server-sent events after the one of id `after`, as they come.
+
+        Ends once the run has ended and all was told. Raises ApiProblem here, before anything is
+        sent, for a cursor that is none.
+        """
+        reader, place = await self._begin(newest, after, time.monotonic() + CATCH_UP_S)
+        return self._told(newest.id, reader, place, wanted, keep_alive_s)
+
+    async def _told(
+        self,
+        run_id: str,
+        reader: Reader,
+        place: tuple[int, int] | None,
+        wanted: Wanted,
+        keep_alive_s: float,
+    ) -> AsyncIterator[bytes]:
+        said_at = time.monotonic()
+        while True:
+            while told := reader.events[reader.after(place) :][:MOST_AT_ONCE]:
+                place = told[-1].happening.place
+                if piece := b"".join(item.sse for item in told if wanted(item.happening)):
+                    yield piece
+                    said_at = time.monotonic()
+            if reader.teller.ended:
+                try:
+                    following = await self._next(run_id, reader)
+                except ApiProblem:
+                    # Temporal is away. What is being sent can no longer become an error.
+                    await asyncio.sleep(1.0)
+                else:
+                    if not following:
+                        return
+                    reader, place = self._reader(run_id, following), None
+                    continue
+            elif reader.lost:
+                return
+            else:
+                # News may be that Temporal is away, or not be wanted: none of it is heard there.
+                await reader.wait(max(said_at + keep_alive_s - time.monotonic(), 0.0))
+            if time.monotonic() >= said_at + keep_alive_s:
+                yield b": still here\n\n"
+                said_at = time.monotonic()

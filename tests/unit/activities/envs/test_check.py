@@ -1,0 +1,116 @@
+"""What the preflight says about environments that cannot work."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.testing import ActivityEnvironment
+
+from ratchet.activities.contracts.checks import CheckInput, CheckResult
+from ratchet.activities.envs.check import EnvActivities
+from ratchet.activities.runtime.context import WorkerContext
+
+OWN_ENV = """
+import verifiers.v1 as vf
+
+class OwnTask(vf.Task[vf.TaskData]):
+    pass
+
+class OwnTaskset(vf.Taskset[OwnTask, vf.TasksetConfig]):
+    INFINITE = {infinite}
+    def load(self):
+        print("loading")
+        n = 0
+        while {infinite} or n < 3:
+            yield OwnTask(vf.TaskData(prompt=str(n)), self.config.task)
+            n += 1
+
+__all__ = ["OwnTaskset"]
+"""
+
+
+async def _check(tmp_path: Path, **sections: Any) -> CheckResult:
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    given = CheckInput({"max_steps": 1, **sections})
+    result: CheckResult = await ActivityEnvironment().run(EnvActivities(ctx).check_envs, given)
+    return result
+
+
+@pytest.fixture(scope="module")
+def own_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a user's environments: finite, endless, and broken."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own_env.py").write_text(OWN_ENV.format(infinite=False))
+    (folder / "endless_env.py").write_text(OWN_ENV.format(infinite=True))
+    (folder / "broken_env.py").write_text("import a_package_nobody_has\n")
+    (folder / "untidy_env.py").write_text("1 / 0\n")
+    return str(folder)
+
+
+async def test_good_config(tmp_path: Path, own_path: str) -> None:
+    """Shipped and own environments, finite or not, are counted."""
+    result = await _check(
+        tmp_path,
+        train={
+            "env": [
+                {"id": "reverse-retry", "args": {"num_examples": 12}, "path": own_path},
+                {"id": "own-env", "path": own_path},
+                {"id": "endless-env", "path": own_path},
+            ]
+        },
+        eval={"env": [{"id": "reverse-text", "num_examples": 20, "path": own_path}]},
+    )
+    assert result.problems == []
+    assert result.examples == {
+        "train/reverse-retry": 12,
+        "train/own-env": 3,
+        "train/endless-env": 10_000,
+        "eval/reverse-text": 4096,
+    }
+
+
+async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
+    """Each problem points at its key and says how to mend it."""
+    result = await _check(
+        tmp_path,
+        train={
+            "env": [
+                {"id": "revers-text"},
+                {"id": "reverse-retry", "args": {"max_trns": 3}},
+                {"id": "ownenv", "path": own_path},
+                {"id": "broken-env", "path": own_path},
+                {"id": "untidy-env", "path": own_path},
+                {"id": "reverse-text", "name": "far", "address": "tcp://127.0.0.1:9"},
+                {"id": "reverse-text", "name": "twin", "args": {"task": {"rewards": {}}}},
+            ]
+        },
+        eval={
+            "num_examples": 5,
+            "env": [
+                {"id": "own-env", "path": own_path, "num_examples": 4},
+                {"id": "own-env", "name": "b", "path": own_path},
+                {"id": "reverse-text", "name": "twin"},
+            ],
+        },
+    )
+    found = {problem.pointer: problem.message for problem in result.problems}
+    assert set(found) == {
+        "/train/env/0/id",
+        "/train/env/1/args",
+        "/train/env/2/id",
+        "/train/env/3/id",
+        "/train/env/4/id",
+        "/train/env/5/address",
+        "/eval/env/0/num_examples",
+        "/eval/num_examples",
+        "/eval/env/2/args",
+    }
+    assert "did you mean 'reverse-text'?" in found["/train/env/0/id"]
+    assert "max_trns" in found["/train/env/1/args"] and "max_turns" in found["/train/env/1/args"]
+    assert "did you mean 'own-env'?" in found["/train/env/2/id"]
+    assert "a_package_nobody_has" in found["/train/env/3/id"]
+    assert "ZeroDivisionError" in found["/train/env/4/id"]
+    assert "nothing listens there" in found["/train/env/5/address"]
+    assert "lower num_examples to 3" in found["/eval/env/0/num_examples"]
+    keys = {problem.pointer: problem.key for problem in result.problems}
+    assert keys["/train/env/1/args"] == "train.env[1].args"

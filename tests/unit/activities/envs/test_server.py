@@ -1,0 +1,76 @@
+"""A real env server: starts, answers, notices what it cannot serve, and can be killed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.envs import loading
+from ratchet.activities.envs.host import env_spec
+from ratchet.activities.envs.probe import probe
+from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.rollouts.connections import EnvConnections
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage import keys
+from ratchet.configs.run import RunConfig
+
+
+async def _spec(tmp_path: Path, env: dict[str, object]) -> ServerSpec:
+    config = RunConfig.model_validate({"max_steps": 1, "train": {"env": [env]}})
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    ctx.store.put_json(keys.config("r"), config.model_dump(mode="json"))
+    name = config.train.env[0].name
+    return await env_spec(ctx, HostInput("r", "env", 0, "q", name=name), 1)
+
+
+def _start(spec: ServerSpec) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        spec.argv,
+        cwd=spec.cwd,
+        env={**os.environ, **spec.env},
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+    )
+
+
+async def test_start_answer_kill(tmp_path: Path) -> None:
+    spec = await _spec(tmp_path, {"id": "reverse-retry"})
+    assert await probe(spec.address, 1.0) == "refused"
+    process = _start(spec)
+    try:
+        async with asyncio.timeout(60):
+            while not await spec.probe():
+                assert process.poll() is None
+                await asyncio.sleep(0.2)
+        async with EnvConnections().use(spec.address) as connection:
+            assert await connection.client.health(timeout=5)
+            os.kill(process.pid, signal.SIGSTOP)
+            assert await probe(spec.address, 0.5) == "silent"
+            os.kill(process.pid, signal.SIGCONT)
+            assert await probe(spec.address, 5) == "up"
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            await asyncio.wait_for(connection.lost.wait(), 6)
+            assert "nothing listens there" in connection.reason
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+async def test_unknown_taskset_ends_with_a_reason(tmp_path: Path) -> None:
+    spec = await _spec(tmp_path, {"id": "no-such-env"})
+    process = _start(spec)
+    _, err = await asyncio.to_thread(process.communicate, timeout=60)
+    assert process.returncode == 2
+    assert "env server: 'no-such-env' does not load" in err.decode()
+
+
+def test_import_path_of_a_server(tmp_path: Path) -> None:
+    """Project first, then the user's folder, then what ships; and a home of its own."""
+    env = loading.process_env("/srv/envs", tmp_path)
+    head = env["PYTHONPATH"].split(os.pathsep)[:2]
+    assert head == ["/srv/envs", str(loading.SHIPPED_DIR)]
+    assert env["HOME"] == str(tmp_path)

@@ -1,0 +1,148 @@
+"""The gate's arithmetic, labels, and what an engine is started with."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.inference.activities import push_label
+from ratchet.activities.inference.engine import (
+    engine_argv,
+    engine_env,
+    engine_spec,
+    engine_threads,
+    first_weights,
+    served_name,
+)
+from ratchet.activities.inference.gate import Canary, compare, engine_logprobs, read_canary
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage import keys
+from ratchet.configs.run import RunConfig
+
+CANARY = Canary([5, 6, 7], [-1.5, -2.5])
+
+
+def _config(**inference: object) -> RunConfig:
+    return RunConfig.model_validate(
+        {"max_steps": 1, "train": {"env": [{"id": "reverse-text"}]}, "inference": inference}
+    )
+
+
+def test_answer_is_read_by_token() -> None:
+    answer = {
+        "prompt_logprobs": [
+            None,
+            {"6": {"logprob": -1.0, "rank": 2}, "9": {"logprob": -0.5, "rank": 1}},
+            {"7": {"logprob": -2.5, "rank": 1}},
+        ]
+    }
+    assert engine_logprobs(CANARY, answer) == [-1.0, -2.5]
+    verdict = compare(CANARY, [-1.0, -2.5], 1e-4)
+    assert (verdict.position, verdict.diff, verdict.passed) == (1, 0.5, False)
+    assert str(verdict) == (
+        "canary token 1: engine log-probability -1.000000, trainer -1.500000, "
+        "difference 5.00e-01, tolerance 1e-04"
+    )
+
+
+def test_short_answer_is_refused() -> None:
+    with pytest.raises(ValueError, match="scored 0 of 3"):
+        engine_logprobs(CANARY, {"prompt_logprobs": None})
+
+
+def test_nan_never_passes() -> None:
+    verdict = compare(CANARY, [-1.5, math.nan], 1e9)
+    assert verdict.position == 2
+    assert not verdict.passed
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(-50, 0), st.floats(-50, 0)),
+        min_size=1,
+        max_size=20,
+    ),
+    st.floats(1e-9, 50),
+)
+def test_passes_exactly_within_tolerance(pairs: list[tuple[float, float]], tol: float) -> None:
+    canary = Canary(list(range(len(pairs) + 1)), [trainer for _, trainer in pairs])
+    verdict = compare(canary, [engine for engine, _ in pairs], tol)
+    assert verdict.passed == all(abs(a - b) <= tol for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    "canary", [{"token_ids": [1], "logprobs": []}, {"token_ids": [1, 2], "logprobs": [0.0, 0.0]}]
+)
+def test_malformed_canary_is_refused(tmp_path: Path, canary: dict[str, list[float]]) -> None:
+    with pytest.raises(ValueError, match="cannot be verified"):
+        read_canary(tmp_path)
+    (tmp_path / "canary.json").write_text(json.dumps(canary))
+    with pytest.raises(ValueError, match="log-probabilities"):
+        read_canary(tmp_path)
+
+
+def test_labels_are_unique_over_tries() -> None:
+    labels = [push_label(7, 12, number) for number in range(26)]
+    assert labels[:3] == ["7.12a", "7.12b", "7.12c"]
+    assert labels[25] == "7.12z"
+    assert len(set(labels)) == 26
+
+
+def test_command_line_on_cpu_and_gpu() -> None:
+    config = _config(kv_cache_gib=0.25, extra_args=["--max-num-seqs", "7"])
+    argv = partial(engine_argv, config, weights=Path("/w"), bind="127.0.0.1", port=80, model="m")
+    cpu = argv(cpu=True)
+    assert cpu[cpu.index("--kv-cache-memory-bytes") + 1] == str(2**28)
+    assert cpu[-2:] == ["--max-num-seqs", "7"]
+    gpu = argv(cpu=False)
+    assert "--enforce-eager" not in gpu and "--gpu-memory-utilization" in gpu
+    assert "OMP_NUM_THREADS" not in engine_env(config, cpu=False)
+    assert "OMP_NUM_THREADS" in engine_env(config, cpu=True)
+
+
+def test_threads_leave_room_for_the_trainer() -> None:
+    assert [engine_threads(2, 1), engine_threads(2, 2), engine_threads(16, 3)] == [1, 1, 4]
+
+
+def test_served_names_differ_by_run_engine_and_epoch() -> None:
+    seen = {served_name(r, i, e) for r in ("a", "b") for i in range(2) for e in range(2)}
+    assert len(seen) == 8
+
+
+async def test_each_epoch_has_its_own_port_and_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="own")
+    ctx.store.put_json(keys.config("r"), _config().model_dump(mode="json"))
+    folder = ctx.scratch("w")
+    (folder / "config.json").write_text("{}")
+    weights = ctx.store.put_folder("w", folder, attempt="a")
+    host = HostInput("r", "engine", 0, "q", weights=weights)
+    one = await engine_spec(ctx, host, 1)
+    monkeypatch.setenv("RATCHET_ADVERTISE_HOST", "10.1.2.3")
+    two = await engine_spec(ctx, host, 2)
+    assert one.address.startswith("http://127.0.0.1:") and "127.0.0.1" in one.argv
+    assert two.address.startswith("http://10.1.2.3:") and "0.0.0.0" in two.argv
+    assert one.address != two.address and one.model != two.model
+    assert not await one.probe()
+
+
+async def test_engine_whose_first_weights_were_pruned_starts_from_version_0(tmp_path: Path) -> None:
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="own")
+    ctx.store.put_json(keys.config("r"), _config().model_dump(mode="json"))
+    refs = {}
+    for version in (0, 9):
+        folder = ctx.scratch(f"w{version}")
+        (folder / "config.json").write_text(f'{{"version": {version}}}')
+        refs[version] = ctx.store.put_folder(keys.weights("r", version), folder, attempt="a")
+    host = HostInput("r", "engine", 0, "q", weights=refs[9])
+    assert first_weights(ctx.store, host) == refs[9]
+    ctx.store.delete(refs[9])
+    spec = await engine_spec(ctx, host, 1)
+    served = Path(spec.argv[list(spec.argv).index("--model") + 1])
+    assert (served / "config.json").read_text() == '{"version": 0}'

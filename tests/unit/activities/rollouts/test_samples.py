@@ -1,0 +1,189 @@
+"""Traces to samples: alignment, branches, versions, and what counts as an error."""
+
+from typing import Any
+
+import pytest
+from verifiers.v1.episode import WireEpisode
+
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.rollouts import GroupWork
+from ratchet.activities.rollouts import groups
+from ratchet.activities.rollouts.samples import Rollout, from_episode, to_document, version_of
+
+LOGPROB = -0.123456789012345
+
+
+def _node(
+    parent: int | None, ids: list[int], sampled: int = 0, content: str = "x"
+) -> dict[str, Any]:
+    """A message of `ids`, of which the policy sampled the last `sampled`."""
+    return {
+        "parent": parent,
+        "message": {"role": "assistant" if sampled else "user", "content": content},
+        "sampled": bool(sampled),
+        "token_ids": ids,
+        "mask": [False] * (len(ids) - sampled) + [True] * sampled,
+        "logprobs": [LOGPROB - n for n in range(sampled)],
+    }
+
+
+def _episode(nodes: list[dict[str, Any]], **changes: Any) -> Any:
+    """An episode of one trace over `nodes`, as it comes over the wire."""
+    task = {"type": "T", "data": {"idx": 0, "prompt": "p"}}
+    calls = [
+        {"node": index, "finish_reason": "stop"}
+        for index, node in enumerate(nodes)
+        if node["sampled"]
+    ]
+    trace = {
+        "task": task,
+        "agent": {"config": {}},
+        "nodes": nodes,
+        "calls": calls,
+        "rewards": {"r": {"score": 0.5, "weight": 1.0}},
+        "metrics": {"m": 2.0},
+        "ok": True,
+        "is_completed": True,
+        "stop_condition": "agent_completed",
+        **changes,
+    }
+    return WireEpisode.model_validate({"task": task, "ok": trace["ok"], "traces": [trace]})
+
+
+def _spans(*calls: list[tuple[str, int, int]]) -> dict[str, Any]:
+    named = [[dict(zip(("version", "start", "end"), s, strict=True)) for s in c] for c in calls]
+    return {"weight_versions": named}
+
+
+def test_linear_conversation_is_one_sample() -> None:
+    nodes = [_node(None, [1, 2]), _node(0, [3, 4, 5], 2), _node(1, [6]), _node(2, [7, 8], 1)]
+    info = _spans([("3.1", 0, 1), ("4.2", 1, 2)], [("4.2", 0, 1)])
+    rollout = from_episode(_episode(nodes, info=info), version=3)
+    (sample,) = rollout.samples
+    assert sample.token_ids == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert sample.loss_mask == [False] * 3 + [True] * 2 + [False] * 2 + [True]
+    assert sample.logprobs == [0, 0, 0, LOGPROB, LOGPROB - 1, 0, 0, LOGPROB]
+    assert sample.versions == [-1, -1, -1, 3, 4, -1, -1, 4]
+    assert rollout.labels == ["3.1", "4.2"]
+    assert (rollout.reward, rollout.error, rollout.sampled_tokens) == (0.5, None, 3)
+    document = to_document(rollout)
+    assert document["turns"] == 2 and document["branches"] == 1
+    assert document["samples"][0]["logprobs"][3] == LOGPROB
+
+
+def test_shared_sampled_message_trains_once() -> None:
+    """0 -> 1(sampled) forks into 2 -> 3(sampled) and 4 -> 5(sampled)."""
+    nodes = [
+        _node(None, [1]),
+        _node(0, [2, 3], 1),
+        _node(1, [4]),
+        _node(2, [5], 1),
+        _node(1, [6]),
+        _node(4, [7, 8], 2),
+    ]
+    first, second = from_episode(_episode(nodes), version=9).samples
+    assert (first.token_ids, second.token_ids) == ([1, 2, 3, 4, 5], [1, 2, 3, 6, 7, 8])
+    assert first.loss_mask == [False, False, True, False, True]
+    assert second.loss_mask == [False, False, False, False, True, True]
+    assert second.versions == [-1, -1, -1, -1, 9, 9]
+    assert second.logprobs[2] == 0.0
+
+
+def test_branch_without_anything_fresh_is_dropped() -> None:
+    nodes = [_node(None, [1]), _node(0, [2], 1), _node(1, [3]), _node(1, [4], content="y")]
+    (only,) = from_episode(_episode(nodes), version=0).samples
+    assert only.token_ids == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        _spans([("1.0", 0, 1)]),
+        _spans([("1.0", 0, 3)]),
+        _spans([("1.0", 0, 2)], [("1.0", 0, 2)]),
+    ],
+)
+def test_versions_that_do_not_add_up_are_an_error(info: dict[str, Any]) -> None:
+    rollout = from_episode(_episode([_node(None, [1]), _node(0, [2, 3], 2)], info=info), 1)
+    assert rollout.error is not None and rollout.error["type"] == "UnusableTrace"
+    assert rollout.samples == []
+
+
+def test_missing_logprob_is_an_error() -> None:
+    nodes = [_node(None, [1]), _node(0, [2, 3], 2)]
+    nodes[1]["logprobs"] = [-1.0]
+    rollout = from_episode(_episode(nodes), 1)
+    assert rollout.error is not None and "log-probability" in rollout.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("status", "provider"), [(503, True), (404, True), (500, True), (400, False)]
+)
+def test_who_is_to_blame(status: int, provider: bool) -> None:
+    errors = [{"type": "ProviderError", "message": "gone", "status_code": status}]
+    rollout = from_episode(_episode([], ok=False, errors=errors), 1)
+    assert rollout.error == {"type": "ProviderError", "message": "gone"}
+    assert rollout.provider is provider
+    assert rollout.status == (status if provider else None)
+
+
+def test_other_bad_ends() -> None:
+    task = _episode([], ok=False, errors=[{"type": "TaskError", "message": "boom"}])
+    assert not from_episode(task, 1).provider
+    late = from_episode(_episode([_node(None, [1]), _node(0, [2], 1)], is_timeout=True), 1)
+    assert late.error is not None and late.error["type"] == "Timeout"
+    nan = {"r": {"score": float("nan"), "weight": 1.0}}
+    bad = from_episode(_episode([_node(None, [1]), _node(0, [2], 1)], rewards=nan), 1)
+    assert bad.error is not None and bad.error["type"] == "BadReward" and bad.reward == 0.0
+    empty = from_episode(_episode([]), 1)
+    assert empty.error is not None and empty.error["type"] == "EmptyTrajectory"
+    cut = _episode([_node(None, [1]), _node(0, [2], 1)], calls=[{"node": 1}])
+    assert from_episode(cut, 1).provider, "the engine aborted the request"
+
+
+def test_version_labels() -> None:
+    assert version_of("12.a7", 3) == 12
+    assert version_of("12", 3) == 12
+    assert version_of("default", 3) == 3
+
+
+# -- groups ---------------------------------------------------------------------------------
+
+
+def _document(reward: float, error: dict[str, str] | None = None) -> dict[str, Any]:
+    nodes = [_node(None, [1]), _node(0, [2, 3], 2)]
+    nodes_info = _spans([("5.0", 0, 2)])
+    whole = from_episode(_episode(nodes, info=nodes_info), 5)
+    rollout = Rollout(reward, whole.samples, whole.record, whole.labels, error)
+    return {**to_document(rollout), "temperature": 1.0}
+
+
+def test_group_scores_survivors_only() -> None:
+    work = GroupWork("train/7", "train", "e", 0, 4)
+    bad = _document(0.9, {"type": "TaskError", "message": "boom"})
+    document = groups.score(work, [_document(1.0), None, bad, _document(0.0)], 6, "stale")
+    result = groups.result(document, ArtifactRef("k", "0" * 64, 1, "p"))
+    assert (result.survivors, result.errored, result.samples, result.tokens) == (2, 2, 2, 6)
+    assert (result.reward_mean, result.version_start, result.labels) == (0.5, 5, ["5.0"])
+    assert result.error == "Lost: stale"
+    rows = groups.batch_samples(document)
+    assert [row.rollout for row in rows] == [0, 3]
+    assert rows[0].advantages == [0.0, 0.5, 0.5]
+    assert rows[1].advantages == [0.0, -0.5, -0.5]
+    assert groups.batch_group(document).errored == 2
+
+
+def test_group_without_survivors() -> None:
+    work = GroupWork("train/8", "train", "e", 0, 2)
+    document = groups.score(work, [None, None], 6, "")
+    result = groups.result(document, ArtifactRef("k", "0" * 64, 1, "p"))
+    assert (result.survivors, result.samples, result.version_start) == (0, 0, 6)
+    assert groups.batch_samples(document) == []
+
+
+def test_eval_groups_get_no_advantages() -> None:
+    work = GroupWork("eval/0-0/e/0", "eval", "e", 0, 2)
+    document = groups.score(work, [_document(1.0), _document(0.0)], 5, "")
+    assert "advantage" not in document["rollouts"][0]
+    assert groups.served_versions(document) == {5}
+    assert [rollout.reward for rollout in groups.eval_rollouts(document)] == [1.0, 0.0]

@@ -1,0 +1,78 @@
+"""Tasks that cannot be read: whose fault it is, and what a workflow hears."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from temporalio.exceptions import ApplicationError
+
+from ratchet.activities.contracts import names
+from ratchet.activities.rollouts import tasks
+from ratchet.activities.rollouts.tasks import TaskLibrary
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import StoreUnavailable
+from ratchet.configs.load import validate
+from tests.unit.activities.envs.test_check import OWN_ENV
+
+FAILS = """
+from pathlib import Path
+
+def refuse():
+    if Path(__file__).with_name("mended").exists():
+        return
+    {failure}
+"""
+FULL = 'raise OSError(28, "No space left on device")'
+WRAPPED = """
+    try:
+        raise ConnectionError("hub unreachable")
+    except ConnectionError as error:
+        raise RuntimeError("An error occurred while generating the data set") from error
+"""
+BROKEN = 'raise KeyError("answer")'
+HANGS = "import time; time.sleep(600)"
+
+
+def library(tmp_path: Path, failure: str) -> TaskLibrary:
+    """Of a run whose env fails in its second task."""
+    env = OWN_ENV.format(infinite=False).replace('print("loading")', "pass")
+    env = env.replace("            n += 1", "            n += 1\n            refuse()")
+    (tmp_path / "own_env.py").write_text(env + FAILS.format(failure=failure))
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    own: dict[str, Any] = {"id": "own-env", "path": str(tmp_path)}
+    config = validate({"max_steps": 1, "train": {"env": [own]}})
+    ctx.store.put_json(keys.config("r"), config.model_dump(mode="json"))
+    return TaskLibrary(ctx)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (FULL, r"'own-env' does not load: OSError: .*No space.*; free some space"),
+        (WRAPPED, r"RuntimeError: An error .*\(ConnectionError: hub .*; check the mount or the"),
+    ],
+)
+async def test_what_can_be_mended_is_waited_for(tmp_path: Path, failure: str, told: str) -> None:
+    found = library(tmp_path, failure)
+    with pytest.raises(StoreUnavailable, match=told):
+        await found.task("r", "train", "own-env", 0)
+    assert list((tmp_path / "scratch" / "tasks-r").glob("*.jsonl*")) == [], "nothing is left"
+    (tmp_path / "mended").touch()
+    assert (await found.task("r", "train", "own-env", 0))["prompt"] == "0"
+
+
+@pytest.mark.timeout(120)
+async def test_a_broken_env_is_the_users(tmp_path: Path) -> None:
+    with pytest.raises(ApplicationError, match=r"does not load: KeyError: 'answer'$") as caught:
+        await library(tmp_path, BROKEN).task("r", "train", "own-env", 0)
+    assert caught.value.type == names.BAD_INPUT and caught.value.non_retryable
+
+
+async def test_a_hub_that_hangs_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "LOAD_TIMEOUT_S", 0.5)
+    with pytest.raises(StoreUnavailable, match="not loaded after"):
+        await library(tmp_path, HANGS).task("r", "train", "own-env", 0)

@@ -1,0 +1,125 @@
+"""The page about a run's data names what the code writes, and its lines read it."""
+
+import inspect
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+
+from ratchet.activities.contracts.rollouts import Gauges, GroupWork
+from ratchet.activities.rollouts import groups
+from ratchet.activities.rollouts.samples import Rollout, RolloutSample, failed, to_document
+from ratchet.activities.scoring import batches, subsets
+from ratchet.activities.scoring.filters import Verdict
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.batch import SCHEMA_VERSION, STREAMS, Sample, encode_batch
+from ratchet.activities.storage.store import ArtifactStore
+from tests import ROOT
+
+PAGE = (ROOT / "docs" / "data.md").read_text()
+GIVEN: dict[str, Any] = {
+    "run": "RUN",
+    "group": "train/12",
+    "index": 3,
+    "step": 7,
+    "revision": 2,
+    "version": 7,
+    "digest": "0123456789abcdef",
+    "epoch": "5-1/reverse-text",
+    "source": "rollout-host-71",
+    "chunk": 1767268800250,
+}
+SAMPLE = Sample(
+    "train/12", 0, "e", 1.0, 1.0, [5, 6], [False, True], [0.0, -1.0], [0.0, 0.5], [-1, 7]
+)
+
+
+def _section(title: str) -> str:
+    return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def _rows(title: str) -> list[list[str]]:
+    """Cells of a section's table, without its head."""
+    lines = [line for line in _section(title).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
+
+
+def _named(text: str) -> set[str]:
+    return set(re.findall(r"`([a-z_]+)`", text))
+
+
+def test_the_page_is_short() -> None:
+    assert len(PAGE.splitlines()) < 180
+
+
+def test_every_key_is_there() -> None:
+    made = {
+        function(**{name: GIVEN[name] for name in inspect.signature(function).parameters})
+        for _, function in inspect.getmembers(keys, inspect.isfunction)
+    } | {keys.config("RUN")}
+    folders = {key for key in made if any(other.startswith(f"{key}/") for other in made)}
+    assert {row[0].strip("`") for row in _rows("Layout")} == made - folders
+
+
+def test_columns(tmp_path: Path) -> None:
+    path = tmp_path / "batch.parquet"
+    path.write_bytes(encode_batch([SAMPLE]))
+    schema = pyarrow.parquet.read_schema(path)
+    said = [(name.strip("`"), kind) for name, kind, _ in _rows("Batches")]
+    found = [(f.name, str(f.type).replace("element: ", "")) for f in schema]
+    assert said == found
+    assert f"Schema {SCHEMA_VERSION} " in _section("Batches")
+    assert schema.metadata[b"ratchet.batch.schema"] == str(SCHEMA_VERSION).encode()
+
+
+def test_the_line_that_reads_a_batch(tmp_path: Path) -> None:
+    store, key = ArtifactStore(str(tmp_path)), keys.batch("RUN", 7)
+    store.put(key, encode_batch([SAMPLE]))
+    (line,) = re.findall(r"^```python\n(.*?)\n```$", PAGE, re.M | re.S)
+    names: dict[str, Any] = {"pyarrow": pyarrow, "json": json, "store": str(tmp_path), "key": key}
+    exec(line, names)
+    assert names["table"].to_pylist() == [asdict(SAMPLE)]
+    (pattern,) = re.findall(r"read_parquet\('(.*)'\)", PAGE)
+    found = tmp_path.glob(pattern.removeprefix(".ratchet/store/"))
+    assert [str(path.relative_to(tmp_path)) for path in found] == [store.require(key).path]
+
+
+def test_documents() -> None:
+    rollouts, said = _section("Rollouts and groups").split("A group: ")
+    sample = RolloutSample([5, 6], [False, True], [0.0, -1.0], [-1, 7])
+    record = {
+        "messages": [],
+        "turns": 1,
+        "truncated": False,
+        "responded": True,
+        "stop": "done",
+        "metrics": {},
+        "rewards": {},
+    }
+    done = Rollout(1.0, [sample], record, labels=["7.1a"])
+    document = {**to_document(done), "temperature": 1.0}
+    assert set(document) | set(asdict(sample)) <= _named(rollouts)
+    assert set(to_document(failed("Timeout", ""))) <= _named(rollouts)
+    work = GroupWork("train/12", "train", "e", 0, 2)
+    erred = to_document(replace(done, samples=[], error={"type": "Timeout", "message": ""}))
+    group = groups.score(work, [document, erred], 7, "", post_batch=lambda samples: Verdict())
+    member = group["rollouts"][0]
+    assert set(group) | set(member) <= _named(said)
+    assert set(member["samples"][0]) - set(asdict(sample)) == set(STREAMS)
+
+
+def test_families_of_metrics() -> None:
+    rollout = batches.BatchRollout(
+        1.0, 4, 2, 1, False, 1, 0.5, versions=(6, 7), timing={"model": 1.0}, metrics={"exact": 1.0}
+    )
+    group = batches.BatchGroup("e", 2, 1, 6, [rollout])
+    found = batches.summarize([group], 8, pre_batch=["f"], post_batch=["f"])
+    found |= subsets.summarize([group])
+    said = _section("Steps, evals, gauges")
+    table = " ".join(" ".join(row) for row in _rows("Steps, evals, gauges"))
+    families = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]*)`", table))))
+    assert {key.split("/")[0] for key in found} <= families
+    assert {field for field in asdict(Gauges())} <= _named(said)

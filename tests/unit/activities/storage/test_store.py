@@ -1,0 +1,137 @@
+"""The artifact store: commit markers, fencing, verification."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ratchet.activities.rollouts import groups
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.batch import Sample, decode_batch, encode_batch
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ArtifactStore:
+    """A store on disk and one on another filesystem."""
+    if request.param == "local":
+        return ArtifactStore(f"file://{tmp_path}/store")
+    return ArtifactStore(f"memory://{tmp_path.name}")
+
+
+def test_first_commit_wins_and_later_attempts_adopt_it(store: ArtifactStore) -> None:
+    first = store.put("runs/r/a", b"one", attempt="1")
+    second = store.put("runs/r/a", b"two", attempt="2")
+    assert second == first and store.get(second) == b"one"
+    assert store.committed("runs/r/a") == first and store.committed("runs/r/b") is None
+    assert store.committed_keys("runs/r") == ["runs/r/a"]
+
+
+def test_uncommitted_content_does_not_exist(store: ArtifactStore) -> None:
+    ref = store.put("a", b"data")
+    store.fs.rm(store.path("a.commit"))
+    assert store.committed("a") is None and store.committed_keys("") == []
+    with pytest.raises(FileNotFoundError, match="'a'"):
+        store.require("a")
+    assert store.put("a", b"data") == ref
+
+
+@pytest.mark.parametrize("damage", [b"", b"dat", b"dbta"])
+def test_damaged_content_is_refused_with_its_key(store: ArtifactStore, damage: bytes) -> None:
+    ref = store.put("a", b"data")
+    store.fs.pipe_file(store.path(ref.path), damage)
+    with pytest.raises(CorruptArtifact, match=r"^a: .*sha256"):
+        store.get(ref)
+    store.fs.rm(store.path(ref.path))
+    with pytest.raises(CorruptArtifact, match="missing"):
+        store.get(ref)
+
+
+def test_folder_is_one_artifact_and_verified_whole(store: ArtifactStore, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "x.bin").write_bytes(b"x" * 1000)
+    (source / "sub" / "y.json").write_text("{}")
+    ref = store.put_folder("w/v1", source, attempt="1")
+    assert ref.size == 1002
+    copy = store.fetch_folder(ref, tmp_path / "cache")
+    assert (copy / "x.bin").read_bytes() == b"x" * 1000 and (copy / "sub" / "y.json").exists()
+    assert store.put_folder("w/v1", source, attempt="2") == ref
+    store.fs.pipe_file(store.path(f"{ref.path}/x.bin"), b"y" * 1000)
+    with pytest.raises(CorruptArtifact, match=r"w/v1: .*x\.bin"):
+        store.fetch_folder(ref, tmp_path / "other")
+    store.delete(ref)
+    assert store.committed("w/v1") is None
+
+
+def test_keys_cannot_leave_the_store(store: ArtifactStore) -> None:
+    for key in ("../x", "a/../../x", "/etc/passwd"):
+        with pytest.raises(ValueError, match="leaves the store"):
+            store.put(key, b"")
+
+
+def test_live_records_are_replaced(store: ArtifactStore) -> None:
+    assert store.read_live("runs/r/live/a.json") is None
+    for value in range(3):
+        store.write_live("runs/r/live/a.json", {"n": value})
+    assert store.read_live("runs/r/live/a.json") == {"n": 2}
+    assert store.live_keys("runs/r/live") == ["runs/r/live/a.json"]
+
+
+def sample(**changes: object) -> Sample:
+    """A sample of three tokens."""
+    values = {
+        "group": "train/0",
+        "rollout": 0,
+        "env": "e",
+        "reward": 0.25,
+        "temperature": 1.0,
+        "token_ids": [1, 2, 3],
+        "loss_mask": [False, True, True],
+        "logprobs": [0.0, -0.1234567890123, -2.0],
+        "advantages": [0.0, 0.5, 0.5],
+        "versions": [-1, 0, 1],
+    }
+    return Sample(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_batch_survives_its_file_bit_for_bit() -> None:
+    samples = [sample(), sample(rollout=1)]
+    data = encode_batch(samples)
+    assert decode_batch(data) == samples and encode_batch(samples) == data
+
+
+def test_batch_of_another_schema_and_misaligned_samples_are_refused() -> None:
+    import io
+
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(io.BytesIO(encode_batch([sample()])))
+    sink = io.BytesIO()
+    pq.write_table(table.replace_schema_metadata({"ratchet.batch.schema": "99"}), sink)
+    with pytest.raises(ValueError, match="schema 99"):
+        decode_batch(sink.getvalue())
+    with pytest.raises(AssertionError, match="advantages"):
+        sample(advantages=[0.0])
+
+
+def test_marker_is_readable_json(tmp_path: Path) -> None:
+    store = ArtifactStore(f"file://{tmp_path}")
+    store.put("a/b.json", b"{}", attempt="7")
+    marker = json.loads((tmp_path / "a" / "b.json.commit").read_text())
+    assert marker["attempt"] == "7" and marker["size"] == 2
+
+
+def test_batch_that_was_cut_off_is_refused() -> None:
+    data = encode_batch([sample()])
+    for length in (0, 10, len(data) - 1):
+        with pytest.raises(ValueError, match="Parquet"):
+            decode_batch(data[:length])
+
+
+@pytest.mark.parametrize("key", [keys.group("r", "train/0"), keys.rollout("r", "train/0", 0)])
+def test_documents_of_a_later_schema_are_refused(store: ArtifactStore, key: str) -> None:
+    assert store.get_json(store.put_json("now", {"schema": groups.SCHEMA}))
+    ref = store.put_json(key, {"schema": groups.SCHEMA + 1, "group": "train/0"})
+    with pytest.raises(CorruptArtifact, match=rf"{key}.*schema 2 is later than 1"):
+        store.get_json(ref)

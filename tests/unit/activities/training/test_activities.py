@@ -1,0 +1,188 @@
+"""The trainer room's activities on a real store and a real trainer process."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.checks import CheckInput
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.contracts.training import (
+    LoadTrainerInput,
+    PreparePolicyInput,
+    SaveCheckpointInput,
+    TrainerTarget,
+    TrainStepInput,
+)
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.batch import encode_batch
+from ratchet.activities.storage.retention import expendable
+from ratchet.activities.storage.token_logprobs import decode_token_logprobs
+from ratchet.activities.training.activities import TrainerActivities
+from ratchet.activities.training.server import SOCKET_PATH_LIMIT, socket_path, trainer_spec
+from tests.unit.activities.training.conftest import make_batch
+from tests.unit.activities.training.test_process import CONFIG, trainer
+
+RUN = "run-1"
+
+
+def context(tmp_path: Path, policy: Path, **sections: Any) -> WorkerContext:
+    home = tmp_path / "home"
+    home.mkdir()
+    ctx = WorkerContext(home=home, store_url=str(tmp_path / "store"), own_queue="q")
+    config = {**CONFIG, "model": {"name": str(policy)}, **sections}
+    ctx.store.put_json(keys.config(RUN), config)
+    return ctx
+
+
+async def run(activity: Any, given: Any) -> Any:
+    return await ActivityEnvironment().run(activity, given)
+
+
+@pytest.mark.timeout(180)
+async def test_from_version_0_to_a_restored_checkpoint(tmp_path: Path, policy: Path) -> None:
+    ctx = context(
+        tmp_path,
+        policy,
+        retention={"weights": 2},
+        checkpoint={"interval": 1, "keep_last": 2, "keep_every": 4},
+    )
+    acts = TrainerActivities(ctx)
+    prepared = await run(acts.prepare_policy, PreparePolicyInput(RUN))
+    assert prepared.weights.key == keys.weights(RUN, 0) and prepared.origin == str(policy)
+    assert await run(acts.prepare_policy, PreparePolicyInput(RUN)) == prepared
+    v0 = ctx.store.fetch_folder(prepared.weights)
+    assert (v0 / "canary.json").exists()
+
+    (tmp_path / "s").mkdir()
+    async with trainer(tmp_path / "s") as client:
+        target = TrainerTarget(1, f"unix://{client.path}")
+        loaded = await run(acts.load_trainer, LoadTrainerInput(RUN, target))
+        assert loaded.step == 0
+        inputs, results = {}, {}
+        for step in (1, 2, 3):
+            batch = ctx.store.put(keys.batch(RUN, step), encode_batch(make_batch(step)))
+            inputs[step] = TrainStepInput(RUN, step, batch, target)
+            results[step] = await run(acts.train_step, inputs[step])
+            save = SaveCheckpointInput(RUN, step, target, '{"cursor": 1}')
+            saved = await run(acts.save_checkpoint, save)
+        assert ctx.store.committed_keys(f"runs/{RUN}/weights") == [
+            keys.weights(RUN, version) for version in (0, 2, 3)
+        ]
+        kept = [keys.checkpoint(RUN, step) for step in (2, 3)]
+        assert ctx.store.committed_keys(keys.checkpoints(RUN)) == kept
+        assert ctx.store.committed_keys(f"runs/{RUN}/batches") == [keys.batch(RUN, 3)]
+        scores = keys.token_logprobs(RUN, 3)
+        assert ctx.store.committed_keys(f"runs/{RUN}/token_logprobs") == [scores]
+        rows = decode_token_logprobs(ctx.store.get(ctx.store.require(scores)))
+        trained = [(s.group, s.rollout, len(s.token_ids)) for s in make_batch(3)]
+        assert [(r.group, r.rollout, len(r.trainer_logprobs)) for r in rows] == trained
+        folder = ctx.store.fetch_folder(saved.ref)
+        assert json.loads((folder / "run_state.json").read_text()) == {"cursor": 1}
+        first = ctx.store.require(scores)
+        assert await run(acts.train_step, inputs[3]) == results[3]
+        assert ctx.store.require(scores) == first, "those of the first time are adopted"
+        metrics = ctx.store.get_json(results[3].metrics_ref)
+        assert results[3].metrics.items() <= metrics.items() and len(results[3].metrics) <= 8
+        assert {"loss", "mismatch_kl"} <= set(results[3].metrics) and "seconds_train" in metrics
+
+        for step in (1, 2):
+            ctx.store.put(keys.batch(RUN, step), encode_batch(make_batch(step)))
+        with pytest.raises(ApplicationError) as caught:
+            await run(acts.train_step, inputs[2])
+        assert caught.value.type == names.TRAINER_LOST and caught.value.non_retryable
+
+        # Back to version 0 and once more: the same bits, so the same reference.
+        await run(acts.load_trainer, LoadTrainerInput(RUN, target))
+        again = await run(acts.train_step, inputs[1])
+        assert again == replace(results[1], weights=again.weights), "its metrics are adopted"
+        assert again.weights.sha256 == results[1].weights.sha256
+        assert ctx.store.committed(keys.weights(RUN, 3)) is not None
+        restore = LoadTrainerInput(RUN, target, checkpoint=saved.ref)
+        assert (await run(acts.load_trainer, restore)).step == 3
+        ctx.store.delete(first)
+        assert await run(acts.train_step, inputs[3]) == results[3]
+        assert ctx.store.committed(scores) is None, "a checkpoint does not hold them"
+
+    with pytest.raises(ApplicationError) as caught:
+        await run(acts.train_step, inputs[3])
+    assert caught.value.type == names.TRAINER_LOST
+    assert list((ctx.home / "scratch" / "training").iterdir()) == []
+
+
+async def test_model_that_does_not_load_is_the_users_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    ctx = context(tmp_path, tmp_path / "empty")
+    with pytest.raises(ApplicationError, match="cannot be loaded") as caught:
+        await run(TrainerActivities(ctx).prepare_policy, PreparePolicyInput(RUN))
+    assert caught.value.type == names.BAD_INPUT and caught.value.non_retryable
+
+
+async def test_cancelled_preparation_leaves_nothing_running(tmp_path: Path, policy: Path) -> None:
+    ctx = context(tmp_path, policy, model={"name": "ratchet/tiny"})
+    acts = TrainerActivities(ctx)
+    before = set(psutil.Process().children())
+
+    def children() -> set[psutil.Process]:
+        return set(psutil.Process().children()) - before
+
+    task = asyncio.create_task(run(acts.prepare_policy, PreparePolicyInput(RUN)))
+    async with asyncio.timeout(20):
+        while not children():
+            await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not children()
+    assert list((ctx.home / "scratch" / "training").iterdir()) == []
+    assert ctx.store.committed(keys.weights(RUN, 0)) is None
+
+
+async def test_batch_that_cannot_be_trained_is_not_retried(tmp_path: Path, policy: Path) -> None:
+    ctx = context(tmp_path, policy)
+    acts = TrainerActivities(ctx)
+    await run(acts.prepare_policy, PreparePolicyInput(RUN))
+    greedy = [replace(sample, temperature=0.0) for sample in make_batch(0)]
+    batch = ctx.store.put(keys.batch(RUN, 1), encode_batch(greedy))
+    (tmp_path / "s").mkdir()
+    async with trainer(tmp_path / "s") as client:
+        target = TrainerTarget(1, f"unix://{client.path}")
+        await run(acts.load_trainer, LoadTrainerInput(RUN, target))
+        with pytest.raises(ApplicationError, match="temperature") as caught:
+            await run(acts.train_step, TrainStepInput(RUN, 1, batch, target))
+        assert caught.value.type == names.BAD_INPUT and caught.value.non_retryable
+        assert await client.ping() == 0
+
+
+async def test_check_model_reports(tmp_path: Path, policy: Path) -> None:
+    acts = TrainerActivities(context(tmp_path, policy))
+    config = {**CONFIG, "model": {"name": "/no/such"}}
+    (problem,) = (await run(acts.check_model, CheckInput(config))).problems
+    assert problem.pointer == "/model/name"
+
+
+def test_what_may_go() -> None:
+    assert expendable([1, 2, 3, 4], newest=4, keep=2) == [1, 2]
+    assert expendable([1, 9, 10, 11], newest=1, keep=2) == []
+    assert expendable([], newest=3, keep=2) == []
+
+
+async def test_socket_paths_are_short_and_fresh(tmp_path: Path) -> None:
+    host = HostInput(run_id="r" * 60, role="trainer", index=0, queue="q")
+    deep = tmp_path / ("d" * 90)
+    for home in (tmp_path, deep):
+        one, other = socket_path(home, host, 1), socket_path(home, host, 1)
+        assert one != other and one.parent.is_dir()
+        assert len(str(one)) <= SOCKET_PATH_LIMIT
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    ctx.store.put_json(keys.config(host.run_id), CONFIG)
+    spec = await trainer_spec(ctx, host, 2)
+    assert spec.address.startswith("unix:///") and await spec.probe() is False

@@ -1,0 +1,95 @@
+"""What the preflight says about models that cannot be used."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.activities.training.check import check_model
+from ratchet.configs.run import RunConfig
+
+
+def config(model: dict[str, Any], **trainer: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {"max_steps": 1, "train": {"env": [{"id": "x"}]}, "model": model, "trainer": trainer}
+    )
+
+
+def test_default_and_a_good_folder(policy: Path) -> None:
+    assert check_model(config({})) == []
+    assert check_model(config({"name": str(policy)})) == []
+
+
+def test_unknown_warm_start_env() -> None:
+    (problem,) = check_model(config({"warm_start_env": "chess"}))
+    assert problem.pointer == "/model/warm_start_env"
+    assert "chess" in problem.message and "reverse-text" in problem.message
+
+
+def test_too_long_for_the_model(policy: Path) -> None:
+    long = {"seq_len": 600, "micro_batch_tokens": 600}
+    (problem,) = check_model(config({"name": str(policy)}, **long))
+    assert problem.pointer == "/trainer/seq_len" and "512" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("without", "says"),
+    [
+        ("config.json", "config.json is missing"),
+        ("model.safetensors", "no weights"),
+        ("tokenizer*", "no tokenizer"),
+    ],
+)
+def test_folder_that_lacks_a_part(tmp_path: Path, policy: Path, without: str, says: str) -> None:
+    for file in policy.iterdir():
+        if not file.match(without):
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    (problem,) = check_model(config({"name": str(tmp_path)}))
+    assert problem.pointer == "/model/name" and problem.key == "model.name"
+    assert says in problem.message
+
+
+@pytest.mark.parametrize(
+    ("about", "says"),
+    [
+        ({}, "no model_type"),
+        ({"model_type": "bert", "architectures": ["BertModel"]}, "BertModel"),
+    ],
+)
+def test_folder_of_something_else(
+    tmp_path: Path, policy: Path, about: dict[str, Any], says: str
+) -> None:
+    for file in policy.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    (problem,) = check_model(config({"name": str(tmp_path)}))
+    assert says in problem.message
+
+
+def test_renderer_needs_its_specials(tmp_path: Path, policy: Path) -> None:
+    for file in policy.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    plain = (tmp_path / "tokenizer.json").read_text().replace("<|im_end|>", "<|stop|>")
+    (tmp_path / "tokenizer.json").write_text(plain)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    (problem,) = check_model(config({"name": str(tmp_path)}))
+    assert "<|im_end|>" in problem.message and "model.renderer" in problem.message
+    assert check_model(config({"name": str(tmp_path), "renderer": "default"})) == []
+
+
+def test_names_that_are_nothing() -> None:
+    (problem,) = check_model(config({"name": "/no/such/folder"}))
+    assert "no folder" in problem.message
+    (problem,) = check_model(config({"name": "a/b/c"}))
+    assert "neither a folder nor a hub name" in problem.message
+
+
+def test_custom_loss(tmp_path: Path) -> None:
+    loss = {"type": "custom", "function": "mine:f"}
+    (problem,) = check_model(config({}, loss=loss))
+    assert problem.pointer == "/trainer/loss/function" and "'mine'" in problem.message
+    (problem,) = check_model(config({}, loss={**loss, "path": str(tmp_path)}))
+    assert problem.pointer == "/trainer/loss/path"
+    (tmp_path / "mine.py").touch()
+    assert check_model(config({}, loss={**loss, "path": str(tmp_path)})) == []

@@ -1,0 +1,120 @@
+"""Tokenizer round trip, template layout, warm start."""
+
+import dataclasses
+import string
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from ratchet.activities.envs import datasets
+from ratchet.activities.training.policy import (
+    Recipe,
+    _scrambled,
+    build_model,
+    digest,
+    encode_conversation,
+    recipe_of,
+    scramble,
+    warm_start,
+)
+from ratchet.activities.training.tokenizer import CHARACTERS, build_tokenizer
+from tests.unit.activities.training.conftest import SMALL
+
+TOKENIZER = build_tokenizer(256)
+MESSAGES = [
+    {"role": "user", "content": "reverse  ab"},
+    {"role": "assistant", "content": "ba"},
+    {"role": "user", "content": "again"},
+]
+
+
+@given(st.text(alphabet="".join(CHARACTERS), max_size=60).filter(lambda text: "<|" not in text))
+def test_one_token_a_character_and_back(text: str) -> None:
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    assert len(ids) == len(text)
+    assert TOKENIZER.decode(ids) == text
+
+
+def test_specials() -> None:
+    specials = ["<|pad|>", "<|im_start|>", "<|im_end|>", "<|unk|>"]
+    assert TOKENIZER.convert_tokens_to_ids(specials) == [0, 1, 2, 3]
+    assert TOKENIZER.eos_token == "<|im_end|>"
+    assert TOKENIZER.encode("é") == [3]
+    assert len(TOKENIZER) == 128
+
+
+def test_template_layout() -> None:
+    text = TOKENIZER.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        "<|im_start|>user\nreverse  ab<|im_end|>\n"
+        "<|im_start|>assistant\nba<|im_end|>\n"
+        "<|im_start|>user\nagain<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_conversation_encodes_as_the_template_and_learns_replies() -> None:
+    ids, learn = encode_conversation(TOKENIZER, MESSAGES)
+    text = TOKENIZER.apply_chat_template(MESSAGES, tokenize=False)
+    assert ids == TOKENIZER.encode(text)
+    learnt = [token for token, wanted in zip(ids, learn, strict=True) if wanted]
+    assert TOKENIZER.decode(learnt) == "ba<|im_end|>"
+
+
+def test_saved_tokenizer_is_the_same(tmp_path: Path) -> None:
+    TOKENIZER.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    text = TOKENIZER.apply_chat_template(MESSAGES, tokenize=False)
+    assert again.encode(text) == TOKENIZER.encode(text)
+    assert again.chat_template == TOKENIZER.chat_template
+
+
+def test_scramble_keeps_classes() -> None:
+    import random
+
+    text = scramble("abc 123 XY-z", 1.0, random.Random(0))
+    assert [c in string.digits for c in text] == [c in string.digits for c in "abc 123 XY-z"]
+    assert text[3] == " " and text[10] == "-"
+    assert scramble("abc", 0.0, random.Random(0)) == "abc"
+
+
+def test_digest_covers_what_matters() -> None:
+    base = digest(Recipe(), "reverse-text", 0, "float32")
+    others = {
+        digest(dataclasses.replace(Recipe(), noise=0.5), "reverse-text", 0, "float32"),
+        digest(Recipe(), "reverse-retry", 0, "float32"),
+        digest(Recipe(), "reverse-text", 1, "float32"),
+        digest(Recipe(), "reverse-text", 0, "bfloat16"),
+    }
+    assert len(others | {base}) == 5
+    assert base == digest(Recipe(), "reverse-text", 0, "float32")
+
+
+def test_what_is_shown_stays_clean_and_takes_longer() -> None:
+    import random
+
+    shown = [{"role": "system", "content": "cba"}, *MESSAGES[:2]]
+    noisy = dataclasses.replace(Recipe(), noise=1.0)
+    assert _scrambled(shown, noisy, random.Random(0)) == shown
+    (user, reply) = _scrambled(MESSAGES[:2], noisy, random.Random(0))
+    assert user == MESSAGES[0] and reply["content"] != "ba"
+    assert recipe_of("reverse-text") == recipe_of("reverse-retry") == Recipe()
+    assert recipe_of("reverse-shown").noisy_steps > Recipe().noisy_steps
+
+
+@pytest.mark.parametrize("env", datasets.SHIPPED)
+def test_warm_start_learns_and_repeats_exactly(env: str) -> None:
+    recipe = dataclasses.replace(SMALL, batch=8, clean_limit=10, cooldown=4, noisy_steps=4)
+    examples = datasets.demonstrations(env, 64, 0)
+    runs = []
+    for _ in range(2):
+        losses: list[float] = []
+        model = build_model(recipe, 7)
+        warm_start(model, TOKENIZER, examples, recipe, 7, lambda s, t, loss: losses.append(loss))  # noqa: B023
+        assert len(losses) == 18 and losses[13] < losses[0] - 0.5
+        runs.append(model.state_dict())
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])

@@ -1,0 +1,101 @@
+"""The trainer's refusals, and a policy gradient that points the right way."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ratchet.activities.storage.batch import encode_batch
+from ratchet.activities.training.client import NonFinite
+from ratchet.activities.training.model import load_model, rescore
+from ratchet.activities.training.trainer import Trainer
+from tests.unit.activities.training.conftest import make_batch
+from tests.unit.activities.training.test_process import CONFIG
+
+
+def loaded(policy: Path) -> Trainer:
+    trainer = Trainer()
+    told = trainer.load(policy, CONFIG, checkpoint=False)
+    assert told["step"] == 0 and told["warnings"] == []
+    return trainer
+
+
+def test_a_batch_that_is_not_finite_changes_nothing(tmp_path: Path, policy: Path) -> None:
+    trainer = loaded(policy)
+    good = make_batch(0)
+    bad = [replace(s, advantages=[float("nan")] * len(s.advantages)) for s in good]
+    with pytest.raises(NonFinite, match=r"trainer\.optim\.lr"):
+        trainer.train(1, encode_batch(bad), tmp_path / "bad")
+    assert trainer.step == 0
+    assert trainer.train(1, encode_batch(good), tmp_path / "good")["tokens"] > 0
+    other = loaded(policy)
+    other.train(1, encode_batch(good), tmp_path / "other")
+    weights = [(tmp_path / n / "model.safetensors").read_bytes() for n in ("good", "other")]
+    assert weights[0] == weights[1]
+
+
+def test_micro_batches_give_the_gradient_of_the_whole(tmp_path: Path, policy: Path) -> None:
+    norms = []
+    for tokens in (32, 4096):
+        trainer = Trainer()
+        section = {**CONFIG["trainer"], "micro_batch_tokens": tokens}
+        trainer.load(policy, {**CONFIG, "trainer": section}, checkpoint=False)
+        metrics = trainer.train(1, encode_batch(make_batch(0)), tmp_path / str(tokens))
+        norms.append((metrics["grad_norm"], metrics["loss"], metrics["entropy"]))
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+def test_tokens_of_a_frozen_model_do_not_count_as_mismatch(tmp_path: Path, policy: Path) -> None:
+    played = make_batch(0)
+    alone = loaded(policy).train(1, encode_batch(played), tmp_path / "alone")
+    learnt = [
+        replace(
+            s,
+            logprobs=[0.0] * len(s.token_ids),
+            rl_weights=[0.0] * len(s.token_ids),
+            ce_weights=[float(on) for on in s.loss_mask],
+        )
+        for s in played
+    ]
+    mixed = loaded(policy).train(1, encode_batch([*played, *learnt]), tmp_path / "mixed")
+    assert mixed["tokens"] == 2 * alone["tokens"]
+    assert mixed["mismatch_kl"] == pytest.approx(alone["mismatch_kl"], rel=1e-4)
+
+
+def test_rewarded_tokens_become_likelier(tmp_path: Path, policy: Path) -> None:
+    model = load_model(policy, "float32")
+    samples = make_batch(3)
+    before = rescore(model, samples, seq_len=32, micro_batch_tokens=256)
+    on_policy = [
+        replace(s, logprobs=[lp if m else 0.0 for lp, m in zip(row, s.loss_mask, strict=True)])
+        for s, row in zip(samples, before, strict=True)
+    ]
+    trainer = loaded(policy)
+    metrics = trainer.train(1, encode_batch(on_policy), tmp_path / "v1")
+    assert metrics["mismatch_kl"] < 1e-8 and metrics["is_masked"] == 0
+    after = rescore(
+        load_model(tmp_path / "v1", "float32"), samples, seq_len=32, micro_batch_tokens=256
+    )
+    gain = sum(
+        a * (new - old)
+        for s, rows in zip(samples, zip(before, after, strict=True), strict=True)
+        for a, old, new in zip(s.advantages, *rows, strict=True)
+    )
+    assert gain > 0
+
+
+def test_nll_of_ce_members_whatever_their_weights(tmp_path: Path, policy: Path) -> None:
+    """Members are the first two tokens of each prompt but its first, which nothing predicts."""
+    samples = [
+        replace(s, ce_weights=[0.0, 0.1, 2.0, *[0.0] * (len(s.token_ids) - 3)])
+        for s in make_batch(4)
+    ]
+    model = load_model(policy, "float32")
+    scores = rescore(model, samples, seq_len=32, micro_batch_tokens=256)
+    expected = -sum(row[1] + row[2] for row in scores) / (2 * len(samples))
+    weighted = -sum(0.1 * row[1] + 2.0 * row[2] for row in scores) / (2 * len(samples))
+    metrics = loaded(policy).train(1, encode_batch(samples), tmp_path / "v1")
+    assert metrics["nll_ce"] == pytest.approx(expected, rel=1e-4)
+    assert metrics["loss_ce"] == pytest.approx(weighted, rel=1e-4)
+    assert metrics["tokens_ce"] == 2 * len(samples)
+    assert "nll_ce" not in loaded(policy).train(1, encode_batch(make_batch(4)), tmp_path / "v2")

@@ -1,0 +1,555 @@
+"""The Python client against a listening API: results, lost requests, broken and refused streams."""
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.series import Series
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.api.app import create_app
+from ratchet.api.client import Ratchet, Refused, Unreachable
+from ratchet.api.client.streams import MEDIA, Decoder, Message
+from ratchet.api.client.transport import DEFAULT_ADDRESS, default_address
+from ratchet.api.http import keys as api_keys
+from ratchet.api.schemas.resources import Event
+from ratchet.configs.load import load, validate
+from tests import ROOT
+from tests.unit.api.conftest import WITHIN_S, Served, config, connection, listening, put_checkpoint
+from tests.unit.api.routes.test_rollouts import batch, group
+from tests.unit.api.store.test_curves import damage
+
+on_server = pytest.mark.asyncio(loop_scope="session")
+
+
+@asynccontextmanager
+async def serving(served: Served, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> Any:
+    """The address of an API of the same runs."""
+    async with listening(wrap(create_app(served.settings, connection(served.env)))) as http:
+        yield str(http.base_url).rstrip("/")
+
+
+@dataclass
+class Breaking:
+    """A way to a server that breaks its connections after so many bytes of answers, in turn."""
+
+    address: str
+    cuts: list[int]
+    broken: int = 0
+
+
+@asynccontextmanager
+async def breaking(address: str, *cuts: int) -> AsyncIterator[Breaking]:
+    port = int(address.rpartition(":")[2])
+    way = Breaking("", [*cuts])
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while chunk := await source.read(65536):
+            sink.write(chunk)
+            await sink.drain()
+
+    async def answers(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        left = 0
+        begun = False
+        while chunk := await source.read(65536):
+            if not begun:
+                begun, left = True, way.cuts.pop(0) if way.cuts else 2**60
+            sink.write(chunk[:left])
+            await sink.drain()
+            left -= len(chunk)
+            if left <= 0:
+                way.broken += 1
+                return
+
+    async def meet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", port)
+        with closing(writer), closing(up_writer):
+            asking = asyncio.create_task(pump(reader, up_writer))
+            await answers(up_reader, writer)
+            asking.cancel()
+
+    server = await asyncio.start_server(meet, "127.0.0.1", 0)
+    way.address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield way
+    server.close()
+
+
+async def make_steps(served: Served, run_id: str, *numbers: int) -> None:
+    handle = served.env.client.get_workflow_handle(run_id)
+    for number in numbers:
+        await handle.signal("make_step", number)
+        await served.until(run_id, step=number)
+
+
+def all_events(address: str, run_id: str, **options: Any) -> list[Event]:
+    with Ratchet(address) as client:
+        return [*client.runs.stream_events(run_id, patience_s=WITHIN_S, **options)]
+
+
+# -- what has no server ---------------------------------------------------------------------------
+
+
+ONE_LINE = st.text(st.characters(blacklist_characters="\r\n\0", blacklist_categories=["Cs"]))
+
+
+@given(
+    st.lists(st.tuples(ONE_LINE, st.lists(ONE_LINE, min_size=1, max_size=3)), max_size=5),
+    st.sampled_from(["\n", "\r\n"]),
+    st.lists(st.integers(1, 7), min_size=1),
+)
+def test_a_stream_reads_the_same_however_it_is_cut(
+    told: list[tuple[str, list[str]]], end: str, sizes: list[int]
+) -> None:
+    text = ": hello" + end + end
+    for name, lines in told:
+        text += f"id: {name}{end}" + "".join(f"data: {line}{end}" for line in lines) + end
+    whole, found, decoder = text.encode(), list[Message](), Decoder()
+    place = 0
+    while place < len(whole):
+        size = sizes[place % len(sizes)]
+        found += decoder.feed(whole[place : place + size])
+        place += size
+    assert found == [Message(name, "message", "\n".join(lines)) for name, lines in told]
+
+
+def test_half_a_message_is_none() -> None:
+    decoder = Decoder()
+    assert [*decoder.feed(b"id: 1\nevent: run.step\ndata: {}\n")] == []
+    assert [*decoder.feed(b"\nid: 2\nda")] == [Message("1", "run.step", "{}")]
+
+
+def test_the_address_is_the_one_named_or_the_stack_s(tmp_path: Path) -> None:
+    home = {"RATCHET_HOME": str(tmp_path)}
+    assert default_address({**home, "RATCHET_API": "http://far:1"}) == "http://far:1"
+    assert default_address(home) == DEFAULT_ADDRESS
+    record: dict[str, Any] = {"ports": {"api": 9123}, "processes": {}}
+    (tmp_path / "stack.json").write_text(json.dumps(record))
+    assert default_address(home) == DEFAULT_ADDRESS
+    record["processes"] = {"api": {"pid": 1, "started": 0.0}}
+    (tmp_path / "stack.json").write_text(json.dumps(record))
+    assert default_address(home) == "http://127.0.0.1:9123"
+
+
+def test_what_cannot_work_is_said_at_once() -> None:
+    for address in ("localhost:8080", "ftp://x", "http://"):
+        with pytest.raises(ValueError, match="no address"):
+            Ratchet(address)
+    with pytest.raises(ValueError, match="RATCHET_API_KEY"):
+        Ratchet("http://x", "rk_ä")
+    with (
+        Ratchet("http://127.0.0.1:1", max_retries=0) as client,
+        pytest.raises(Unreachable, match=r"127\.0\.0\.1:1.*refused"),
+    ):
+        client.runs.retrieve("x")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs" / "examples").glob("*.toml")), ids=lambda p: p.stem
+)
+def test_a_config_is_sent_as_it_was_meant(path: Path) -> None:
+    before = load(path, ["max_steps=77"])
+    assert validate(before.model_dump(mode="json", exclude_unset=True)) == before
+
+
+def put_gauges(store: ArtifactStore, run_id: str) -> None:
+    """Five samples each of two rollout workers and a trainer, at the same moments."""
+    for source in ("rollout-host-a-71", "rollout-host-b-72", "trainer-host-b-73"):
+        series = Series(run_id, source)
+        for i in range(5):
+            chunk = series.add({"time": 100.25 + 10 * i, "worker_inflight": i})
+        chunk.write(store)
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+@on_server
+async def test_a_run_is_created_looked_at_steered_and_ended(served: Served, tmp_path: Path) -> None:
+    def begin() -> str:
+        plan = client.runs.plan(config("client"))
+        assert plan.plan.steps == 5 and plan.config["train"]["batch_size"] == 16
+        run = client.runs.create(validate(config("client", metadata={"who": "client"})))
+        assert run.status in ("queued", "running") and run.max_steps == 5
+        return run.id
+
+    def steer(run_id: str) -> None:
+        assert client.runs.retrieve(run_id).waiting_for is not None
+        assert client.runs.eval(run_id, envs=["guess-hard"]).id == run_id
+        client.runs.checkpoint(run_id, reason="lunch")
+        assert client.runs.pause(run_id, mode="cancel", reason="lunch").status == "pausing"
+        assert client.runs.resume(run_id).status in ("starting", "running")
+        changed = client.runs.update(run_id, {"metadata": {"note": "x", "who": None}})
+        assert changed.metadata == {"note": "x"}
+        found = client.runs.config(run_id).config
+        assert found["metadata"] == {"note": "x"} and found["max_steps"] == 5
+        with pytest.raises(Refused) as refused:
+            client.runs.eval(run_id, envs=["guess-hard", "nope"])
+        assert refused.value.status == 422 and refused.value.problem.errors is not None
+        assert [e.pointer for e in refused.value.problem.errors] == ["/envs/1"]
+        fork = client.runs.fork(run_id, step=2, name="forked", config={"max_steps": 9})
+        assert fork.id != run_id and (fork.max_steps, fork.name) == (9, "forked")
+        with pytest.raises(Refused, match="step 4") as no_such:
+            client.runs.fork(run_id, step=4)
+        assert no_such.value.problem.type.endswith("no-checkpoint")
+        assert [c.step for c in client.runs.checkpoints(run_id)] == [2]
+        assert client.runs.stop(run_id, reason="seen enough").status == "stopping"
+        client.runs.cancel(fork.id)
+
+    async with serving(served) as address:
+        with Ratchet(address) as client:
+            run_id = await asyncio.to_thread(begin)
+            await served.until(run_id, step=3)
+            put_checkpoint(served.store, run_id, 2, tmp_path)
+            await asyncio.to_thread(steer, run_id)
+            run = await served.until(run_id, status="succeeded")
+            assert (await asyncio.to_thread(client.runs.retrieve, run_id)).end_reason == "stopped"
+            assert run["id"] == run_id
+            with pytest.raises(Refused) as late:
+                await asyncio.to_thread(client.runs.pause, run_id)
+            assert late.value.problem.run_status == "succeeded"
+            with pytest.raises(Refused, match="no run 'X y'"):
+                await asyncio.to_thread(client.runs.retrieve, "X y")
+
+
+@on_server
+async def test_pages_go_through_everything_once(served: Served) -> None:
+    made = [(await served.start("paged", metadata={"page": "yes"}))["id"] for _ in range(5)]
+    run_id = made[0]
+    for step in range(1, 8):
+        value = {"step": step, "time": 0.0, "metrics": {"reward/all/mean": step / 10, "loss": 1.0}}
+        served.store.put_json(keys.step_record(run_id, step), value)
+    for number in range(4):
+        group(served, run_id, f"train/{number}", "easy", [0.0, 0.5, None])
+        batch(served, run_id, number + 1, f"train/{number}")
+    put_gauges(served.store, run_id)
+    await served.until(run_id, step=3)
+
+    def look() -> None:
+        while len([*client.runs.list(metadata={"page": "yes"}, limit=2)]) < 5:
+            pass
+        first = client.runs.list(metadata={"page": "yes"}, limit=2)
+        assert len(first.data) == 2 and first.has_more
+        assert [run.id for run in first] == made[::-1]
+        assert first.next_page().data[0].id == made[2]
+        assert [row.step for row in client.runs.metrics(run_id, limit=3)] == [*range(1, 8)]
+        (row,) = client.runs.metrics(run_id, names=["loss"], after_step=5, until_step=6)
+        assert row.metrics == {"loss": 1.0}
+        assert len(client.runs.metrics_csv(run_id).splitlines()) == 8
+        rollouts = [item.id for item in client.runs.rollouts(run_id, limit=5)]
+        assert rollouts == [f"train:{g}:{i}" for g in (3, 2, 1, 0) for i in range(3)]
+        (failed, *_) = client.runs.rollouts(run_id, errored=True, reward_max=0.1)
+        assert failed.error is not None
+        assert len(client.runs.rollout(run_id, "train:2:1").members) == 3
+        last = client.runs.list_events(run_id, limit=1)
+        assert last.has_more and len({e.id for e in last}) == len([*last])
+        events = [*client.runs.list_events(run_id)]
+        newest_first = [*client.runs.list_events(run_id, limit=2, order="desc")]
+        assert newest_first == events[::-1] and len(events) > 2
+        some = [*client.runs.list_events(run_id, limit=1, types=["run.step", "server"])]
+        assert some == [e for e in events if e.type == "run.step"] and some
+        lines = [*client.runs.logs(run_id, limit=2)]
+        assert [line.id for line in lines] == [event.id for event in events]
+        assert not client.runs.logs(run_id, level="error").data
+        assert [b.step for b in client.runs.batches(run_id, limit=2)] == [1, 2, 3, 4]
+        assert [b.step for b in client.runs.batches(run_id, after_step=2)] == [3, 4]
+        gauges = [(g.source, g.time) for g in client.runs.gauges(run_id, after=110.25, limit=3)]
+        assert sorted(set(gauges)) == sorted(gauges) and len(gauges) == 6
+        assert {moment for _, moment in gauges} == {120.25, 130.25, 140.25}
+        (trainer,) = client.runs.gauges(run_id, role="trainer", after=130.25)
+        everyone = [*client.runs.gauges(run_id, role="all", limit=4)]
+        assert len(everyone) == 15 and trainer in everyone and trainer.role == "trainer"
+        with pytest.raises(ValueError, match="last page"):
+            client.runs.evals(run_id).next_page()
+
+    async with serving(served) as address:
+        with Ratchet(address) as client:
+            await asyncio.to_thread(look)
+
+
+@on_server
+async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_path: Path) -> None:
+    """With each of its parameters; what is damaged is told with the page that leaves it out."""
+    run_id = (await served.start("whole"))["id"]
+    await served.until(run_id, step=3)
+    for step in (1, 2):
+        value = {"step": step, "time": 0.0, "metrics": {"loss": 1.0}}
+        served.store.put_json(keys.step_record(run_id, step), value)
+        group(served, run_id, f"train/{step}", "easy", [0.5])
+    damage(served.store, keys.step_record(run_id, 1), "content")
+    damage(served.store, keys.group(run_id, "train/1"), "content")
+    put_checkpoint(served.store, run_id, 2, tmp_path)
+    app = create_app(served.settings, connection(served.env))
+    asked: list[str] = []
+
+    async def noting(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            asked.append(f"{scope['path']}?{scope['query_string'].decode()}")
+        await app(scope, receive, send)
+
+    def look(address: str) -> None:
+        with Ratchet(address) as client:
+            runs = client.runs
+            runs.list(after=None, status="running", metadata={"owner": "ana"})
+            runs.list(after=run_id)
+            assert runs.retrieve(run_id).id == run_id
+            (row,) = runs.metrics(run_id, names=["loss"], until_step=9, points=9)
+            assert row.step == 2 and runs.metrics(run_id).damaged == [1]
+            assert runs.metrics_csv(run_id).splitlines()[0] == "step,time,loss"
+            assert not runs.evals(run_id).data and not runs.batches(run_id).data
+            assert not runs.gauges(run_id, role="trainer").data
+            first = runs.list_events(run_id, limit=1, types=["run"]).data[0]
+            assert runs.list_events(run_id, after=first.id).data[0].id != first.id
+            assert runs.logs(run_id, after=first.id).data
+            some: dict[str, Any] = {"env": "easy", "kind": "train", "errored": False}
+            page = runs.rollouts(run_id, reward_min=0.0, reward_max=1.0, **some)
+            assert [item.id for item in page] == ["train:2:0"] and page.damaged == ["train/1"]
+            assert not runs.rollouts(run_id, step=9, group="train/9", after="train:2:0").data
+            assert runs.rollout(run_id, "train:2:0").reward == 0.5
+            assert runs.checkpoints(run_id, verify=True).data[0].sound
+            assert runs.config(run_id, revision=0).config["name"] == "whole"
+            assert 'name = "whole"' in runs.config_toml(run_id)
+            assert not [engine for engine in client.engines() if engine.run_id == run_id]
+            assert "orchestrator" in {worker.role for worker in client.workers()}
+            assert client.health().status == client.readiness().status == "ok"
+            assert "ratchet_temporal_up 1.0" in client.prometheus()
+
+    async with listening(noting) as http:
+        await asyncio.to_thread(look, str(http.base_url))
+    for path, verbs in app.openapi()["paths"].items():
+        if "get" not in verbs:
+            continue
+        place = re.compile(re.sub(r"\{\w+\}", "[^/]+", path))
+        queries = [urlsplit(one).query for one in asked if place.fullmatch(urlsplit(one).path)]
+        assert queries, f"no method asks for {path}"
+        sent = {name.partition("[")[0] for query in queries for name in parse_qs(query)}
+        told = verbs["get"].get("parameters", [])
+        assert sent == {one["name"] for one in told if one["in"] == "query"}, path
+
+
+@on_server
+async def test_a_page_whose_items_were_deleted_meanwhile_is_asked_for_again() -> None:
+    """Retention deletes batches between the listing of a page and the look at its items."""
+    kept = {"step": 7, "attempt": "x", "created_at": None, "size": 1, "sha256": "", "path": "p"}
+    pages = [
+        {"object": "list", "data": [], "has_more": True},
+        {"object": "list", "data": [kept], "has_more": False},
+    ]
+    asked: list[bytes] = []
+
+    async def deleting(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            asked.append(scope["query_string"])
+            await JSONResponse(pages.pop(0))(scope, receive, send)
+
+    async with listening(deleting) as http:
+        with Ratchet(str(http.base_url)) as client:
+            found = await asyncio.to_thread(lambda: [*client.runs.batches("x", after_step=4)])
+    assert [item.step for item in found] == [7]
+    assert asked[0] == asked[1] and b"after_step=4" in asked[0]
+
+
+@on_server
+async def test_a_create_whose_answer_was_lost_is_one_run(served: Served) -> None:
+    async with serving(served) as address, breaking(address, 0, 40) as way:
+        with Ratchet(way.address) as client:
+            body = config("lost", metadata={"lost": "yes"})
+            run = await asyncio.to_thread(client.runs.create, body)
+            assert way.broken == 2
+            again = await asyncio.to_thread(
+                lambda: client.runs.create(body, idempotency_key="mine")
+            )
+            twice = await asyncio.to_thread(
+                lambda: client.runs.create(body, idempotency_key="mine")
+            )
+    assert twice.id == again.id != run.id
+    page: dict[str, Any] = {"data": []}
+    while len(page["data"]) < 2:
+        page = (await served.http.get("/v1/runs?metadata[lost]=yes&limit=100")).json()
+    assert {item["id"] for item in page["data"]} == {run.id, again.id}
+
+
+@on_server
+async def test_keys_are_sent_and_answers_of_others_are_known(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = api_keys.add(tmp_path / "keys.json", "ci", ["read"], 6000)
+    told = api_keys.load_keys(None, tmp_path / "keys.json")
+    guarded = create_app(replace(served.settings, keys=told), connection(served.env))
+
+    def look(address: str) -> None:
+        with Ratchet(address) as client, pytest.raises(Refused, match="key is needed"):
+            client.runs.list()
+        monkeypatch.setenv("RATCHET_API_KEY", f"{secret}\n")
+        with Ratchet(address) as client:
+            client.runs.list()
+            with pytest.raises(Refused, match="no scope 'write'"):
+                client.runs.stop("x")
+
+    async with listening(guarded) as http:
+        await asyncio.to_thread(look, str(http.base_url))
+    assert os.environ["RATCHET_API_KEY"].strip() == secret
+
+    def stranger(status: int) -> ASGIApp:
+        return PlainTextResponse("<html>hello", status)
+
+    async with listening(stranger(200)) as http:
+        client = Ratchet(str(http.base_url))
+        with pytest.raises(Unreachable, match="not Ratchet's API"):
+            await asyncio.to_thread(client.runs.retrieve, "x")
+    async with listening(stranger(404)) as http:
+        client = Ratchet(str(http.base_url))
+        with pytest.raises(Refused, match="check the address"):
+            await asyncio.to_thread(client.runs.retrieve, "x")
+
+
+# -- streams --------------------------------------------------------------------------------------
+
+
+@on_server
+async def test_a_stream_that_breaks_loses_and_repeats_nothing(served: Served) -> None:
+    run_id = (await served.start("breaks"))["id"]
+    await served.until(run_id, step=3)
+    troubles: list[str] = []
+    # Connections break before anything was said, in the headers, and in the middle of events.
+    async with serving(served) as address, breaking(address, 0, 90, 777, 1500, 901, 2222) as way:
+        watching = asyncio.create_task(
+            asyncio.to_thread(all_events, way.address, run_id, on_trouble=troubles.append)
+        )
+        await make_steps(served, run_id, *range(4, 24))
+        await served.http.post(f"/v1/runs/{run_id}/stop")
+        found = await asyncio.wait_for(watching, WITHIN_S)
+        assert way.broken == 6
+        with Ratchet(address) as client:
+            expected = await asyncio.to_thread(lambda: [*client.runs.list_events(run_id, limit=7)])
+    assert found == expected and found[-1].type == "run.ended"
+    assert [e.data["step"] for e in found if e.type == "run.step"] == [*range(3, 24)]
+    assert troubles[0] and troubles[-1] == ""
+
+
+def refusing(app: ASGIApp) -> ASGIApp:
+    """An API behind something that lets no stream pass."""
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        if (b"accept", b"text/event-stream") in scope.get("headers", ()):
+            await PlainTextResponse("no streams here", 406)(scope, receive, send)
+        else:
+            await app(scope, receive, send)
+
+    return wrapped
+
+
+def withholding(app: ASGIApp) -> ASGIApp:
+    """An API behind something that waits for the end of a stream before it passes it on."""
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        if (b"accept", b"text/event-stream") in scope.get("headers", ()):
+            await receive()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        else:
+            await app(scope, receive, send)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("wrap", [refusing, withholding])
+@on_server
+async def test_where_no_stream_passes_pages_tell_the_same(
+    served: Served, wrap: Callable[[ASGIApp], ASGIApp]
+) -> None:
+    run_id = (await served.start("polls"))["id"]
+    await served.until(run_id, step=3)
+    async with serving(served, wrap) as address:
+        watching = asyncio.create_task(
+            asyncio.to_thread(all_events, address, run_id, silence_s=0.3)
+        )
+        await make_steps(served, run_id, 4, 5)
+        await asyncio.sleep(2)
+        await make_steps(served, run_id, 6)
+        await served.http.post(f"/v1/runs/{run_id}/stop")
+        found = await asyncio.wait_for(watching, WITHIN_S)
+        with Ratchet(address) as client:
+            expected = await asyncio.to_thread(lambda: [*client.runs.list_events(run_id)])
+    assert found == expected and found[-1].type == "run.ended"
+
+
+@pytest.mark.parametrize("wrap", [lambda app: app, refusing], ids=["stream", "pages"])
+@on_server
+async def test_latest_begins_with_what_is_still_to_come(
+    served: Served, wrap: Callable[[ASGIApp], ASGIApp]
+) -> None:
+    run_id = (await served.start("late"))["id"]
+    await served.until(run_id, step=3)
+    async with serving(served, wrap) as address:
+        with Ratchet(address) as client:
+            before = await asyncio.to_thread(lambda: [*client.runs.list_events(run_id)])
+            stream = client.runs.stream_events(run_id, after="latest", patience_s=WITHIN_S)
+            watching = asyncio.create_task(asyncio.to_thread(lambda: [*stream]))
+            while stream.cursor != before[-1].id:
+                await asyncio.sleep(0.02)
+            await make_steps(served, run_id, 4)
+            await served.http.post(f"/v1/runs/{run_id}/stop")
+            found = await asyncio.wait_for(watching, WITHIN_S)
+            whole = await asyncio.to_thread(lambda: [*client.runs.list_events(run_id)])
+            assert before + found == whole and found
+            # Nothing is left, and that is soon known.
+            assert await asyncio.to_thread(all_events, address, run_id, after=whole[-1].id) == []
+
+
+@on_server
+async def test_a_stream_gives_up_with_its_patience_and_at_a_refusal(served: Served) -> None:
+    def stream(address: str, **options: Any) -> list[Event]:
+        with Ratchet(address) as client:
+            return [*client.runs.stream_events("nope", **options)]
+
+    async with serving(served) as address:
+        with pytest.raises(Refused, match="no run 'nope'"):
+            await asyncio.to_thread(stream, address)
+    with pytest.raises(Unreachable, match="refused"):
+        await asyncio.to_thread(stream, "http://127.0.0.1:1", patience_s=0.5)
+
+
+@on_server
+async def test_a_stream_that_breaks_after_its_hello_leads_to_a_page_and_its_refusal() -> None:
+    async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        if (b"accept", b"text/event-stream") in scope["headers"]:
+            await PlainTextResponse("retry: 1000\n\n", media_type=MEDIA)(scope, receive, send)
+        else:
+            kind, said = "urn:ratchet:problem:unknown-cursor", "No event 'nope' is kept."
+            problem = {"type": kind, "title": "No such event", "status": 404, "detail": said}
+            await JSONResponse(problem, 404)(scope, receive, send)
+
+    async with listening(hello) as http:
+        with Ratchet(str(http.base_url)) as client, pytest.raises(Refused, match="'nope'"):
+            stream = client.runs.stream_events("x", after="nope")
+            await asyncio.wait_for(asyncio.to_thread(lambda: [*stream]), WITHIN_S)
+
+
+@on_server
+async def test_closing_the_client_ends_its_streams(served: Served) -> None:
+    run_id = (await served.start("closes"))["id"]
+    await served.until(run_id, step=3)
+    async with serving(served) as address:
+        client = Ratchet(address)
+        stream = client.runs.stream_events(run_id, patience_s=WITHIN_S)
+        reading = asyncio.create_task(asyncio.to_thread(lambda: [*stream]))
+        while stream.cursor is None:
+            await asyncio.sleep(0.02)
+        client.close()
+        await make_steps(served, run_id, 4)
+        assert (await asyncio.wait_for(reading, WITHIN_S))[0].type == "run.created"

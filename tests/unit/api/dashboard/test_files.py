@@ -1,0 +1,129 @@
+"""The dashboard's files: complete, small, offline, and without a way for text to become markup."""
+
+import re
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from temporalio.envconfig import ClientConnectConfig
+
+from ratchet.activities.contracts.names import Queues
+from ratchet.api.app import create_app
+from ratchet.api.dashboard.pages import FILES
+from ratchet.api.settings import Settings
+from ratchet.workflows.rules.live_config import LIVE_KEYS
+
+OWN = sorted((FILES / "js").glob("*.js"))
+VENDORED = FILES / "vendor" / "uplot"
+LIMIT = 150_000
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> TestClient:
+    """The app with a Temporal address where nobody listens."""
+    settings = Settings(store_url=f"file://{tmp_path}", queues=Queues(), min_free_bytes=1)
+    app = create_app(settings, ClientConnectConfig(target_host="127.0.0.1:1"))
+    return TestClient(app, base_url="http://127.0.0.1")
+
+
+def imports_of(path: Path, pattern: str) -> set[Path]:
+    found = {path.parent / name for name in re.findall(pattern, path.read_text())}
+    assert all(module.exists() for module in found), f"{path.name} imports what is not there"
+    return {module.resolve() for module in found}
+
+
+def loaded_by(*roots: Path) -> set[Path]:
+    """The modules that a browser fetches for `roots`: what they import, without `import()`."""
+    seen: set[Path] = set()
+    queue = [root.resolve() for root in roots]
+    while queue:
+        module = queue.pop()
+        if module not in seen:
+            seen.add(module)
+            queue += imports_of(module, r'from "(\./[\w-]+\.js)"')
+    return seen
+
+
+def test_pages_are_served_and_stay_at_home(client: TestClient) -> None:
+    home = client.get("/", follow_redirects=False)
+    assert home.headers["location"] == "/dashboard/"
+    page = client.get("/dashboard/")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    for name in re.findall(r'(?:src|href)="([\w/.-]+\.(?:js|css|svg))"', page.text):
+        assert client.get(f"/dashboard/{name}").status_code == 200, name
+    missing = client.get("/dashboard/js/none.js")
+    assert missing.status_code == 404
+    assert missing.headers["content-type"] == "application/problem+json"
+
+
+def test_no_file_can_be_reached_outside(client: TestClient) -> None:
+    for path in ("../pages.py", "..%2fpages.py", "%2e%2e/pages.py", "js/..%2f..%2fpages.py"):
+        assert client.get(f"/dashboard/{path}").status_code == 404, path
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    for path in [*OWN, FILES / "index.html", *FILES.glob("css/*.css")]:
+        outside = re.findall(r"(?:https?:)?//[\w.-]+\.\w{2,}", path.read_text())
+        assert not [url for url in outside if "www.w3.org" not in url], path.name
+
+
+def test_text_never_becomes_markup() -> None:
+    """What a model writes must not run in the reader's browser."""
+    for path in OWN:
+        banned = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function"
+        assert not re.search(banned, path.read_text()), path.name
+
+
+def test_each_page_loads_less_than_150_kb_of_scripts() -> None:
+    js = FILES / "js"
+    plot = (VENDORED / "uPlot.iife.min.js").stat().st_size
+    pages = imports_of(js / "main.js", r'import\("(\./[\w-]+\.js)"\)')
+    tabs = imports_of(js / "run.js", r'import\("(\./[\w-]+\.js)"\)')
+    assert {page.stem for page in pages} == {"runs", "run", "compare", "launch"}
+    index = (FILES / "index.html").read_text()
+    preloaded = [FILES / name for name in re.findall(r'rel="modulepreload" href="(.+?)"', index)]
+    assert {path.resolve() for path in preloaded} <= loaded_by(js / "main.js", js / "run.js")
+    first = [js / "main.js", *preloaded]
+    ways = [(*first, page) for page in pages] + [(*first, js / "run.js", tab) for tab in tabs]
+    for way in ways:
+        size = plot + sum(module.stat().st_size for module in loaded_by(*way))
+        assert size < LIMIT, f"{way[-1].stem}: {size}"
+
+
+def test_all_scripts_travel_in_less_than_150_kb(client: TestClient) -> None:
+    names = [f"js/{path.name}" for path in OWN] + ["vendor/uplot/uPlot.iife.min.js"]
+    size = 0
+    for name in names:
+        with client.stream("GET", f"/dashboard/{name}") as answer:
+            size += sum(map(len, answer.iter_raw()))
+    assert size < LIMIT / 2
+
+
+def test_every_module_is_used() -> None:
+    js = FILES / "js"
+    used = loaded_by(js / "main.js")
+    for _ in range(3):
+        lazily = {m for u in used for m in imports_of(u, r'import\("(\./[\w-]+\.js)"\)')}
+        used |= loaded_by(*lazily)
+    assert {path.resolve() for path in OWN} - used == {(js / "theme-early.js").resolve()}
+
+
+def test_the_change_dialog_offers_what_may_change() -> None:
+    listed = re.search(r"const LIVE = \[(.+?)\];", (FILES / "js" / "controls.js").read_text())
+    assert listed is not None
+    assert tuple(re.findall(r'"(.+?)"', listed[1])) == LIVE_KEYS
+
+
+def test_whatever_acts_is_sent_with_an_idempotency_key() -> None:
+    """Only a dry run, which starts nothing, is sent without one."""
+    text = (FILES / "js" / "api.js").read_text()
+    plain = re.findall(r'request\("(?!GET)\w+".+', text)
+    assert len(plain) == 1 and "dry_run: true" in plain[0]
+    assert text.count("Idempotency-Key") == 1
+
+
+def test_uplot_has_its_licence() -> None:
+    assert "MIT" in (VENDORED / "LICENSE").read_text()
+    assert "uPlot" in (VENDORED / "uPlot.iife.min.js").read_text()[:300]

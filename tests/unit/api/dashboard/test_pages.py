@@ -1,0 +1,161 @@
+"""The dashboard in real Chromium on a few records of its own: what is damaged, what is no longer
+kept, and who tells how late his event loop is. The package playwright and Chromium are needed.
+"""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.series import Series
+from ratchet.api.app import create_app
+from tests.e2e.browsing import browsing, reading
+from tests.unit.api.client.test_client import make_steps
+from tests.unit.api.conftest import WITHIN_S, Served, connection, listening
+from tests.unit.api.routes.test_rollouts import group
+from tests.unit.api.store.test_curves import damage, record
+
+UNKNOWN = b"00000000-0000-0000-0000-000000000000.5.0"
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def appears(page: Any, text: str) -> None:
+    await page.get_by_text(text).first.wait_for(timeout=1000 * WITHIN_S)
+
+
+async def test_what_is_damaged_is_named_where_it_is_left_out(served: Served) -> None:
+    run = (await served.start("damaged"))["id"]
+    await served.until(run, step=3)
+    for step in (1, 2, 3):
+        record(served.store, run, step, **{"reward/all/mean": step / 10, "time/train": 1.0})
+        group(served, run, f"train/{step}", "e", [0.0, 1.0])
+        value = {"env": "e", "step": step, "reward_mean": 0.5}
+        served.store.put_json(keys.eval_record(run, f"{step}-1/e"), value)
+    damage(served.store, keys.step_record(run, 2), "content")
+    damage(served.store, keys.group(run, "train/2"), "content")
+    damage(served.store, keys.eval_record(run, "3-1/e"), "content")
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/"), instruments=True) as reader,
+    ):
+        page = reader.page
+        await reader.open(f"#/runs/{run}", '="all"')
+        await appears(page, "Damaged steps, left out: 2.")
+        await appears(page, "Damaged evals, left out: e at step 3 (")
+        assert await reader.serious() == []
+        await page.goto(f"{reader.api}/dashboard/#/runs/{run}/timeline")
+        await page.wait_for_selector('html[data-ready="timeline"]', state="attached")
+        await appears(page, "Damaged steps, left out: 2.")
+        await reader.open(f"#/runs/{run}/rollouts?r=train:2:0", '="rollouts"')
+        await appears(page, "Damaged groups, left out: train/2.")
+        await appears(page, "An artifact of the run is damaged")
+        assert await page.locator("a.rollout").count() == 4
+        assert await reader.serious() == []
+        await page.goto(f"{reader.api}/dashboard/#/runs?q={run}")
+        await page.get_by_label("Filter by name or metadata").fill(run)
+        await appears(page, "Damaged steps, left out: 2.")
+        # Chromium counts the refusal of the damaged rollout among errors.
+        assert [c for c in reader.complaints if "500" not in c] == []
+
+
+class Forgetting:
+    """An API whose streams end once `cut` is set, and which has by then forgotten every event."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self.cut = asyncio.Event()
+        self.forgot = asyncio.Event()
+        self.cursors: list[bytes | None] = []
+        """`Last-Event-ID` of each request for a stream."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope.get("headers", ()))
+        if headers.get(b"accept") != b"text/event-stream":
+            await self.app(scope, receive, send)
+            return
+        self.cursors.append(headers.get(b"last-event-id"))
+        if self.cursors[-1] is not None:
+            await self.forgot.wait()
+            told = {**headers, b"last-event-id": UNKNOWN}
+            await self.app({**scope, "headers": [*told.items()]}, receive, send)
+        elif self.cut.is_set():
+            await self.app(scope, receive, send)
+        else:
+            streaming = asyncio.create_task(self.app(scope, receive, send))
+            await self.cut.wait()
+            streaming.cancel()
+
+
+async def test_a_page_whose_cursor_is_forgotten_loads_anew_and_goes_on(served: Served) -> None:
+    run = (await served.start("forgotten"))["id"]
+    await served.until(run, step=3)
+    app = Forgetting(create_app(served.settings, connection(served.env)))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        page = reader.page
+        await reader.open(f"#/runs/{run}/events", '="events"')
+        await page.wait_for_selector("#link[data-state=live]")
+        await appears(page, "step 3 is done")
+        app.cut.set()
+        await page.wait_for_selector("#link[data-state=reconnecting]")
+        await make_steps(served, run, 4)
+        assert await page.get_by_text("step 4 is done").count() == 0
+        app.forgot.set()
+        # It happened while nothing was heard, and no stream tells it.
+        await appears(page, "step 4 is done")
+        await page.wait_for_selector("#link[data-state=live]")
+        await make_steps(served, run, 5)
+        await appears(page, "step 5 is done")
+        assert [cursor is None for cursor in app.cursors] == [True, False, True]
+
+
+async def test_lag_is_charted_by_role_and_counts_among_no_rollout_workers(served: Served) -> None:
+    run = (await served.start("lagging"))["id"]
+    await served.until(run, step=3)
+    for step in (1, 2, 3):
+        record(served.store, run, step, **{"reward/all/mean": step / 10, "time/train": 1.0})
+    began = time.time() - 60
+    own: dict[str, Any] = {
+        "worker_inflight": 3,
+        "permits": 64,
+        "sampled_tokens": 9,
+        "tokens_per_s": 2.0,
+    }
+    for source, p99, said in (
+        ("rollout-a-1-aaaaaa", 0.007, own),
+        ("env-a-2-bbbbbb", 0.01, {}),
+        ("env-b-3-cccccc", 0.03, {}),
+        ("orchestrator-a-4-dddddd", 0.002, {}),
+    ):
+        series = Series(run, source)
+        for i in range(3):
+            lag = {"mean": p99 / 8, "max": p99 * 3, "p99": p99}
+            sample = {"time": began + 10 * i, "event_loop_lag": lag, **said}
+            series.add(sample).write(served.store)
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        await reader.open(f"#/runs/{run}", '="all"')
+        found: dict[str, dict[str, float]] = {}
+        for name in ("lag", "inflight"):
+            panel = reader.page.locator(f"#panel-{name}")
+            await panel.scroll_into_view_if_needed()
+            chips = panel.locator(".legend .chip")
+            await chips.first.wait_for(timeout=1000 * WITHIN_S)
+            said = [text.split() for text in await chips.all_inner_texts()]
+            found[name] = {words[0]: float(words[-1]) for words in said}
+        assert found["lag"] == {"rollout": 0.007, "env": 0.03, "orchestrator": 0.002}
+        assert found["inflight"]["permits"] == 64, "a lag sample is no rollout worker's"
+        assert reader.complaints == []

@@ -1,0 +1,69 @@
+"""Every operation of the API under schemathesis, with doubles of what a run needs."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import uvicorn
+
+from ratchet.activities.contracts.rollouts import Gauges
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.series import Series
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.api.app import create_app
+from ratchet.api.store.rollouts import rollout_id
+from tests.fuzzing import ENDS, fuzz, undone
+from tests.unit.api.conftest import Served, connection, put_checkpoint
+from tests.unit.api.routes.test_rollouts import batch, group
+
+
+@contextmanager
+def in_a_thread(app: Any) -> Iterator[str]:
+    """The app on a socket, served by a thread of its own."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def leave_everything(served: Served, run_id: str, folder: Path) -> str:
+    """Puts something of every kind that a run leaves into the store; returns a rollout's id."""
+    store: ArtifactStore = served.store
+    for step in (1, 2):
+        metrics = {"loss": 0.5, "reward/all/mean": float("nan")}
+        record = {"step": step, "time": time.time(), "metrics": metrics}
+        store.put_json(keys.step_record(run_id, step), record)
+    record = {"epoch": "2-1/e", "env": "e", "step": 2, "examples": 1, "reward_mean": 0.5}
+    store.put_json(keys.eval_record(run_id, "2-1/e"), {**record, "versions": [2, 2]})
+    group(served, run_id, "train/4", "e", [1.0, None])
+    batch(served, run_id, 2, "train/4")
+    put_checkpoint(store, run_id, 2, folder)
+    sample = {"time": time.time(), "worker_inflight": 3, **asdict(Gauges(4))}
+    Series(run_id, "rollout-host-1").add(sample).write(store)
+    return rollout_id("train/4", 0)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.asyncio(loop_scope="session")
+async def test_replies_are_as_documented(served: Served, tmp_path: Path) -> None:
+    about = {}
+    for name in ("run_id", *ENDS):
+        about[name] = (await served.start("fuzzed"))["id"]
+        await served.until(about[name], status="running")
+    about["rid"] = leave_everything(served, about["run_id"], tmp_path)
+    with in_a_thread(create_app(served.settings, connection(served.env))) as url:
+        answered = await asyncio.to_thread(fuzz, url, about)
+    assert not undone(answered), "each was asked for something that it could do"

@@ -1,0 +1,201 @@
+"""What is taken out of text from workers, and what stays."""
+
+import time
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratchet.api.http.redact import HIDDEN, redacted, redacted_all
+from ratchet.api.services.run_view import run_object
+from ratchet.api.store.rollouts import items_of
+from ratchet.api.temporal.client import Execution
+from ratchet.api.temporal.event_log import Teller
+from tests import ROOT
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("AWS_SECRET_ACCESS_KEY=wJalr/x+y", f"AWS_SECRET_ACCESS_KEY={HIDDEN}"),
+        ("MY_SECRET_KEY='a b c' is wrong", f"MY_SECRET_KEY='{HIDDEN}' is wrong"),
+        ("HF_TOKEN: x", f"HF_TOKEN: {HIDDEN}"),
+        ("refused: token=abc", f"refused: token={HIDDEN}"),
+        ("hf_token='a b'", f"hf_token='{HIDDEN}'"),
+        ('{"token": "abcdef123456"}', f'{{"token": "{HIDDEN}"}}'),
+        ("github_pat_11ABC0_xyzxyz and ghs_0123456789", f"{HIDDEN} and {HIDDEN}"),
+        (
+            "GET https://h/c?sv=1&sig=Ab%2Fc&key=z",
+            f"GET https://h/c?sv=1&sig={HIDDEN}&key={HIDDEN}",
+        ),
+        ('password="correct horse"; user=me', f'password="{HIDDEN}"; user=me'),
+        (r"{\"password\": \"a b\", \"user\": 1}", rf"{{\"password\": \"{HIDDEN}\", \"user\": 1}}"),
+        (r"password='it\'s long' x", f"password='{HIDDEN}' x"),
+        ('password="never closed\nnext line', f'password="{HIDDEN}\nnext line'),
+        ("[('x-api-key', 'ab c'), ('a', 'b')]", f"[('x-api-key', '{HIDDEN}'), ('a', 'b')]"),
+        ("[(b'authorization', b'Bearer q')]", f"[(b'authorization', '{HIDDEN}')]"),
+        ("Authorization: Bearer abc.def", f"Authorization: Bearer {HIDDEN}"),
+        ("authorization: 0123456", f"authorization: {HIDDEN}"),
+        ("said Bearer abc.dEf-ghi_jkl", f"said Bearer {HIDDEN}"),
+        ("Cookie: a=b; c=d\nHost: h", f"Cookie: {HIDDEN}\nHost: h"),
+        ("run --api-key hunter2 --port 1", f"run --api-key {HIDDEN} --port 1"),
+        ("['run', '--token', 'hunter2']", f"['run', '--token', '{HIDDEN}']"),
+        ("redis://:p@ss@host/0", f"redis://:{HIDDEN}@host/0"),
+        ("https://0123456789abcdef0123@host/", f"https://{HIDDEN}@host/"),
+        ("AccountKey=abc/d==;x=1", f"AccountKey={HIDDEN};x=1"),
+        (
+            "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
+            f"-----BEGIN RSA PRIVATE KEY-----{HIDDEN}-----END RSA PRIVATE KEY-----",
+        ),
+    ],
+)
+def test_secrets_go_and_what_is_around_them_stays(text: str, left: str) -> None:
+    assert redacted(text) == left
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_tokens: 64 of 128 at step 3, sampled_tokens=12, token_batch_size=4096",
+        "unexpected token: '}'; invalid token: identifier; token: 151645; token=151645",
+        "KeyError: 'reward'; key: train.batch_size; valid keys: name, base_url, api_key_var",
+        "api_key_var: RATCHET_REFERENCE_KEY; RATCHET_REFERENCE_KEY: is not set",
+        "unknown keys: 'password', 'user'",
+        "password: must be set; no API key: set one; api_key=None",
+        "hf_hub_download failed in sk-learn",
+        "a basic understanding; Basic authentication is not offered",
+        "eos_token=<|im_end|>, eos_token: </s>, pad_token='<pad>', PAD_TOKEN = 1",
+        "tcp://host:5000 and http://127.0.0.1:8000/v1/x@y and git@host",
+        "Send `Authorization: Bearer KEY`",
+        "the weight gate failed: 0.31 against 0.1 at version 12 of engine-0",
+        "sha256 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
+    ],
+)
+def test_ordinary_texts_stay(text: str) -> None:
+    assert redacted(text) == text
+
+
+def test_what_the_project_says_of_itself_stays() -> None:
+    files = [*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/**/*.md"), *ROOT.glob("configs/**/*.toml")]
+    assert len(files) > 10
+    for file in files:
+        for line in file.read_text().splitlines():
+            assert redacted(line, 10**6) == line, file
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{name}={value}",
+        "{name}: {value}",
+        "at {name} = {value}, line 3",
+        '{{"{name}": "{value} {value}"}}',
+        "{{'{name}': '{value}', 'a': 1}}",
+        "curl -H 'Authorization: Bearer {value}' x",
+        "postgresql://{name}:{value}@db:5432/x",
+        "https://bucket/o?X-Amz-Signature={value}&a=1",
+        "https://bucket/o?a=1&key={value}#x",
+    ],
+)
+@given(
+    name=st.sampled_from(
+        [
+            "OPENAI_API_KEY",
+            "AWS_SECRET_ACCESS_KEY",
+            "MY_SECRET_KEY",
+            "WANDB_API_KEY",
+            "HF_TOKEN",
+            "GITHUB_PAT",
+            "DB_PASSWORD",
+            "password",
+            "client_secret",
+            "accessToken",
+            "x-api-key",
+            "refresh_token",
+        ]
+    ),
+    # What no one would say of a key: with a digit in it.
+    value=st.tuples(
+        st.text(LETTERS, min_size=4), st.integers(10, 99), st.text(LETTERS, min_size=4)
+    ).map(lambda parts: "".join(map(str, parts))),
+    before=st.text(max_size=40).filter(lambda text: '"' not in text and "'" not in text),
+)
+def test_no_named_secret_is_left(written: str, name: str, value: str, before: str) -> None:
+    text = f"{before} " + written.format(name=name, value=quote(value))
+    assert value not in redacted(text, 10**6)
+
+
+@given(
+    st.text(max_size=200) | st.text("=: \"'\\\n,;&?@/-_.<[tokenkeysecretpassbearer0A", max_size=200)
+)
+def test_twice_is_once_and_any_text_will_do(text: str) -> None:
+    once = redacted(text, 10**6)
+    assert redacted(once, 10**6) == once
+    assert len(redacted(text, 10)) <= 10
+
+
+def test_no_text_takes_long() -> None:
+    for part in (
+        *("a", "secret", "_token", "://", "--", "password=", "key", "(b'", "A_", "token=", "a-"),
+        *(
+            '\\"',
+            "basic ",
+            "sk-",
+            "eyJaaaaaaaaa.",
+            "-----BEGIN PRIVATE KEY-----",
+            "&sig=",
+            "Cookie:",
+        ),
+    ):
+        began = time.process_time()
+        redacted(part * (50_000 // len(part)))
+        assert time.process_time() - began < 2.0, part
+
+
+def test_data_is_redacted_wherever_a_text_is() -> None:
+    told = {"a": ["HF_TOKEN: x", 1, None], "b": {"c": "password=x", "d": 0.5}}
+    assert redacted_all(told) == {
+        "a": [f"HF_TOKEN: {HIDDEN}", 1, None],
+        "b": {"c": f"password={HIDDEN}", "d": 0.5},
+    }
+
+
+SAID = "refused: password=hunter2"
+
+
+def test_what_a_run_says_of_itself_is_shown_without_secrets() -> None:
+    memo = {
+        "error": {"code": "BadInput", "message": SAID},
+        "end_reason": SAID,
+        "paused_because": SAID,
+        "alarm": SAID,
+        "waiting_for": {"name": SAID},
+    }
+    for state, kept, reason in (("running", memo, ""), ("failed", memo, ""), ("failed", {}, SAID)):
+        told = Execution("r", "TrainingRun", state, datetime.now(UTC), None, kept)
+        shown = run_object(told, ui="", namespace="default", reason=reason).model_dump_json()
+        assert "hunter2" not in shown and f"refused: password={HIDDEN}" in shown
+
+
+async def _no_payload(_: object) -> None:
+    return None
+
+
+def test_events_tell_no_secrets() -> None:
+    teller = Teller("e", _no_payload)
+    teller._on_memo({"alarm": SAID, "trouble": SAID, "waiting_for": {"name": SAID}})
+    teller._on_memo({"error": {"code": "x", "message": SAID}, "end_reason": SAID})
+    teller._on_end("failed", SAID)
+    assert len(teller._found) >= 4
+    assert "hunter2" not in str(teller._found) and HIDDEN in str(teller._found[-1].data["error"])
+
+
+def test_errors_of_rollouts_tell_no_secrets() -> None:
+    member = {"rollout": 0, "error": {"type": "ProviderError", "message": SAID}}
+    told = {"group": "train/1", "kind": "train", "env": "e", "example": 1, "rollouts": [member]}
+    (item,) = items_of(told, "r")
+    assert item.error == {"type": "ProviderError", "message": f"refused: password={HIDDEN}"}

@@ -1,0 +1,236 @@
+"""Cancel, checkpoint, resume of what has ended, and fork: what is told, started and refused."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ratchet.activities.storage import keys
+from tests.unit.api.conftest import Served, config, eventually, put_checkpoint
+from tests.unit.api.routes.test_create import problem
+from tests.unit.api.routes.test_runs import signals
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def memo(served: Served, run_id: str) -> dict[str, Any]:
+    described = await served.env.client.get_workflow_handle(run_id).describe()
+    told: dict[str, Any] = (await described.memo())["ratchet"]
+    return told
+
+
+async def ended(served: Served, name: str = "stops", verb: str = "cancel") -> str:
+    run_id = str((await served.start(name))["id"])
+    await served.until(run_id, status="running")
+    await served.http.post(f"/v1/runs/{run_id}/{verb}")
+    await served.until(run_id, status={"cancel": "cancelled", "stop": "succeeded"}[verb])
+    return run_id
+
+
+async def test_cancel_ends_a_run_and_twice_is_once(served: Served) -> None:
+    run_id = (await served.start("cancels"))["id"]
+    await served.until(run_id, status="running")
+    url = f"/v1/runs/{run_id}/cancel"
+    told = await served.http.post(url, json={})
+    assert told.status_code == 202 and told.json()["status"] == "stopping"
+    await served.until(run_id, status="cancelled")
+    again = await served.http.post(url)
+    assert again.status_code == 202 and again.json()["status"] == "cancelled"
+    done = await ended(served, "stops", "stop")
+    body = problem(await served.http.post(f"/v1/runs/{done}/cancel"), 409, "run-conflict")
+    assert body["run_status"] == "succeeded"
+
+
+async def test_checkpoint_is_told(served: Served) -> None:
+    run_id = (await served.start("saves"))["id"]
+    await served.until(run_id, status="running")
+    url = f"/v1/runs/{run_id}/checkpoint"
+    assert (await served.http.post(url, json={"reason": "lunch"})).status_code == 202
+    assert (await signals(served, run_id, 1))[0] == ["checkpoint", None]
+    problem(await served.http.post(url, json={"step": 3}), 422, "invalid-request")
+    await served.http.post(f"/v1/runs/{run_id}/cancel")
+    await served.until(run_id, status="cancelled")
+    assert problem(await served.http.post(url), 409, "run-conflict")["run_status"] == "cancelled"
+
+
+async def test_an_ended_run_goes_on_as_its_next_attempt(served: Served, tmp_path: Path) -> None:
+    run_id = await ended(served)
+    created = (await served.http.get(f"/v1/runs/{run_id}")).json()["created_at"]
+    for step in (1, 2):
+        put_checkpoint(served.store, run_id, step, tmp_path)
+    told = await served.http.post(f"/v1/runs/{run_id}/resume")
+    assert told.status_code == 202, told.text
+    assert told.json()["id"] == run_id and told.json()["attempt"] == 2
+    run = await served.until(run_id, status="running")
+    assert run["attempt"] == 2 and run["created_at"] == created and run["finished_at"] is None
+    second = f"{run_id}+2"
+    assert (await memo(served, run_id))["restore"] == {
+        "run_id": second,
+        "source": run_id,
+        "step": None,
+    }
+    assert served.store.committed(keys.config(second)) is not None
+
+    # It is one run to whoever lists them.
+    async def attempts() -> list[int]:
+        listed = (await served.http.get("/v1/runs?limit=100")).json()["data"]
+        found = [item["attempt"] for item in listed if item["id"] == run_id]
+        assert len(found) <= 1
+        return found
+
+    await eventually(attempts, lambda found: found == [2])
+    # A second attempt that never restored anything goes on from the first one's checkpoint.
+    await served.http.post(f"/v1/runs/{run_id}/cancel")
+    await served.until(run_id, status="cancelled")
+    answers = await asyncio.gather(
+        *(served.http.post(f"/v1/runs/{run_id}/resume") for _ in range(3))
+    )
+    assert {answer.status_code for answer in answers} == {202}
+    assert (await served.until(run_id, status="running"))["attempt"] == 3
+    restore = (await memo(served, run_id))["restore"]
+    assert restore["source"] == run_id and restore["run_id"] == f"{run_id}+3"
+
+
+async def test_changes_and_metadata_of_a_run_hold_in_its_next_attempt(
+    served: Served, tmp_path: Path
+) -> None:
+    run_id = (await served.start("changes"))["id"]
+    await served.until(run_id, status="running")
+    patch = {"dispatch": {"tasks_per_minute": 77}, "metadata": {"note": "slow"}}
+    changed = await served.http.patch(f"/v1/runs/{run_id}", json=patch)
+    assert changed.status_code == 200, changed.text
+    assert changed.json()["metadata"] == {"owner": "ana", "note": "slow"}
+    await served.http.post(f"/v1/runs/{run_id}/cancel")
+    await served.until(run_id, status="cancelled")
+    put_checkpoint(served.store, run_id, 2, tmp_path)
+    await served.http.post(f"/v1/runs/{run_id}/resume")
+    saved = served.store.get_json(served.store.require(keys.config(f"{run_id}+2")))
+    assert saved["dispatch"]["tasks_per_minute"] == 77
+    assert saved["metadata"] == {"owner": "ana", "note": "slow"}
+
+
+async def test_what_cannot_be_resumed_says_why(served: Served, tmp_path: Path) -> None:
+    bare = await ended(served)
+    body = problem(await served.http.post(f"/v1/runs/{bare}/resume"), 409, "run-conflict")
+    assert body["run_status"] == "cancelled" and "no checkpoint" in body["detail"]
+    run_id = (await served.start("ends"))["id"]
+    await served.until(run_id, status="succeeded")
+    put_checkpoint(served.store, run_id, 5, tmp_path)
+    body = problem(await served.http.post(f"/v1/runs/{run_id}/resume"), 409, "run-conflict")
+    assert "all its steps are done" in body["detail"]
+    stopped = await ended(served, "stops", "stop")
+    put_checkpoint(served.store, stopped, 3, tmp_path)
+    assert (await served.http.post(f"/v1/runs/{stopped}/resume")).status_code == 202
+
+
+async def test_fork_starts_another_run_from_a_checkpoint(served: Served, tmp_path: Path) -> None:
+    source = (await served.start("forked"))["id"]
+    for step in (2, 3):
+        put_checkpoint(served.store, source, step, tmp_path)
+    body = {
+        "step": 2,
+        "name": "hotter",
+        "metadata": {"why": "lr"},
+        "config": {
+            "trainer": {"optim": {"lr": 0.003}},
+            "train": {"env": {"reverse-text": {"ratio": 2}}},
+        },
+    }
+    url = f"/v1/runs/{source}/fork"
+    dry = await served.http.post(f"{url}?dry_run=true", json=body)
+    assert dry.status_code == 200 and dry.json()["config"]["trainer"]["optim"]["lr"] == 0.003
+    key = {"Idempotency-Key": "fork-once"}
+    answer = await served.http.post(url, json=body, headers=key)
+    assert answer.status_code == 201, answer.text
+    fork = answer.json()
+    assert answer.headers["location"] == f"/v1/runs/{fork['id']}"
+    assert fork["name"] == "hotter" and fork["metadata"] == {"why": "lr"}
+    assert fork["lineage"] == {"source": source, "step": 2, "kind": "fork"}
+    await served.until(fork["id"], status="running")
+    assert (await memo(served, fork["id"]))["restore"] == {
+        "run_id": fork["id"],
+        "source": source,
+        "step": 2,
+    }
+    saved = served.store.get_json(served.store.require(keys.config(fork["id"])))
+    assert saved["trainer"]["optim"]["lr"] == 0.003
+    assert saved["train"]["env"][0]["ratio"] == 2
+    again = await served.http.post(url, json=body, headers=key)
+    assert again.status_code == 201 and again.json() == fork
+    other = await served.http.post(url, json={"step": 3}, headers=key)
+    problem(other, 409, "idempotency-conflict")
+    # Without a step it is the newest one; the name and the metadata are the source's.
+    newest = (await served.http.post(url)).json()
+    assert newest["lineage"]["step"] == 3 and newest["name"] == "forked"
+
+
+async def test_a_refused_fork_points_into_its_own_body(served: Served, tmp_path: Path) -> None:
+    source = (await served.start("forked"))["id"]
+    url = f"/v1/runs/{source}/fork"
+    found = problem(await served.http.post(url), 409, "no-checkpoint")["errors"][0]
+    assert found["pointer"] == "/step" and "none" in found["message"]
+    put_checkpoint(served.store, source, 3, tmp_path)
+    found = problem(await served.http.post(url, json={"step": 4}), 409, "no-checkpoint")
+    assert "steps it has: 3" in found["errors"][0]["message"] and found["run_status"]
+    for body, pointer in [
+        ({"config": {"trainer": {"optim": {"lr": "fast"}}}}, "/config/trainer/optim/lr"),
+        ({"config": {"max_stepz": 1}}, "/config/max_stepz"),
+        ({"config": {"model": {"name": "other/model"}}}, "/config/model/name"),
+        ({"config": {"model": {"dtype": "bfloat16"}}}, "/config/model/dtype"),
+        ({"config": {"max_steps": 3}}, "/config/max_steps"),
+        ({"config": {"train": {"env": {"chess": {"ratio": 1}}}}}, "/env/chess"),
+        ({"name": "No Slug"}, "/name"),
+        ({"name": "bad-env"}, "/config/train/env/0/id"),
+    ]:
+        reply = problem(await served.http.post(url, json=body), 422, "invalid-config")
+        assert reply["errors"][0]["pointer"].endswith(pointer), reply
+    reply = problem(await served.http.post(url, json={"steps": 3}), 422, "invalid-request")
+    assert reply["errors"][0]["pointer"] == "/steps"
+    problem(await served.http.post(url, content=b"[]", headers=JSON), 400, "unreadable-body")
+    problem(await served.http.post("/v1/runs/nope/fork"), 404, "unknown-run")
+
+
+JSON = {"content-type": "application/json"}
+
+
+async def test_a_damaged_checkpoint_is_told_and_passed_over(served: Served, tmp_path: Path) -> None:
+    source = (await served.start("damaged"))["id"]
+    for step in (2, 3):
+        put_checkpoint(served.store, source, step, tmp_path)
+    path = Path(served.store.path(served.store.require(keys.checkpoint(source, 3)).path))
+    (path / "run.json").write_text("short")
+    url = f"/v1/runs/{source}"
+    listed = (await served.http.get(f"{url}/checkpoints")).json()["data"]
+    assert [(item["step"], item["sound"]) for item in listed] == [(2, True), (3, False)]
+    assert "run.json has another size" in listed[1]["problem"]
+    (path / "run.json").write_text("run.json of 7")
+    for query, sound in (("", True), ("?verify=true", False)):
+        listed = (await served.http.get(f"{url}/checkpoints{query}")).json()["data"]
+        assert listed[1]["sound"] is sound
+    (path / "run.json").unlink()
+    problem(await served.http.post(f"{url}/fork", json={"step": 3}), 409, "damaged-checkpoint")
+    fork = (await served.http.post(f"{url}/fork")).json()
+    assert fork["lineage"]["step"] == 2
+
+
+async def test_config_shows_what_holds_and_every_revision(served: Served) -> None:
+    run_id = (await served.start("configured"))["id"]
+    await served.until(run_id, status="running")
+    served.store.put_json(keys.config(run_id, 1), config("configured", max_steps=9))
+    url = f"/v1/runs/{run_id}/config"
+    shown = (await served.http.get(url)).json()
+    assert [item["revision"] for item in shown["revisions"]] == [0, 1]
+    assert shown["config"]["max_steps"] == 5 and shown["attempt"] == run_id
+    await served.http.patch(f"/v1/runs/{run_id}", json={"dispatch": {"tasks_per_minute": 60}})
+    shown = (await served.http.get(url)).json()
+    assert shown["config"]["dispatch"]["tasks_per_minute"] == 60
+    assert shown["changes"] == {"dispatch": {"tasks_per_minute": 60}}
+    first = (await served.http.get(f"{url}?revision=0")).json()
+    assert first["config"]["dispatch"]["tasks_per_minute"] is None
+    assert (await served.http.get(f"{url}?revision=1")).json()["config"]["max_steps"] == 9
+    assert 'name = "configured"' in (await served.http.get(f"{url}?format=toml")).text
+    assert (
+        "0, 1"
+        in problem(await served.http.get(f"{url}?revision=2"), 404, "unknown-revision")["detail"]
+    )

@@ -1,0 +1,173 @@
+"""POST /v1/runs: what is accepted, what is refused and how it is said."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import tomli_w
+
+from ratchet.activities.contracts.names import Queues
+from ratchet.activities.storage import keys
+from ratchet.api.app import create_app
+from tests.unit.api.conftest import Served, asgi, config, connection
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+def problem(answer: Any, status: int, kind: str) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = answer.json()
+    assert body["type"] == f"urn:ratchet:problem:{kind}"
+    assert body["status"] == status
+    assert body["title"] and body["detail"]
+    return body
+
+
+async def test_json_body_starts_a_run(served: Served) -> None:
+    answer = await served.http.post("/v1/runs", json=config())
+    assert answer.status_code == 201
+    run = answer.json()
+    assert answer.headers["location"] == f"/v1/runs/{run['id']}"
+    assert run["object"] == "run"
+    assert run["name"] == "reverse" and run["id"].startswith("reverse-")
+    assert run["max_steps"] == 5 and run["metadata"] == {"owner": "ana"}
+    assert run["links"]["temporal_ui"] == f"http://ui:8233/namespaces/default/workflows/{run['id']}"
+    saved = served.store.get_json(served.store.require(keys.config(run["id"])))
+    assert saved["trainer"]["optim"]["type"] == "adamw", "defaults are written out"
+    execution = await served.env.client.get_workflow_handle(run["id"]).describe()
+    assert execution.workflow_type == "TrainingRun"
+    memo = await served.until(run["id"], status="running")
+    assert memo["step"] == 3
+    # The counts of the preflight reach the run.
+    told = await (await served.env.client.get_workflow_handle(run["id"]).describe()).memo()
+    assert told["ratchet"]["examples"] == {"train/reverse-text": 512}
+
+
+async def test_toml_body_starts_a_run(served: Served) -> None:
+    answer = await served.http.post(
+        "/v1/runs",
+        content=tomli_w.dumps(config("from-toml")),
+        headers={"content-type": "application/toml; charset=utf-8"},
+    )
+    assert answer.status_code == 201
+    assert answer.json()["name"] == "from-toml"
+
+
+async def test_dry_run_starts_nothing(served: Served) -> None:
+    answer = await served.http.post("/v1/runs?dry_run=true", json=config("dry"))
+    assert answer.status_code == 200
+    assert answer.json()["object"] == "config"
+    assert answer.json()["config"]["train"]["max_lag"] == 1
+    listed = (await served.http.get("/v1/runs?limit=100")).json()["data"]
+    assert "dry" not in {run["name"] for run in listed}
+
+
+async def test_every_mistake_is_listed_with_its_place(served: Served) -> None:
+    bad = config(max_stepz=3)
+    bad["train"]["group_size"] = 0
+    bad["trainer"] = {"optim": {"lr": "fast"}}
+    body = problem(await served.http.post("/v1/runs", json=bad), 422, "invalid-config")
+    errors = {error["pointer"]: error for error in body["errors"]}
+    assert errors["/max_stepz"]["message"] == "unknown key; did you mean 'max_steps'?"
+    assert errors["/train/group_size"]["value"] == 0
+    assert errors["/trainer/optim/lr"]["value"] == "fast"
+    assert errors["/trainer/optim/lr"]["key"] == "trainer.optim.lr"
+    assert set(errors["/max_stepz"]) == {"pointer", "key", "value", "message"}
+
+
+async def test_a_refused_preflight_is_the_same_422_and_starts_nothing(served: Served) -> None:
+    answer = await served.http.post("/v1/runs", json=config("bad-env"))
+    body = problem(answer, 422, "invalid-config")
+    assert body["errors"] == [
+        {
+            "pointer": "/train/env/0/id",
+            "key": "train.env.0.id",
+            "value": "reverse-text",
+            "message": "no such environment",
+        }
+    ]
+    listed = (await served.http.get("/v1/runs?limit=100")).json()["data"]
+    assert "bad-env" not in {run["name"] for run in listed}
+    assert not [f for f in served.store.folders("runs") if f.startswith("bad-env")]
+
+
+async def test_without_a_worker_the_run_is_queued_and_says_why(served: Served) -> None:
+    settings = replace(served.settings, queues=Queues.prefixed("nobody"), preflight_timeout_s=0.5)
+    async with asgi(create_app(settings, connection(served.env))) as http:
+        answer = await http.post("/v1/runs", json=config("lonely"))
+    assert answer.status_code == 201
+    run = answer.json()
+    assert run["status"] == "queued" and run["started_at"] is None
+    for queue in ("nobody-orchestrator", "nobody-env", "nobody-trainer"):
+        assert queue in run["waiting_for"]["name"]
+    assert run["waiting_for"]["since"]
+    preflight = served.env.client.get_workflow_handle(f"{run['id']}/preflight")
+    described = await preflight.describe()
+    assert described.status is not None and described.status.name == "TERMINATED"
+
+
+async def test_a_queued_run_that_names_no_wait_shows_which_worker_is_missing(
+    served: Served,
+) -> None:
+    run = await served.start("unchecked")
+    # The stand-ins have no activity workers.
+    waits = {"name": "workers on task queues api-test-env, api-test-trainer"}
+    message = f"waiting for {waits['name']}"
+    known = {**waits, "since": None, "until": None, "message": message}
+    shown = await served.until(run["id"], waiting_for=known)
+    assert shown["status"] == "queued"
+    await served.env.client.get_workflow_handle(run["id"]).terminate()
+
+
+async def test_a_broken_preflight_queues_the_run(served: Served) -> None:
+    run = await served.start("broken-preflight")
+    assert run["status"] in ("queued", "running")
+
+
+@pytest.mark.parametrize(
+    ("content", "media", "status", "kind"),
+    [
+        (b"{", "application/json", 400, "unreadable-body"),
+        (b"a = ", "application/toml", 400, "unreadable-body"),
+        (b"\xff\xfe", "application/json", 400, "unreadable-body"),
+        (b"[" * 100_000, "application/json", 400, "unreadable-body"),
+        (b"x = " + b"[" * 5000, "application/toml", 400, "unreadable-body"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "application/json", 400, "unreadable-body"),
+        (b'{"metadata": {"a": "\\ud800"}}', "application/json", 400, "unreadable-body"),
+        (b'{"seed": NaN}', "application/json", 400, "unreadable-body"),
+        (b"seed = inf", "application/toml", 400, "unreadable-body"),
+        (b'{"a":' * 40 + b"1" + b"}" * 40, "application/json", 400, "unreadable-body"),
+        (b"", "application/json", 400, "unreadable-body"),
+        (b"[]", "application/json", 422, "invalid-config"),
+        (b"null", "application/json", 422, "invalid-config"),
+        (b"{}", "application/xml", 415, "unsupported-media-type"),
+        (b"{}", "", 415, "unsupported-media-type"),
+        (b'"' + b"x" * (1 << 20) + b'"', "application/json", 413, "body-too-large"),
+    ],
+)
+async def test_bodies_that_cannot_be_used(
+    served: Served, content: bytes, media: str, status: int, kind: str
+) -> None:
+    answer = await served.http.post(
+        "/v1/runs", content=content, headers={"content-type": media} if media else {}
+    )
+    problem(answer, status, kind)
+
+
+async def test_a_stream_without_length_is_bounded_too(served: Served) -> None:
+    async def endless() -> Any:
+        for _ in range(64):
+            yield b"x" * 65536
+
+    answer = await served.http.post(
+        "/v1/runs", content=endless(), headers={"content-type": "application/json"}
+    )
+    problem(answer, 413, "body-too-large")
+
+
+async def test_no_disk_space_is_507_and_says_how_to_mend_it(served: Served) -> None:
+    settings = replace(served.settings, min_free_bytes=1 << 62)
+    async with asgi(create_app(settings, connection(served.env))) as http:
+        body = problem(await http.post("/v1/runs", json=config()), 507, "no-disk-space")
+    assert "RATCHET_STORE" in body["detail"]

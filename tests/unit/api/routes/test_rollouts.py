@@ -1,0 +1,280 @@
+"""The rollout reader: what is found by step, env and kind, and what one rollout holds."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.batch import Sample, encode_batch
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.api.store.records import Records
+from ratchet.api.store.rollouts import GROUP, RID, Rollouts, Wanted, rollout_id
+from ratchet.api.store.tokens import pieces_by_id
+from tests.unit.api.conftest import Served
+from tests.unit.api.routes.test_create import problem
+from tests.unit.api.routes.test_trainer_logprobs import scores
+
+TOKENIZER = {
+    "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "c": 2}},
+    "added_tokens": [{"id": 3, "content": "<|end|>"}],
+    "decoder": {"type": "Fuse"},
+}
+
+
+def group(served: Served, run: str, name: str, env: str, rewards: list[float | None]) -> None:
+    """A finalized group and its rollouts; a reward of None is a rollout that failed."""
+    kind = name.partition("/")[0]
+    members: list[dict[str, Any]] = []
+    for index, reward in enumerate(rewards):
+        if reward is None:
+            error = {"type": "Timeout", "message": "too slow"}
+            members.append({"rollout": index, "error": error, "reward": 0.0})
+            continue
+        sample = {
+            "token_ids": [0, 1, 3],
+            "loss_mask": [False, True, True],
+            "logprobs": [0.0, -0.5, -0.25],
+            "versions": [-1, 4, 5],
+            "prompt": 0,
+            "prompt_tokens": 1,
+        }
+        if kind == "train":
+            sample["advantages"] = [0.0, reward, reward]
+        members.append(
+            {
+                "rollout": index,
+                "error": None,
+                "reward": reward,
+                "advantage": reward if kind == "train" else None,
+                "turns": 1,
+                "truncated": False,
+                "sampled_tokens": 2,
+                "stop": "agent_completed",
+                "samples": [sample],
+            }
+        )
+        told = {
+            "messages": [{"role": "assistant", "content": "b", "sampled": True}],
+            "rewards": {"exact": reward},
+            "temperature": 1.0,
+            "labels": ["4.0a"],
+        }
+        served.store.put_json(keys.rollout(run, name, index), told)
+    value = {"group": name, "kind": kind, "env": env, "example": 7, "rollouts": members}
+    served.store.put_json(keys.group(run, name), value)
+
+
+def batch(served: Served, run: str, step: int, *groups: str) -> None:
+    samples = [
+        Sample(name, 0, "e", 1.0, 1.0, [1, 2], [False, True], [0.0, -1.0], [0.0, 1.0], [-1, 0])
+        for name in groups
+        for _ in range(2)
+    ]
+    served.store.put(keys.batch(run, step), encode_batch(samples))
+
+
+async def ids(served: Served, run: str, query: str = "") -> list[str]:
+    """All pages."""
+    found: list[str] = []
+    cursor = ""
+    while True:
+        answer = await served.http.get(f"/v1/runs/{run}/rollouts?limit=3{query}{cursor}")
+        assert answer.status_code == 200, answer.text
+        page = answer.json()
+        found += [item["id"] for item in page["data"]]
+        if not page["has_more"]:
+            assert page["next_after"] is None
+            return found
+        cursor = f"&after={page['next_after']}"
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_rollouts_are_found_by_step_env_kind_and_reward(served: Served) -> None:
+    run = (await served.start("read"))["id"]
+    group(served, run, "train/2", "easy", [0.0, 1.0])
+    group(served, run, "train/10", "hard", [0.5, None])
+    group(served, run, "train/10.1", "easy", [0.25, 0.75])
+    group(served, run, "eval/3-1/easy/0", "easy", [1.0])
+    group(served, run, "eval/3-1/easy/11", "easy", [0.0])
+    batch(served, run, 3, "train/10", "train/2")
+    train = [f"train:{g}:{i}" for g in ("10.1", "10", "2") for i in (0, 1)]
+    evals = ["eval:3-1:easy:0:0", "eval:3-1:easy:11:0"]
+    assert await ids(served, run) == train + evals
+    assert await ids(served, run, "&kind=eval") == evals
+    # A step's own: its batch in the order of the file, then its evals.
+    in_step = [f"train:{g}:{i}" for g in ("10", "2") for i in (0, 1)]
+    assert await ids(served, run, "&step=3") == in_step + evals
+    assert await ids(served, run, "&step=3&kind=train&env=hard") == ["train:10:0", "train:10:1"]
+    assert await ids(served, run, "&step=4") == []
+    assert await ids(served, run, "&group=train/2") == ["train:2:0", "train:2:1"]
+    assert await ids(served, run, "&reward_min=0.75") == ["train:10.1:1", "train:2:1", evals[0]]
+    assert await ids(served, run, "&errored=true") == ["train:10:1"]
+    item = (await served.http.get(f"/v1/runs/{run}/rollouts?step=3&limit=1")).json()["data"][0]
+    assert item["step"] == 3 and item["env"] == "hard" and item["versions"] == [4, 5]
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_rollout_is_read_token_by_token(served: Served, tmp_path: Any) -> None:
+    run = (await served.start("whole"))["id"]
+    group(served, run, "train/1", "easy", [0.5, 1.0])
+    url = f"/v1/runs/{run}/rollouts/train:1:1"
+    bare = (await served.http.get(url)).json()
+    assert bare["samples"][0]["pieces"] is None
+    assert bare["samples"][0]["trainer_logprobs"] is None
+    scores(served.store, run, 6, ("train/1", 1, [-9.0, -0.75]))
+    scored = (await served.http.get(url)).json()["samples"][0]
+    assert scored["trainer_logprobs"] == [None, -0.75, None] and len(scored["token_ids"]) == 3
+    other = (await served.start("whole"))["id"]
+    group(served, other, "train/1", "easy", [0.5, 1.0])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    served.store.put_folder(keys.weights(other, 0), tmp_path, attempt="t")
+    found = (await served.http.get(f"/v1/runs/{other}/rollouts/train%3A1%3A1")).json()
+    sample = found["samples"][0]
+    assert sample["pieces"] == ["a", "b", "<|end|>"]
+    assert sample["advantages"] == [0.0, 1.0, 1.0] and sample["logprobs"] == [0.0, -0.5, -0.25]
+    assert found["messages"][0]["content"] == "b" and found["rewards"] == {"exact": 1.0}
+    assert [member["id"] for member in found["members"]] == ["train:1:0", "train:1:1"]
+    for rid in ("train:1:2", "train:9:0", "train:1", "..%2f..%2fconfig", "eval:..:x:1:0"):
+        answer = await served.http.get(f"/v1/runs/{other}/rollouts/{rid}")
+        assert answer.status_code == 404, rid
+    answer = await served.http.get(f"/v1/runs/{other}/rollouts?group=../../x/config")
+    assert answer.json()["data"] == []
+    problem(await served.http.get(f"/v1/runs/{other}/rollouts?after=x"), 404, "unknown-rollout")
+
+
+@pytest.mark.parametrize(
+    "rid",
+    [
+        "eval:1-1:..:3:0",
+        "eval:1-1:.:3:0",
+        "eval:1-1:a%0A:3:0",
+        "train:١:0",
+        f"train:{'1' * 150}:0",
+        f"train:1.{'1' * 150}:0",
+        f"eval:1-1:{'e' * 65}:3:0",
+        f"eval:1-{'1' * 100}:e:3:0",
+        f"train:{'1' * 400}:0",
+    ],
+)
+@pytest.mark.asyncio(loop_scope="session")
+async def test_ids_that_name_no_file_are_unknown(served: Served, rid: str) -> None:
+    run = (await served.start("named"))["id"]
+    url = f"/v1/runs/{run}/rollouts"
+    kind = (422, "invalid-request") if len(rid) > 200 else (404, "unknown-rollout")
+    problem(await served.http.get(f"{url}/{rid}"), *kind)
+    problem(await served.http.get(f"{url}?after={rid}"), *kind)
+    answer = await served.http.get(f"{url}?group={rid.rpartition(':')[0].replace(':', '/')}")
+    assert answer.status_code == 422 if len(rid) > 200 else answer.json()["data"] == []
+
+
+class Listed(ArtifactStore):
+    """Counts listings of a folder of groups, which take a while."""
+
+    listings = 0
+
+    def committed_keys(self, prefix: str) -> list[str]:
+        if "/groups/" in prefix:
+            self.listings += 1
+            time.sleep(0.05)
+        return super().committed_keys(prefix)
+
+
+def test_pages_share_the_listing_of_a_long_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ratchet.api.store.rollouts.LISTING_SHARE", 1000)
+    store = Listed(str(tmp_path))
+    store.put_json(keys.config("x"), {})
+    store.put_json(keys.config("x+2"), {})
+    store.put_json(keys.lineage("x+2"), {"source": "x", "step": 1, "kind": "resume"})
+    value: dict[str, Any] = {"kind": "train", "env": "e", "example": 1}
+    rollouts = [{"rollout": index, "error": None} for index in (0, 1)]
+    held = {"x": ["0", "1", "2", "2.1", "10"], "x+2": ["2", "11"]}
+    for attempt, names in held.items():
+        for name in names:
+            group = {**value, "group": f"train/{name}", "rollouts": rollouts}
+            store.put_json(keys.group(attempt, f"train/{name}"), group)
+    store.put_json(keys.group("x", "train/of something else"), {})
+    reader, found, after = Rollouts(Records(store)), [], None
+    while True:
+        page = reader.page("x", Wanted(kind="train"), after, 3)
+        found += [(item.group, item.index, item.attempt) for item in page.data]
+        after = page.next_after
+        if not page.has_more:
+            break
+    order = [("11", "x+2"), ("2", "x+2"), ("10", "x"), ("2.1", "x"), ("1", "x"), ("0", "x")]
+    assert found == [(f"train/{name}", i, attempt) for name, attempt in order for i in (0, 1)]
+    assert store.listings == 2
+
+
+def test_evals_are_paged_through_attempts(tmp_path: Path) -> None:
+    store = Listed(str(tmp_path))
+    store.put_json(keys.config("x"), {})
+    store.put_json(keys.config("x+2"), {})
+    store.put_json(keys.lineage("x+2"), {"source": "x", "step": 20, "kind": "resume"})
+    held = {"x": ["2-1/e/0", "2-1/e/5", "10-1/e/0", "30-1/e/0"], "x+2": ["2-1/e/5", "25-1/e/0"]}
+    for attempt, names in held.items():
+        for name in names:
+            group = {"kind": "eval", "env": "e", "example": 1, "group": f"eval/{name}"}
+            group["rollouts"] = [{"rollout": 0, "error": None}]
+            store.put_json(keys.group(attempt, f"eval/{name}"), group)
+    (tmp_path / "runs/x/groups/eval/notes/e").mkdir(parents=True)
+    store.put_json("runs/x/groups/eval/2-1/e/notes.json", {})
+    reader, found, after = Rollouts(Records(store)), [], None
+    while True:
+        page = reader.page("x", Wanted(), after, 1)
+        found += [(item.group.removeprefix("eval/"), item.attempt) for item in page.data]
+        after = page.next_after
+        if not page.has_more:
+            break
+    assert found == [
+        ("25-1/e/0", "x+2"),
+        ("2-1/e/5", "x+2"),
+        ("10-1/e/0", "x"),
+        ("2-1/e/0", "x"),
+    ]
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_batches_are_listed_by_step(served: Served) -> None:
+    run = (await served.start("batched"))["id"]
+    for step in (1, 2, 3):
+        batch(served, run, step, "train/1")
+    url = f"/v1/runs/{run}/batches"
+    page = (await served.http.get(f"{url}?limit=2")).json()
+    assert [item["step"] for item in page["data"]] == [1, 2] and page["has_more"] is True
+    page = (await served.http.get(f"{url}?after_step=2")).json()
+    assert [item["step"] for item in page["data"]] == [3] and page["has_more"] is False
+    ref = served.store.require(keys.batch(run, 3))
+    assert page["data"][0]["sha256"] == ref.sha256 and page["data"][0]["path"] == ref.path
+    assert page["data"][0]["created_at"]
+
+
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+GROUPS = st.one_of(
+    st.builds("train/{}".format, st.integers(0, 10**6)),
+    st.builds("train/{}.{}".format, st.integers(0, 10**6), st.integers(1, 9)),
+    st.builds(
+        "eval/{}-{}/{}/{}".format, st.integers(0, 99), st.integers(0, 9), NAMES, st.integers(0, 99)
+    ),
+)
+
+
+@given(GROUPS, st.integers(0, 5000))
+def test_ids_of_rollouts_name_their_group_and_place(name: str, index: int) -> None:
+    matched = RID.fullmatch(rollout_id(name, index))
+    assert matched and matched[1].replace(":", "/") == name and int(matched[2]) == index
+    assert GROUP.fullmatch(name)
+
+
+def test_tokens_of_byte_level_and_unigram_vocabularies_become_text() -> None:
+    vocab = {"\u0120the": 5, "\u00c3": 6, "Caf\u00c3\u00a9": 7}
+    pieces = pieces_by_id({"model": {"vocab": vocab}, "decoder": {"type": "ByteLevel"}})
+    assert pieces == {5: " the", 6: "\ufffd", 7: "Caf\u00e9"}
+    unigram = {"model": {"vocab": [["<unk>", 0.0], ["\u2581the", -1.0]]}, "added_tokens": []}
+    assert pieces_by_id(unigram) == {0: "<unk>", 1: " the"}

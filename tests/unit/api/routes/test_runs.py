@@ -1,0 +1,338 @@
+"""Listing, showing, stopping, evaluating: the run object in every state a run can be in."""
+
+import re
+import time
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from temporalio.api.workflowservice.v1 import PauseWorkflowExecutionRequest
+
+from ratchet.activities.contracts.rollouts import Gauges
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.series import Series
+from tests.unit.api.conftest import Served, eventually
+from tests.unit.api.routes.test_create import problem
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def signals(served: Served, run_id: str, count: int) -> list[Any]:
+    async def look() -> list[Any]:
+        memo = await (await served.env.client.get_workflow_handle(run_id).describe()).memo()
+        heard: list[Any] = memo["ratchet"].get("signals", [])
+        return heard
+
+    return await eventually(look, lambda heard: len(heard) >= count)
+
+
+async def test_a_running_run_shows_what_it_does(served: Served) -> None:
+    run = await served.start("shows")
+    served.store.write_live(
+        keys.live(run["id"], "old"),
+        {"time": time.time() - 60, "inflight_train": 99, "tokens_per_s": 1e6},
+    )
+    for source, heard, inflight in (("a", 9.0, 8), ("b", 30.0, 7)):
+        gauges = Gauges(
+            inflight,
+            2,
+            permits=16,
+            inflight={"train/reverse-text": inflight, "eval/guess-hard": 2},
+            mode="eval",
+            queued_eval=5,
+            waiting_for="a free permit",
+        )
+        # The one that was told last is not the one that wrote last.
+        told = {"time": time.time() - 1.0, "heard": time.time() - heard, **asdict(gauges)}
+        served.store.write_live(keys.live(run["id"], source), {**told, "tokens_per_s": 100.25})
+    shown = await served.until(run["id"], status="running")
+    assert shown["progress"] == {
+        "rollouts_inflight_train": 8,
+        "rollouts_inflight_eval": 2,
+        "rollouts_inflight": {"train/reverse-text": 8, "eval/guess-hard": 2},
+        "tokens_per_s": 200.5,
+        "permits": 16,
+        "mode": "eval",
+        "queued_eval": 5,
+        "waiting_for": "a free permit",
+    }
+    assert shown["links"]["gauges"] == f"/v1/runs/{run['id']}/gauges"
+    assert shown["waiting_for"]["name"] == "rollouts of batch 4"
+    message = shown["waiting_for"]["message"]
+    assert re.fullmatch(r"waiting for rollouts of batch 4 for \d+ s", message)
+    assert shown["checkpoint"] == {"step": 2}
+    assert shown["eval"] == {"reverse-text": {"step": 0, "reward": 0.2}}
+    assert shown["restarts"] == {"engine": 1}
+    assert shown["error"] is None and shown["finished_at"] is None
+
+
+async def test_stop_is_told_and_shown_and_idempotent(served: Served) -> None:
+    run = await served.start("stops")
+    answer = await served.http.post(f"/v1/runs/{run['id']}/stop", json={"reason": "enough"})
+    assert answer.status_code == 202
+    assert answer.json()["status"] == "stopping"
+    ended = await served.until(run["id"], status="succeeded")
+    assert ended["finished_at"] and ended["end_reason"] == "stopped"
+    assert ended["waiting_for"] is None and ended["progress"] is None
+    assert (await signals(served, run["id"], 1))[0] == ["stop", {"reason": "enough"}]
+    body = problem(await served.http.post(f"/v1/runs/{run['id']}/stop"), 409, "run-conflict")
+    assert body["run_status"] == "succeeded"
+
+
+async def test_eval_names_known_envs_only(served: Served) -> None:
+    run = await served.start("evaluates")
+    path = f"/v1/runs/{run['id']}/eval"
+    assert (await served.http.post(path)).status_code == 202
+    assert (await served.http.post(path, json={"envs": ["guess-hard"]})).status_code == 202
+    assert await signals(served, run["id"], 2) == [
+        ["trigger_eval", {"envs": ["reverse-text", "guess-hard"]}],
+        ["trigger_eval", {"envs": ["guess-hard"]}],
+    ]
+    answer = await served.http.post(path, json={"envs": ["reverse-text", "chess"]})
+    body = problem(answer, 422, "invalid-request")
+    assert body["errors"][0]["pointer"] == "/envs/1"
+    assert "reverse-text, guess-hard" in body["errors"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("content", "media", "status"),
+    [
+        (b'{"envs": "reverse-text"}', "application/json", 422),
+        (b'{"env": ["reverse-text"]}', "application/json", 422),
+        (b"[]", "application/json", 400),
+        (b"{", "application/json", 400),
+        (b"a=1", "application/x-www-form-urlencoded", 415),
+        (b"x" * 70_000, "application/json", 413),
+    ],
+)
+async def test_bad_eval_bodies(served: Served, content: bytes, media: str, status: int) -> None:
+    run = await served.start("eval-bodies")
+    answer = await served.http.post(
+        f"/v1/runs/{run['id']}/eval", content=content, headers={"content-type": media}
+    )
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_failed_run_carries_its_error(served: Served) -> None:
+    run = await served.start("fails")
+    failed = await served.until(run["id"], status="failed")
+    assert failed["error"]["code"] == "GateFailed" and failed["error"]["role"] == "inference"
+    answer = await served.http.post(f"/v1/runs/{run['id']}/eval")
+    assert problem(answer, 409, "run-conflict")["run_status"] == "failed"
+
+
+async def test_a_crashed_run_is_failed_though_its_memo_says_running(served: Served) -> None:
+    run = await served.start("crashes")
+    failed = await served.until(run["id"], status="failed")
+    assert failed["error"] == {
+        "code": "workflow_failed",
+        "role": None,
+        "message": "The workflow failed: a bug",
+        "param": None,
+        "is_user_error": False,
+    }
+
+
+async def test_ends_made_in_temporal_are_seen(served: Served) -> None:
+    handles = {}
+    for name in ("killed", "called-off"):
+        run = await served.start(name)
+        await served.until(run["id"], status="running")
+        handles[name] = served.env.client.get_workflow_handle(run["id"])
+    await handles["killed"].terminate(reason="wrong data")
+    await handles["called-off"].cancel()
+    killed = await served.until(handles["killed"].id, status="failed")
+    assert killed["error"]["message"] == "The workflow was terminated in Temporal: wrong data"
+    assert killed["finished_at"]
+    called_off = await served.until(handles["called-off"].id, status="cancelled")
+    assert called_off["error"] is None
+
+
+async def test_a_workflow_paused_in_temporal_breaks_neither_get_nor_list(served: Served) -> None:
+    run = await served.start("held")
+    await served.until(run["id"], status="running")
+    await served.env.client.workflow_service.pause_workflow_execution(
+        PauseWorkflowExecutionRequest(namespace="default", workflow_id=run["id"], request_id="1")
+    )
+    held = await served.until(run["id"], status="paused")
+    assert "unpaused" in held["waiting_for"]["name"]
+
+    async def look() -> list[Any]:
+        listed: list[Any] = (await served.http.get("/v1/runs?status=paused")).json()["data"]
+        return listed
+
+    listed = await eventually(look, bool)
+    assert [item["id"] for item in listed] == [run["id"]]
+    await served.env.client.get_workflow_handle(run["id"]).terminate()
+
+
+async def test_pages_cover_all_runs_once_newest_first(served: Served) -> None:
+    ids = [(await served.start("paged"))["id"] for _ in range(5)]
+
+    async def look() -> Any:
+        return (await served.http.get("/v1/runs?limit=100")).json()
+
+    everything = await eventually(look, lambda e: set(ids) <= {run["id"] for run in e["data"]})
+    order = [run["id"] for run in everything["data"]]
+    assert order[:5] == ids[::-1]
+    assert everything["has_more"] is False and everything["object"] == "list"
+    seen: list[str] = []
+    cursor = ""
+    while True:
+        page = (await served.http.get(f"/v1/runs?limit=2{cursor}")).json()
+        seen += [run["id"] for run in page["data"]]
+        if not page["has_more"]:
+            break
+        cursor = f"&after={seen[-1]}"
+    assert seen == order
+
+
+async def test_unknown_runs_and_parameters(served: Served) -> None:
+    for path in ("/v1/runs/nope-000000", "/v1/runs/A%20B", "/v1/runs?after=nope"):
+        problem(await served.http.get(path), 404, "unknown-run")
+    for verb in ("stop", "eval"):
+        problem(await served.http.post(f"/v1/runs/nope-000000/{verb}"), 404, "unknown-run")
+    for path in ("/v1/runs?limit=0", "/v1/runs?limit=x", "/v1/runs?status=happy"):
+        body = problem(await served.http.get(path), 422, "invalid-request")
+        assert body["errors"][0]["key"].startswith("query.")
+    problem(await served.http.get("/v2/runs"), 404, "not-found")
+    problem(await served.http.delete("/v1/runs"), 405, "method-not-allowed")
+
+
+async def test_a_workflow_that_is_no_run_is_not_found(served: Served) -> None:
+    run = await served.start("has-preflight")
+    # The preflight's id holds a '/', and no other workflow type is shown as a run either.
+    assert (await served.http.get(f"/v1/runs/{run['id']}%2Fpreflight")).status_code == 404
+
+
+async def test_metrics_are_read_from_the_store(served: Served) -> None:
+    run_id = (await served.start("measured"))["id"]
+    for step in (1, 2, 3):
+        served.store.put_json(
+            keys.step_record(run_id, step),
+            {"step": step, "time": 1.5, "metrics": {"reward": step / 10}},
+        )
+    path = f"/v1/runs/{run_id}/metrics"
+    page = (await served.http.get(path)).json()
+    assert [item["step"] for item in page["data"]] == [1, 2, 3]
+    assert page["data"][2]["metrics"] == {"reward": 0.3}
+    page = (await served.http.get(f"{path}?after_step=1&limit=1")).json()
+    assert [item["step"] for item in page["data"]] == [2] and page["has_more"] is True
+    assert (await served.http.get(f"{path}?after_step=3")).json()["data"] == []
+    problem(await served.http.get("/v1/runs/nope/metrics"), 404, "unknown-run")
+    problem(await served.http.get("/v1/runs/nope/evals"), 404, "unknown-run")
+
+
+async def test_gauges_are_paged_by_time(served: Served) -> None:
+    run_id = (await served.start("gauged"))["id"]
+    lag = {"mean": 0.001, "max": 0.02, "p99": 0.01}
+    for source, times in (("rollout-a", (1.25, 2.25, 3.25)), ("rollout-b", (1.5, 2.25))):
+        series = Series(run_id, source)
+        for at in times:
+            told = asdict(Gauges(4, inflight={"train/reverse-text": 4}, waiting_for="an engine"))
+            sample = {"time": at, "worker_inflight": 3, **told, "event_loop_lag": lag}
+            series.add(sample).write(served.store)
+    path = f"/v1/runs/{run_id}/gauges"
+    page = (await served.http.get(path)).json()
+    found = [(item["time"], item["source"].removeprefix("rollout-")) for item in page["data"]]
+    assert found == [(1.25, "a"), (1.5, "b"), (2.25, "a"), (2.25, "b"), (3.25, "a")]
+    assert page["object"] == "list" and page["has_more"] is False
+    first = page["data"][0]
+    assert first["event_loop_lag"] == lag and first["inflight"] == {"train/reverse-text": 4}
+    assert (first["worker_inflight"], first["waiting_for"]) == (3, "an engine")
+    page = (await served.http.get(f"{path}?after=1.5&limit=1")).json()
+    assert [item["time"] for item in page["data"]] == [2.25, 2.25] and page["has_more"] is True
+    assert (await served.http.get(f"{path}?after=3.25")).json()["data"] == []
+    for bad in ("after=-1", "after=nan", "limit=0", "role=nobody"):
+        problem(await served.http.get(f"{path}?{bad}"), 422, "invalid-request")
+    problem(await served.http.get("/v1/runs/nope/gauges"), 404, "unknown-run")
+
+
+async def test_gauges_are_of_one_role_or_of_all(served: Served) -> None:
+    """Those who ask for no role get rollout workers; others have no number but their lag."""
+    run_id = (await served.start("lagging"))["id"]
+    lag = {"mean": 0.001, "max": 0.02, "p99": 0.01}
+    roles = ("env", "inference", "orchestrator", "rollout", "trainer")
+    for i, role in enumerate(roles):
+        sample = {"time": 1.0 + i, "event_loop_lag": lag}
+        Series(run_id, f"{role}-host-7-0a1b2c").add(sample).write(served.store)
+    path = f"/v1/runs/{run_id}/gauges"
+    (rollout,) = (await served.http.get(path)).json()["data"]
+    assert rollout["role"] == "rollout" and rollout["permits"] == 0
+    everyone = (await served.http.get(f"{path}?role=all")).json()["data"]
+    assert [item["role"] for item in everyone] == list(roles)
+    (trainer,) = (await served.http.get(f"{path}?role=trainer")).json()["data"]
+    assert trainer == everyone[-1]
+    source = "trainer-host-7-0a1b2c"
+    assert trainer == {"time": 5.0, "source": source, "role": "trainer", "event_loop_lag": lag}
+
+
+async def test_evals_are_read_from_the_store(served: Served) -> None:
+    run_id = (await served.start("examined"))["id"]
+    for epoch, step in (("10-1/reverse-text", 10), ("0-0/reverse-text", 0), ("0-0/guess", 0)):
+        served.store.put_json(
+            keys.eval_record(run_id, epoch),
+            {"env": epoch.split("/")[1], "step": step, "reward_mean": 0.5},
+        )
+    data = (await served.http.get(f"/v1/runs/{run_id}/evals")).json()["data"]
+    assert [item["epoch"] for item in data] == [
+        "0-0/guess",
+        "0-0/reverse-text",
+        "10-1/reverse-text",
+    ]
+    assert data[0]["reward_mean"] == 0.5
+
+
+async def test_limits_of_a_running_run_change_and_what_cannot_change_is_refused(
+    served: Served,
+) -> None:
+    run = await served.start("changes")
+    url = f"/v1/runs/{run['id']}"
+    change = {"dispatch": {"max_inflight_rollouts": 512, "tasks_per_minute": 600}}
+    changed = await served.http.patch(url, json=change)
+    assert changed.status_code == 200 and changed.json()["config_changes"] == change
+    assert (await served.until(run["id"], config_changes=change))["status"] == "running"
+    for body, pointer in [
+        ({"train": {"batch_size": 1}}, "/train/batch_size"),
+        ({"dispatch": {"tasks_per_minute": -1}}, "/dispatch/tasks_per_minute"),
+        ({"dispatch": {"max_inflight_rollouts": 1}}, ""),
+        ({}, ""),
+    ]:
+        refused = await served.http.patch(url, json=body)
+        found = problem(refused, 422, "invalid-request")["errors"][0]
+        assert found["pointer"] == pointer and found["message"]
+    await served.http.post(f"{url}/stop")
+    await served.until(run["id"], status="succeeded")
+    ended = await served.http.patch(url, json=change)
+    assert problem(ended, 409, "run-conflict")["run_status"] == "succeeded"
+
+
+async def test_change_that_the_run_itself_refuses_is_a_conflict(served: Served) -> None:
+    run = await served.start("refuses")
+    change = {"dispatch": {"tasks_per_minute": 600}}
+    reply = await served.http.patch(f"/v1/runs/{run['id']}", json=change)
+    assert "not now" in problem(reply, 409, "run-conflict")["detail"]
+
+
+async def test_pause_and_resume_tell_the_run_and_show_what_comes(served: Served) -> None:
+    run = await served.start("pauses")
+    url = f"/v1/runs/{run['id']}"
+    await served.until(run["id"], status="running")
+    wrong = await served.http.post(f"{url}/pause", json={"mode": "x"})
+    assert problem(wrong, 422, "invalid-request")
+    paused = await served.http.post(f"{url}/pause", json={"mode": "cancel"})
+    assert paused.status_code == 202 and paused.json()["status"] == "pausing"
+    await served.until(run["id"], status="paused")
+    again = await served.http.post(f"{url}/pause")
+    assert again.status_code == 202 and again.json()["status"] == "paused"
+    resumed = await served.http.post(f"{url}/resume")
+    assert resumed.status_code == 202 and resumed.json()["status"] == "starting"
+    await served.until(run["id"], status="running")
+    heard = await signals(served, run["id"], 3)
+    first = {"mode": "cancel", "reason": "asked over the API"}
+    assert [name for name, _ in heard] == ["pause", "pause", "resume"] and heard[0][1] == first
+    await served.http.post(f"{url}/stop")
+    await served.until(run["id"], status="succeeded")
+    for verb in ("pause", "resume"):
+        assert problem(await served.http.post(f"{url}/{verb}"), 409, "run-conflict")

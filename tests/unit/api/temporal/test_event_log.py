@@ -1,0 +1,89 @@
+"""What recorded histories of real runs tell: whole, in order, once, and readable."""
+
+import gzip
+
+import pytest
+from temporalio.client import WorkflowHistory
+
+from ratchet.api.temporal.event_log import Happening, Teller, parse_cursor
+from ratchet.api.temporal.histories import _decode
+from tests import ROOT
+
+HISTORIES = ROOT / "tests" / "workflow" / "histories"
+EXECUTION = "00000000-0000-0000-0000-000000000000"
+
+
+async def told(name: str) -> tuple[list[Happening], Teller]:
+    raw = gzip.decompress((HISTORIES / f"{name}.json.gz").read_bytes()).decode()
+    teller = Teller(EXECUTION, _decode)
+    found: list[Happening] = []
+    for event in WorkflowHistory.from_json("run", raw).events:
+        found += await teller.take(event)
+    return found, teller
+
+
+NAMES = sorted(
+    str(path.relative_to(HISTORIES)).removesuffix(".json.gz")
+    for path in HISTORIES.glob("*/run*.json.gz")
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_events_rise_and_their_ids_lead_back_to_their_places(name: str) -> None:
+    found, teller = await told(name)
+    places = [event.place for event in found]
+    assert found and places == sorted(set(places))
+    assert [parse_cursor(event.id) for event in found] == [(EXECUTION, place) for place in places]
+    steps = [event.data["step"] for event in found if event.type == "run.step"]
+    assert steps == sorted(set(steps))
+    assert teller.ended and (bool(teller.successor) != (found[-1].type == "run.ended"))
+
+
+async def test_a_run_is_told_from_its_creation_to_its_end() -> None:
+    found, _ = await told("plain/run")
+    assert (found[0].type, found[-1].type) == ("run.created", "run.ended")
+    steps = [event.data["step"] for event in found if event.type == "run.step"]
+    assert steps == list(range(1, steps[-1] + 1))
+    trained = [e for e in found if e.type == "work.done" and e.source == "train_step"]
+    assert len(trained) == len(steps)
+    assert all(e.data["started_at"] <= e.data["finished_at"] for e in trained)
+    assert not [e for e in found if e.type in ("run.config", "run.metadata", "run.trouble")]
+
+
+async def test_a_lost_engine_is_seen_going_and_coming_back() -> None:
+    found, _ = await told("killed_engine/run")
+    engine = [(e.type, e.data["epoch"], e.level) for e in found if e.source == "engine"]
+    down = engine.index(("server.down", 1, "warning"))
+    assert ("server.up", 2, "info") in engine[down:]
+
+
+async def test_a_change_is_told() -> None:
+    found, _ = await told("changed_config/run")
+    assert [e.data["changes"] for e in found if e.type == "run.config"]
+
+
+@pytest.mark.parametrize("name", sorted({name.rpartition("/")[0] for name in NAMES}))
+async def test_every_eval_is_told_from_its_beginning_to_its_end_and_each_once(name: str) -> None:
+    begun: list[str] = []
+    for execution in (one for one in NAMES if one.rpartition("/")[0] == name):
+        found, teller = await told(execution)
+        if not teller.predecessor:
+            # Another attempt begins them anew.
+            begun = []
+        for event in found:
+            if event.type == "run.eval_started":
+                begun.append(event.data["epoch"])
+            elif event.type == "run.eval":
+                assert event.data["epoch"] in begun
+        assert len(begun) == len(set(begun))
+
+
+async def test_an_eval_has_the_time_that_it_took() -> None:
+    found, _ = await told("plain/run")
+    spans = [(e.type, e.data["epoch"], e.data["step"]) for e in found if "run.eval" in e.type]
+    first, last = "0-0/reverse-text", "3-1/reverse-text"
+    assert spans == [
+        (kind, epoch, step)
+        for epoch, step in ((first, 0), (last, 3))
+        for kind in ("run.eval_started", "run.eval")
+    ]

@@ -1,0 +1,73 @@
+"""Servers of a run: offered only while up and verified, by the newest epoch."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ratchet.activities.contracts.hosting import HostReport
+from ratchet.workflows.protocol.messages import EnvTarget
+from ratchet.workflows.rules.fleet import MAX_DOWNS, Fleet, held_hosts, planned_hosts
+from tests.unit.workflows.support import config
+
+
+def report(epoch: int, state: Any, role: Any = "engine") -> HostReport:
+    """A report about host 0 of `role`."""
+    return HostReport(role, 0, epoch, state, f"http://{epoch}", "q", f"m{epoch}")
+
+
+def test_engine_is_offered_only_while_up_and_verified_in_its_epoch() -> None:
+    fleet = Fleet(planned_hosts(config()))
+    assert not fleet.engines()
+    assert fleet.on_report(report(1, "up")) and not fleet.engines()
+    fleet.host("engine", 0).verified = 0
+    assert [e.epoch for e in fleet.engines()] == [1] and fleet.synced(0)
+    assert fleet.on_report(report(2, "up")), "a restart that was never seen going down"
+    assert not fleet.engines() and not fleet.synced(0)
+    assert not fleet.on_report(report(1, "down")), "an old epoch changes nothing"
+    assert fleet.host("engine", 0).up
+
+
+def test_server_that_never_comes_up_breaks_its_run() -> None:
+    fleet = Fleet(planned_hosts(config()))
+    for epoch in range(1, MAX_DOWNS + 1):
+        assert fleet.broken() is None
+        fleet.on_report(report(epoch, "down"))
+    broken = fleet.broken()
+    assert broken is not None and broken.name == "engine-0"
+    fleet.on_report(report(MAX_DOWNS + 1, "up"))
+    assert fleet.broken() is None
+
+
+def test_env_with_an_address_is_connected_to_and_not_started() -> None:
+    envs = [{"id": "a", "address": "tcp://there:5000"}, {"id": "b"}]
+    fleet = Fleet(planned_hosts(config(train={"env": envs}, eval={})))
+    assert fleet.envs() == {"a": EnvTarget(0, 0, "tcp://there:5000")}
+    assert [(h.name, h.managed) for h in fleet.of("env")] == [("a", False), ("b", True)]
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        report(2, "starting"),
+        report(2, "up"),
+        report(2, "down"),
+        report(2, "failed"),
+        report(3, "starting"),
+    ],
+    ids=lambda over: f"{over.state}-{over.epoch}",
+)
+def test_host_waits_for_the_store_until_it_starts_comes_up_or_goes_down(over: HostReport) -> None:
+    fleet = Fleet(planned_hosts(config()))
+    waits = replace(report(2, "starting"), detail="No space left on device")
+    assert fleet.on_report(report(2, "starting")) and held_hosts(fleet.hosts) == {}
+    assert fleet.on_report(waits)
+    assert held_hosts(fleet.hosts) == {"host engine/0": "No space left on device"}
+    assert fleet.on_report(over) and held_hosts(fleet.hosts) == {}
+
+
+def test_late_word_of_a_wait_changes_nothing_once_the_server_is_up() -> None:
+    fleet = Fleet(planned_hosts(config()))
+    fleet.on_report(report(2, "up"))
+    assert not fleet.on_report(replace(report(2, "starting"), detail="No space left on device"))
+    assert held_hosts(fleet.hosts) == {} and fleet.host("engine", 0).up

@@ -1,0 +1,1 @@
+"""What workflows say to each other, keep over continue-as-new, and ask of activities."""

@@ -1,0 +1,283 @@
+"""What the workflows say to each other and hear from outside.
+
+Messages between workflows are frozen dataclasses. Public signals come from people with any
+payload and any encoding: what parses them never raises, since an exception in a signal handler
+would stop the workflow for good.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ratchet.activities.contracts.hosting import HostInput, HostRole
+from ratchet.activities.contracts.names import MEMO_KEY as MEMO_KEY
+from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.rollouts import EngineTarget, GroupResult
+from ratchet.activities.contracts.training import RestoreInput
+from ratchet.workflows.protocol.state import EvalEpoch, Lease, RunState, Shares
+
+TRAINING_RUN = "TrainingRun"
+PREFLIGHT = "Preflight"
+DISPATCH = "Dispatch"
+HOST = "Host"
+
+CHANGE_CONFIG = "change_config"
+"""Update of a run: a nested section of what is to change in its config."""
+
+SEARCH_ATTRIBUTES = {
+    "RatchetStatus": "Keyword",
+    "RatchetStep": "Int",
+    "RatchetPolicyVersion": "Int",
+    "RatchetReward": "Double",
+    "RatchetEnv": "Keyword",
+}
+
+RunStatus = Literal[
+    "queued",
+    "starting",
+    "running",
+    "pausing",
+    "paused",
+    "stopping",
+    "succeeded",
+    "failed",
+    "cancelled",
+]
+
+
+@dataclass(frozen=True)
+class PreflightInput:
+    """A config to check on the workers before anything starts."""
+
+    config: dict[str, Any]
+    queues: Queues = field(default_factory=Queues)
+
+
+@dataclass(frozen=True)
+class RunInput:
+    """Starts a run. `run_id` is the id of its attempt (`names.attempt_id`), whose config lies in
+    the store. `examples` is the preflight's count per '<kind>/<env>'; without it the run carries
+    out the preflight itself. `restore` names the checkpoint that the run begins with; without it
+    it begins at step 0. `state` is set only when the run continues as new.
+    """
+
+    run_id: str
+    config: dict[str, Any]
+    queues: Queues = field(default_factory=Queues)
+    examples: dict[str, int] = field(default_factory=dict)
+    created_at: str = ""
+    restore: RestoreInput | None = None
+    state: RunState | None = None
+
+
+@dataclass(frozen=True)
+class EnvTarget:
+    """The server of an env; `epoch` is 0 for one that is not ours to restart."""
+
+    index: int
+    epoch: int
+    address: str
+
+
+@dataclass(frozen=True)
+class Control:
+    """Everything a dispatch generation must know, as one idempotent state.
+
+    A control with a lower `seq` than one already seen is ignored. `train_limit` is the train
+    group counter below which groups may be admitted. Train groups that are too old for
+    `next_version`, which is `version` or about to become it, are to be given up. `envs` maps an
+    env's name to its server; an engine or env missing here gets no new work. `put_backs` are
+    groups to be rolled out anew; the list only grows at its end, and `put_backs_before` groups of
+    it have been dropped from its head. Earlier generations still need `older` permits, which
+    `permits` leaves out already. With `trim`, train groups are given up until no more than
+    `permits` execute; with `auto`, permits follow the load of the engines. `draws` maps train
+    counters to examples, where a curriculum chose them. `baselines` are the states of algorithms,
+    by env and agent. With `pause` nothing more is admitted; what is in flight ends ('drain') or is
+    given up ('cancel'). A generation that began with another `revision` of the config hands over.
+    """
+
+    seq: int
+    version: int = 0
+    next_version: int = 0
+    train_limit: int = 0
+    permits: int = 0
+    stop: bool = False
+    pause: Literal["", "drain", "cancel"] = ""
+    engines: list[EngineTarget] = field(default_factory=list)
+    envs: dict[str, EnvTarget] = field(default_factory=dict)
+    evals: list[EvalEpoch] = field(default_factory=list)
+    put_backs: list[str] = field(default_factory=list)
+    put_backs_before: int = 0
+    older: int = 0
+    tasks_per_minute: int | None = None
+    trim: bool = False
+    auto: bool = False
+    draws: dict[str, int] = field(default_factory=dict)
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    revision: int = 0
+
+
+@dataclass(frozen=True)
+class DispatchInput:
+    """Opens dispatch generation `generation` of a run. `shares` are the changes of its ratios."""
+
+    run_id: str
+    generation: int
+    config: dict[str, Any]
+    examples: dict[str, int]
+    queues: Queues
+    lease: Lease
+    control: Control
+    shares: list[Shares] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LostServer:
+    """A server that a generation's rollouts found gone, and keep finding gone."""
+
+    role: HostRole
+    index: int
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class DispatchReport:
+    """A generation's coalesced signal to its run: finalized groups, permits out, hand-over.
+
+    `seq` rises with every report. `state` 'tail' means that nothing more will be admitted,
+    'closed' that nothing is in flight either. `lease` is what has not been admitted; `inflight_*`
+    count executing rollouts, `reserved` also those of begun groups still to start; `oldest` is the
+    version at which the oldest train group began; `outstanding` are the groups admitted and not
+    delivered with this report or before. `trouble` says what keeps its work from being stored.
+    """
+
+    generation: int
+    seq: int
+    state: Literal["open", "tail", "closed"]
+    groups: list[GroupResult] = field(default_factory=list)
+    inflight_train: int = 0
+    inflight_eval: int = 0
+    reserved: int = 0
+    oldest: int | None = None
+    outstanding: list[str] = field(default_factory=list)
+    lease: Lease = field(default_factory=Lease)
+    waiting_for: str = ""
+    lost: list[LostServer] = field(default_factory=list)
+    run_id: str = ""
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class HostWorkflowInput:
+    """Opens the Host workflow of one server."""
+
+    host: HostInput
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """A request to end the run gracefully, with a final checkpoint."""
+
+    reason: str = "stop signal"
+
+
+@dataclass(frozen=True)
+class PauseRequest:
+    """A request to stand still with everything kept: what is in flight ends first ('drain'), or is
+    given up and begins anew after the pause ('cancel'); what had ended is kept.
+    """
+
+    mode: Literal["drain", "cancel"] = "drain"
+    reason: str = "pause signal"
+
+
+@dataclass(frozen=True)
+class EvalRequest:
+    """A request for an eval now; no env named means all of them."""
+
+    envs: list[str] = field(default_factory=list)
+
+
+MAX_NAMED_ENVS = 1000
+
+_SIGNAL_NAMES = {
+    "stop": "stop",
+    "stoprun": "stop",
+    "triggereval": "trigger_eval",
+    "eval": "trigger_eval",
+    "pause": "pause",
+    "pauserun": "pause",
+    "resume": "resume",
+    "checkpoint": "checkpoint",
+    "savecheckpoint": "checkpoint",
+    "resumerun": "resume",
+    "unpause": "resume",
+}
+
+
+def plain(value: Any) -> Any:
+    """Undoes what CLIs do to a payload: bytes and JSON inside a string become plain data."""
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value).decode(errors="replace")
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            # Not JSON, or JSON that Python refuses: a huge number, a bottomless nest.
+            return value
+    return value
+
+
+def printable(value: Any, limit: int = 200) -> str:
+    """Text that any payload converter can carry: lone surrogates replaced, cut at `limit`."""
+    return str(value)[:limit].encode("utf-8", "replace").decode()
+
+
+def parse_stop(value: Any = None) -> StopRequest:
+    """Reads a stop signal: nothing, a reason as text, or {"reason": ...}."""
+    value = plain(value)
+    if isinstance(value, dict) and value.get("reason"):
+        return StopRequest(printable(value["reason"]))
+    if isinstance(value, str) and value:
+        return StopRequest(printable(value))
+    return StopRequest()
+
+
+def parse_pause(value: Any = None) -> PauseRequest:
+    """Reads a pause signal: nothing, a mode as text, or {"mode": ..., "reason": ...}; a text that
+    is no mode is a reason.
+    """
+    value = plain(value)
+    given = value if isinstance(value, dict) else {"mode": value}
+    mode: Literal["drain", "cancel"] = "cancel" if given.get("mode") == "cancel" else "drain"
+    said = given.get("reason")
+    if not said and isinstance(value, str) and value not in ("drain", "cancel"):
+        said = value
+    return PauseRequest(mode, printable(said)) if said else PauseRequest(mode)
+
+
+def parse_trigger_eval(value: Any, known: list[str]) -> tuple[EvalRequest, str]:
+    """Reads an eval request: nothing, an env's name, a list of names, or {"envs": [...]}.
+
+    Returns the request for known envs and a warning about the rest ('' if there is none).
+    """
+    value = plain(value)
+    if isinstance(value, dict):
+        value = plain(value.get("envs") or value.get("env"))
+    if value is None or value == "" or value == []:
+        return EvalRequest(list(known)), ""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list):
+        text = printable(value)
+        return EvalRequest(list(known)), f"trigger_eval: {text!r} names no env; all are evaluated"
+    wanted = [printable(name) for name in names[:MAX_NAMED_ENVS]]
+    unknown = [name for name in wanted if name not in known]
+    warning = f"trigger_eval: no eval env {', '.join(unknown)}" if unknown else ""
+    return EvalRequest([name for name in known if name in wanted]), warning
+
+
+def normal_signal_name(name: str) -> str:
+    """'Stop', 'stop-run' and 'stopRun' mean 'stop'; likewise for the other signals."""
+    flat = "".join(c for c in name.lower() if c.isalnum())
+    return _SIGNAL_NAMES.get(flat, name)

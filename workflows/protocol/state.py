@@ -1,0 +1,281 @@
+"""All that crosses continue-as-new: the durable state of a run.
+
+Plain data without behaviour; the pure classes beside it (sources, sinks, scheduler) act on it.
+Its size is bounded: references, counters and what is in flight, never data.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ratchet.activities.contracts.hosting import HostRole
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.rollouts import FilterTally, GroupResult
+from ratchet.activities.contracts.training import CheckpointResult
+from ratchet.workflows.rules.concurrency import ConcurrencyState
+from ratchet.workflows.rules.curriculum import CurriculumState
+
+
+@dataclass(frozen=True)
+class EvalEpoch:
+    """One eval: `num_examples` groups of one env, asked for at `step`.
+
+    `epoch` is its id, '<step>-<k>/<env>'; group ids are 'eval/<epoch>/<example>'.
+    """
+
+    epoch: str
+    env: str
+    step: int
+    num_examples: int
+    group_size: int
+
+
+@dataclass(frozen=True)
+class Lease:
+    """What a generation may admit: the train counter from `next_train`, and where evals stand.
+
+    `put_backs` counts the put-back groups already admitted, since the run began, and `ahead` are
+    the places of those admitted before others that still wait; `evals` maps an
+    epoch to its next example; `tokens` is what the rate limiter's bucket held at `tokens_at`, and
+    `burst_base` the rollouts that executed at `burst_at`, when the burst cap's window began
+    (seconds).
+    """
+
+    next_train: int = 0
+    put_backs: int = 0
+    ahead: list[int] = field(default_factory=list)
+    tokens: float = 0.0
+    tokens_at: float = 0.0
+    burst_base: int = 0
+    burst_at: float = 0.0
+    evals: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class HostState:
+    """One server of the run. An engine gets traffic only while `verified` is the run's version.
+
+    `downs` counts losses since it was last up, `gate_failures` refusals since it last passed.
+    `pushes` numbers weight pushes, so that every version label is unique. `opened` counts Host
+    workflows before the present one: a pause closes it. `waits` says what store or disk keeps it
+    from starting its server.
+    """
+
+    role: HostRole
+    index: int
+    name: str = ""
+    epoch: int = 0
+    up: bool = False
+    address: str = ""
+    queue: str = ""
+    model: str = ""
+    verified: int = -1
+    pushes: int = 0
+    downs: int = 0
+    gate_failures: int = 0
+    restarts: int = 0
+    opened: int = 0
+    detail: str = ""
+    managed: bool = True
+    waits: str = ""
+
+
+@dataclass
+class GenerationState:
+    """One dispatch generation as its run knows it. The run recorded `lease` before opening it.
+
+    `reserved` permits are its own: executing rollouts, and those of begun groups still to start.
+
+    `oldest` is the version at which its oldest train group in flight began, `outstanding` are the
+    groups that it admitted and has not delivered. `heard_at` is when it last gave a sign of life.
+    """
+
+    number: int
+    lease: Lease
+    started: bool = False
+    seq: int = -1
+    state: Literal["open", "tail", "closed"] = "open"
+    inflight_train: int = 0
+    inflight_eval: int = 0
+    reserved: int = 0
+    oldest: int | None = None
+    outstanding: list[str] = field(default_factory=list)
+    waiting_for: str = ""
+    heard_at: str = ""
+
+
+@dataclass
+class EvalProgress:
+    """Examples of an eval epoch whose groups were delivered; `missing` ones have no artifact."""
+
+    epoch: EvalEpoch
+    arrived: list[int] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+
+
+@dataclass
+class TrainProgress:
+    """The train sink: finalized groups waiting for a batch, and what was counted.
+
+    `cut` are those of the batch that is being written: they are neither ready nor shipped.
+    `ok_rollouts` of all rollouts did not err; `lost` ones were dispatched but cannot train.
+    `counted_rollouts` and `counted_tokens` are of all groups so far that can, for the mean length
+    of a rollout.
+    """
+
+    ready: list[GroupResult] = field(default_factory=list)
+    cut: list[GroupResult] = field(default_factory=list)
+    shipped_rollouts: int = 0
+    shipped_batches: int = 0
+    ok_rollouts: int = 0
+    counted_rollouts: int = 0
+    counted_tokens: int = 0
+    lost: int = 0
+    barren: int = 0
+    empty_batches: int = 0
+    barren_filters: FilterTally = field(default_factory=FilterTally)
+    stale_in_flight: int = 0
+    stale_in_queue: int = 0
+    overload: int = 0
+    last_error: str = ""
+    delivered: int = 0
+
+
+@dataclass(frozen=True)
+class ShippedBatch:
+    """A batch that waits for the trainer, a few of its numbers, and where all of them are."""
+
+    step: int
+    ref: ArtifactRef
+    metrics: dict[str, float]
+    metrics_ref: ArtifactRef | None
+    seconds: float
+
+
+@dataclass
+class Limits:
+    """How much may be in flight: executing rollouts, and rollouts started a minute (none: any).
+
+    With `auto`, `permits` follow the load of the engines; `trim` asks dispatch to give up train
+    groups, the youngest first, until no more than `permits` execute.
+    """
+
+    permits: int = 1
+    auto: bool = False
+    tasks_per_minute: int | None = None
+    trim: bool = False
+
+
+@dataclass(frozen=True)
+class Shares:
+    """By which ratios train envs take turns, from train counter `start` on."""
+
+    start: int
+    ratios: dict[str, float]
+
+
+@dataclass(frozen=True)
+class TrainedBatch:
+    """A batch that was trained, by the config of which revision."""
+
+    step: int
+    ref: ArtifactRef
+    revision: int = 0
+
+
+@dataclass
+class Recording:
+    """What a trainer is made again from: a checkpoint, and the batches trained since."""
+
+    checkpoint: CheckpointResult
+    batches: list[TrainedBatch] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a run that did not begin at step 0 comes from: attempt `source`, at `step`."""
+
+    source: str
+    step: int
+    kind: Literal["resume", "fork"]
+
+
+@dataclass
+class Waiting:
+    """What the run waits for, since when, and until when (ISO 8601 times)."""
+
+    name: str
+    since: str
+    until: str
+
+
+@dataclass
+class RunState:
+    """A run's durable state. Steps count from 1, policy versions from 0.
+
+    `put_backs` are groups whose examples are to be rolled out anew; `put_backs_before` were dropped
+    from its head, since a generation has admitted them. A curriculum has drawn for all train
+    counters below `drawn_below`. `overrides` is what was changed of the
+    config while the run ran, as nested sections. `totals` add up over all steps. `baselines` are
+    the states of algorithms, by env and agent. `shipped` batches wait for the trainer; `batches`
+    are those it trained since the last checkpoint, and `older` is the checkpoint before that, for
+    when the last one is damaged. `config_revision` numbers the configs that `overrides` have made;
+    while `config_pending` the next one is due. `holds` says, by work, what keeps the run from going
+    on until it is mended; `trouble` why the run has paused itself. `alarm` tells of a
+    last step whose mismatch KL was too high.
+    """
+
+    status: str = "queued"
+    attempt: int = 1
+    created_at: str = ""
+    started_at: str = ""
+    finished_at: str = ""
+    end_reason: str = ""
+    examples: dict[str, int] = field(default_factory=dict)
+    step: int = 0
+    version: int = -1
+    target_version: int = -1
+    next_version: int = 0
+    weights: ArtifactRef | None = None
+    policy_origin: str = ""
+    control_seq: int = 0
+    hosts: list[HostState] = field(default_factory=list)
+    generations: list[GenerationState] = field(default_factory=list)
+    next_generation: int = 0
+    train: TrainProgress = field(default_factory=TrainProgress)
+    evals: list[EvalProgress] = field(default_factory=list)
+    eval_count: int = 0
+    wished_evals: list[str] = field(default_factory=list)
+    fired: int = -1
+    last_eval: dict[str, dict[str, float]] = field(default_factory=dict)
+    rejected_labels: list[str] = field(default_factory=list)
+    put_backs: list[str] = field(default_factory=list)
+    put_backs_before: int = 0
+    drawn_below: int = 0
+    generation_deaths: int = 0
+    limits: Limits | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)
+    config_revision: int = 0
+    config_pending: bool = False
+    shares: list[Shares] = field(default_factory=list)
+    origin: Origin | None = None
+    holds: dict[str, str] = field(default_factory=dict)
+    trouble: str = ""
+    alarm: str = ""
+    checkpoint_wanted: bool = False
+    totals: dict[str, float] = field(default_factory=dict)
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    concurrency: ConcurrencyState = field(default_factory=ConcurrencyState)
+    curriculum: CurriculumState = field(default_factory=CurriculumState)
+    trainer_epoch: int = -1
+    trainer_step: int = -1
+    checkpoint: CheckpointResult | None = None
+    shipped: list[ShippedBatch] = field(default_factory=list)
+    batches: list[TrainedBatch] = field(default_factory=list)
+    older: Recording | None = None
+    reward: float | None = None
+    rollouts: int = 0
+    eval_rollouts: int = 0
+    stop: str = ""
+    pause: Literal["", "drain", "cancel"] = ""
+    pause_reason: str = ""
+    trainer_losses: int = 0

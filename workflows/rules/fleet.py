@@ -1,0 +1,123 @@
+"""The servers of a run, as its workflow knows them. Pure: reports in, targets out.
+
+Invariant: an engine is offered to dispatch only while it is up and verified at some version of
+this epoch; a report about an older epoch changes nothing.
+"""
+
+from ratchet.activities.contracts.hosting import HostReport, HostRole
+from ratchet.activities.contracts.rollouts import EngineTarget
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol.messages import EnvTarget
+from ratchet.workflows.protocol.state import HostState
+
+MAX_DOWNS = 5
+"""Times a server may fail to come up before its run gives up."""
+TOLD_OF_WAIT = 500
+"""Characters kept of what a host waits for: every one is in the run's state."""
+
+
+def planned_hosts(config: RunConfig) -> list[HostState]:
+    """Every server the run needs: trainer, engines, and one env server per env name."""
+    hosts = [HostState("trainer", 0, "trainer")]
+    hosts += [HostState("engine", k, f"engine-{k}") for k in range(config.inference.engines)]
+    names: dict[str, str | None] = {}
+    for env in [*config.train.env, *config.eval.env]:
+        names.setdefault(env.name, env.address)
+    for index, (name, address) in enumerate(names.items()):
+        host = HostState("env", index, name)
+        if address is not None:
+            host.managed, host.up, host.address = False, True, address
+        hosts.append(host)
+    return hosts
+
+
+def hold_of(host: HostState) -> str:
+    """By which name a run is held while `host` cannot start its server."""
+    return f"host {host.role}/{host.index}"
+
+
+def held_hosts(hosts: list[HostState]) -> dict[str, str]:
+    """What keeps hosts from starting their servers, by the names of their holds."""
+    return {hold_of(host): host.waits for host in hosts if host.waits}
+
+
+class Fleet:
+    """Acts on the hosts of a run's state."""
+
+    def __init__(self, hosts: list[HostState]) -> None:
+        self.hosts = hosts
+
+    def host(self, role: HostRole, index: int) -> HostState:
+        """The host at (role, index)."""
+        return next(h for h in self.hosts if h.role == role and h.index == index)
+
+    def of(self, role: HostRole) -> list[HostState]:
+        """All hosts of a role, by index."""
+        return [h for h in self.hosts if h.role == role]
+
+    def on_report(self, report: HostReport) -> bool:
+        """Takes a host's report; False if it is about an epoch that is already over."""
+        host = self.host(report.role, report.index)
+        if report.state != "failed" and report.epoch < host.epoch:
+            return False
+        if report.epoch > host.epoch:
+            # Whatever came before is gone, seen going down or not.
+            host.restarts += host.epoch > 0
+            host.epoch, host.up, host.verified = report.epoch, False, -1
+        if report.state == "starting":
+            if host.up:
+                return False
+            # Said with a reason it cannot start yet; said again without one, it can.
+            host.waits = report.detail[:TOLD_OF_WAIT]
+            host.detail = report.detail or host.detail
+            return True
+        host.waits = ""
+        if report.state == "up":
+            if host.up:
+                return False
+            host.up, host.downs = True, 0
+            host.address, host.queue, host.model = report.address, report.queue, report.model
+            host.verified, host.detail = -1, ""
+        else:
+            host.up, host.verified = False, -1
+            host.downs += 1 if report.state == "down" else MAX_DOWNS
+            host.detail = report.detail
+        return True
+
+    def mark_down(self, role: HostRole, index: int, epoch: int, detail: str) -> None:
+        """Takes a server out of use that an activity found gone."""
+        host = self.host(role, index)
+        if host.epoch == epoch and host.up:
+            host.up, host.verified, host.detail = False, -1, detail
+
+    def broken(self) -> HostState | None:
+        """A host that has failed too often in a row, if there is one."""
+        return next((h for h in self.hosts if h.downs >= MAX_DOWNS), None)
+
+    def engines(self) -> list[EngineTarget]:
+        """Engines that may get traffic."""
+        return [
+            EngineTarget(h.index, h.epoch, h.address, h.model, h.verified)
+            for h in self.of("engine")
+            if h.up and h.verified >= 0
+        ]
+
+    def envs(self) -> dict[str, EnvTarget]:
+        """The env servers that are up, by env name."""
+        return {h.name: EnvTarget(h.index, h.epoch, h.address) for h in self.of("env") if h.up}
+
+    def missing(self) -> list[str]:
+        """Names of the servers that are not up."""
+        return [h.name for h in self.hosts if not h.up]
+
+    def synced(self, version: int) -> bool:
+        """Some engine is verified at `version`, and no engine that is up is behind it."""
+        up = [h for h in self.of("engine") if h.up]
+        return bool(up) and all(h.verified == version for h in up)
+
+    def restarts(self) -> dict[str, int]:
+        """Restarts so far, by role."""
+        counts: dict[str, int] = {}
+        for host in self.hosts:
+            counts[host.role] = counts.get(host.role, 0) + host.restarts
+        return counts

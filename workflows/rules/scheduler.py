@@ -1,0 +1,429 @@
+"""Decides what a dispatch generation starts next. Pure and deterministic: events in, work out.
+
+Invariants:
+
+- One permit pool: executing rollouts never exceed `permits`, train and eval together. A group is
+  carried out in parts of `rollouts_per_activity`; a rollout frees its permit when it ends.
+- A group that has begun is finished first, on the engine it began on, for its prefix cache.
+- Eval work goes first while there is any to dispatch; nothing in flight is cancelled for it.
+- Every example of the lease is admitted at most once, and what was not admitted is handed on.
+- One rate limiter and one burst cap for train and eval.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ratchet.activities.contracts.rollouts import EngineTarget, Gauges, GroupWork
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol.messages import Control, EnvTarget
+from ratchet.workflows.protocol.state import Lease, Shares
+from ratchet.workflows.rules.concurrency import InFlight, youngest
+from ratchet.workflows.rules.rate_limits import BurstCap, RateLimiter, burst_of
+from ratchet.workflows.rules.sources import (
+    TrainSource,
+    eval_group,
+    eval_work,
+    interleave,
+    train_group,
+)
+
+
+@dataclass
+class PartProgress:
+    """One activity's share of a group: `size` rollouts, of which `ended` hold no permit."""
+
+    size: int
+    ended: int = 0
+    done: bool = False
+
+
+@dataclass
+class Flight:
+    """A group in flight. `begun` rollouts have been handed out, in `parts` by first rollout.
+
+    `version` is the policy version at which the group began; `given_up` groups get no more parts.
+    """
+
+    work: GroupWork
+    engine: EngineTarget
+    version: int
+    begun: int = 0
+    parts: dict[int, PartProgress] = field(default_factory=dict)
+    given_up: bool = False
+
+    @property
+    def ended(self) -> int:
+        """Rollouts that hold no permit any more."""
+        return sum(part.ended for part in self.parts.values())
+
+    @property
+    def executing(self) -> int:
+        """Rollouts that hold a permit."""
+        return self.begun - self.ended
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rollout was handed out and every part was carried out."""
+        return self.begun == self.work.size and all(part.done for part in self.parts.values())
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rollouts `first` up to `last` of a group, to be carried out by one activity."""
+
+    work: GroupWork
+    engine: EngineTarget
+    first: int
+    last: int
+
+
+@dataclass
+class Blocked:
+    """Why nothing was admitted; `retry_s` is set if time alone mends it."""
+
+    reason: str
+    retry_s: float = 0.0
+
+
+class Scheduler:
+    """Permits, modes and cursors of one dispatch generation."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        examples: dict[str, int],
+        lease: Lease,
+        shares: Sequence[Shares] = (),
+    ) -> None:
+        self._source = TrainSource(config, examples, shares)
+        self._config = config
+        self._part_size = config.dispatch.rollouts_per_activity
+        self._ageless = {env.name for env in config.train.env if config.is_frozen(env.name)}
+        self.next_train = lease.next_train
+        self.put_backs = lease.put_backs
+        self._ahead = set(lease.ahead)
+        self.eval_cursors = dict(lease.evals)
+        self.limiter = RateLimiter(None, config.largest_part, lease.tokens, lease.tokens_at)
+        self.burst_cap = BurstCap(lease.burst_base, lease.burst_at)
+        self.control = Control(seq=-1)
+        self.blocked = Blocked("")
+        self.flights: dict[str, Flight] = {}
+        self.admitting = True
+        self._bad_engines: set[tuple[int, int]] = set()
+        self._bad_envs: set[str] = set()
+
+    # -- events -----------------------------------------------------------------------------
+
+    def on_control(self, control: Control) -> bool:
+        """Takes a newer control; older ones are ignored."""
+        if control.seq <= self.control.seq:
+            return False
+        self.control = control
+        self.limiter.per_minute = control.tasks_per_minute
+        # A finished epoch never returns: without this the cursor would grow with every eval.
+        self.eval_cursors = {e.epoch: self.eval_cursors.get(e.epoch, 0) for e in control.evals}
+        return True
+
+    def on_released(self, ended: dict[str, int]) -> bool:
+        """Rollouts ended inside parts ('<group>/<first>') still carried out; True if permits came
+        free by it. What is unknown, older or repeated changes nothing.
+        """
+        freed = False
+        for name, count in ended.items():
+            group, _, first = name.rpartition("/")
+            flight = self.flights.get(group)
+            part = flight.parts.get(int(first)) if flight and first.isdecimal() else None
+            if part is not None and not part.done and part.ended < count <= part.size:
+                part.ended, freed = count, True
+        return freed
+
+    def on_ended(self, group: str, first: int) -> bool:
+        """A part was carried out and its permits are free; True if all of its group was."""
+        flight = self.flights[group]
+        part = flight.parts[first]
+        assert not part.done
+        part.ended, part.done = part.size, True
+        return flight.complete
+
+    def on_finished(self, group: str) -> None:
+        """The group has left the engines for good."""
+        del self.flights[group]
+
+    def give_up(self, group: str) -> None:
+        """No more of the group is handed out."""
+        self.flights[group].given_up = True
+
+    def stale(self) -> list[str]:
+        """Train groups in flight that are too old for the batch after `next_version`."""
+        freshest = self.control.next_version - self._config.train.max_off_policy_steps
+        return [group for group, flight in self._aging() if flight.version < freshest]
+
+    def overload(self) -> list[str]:
+        """Train groups, the youngest first, to give up so that no more than `permits` execute."""
+        if not self.control.trim:
+            return []
+        known = {
+            group: InFlight(order, flight.executing, flight.work.kind)
+            for order, (group, flight) in enumerate(self.flights.items())
+            if not flight.given_up
+        }
+        return youngest(known, self.control.permits)
+
+    def avoid_engine(self, engine: EngineTarget) -> None:
+        """An activity found this engine gone: no work for now."""
+        self._bad_engines.add((engine.index, engine.epoch))
+
+    def forgive_engine(self, engine: EngineTarget) -> None:
+        """The engine may be tried again, if the run still names it."""
+        self._bad_engines.discard((engine.index, engine.epoch))
+
+    def avoid_env(self, address: str) -> None:
+        """An activity found this env server gone: no work for now."""
+        self._bad_envs.add(address)
+
+    def forgive_env(self, address: str) -> None:
+        """The env server may be tried again, if the run still names it."""
+        self._bad_envs.discard(address)
+
+    def close(self) -> None:
+        """Ends admission of groups; `cursor` is then what the next generation goes on with.
+
+        What is left of begun groups is paid for here, since the bucket is the next generation's.
+        """
+        self.admitting = False
+        if self.limiter.per_minute is not None:
+            self.limiter.take(self.reserved - self.inflight_train - self.inflight_eval)
+
+    def cursor(self) -> Lease:
+        """What has not been admitted."""
+        return Lease(
+            next_train=self.next_train,
+            put_backs=self.put_backs,
+            ahead=sorted(self._ahead),
+            tokens=self.limiter.tokens,
+            tokens_at=self.limiter.at,
+            burst_base=self.burst_cap.base,
+            burst_at=self.burst_cap.at,
+            evals=dict(self.eval_cursors),
+        )
+
+    # -- what is under way ------------------------------------------------------------------
+
+    def _executing(self, kind: str) -> int:
+        return sum(f.executing for f in self.flights.values() if f.work.kind == kind)
+
+    @property
+    def inflight_train(self) -> int:
+        """Train rollouts executing."""
+        return self._executing("train")
+
+    @property
+    def inflight_eval(self) -> int:
+        """Eval rollouts executing."""
+        return self._executing("eval")
+
+    def _aging(self) -> Iterator[tuple[str, Flight]]:
+        """Train groups in flight that the policy samples, in the order in which they began."""
+        for group, flight in self.flights.items():
+            if flight.work.kind == "train" and flight.work.env not in self._ageless:
+                yield group, flight
+
+    @property
+    def oldest(self) -> int | None:
+        """The version at which the oldest train group in flight began."""
+        return min((flight.version for _, flight in self._aging()), default=None)
+
+    @property
+    def reserved(self) -> int:
+        """Permits that begun groups need: executing rollouts, and those still to be handed out."""
+        flights = self.flights.values()
+        return sum(f.executing if f.given_up else f.work.size - f.ended for f in flights)
+
+    @property
+    def queued_eval(self) -> int:
+        """Rollouts of evals that were not handed out yet."""
+        waiting = sum(
+            (epoch.num_examples - self.eval_cursors.get(epoch.epoch, 0)) * epoch.group_size
+            for epoch in self.control.evals
+        )
+        begun = (f for f in self.flights.values() if f.work.kind == "eval" and not f.given_up)
+        return waiting + sum(flight.work.size - flight.begun for flight in begun)
+
+    def gauges(self) -> Gauges:
+        """What rides in activity inputs."""
+        inflight: dict[str, int] = {}
+        for flight in self.flights.values():
+            name = f"{flight.work.kind}/{flight.work.env}"
+            inflight[name] = inflight.get(name, 0) + flight.executing
+        ages = [max(self.control.version - flight.version, 0) for _, flight in self._aging()]
+        queued = self.queued_eval
+        return Gauges(
+            inflight_train=self.inflight_train,
+            inflight_eval=self.inflight_eval,
+            permits=self.control.permits,
+            version=self.control.version,
+            inflight=inflight,
+            mode="eval" if queued else "train",
+            queued_eval=queued,
+            groups=len(self.flights),
+            off_policy_max=max(ages, default=0),
+            off_policy_mean=round(sum(ages) / len(ages), 3) if ages else 0.0,
+            waiting_for=self.blocked.reason,
+        )
+
+    # -- places -----------------------------------------------------------------------------
+
+    def engine(self) -> EngineTarget | None:
+        """The least loaded engine that may take work."""
+        usable = [e for e in self.control.engines if (e.index, e.epoch) not in self._bad_engines]
+        if not usable:
+            return None
+        load = {e.index: 0 for e in usable}
+        for flight in self.flights.values():
+            if flight.engine.index in load:
+                load[flight.engine.index] += flight.work.size - flight.ended
+        return min(usable, key=lambda e: (load[e.index], e.index))
+
+    def env_address(self, env: str) -> str | None:
+        """Address of the env's server, if it may take work."""
+        target = self.control.envs.get(env)
+        return None if target is None or target.address in self._bad_envs else target.address
+
+    def env(self, env: str) -> EnvTarget | None:
+        """The env's server as the run last named it."""
+        return self.control.envs.get(env)
+
+    # -- decisions --------------------------------------------------------------------------
+
+    def next_eval(self) -> GroupWork | None:
+        """The next eval group whose env is up; None if there is no such work."""
+        for work in interleave(self.control.evals, self.eval_cursors):
+            if self.env_address(work.env) is not None:
+                return work
+        return None
+
+    def next_put_back(self, kind: str) -> GroupWork | None:
+        """The put-back group of `kind` that waits longest; None if there is none, or if it is a
+        train group and those stand back for evals.
+        """
+        if kind == "train" and self.control.train_limit == 0:
+            return None
+        first = self.put_backs - self.control.put_backs_before
+        assert first >= 0, "a put-back group was dropped before it was admitted"
+        for place in range(first, len(self.control.put_backs)):
+            group = self.control.put_backs[place]
+            taken = place + self.control.put_backs_before in self._ahead
+            if taken or not group.startswith(f"{kind}/"):
+                continue
+            work = self._put_back_work(group)
+            if work is None:
+                self._take_put_back(group)
+            elif self.env_address(work.env) is not None:
+                return work
+        return None
+
+    def _put_back_work(self, group: str) -> GroupWork | None:
+        """The work of a put-back group; None if its eval is over."""
+        if not group.startswith("eval/"):
+            return self._source.work(group, self.control.draws)
+        name, example = eval_group(group)
+        epoch = next((e for e in self.control.evals if e.epoch == name), None)
+        return eval_work(epoch, example) if epoch is not None else None
+
+    def _take_put_back(self, group: str) -> bool:
+        """Crosses a group off the put-back list; False if it is not on it."""
+        before = self.control.put_backs_before
+        waiting = self.control.put_backs[self.put_backs - before :]
+        places = [k for k, name in enumerate(waiting, start=self.put_backs) if name == group]
+        place = next((place for place in places if place not in self._ahead), None)
+        if place is None:
+            return False
+        self._ahead.add(place)
+        while self.put_backs in self._ahead:
+            self._ahead.discard(self.put_backs)
+            self.put_backs += 1
+        return True
+
+    def next_train_group(self) -> GroupWork | None:
+        """The next train group that the limit allows; None if there is none."""
+        if self.next_train < self.control.train_limit:
+            return self._source.work(train_group(self.next_train), self.control.draws)
+        return None
+
+    def _half_dispatched(self, kind: str) -> Flight | None:
+        """The group of `kind` that began first and has rollouts left to hand out."""
+        begun = (f for f in self.flights.values() if f.begun < f.work.size and not f.given_up)
+        return next((f for f in begun if f.work.kind == kind), None)
+
+    def _next(self) -> Flight | GroupWork | None:
+        """What goes first: evals before train, a group that has begun before a fresh one."""
+        if (flight := self._half_dispatched("eval")) is not None:
+            return flight
+        if self.admitting and (work := self.next_put_back("eval") or self.next_eval()) is not None:
+            return work
+        if (flight := self._half_dispatched("train")) is not None:
+            return flight
+        return (self.next_put_back("train") or self.next_train_group()) if self.admitting else None
+
+    def admit(self, now: float) -> Part | Blocked:
+        """Takes the next part that may start at `now` (seconds), or says why there is none."""
+        decision = self._admit(now)
+        self.blocked = decision if isinstance(decision, Blocked) else Blocked("")
+        return decision
+
+    def _admit(self, now: float) -> Part | Blocked:
+        if self.control.stop or self.control.pause == "cancel":
+            return Blocked("the run is stopping" if self.control.stop else "the run is paused")
+        found = self._next()
+        if found is None and self.control.pause:
+            return Blocked("the run is paused")
+        if found is None:
+            return Blocked(f"policy v{self.control.version + 1}")
+        if isinstance(found, GroupWork):
+            engine = self.engine()
+            if engine is None:
+                return Blocked("an engine at a verified version")
+            if self.env_address(found.env) is None:
+                return Blocked(f"the env server of {found.env}")
+            found = Flight(found, engine, self.control.version)
+        size = found.work.size
+        count = min(self._part_size or size, size - found.begun)
+        if waits := self._held_back(now, count):
+            return waits
+        if self.admitting:
+            self.limiter.take(count)
+        if found.begun == 0:
+            self._enter(found)
+        first = found.begun
+        found.parts[first] = PartProgress(count)
+        found.begun += count
+        return Part(found.work, found.engine, first, found.begun)
+
+    def _held_back(self, now: float, count: int) -> Blocked | None:
+        """Why `count` rollouts may not start at `now`, if so."""
+        executing, control = self.inflight_train + self.inflight_eval, self.control
+        if executing + count > control.permits:
+            return Blocked("a free permit")
+        total, everyone = control.permits + control.older, executing + control.older
+        burst = burst_of(self._burst_setting, total, self._config.largest_group)
+        if wait_s := self.burst_cap.wait_s(now, everyone, count, burst):
+            return Blocked("the burst cap", wait_s)
+        if not self.admitting:
+            return None
+        self.limiter.refill(now)
+        if wait_s := self.limiter.wait_s(count):
+            return Blocked("the rate limit (tasks_per_minute)", wait_s)
+        return None
+
+    @property
+    def _burst_setting(self) -> int | str | None:
+        return self._config.dispatch.burst or ("auto" if self.control.auto else None)
+
+    def _enter(self, flight: Flight) -> None:
+        group = flight.work.group
+        if not self._take_put_back(group):
+            if flight.work.kind == "eval":
+                self.eval_cursors[eval_group(group)[0]] = flight.work.example + 1
+            else:
+                self.next_train += 1
+        self.flights[group] = flight

@@ -1,0 +1,185 @@
+"""Where groups end: batches for the trainer, epochs for evals. Pure; every group counts once."""
+
+import hashlib
+from collections.abc import Callable
+
+from ratchet.activities.contracts.rollouts import FilterTally, GroupResult, ShipBatchInput
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol.state import EvalProgress, TrainProgress
+
+
+class TrainSink:
+    """Collects finalized train groups until they fill a batch, in order of arrival.
+
+    A batch is full with `batch_size` rollouts or `token_batch_size` tokens. With `backfill` those
+    that post-batch filters will remove do not count; the tokens counted are always those shipped.
+    """
+
+    def __init__(self, config: RunConfig, progress: TrainProgress) -> None:
+        train = config.train
+        self._rollouts, self._tokens = train.batch_size, train.token_batch_size
+        self._backfill = train.backfill
+        self._largest_group = config.largest_group
+        self._context = config.context
+        self._max_steps = config.max_steps
+        self._max_lag = train.max_lag
+        self._max_off_policy_steps = train.max_off_policy_steps
+        self._ageless = {env.name for env in train.env if config.is_frozen(env.name)}
+        self.progress = progress
+
+    def _counted(self, group: GroupResult) -> int:
+        """Rollouts by which the group fills a batch."""
+        tokens_count = self._tokens is not None
+        return group.trainable if self._backfill or tokens_count else group.survivors
+
+    def add(self, group: GroupResult, *, admitted: bool = True) -> bool:
+        """Takes a delivered group. One of which nothing counts, or that a curriculum's gates did
+        not admit, only leaves its count behind: False.
+        """
+        progress, counted = self.progress, self._counted(group) if admitted else 0
+        progress.delivered += 1
+        progress.lost += group.size - counted
+        if counted == 0:
+            progress.barren += 1
+            progress.barren_filters = progress.barren_filters.plus(group.filters)
+            why = "its post-batch filters leave nothing" if admitted else "its curriculum's gates"
+            progress.last_error = group.error or f"group {group.group} was left out by {why}"
+        else:
+            progress.barren = 0
+            progress.ready.append(group)
+            progress.counted_rollouts += counted
+            progress.counted_tokens += group.tokens
+        return counted > 0
+
+    def discard(self, rejected_labels: list[str]) -> list[GroupResult]:
+        """Takes out groups that hold tokens sampled from refused weights."""
+        return self._take_out(lambda group: bool(set(group.labels) & set(rejected_labels)))
+
+    def sweep(self, step: int) -> list[GroupResult]:
+        """Takes out groups that are too old for batch `step` or any later one."""
+        freshest = step - 1 - self._max_off_policy_steps
+        return self._take_out(
+            lambda group: group.version_start < freshest and group.env not in self._ageless
+        )
+
+    def take_out(self, groups: list[GroupResult]) -> list[GroupResult]:
+        """Takes out these groups."""
+        return self._take_out(lambda group: group in groups)
+
+    def _take_out(self, unfit: Callable[[GroupResult], bool]) -> list[GroupResult]:
+        """Their examples are to be rolled out anew, so they leave no trace in the counts."""
+        taken = [group for group in self.progress.ready if unfit(group)]
+        for group in taken:
+            counted = self._counted(group)
+            self.progress.ready.remove(group)
+            self.progress.lost -= group.size - counted
+            self.progress.counted_rollouts -= counted
+            self.progress.counted_tokens -= group.tokens
+        return taken
+
+    @property
+    def collected(self) -> int:
+        """Rollouts waiting to be trained on."""
+        return sum(self._counted(group) for group in self.progress.ready)
+
+    @property
+    def collected_tokens(self) -> int:
+        """Tokens waiting to be trained on."""
+        return sum(group.tokens for group in self.progress.ready)
+
+    @property
+    def full(self) -> bool:
+        """Whether a batch can be cut."""
+        if self._tokens is not None:
+            return self.collected_tokens >= self._tokens
+        assert self._rollouts is not None
+        return self.collected >= self._rollouts
+
+    def filled(self) -> str:
+        """How far the next batch is, in words."""
+        if self._tokens is not None:
+            return f"{self.collected_tokens} of {self._tokens} tokens"
+        return f"{self.collected} of {self._rollouts}"
+
+    def cut(self) -> list[GroupResult]:
+        """The next batch: the shortest prefix of ready groups that fills it."""
+        assert self.full
+        progress = self.progress
+        taken: list[GroupResult] = []
+        rollouts = tokens = 0
+        while tokens < self._tokens if self._tokens else rollouts < (self._rollouts or 0):
+            taken.append(progress.ready.pop(0))
+            rollouts += self._counted(taken[-1])
+            tokens += taken[-1].tokens
+        progress.shipped_rollouts += rollouts
+        progress.shipped_batches += 1
+        progress.cut = taken
+        return taken
+
+    def uncut(self) -> None:
+        """The batch that was being written is not: its groups are ready again, before others."""
+        progress = self.progress
+        if progress.cut:
+            progress.shipped_rollouts -= sum(self._counted(group) for group in progress.cut)
+            progress.shipped_batches -= 1
+            progress.ready, progress.cut = [*progress.cut, *progress.ready], []
+
+    def on_empty(self) -> None:
+        """The batch just cut had nothing to train on: its step needs another."""
+        self.progress.shipped_batches -= 1
+        self.progress.empty_batches += 1
+
+    @property
+    def barren_batches(self) -> float:
+        """Batches' worth of groups in a row that gave nothing to train on."""
+        progress = self.progress
+        rollouts = self._rollouts or self._wanted_for(self._tokens or 1)
+        return progress.barren * self._largest_group / max(rollouts, self._largest_group)
+
+    def _wanted_for(self, tokens: int) -> int:
+        """Rollouts that give so many tokens, by the mean of those so far; before the first there
+        is a bound alone, since none is longer than the context.
+        """
+        progress = self.progress
+        if not progress.counted_tokens:
+            return max(-(-tokens // self._context), self._largest_group)
+        return -(-tokens * progress.counted_rollouts // progress.counted_tokens)
+
+    def rollouts_wanted(self, version: int) -> int:
+        """Train rollouts that may be admitted in all while the policy is at `version`.
+
+        Batch n ships when version >= n - 1 - max_lag, so rollouts are admitted for batches up to
+        version + 1 + max_lag; those that were lost are made up for. A token budget is turned into
+        rollouts by the mean of those so far, which every arrival corrects.
+        """
+        batches = min(self._max_steps, version + 1 + self._max_lag)
+        progress = self.progress
+        open_batches = max(batches - progress.shipped_batches, 0)
+        if self._tokens is None:
+            assert self._rollouts is not None
+            return progress.shipped_rollouts + self._rollouts * open_batches + progress.lost
+        missing = self._tokens * open_batches - self.collected_tokens
+        # What post-batch filters take from a group is lost with it, so every group was counted.
+        delivered = progress.shipped_rollouts + self.collected + progress.lost
+        return delivered + (self._wanted_for(missing) if missing > 0 else 0)
+
+
+def ship_input(
+    run_id: str, step: int, groups: list[GroupResult], barren: FilterTally
+) -> ShipBatchInput:
+    """Names a batch by its groups and the hash over their hashes; `barren` is what the filters
+    removed with whole groups since the last batch, for its metrics.
+    """
+    shas = "".join(group.ref.sha256 for group in groups if group.ref is not None)
+    digest = hashlib.sha256(shas.encode()).hexdigest()
+    return ShipBatchInput(run_id, step, [group.group for group in groups], digest, barren)
+
+
+def eval_arrival(progress: EvalProgress, group: GroupResult) -> bool:
+    """Counts a delivered eval group; True when its epoch is complete."""
+    example = int(group.group.rpartition("/")[2])
+    if example not in progress.arrived:
+        progress.arrived.append(example)
+        if group.ref is None:
+            progress.missing.append(example)
+    return len(progress.arrived) >= progress.epoch.num_examples

@@ -1,0 +1,82 @@
+"""Changes of a running run's config: taken at once, and made a revision of it between two steps.
+
+Invariants: whatever was changed is durable; a revision is in the store before a step is trained by
+it, and the run goes on as a new execution whose every part knows it.
+"""
+
+from temporalio import workflow
+
+with workflow.unsafe.imports_passed_through():
+    from collections.abc import Awaitable
+    from typing import Any
+
+    from ratchet.activities.contracts import names
+    from ratchet.activities.contracts.training import SaveConfigInput
+    from ratchet.configs.run import RunConfig
+    from ratchet.workflows.protocol import policies
+    from ratchet.workflows.protocol.messages import RunInput
+    from ratchet.workflows.protocol.state import RunState
+    from ratchet.workflows.rules.live_config import changed, limits_of, needs_revision, shares_after
+    from ratchet.workflows.run.outages import Mending
+
+
+class Revisions:
+    """The config of one run. `config` is its newest revision; once one was `made`, the run is to go
+    on with it as a new execution.
+    """
+
+    def __init__(self, arg: RunInput, state: RunState, mending: Mending) -> None:
+        self._arg = arg
+        self._state = state
+        self._mending = mending
+        self.config = arg.config
+        self.made = False
+
+    def _changed(self, patch: dict[str, Any]) -> tuple[dict[str, Any], RunConfig]:
+        return changed(self.config, self._state.overrides, patch)
+
+    def current(self) -> dict[str, Any]:
+        """The newest revision with what was changed since."""
+        overrides = self._state.overrides
+        return self._changed(overrides)[1].model_dump(mode="json") if overrides else self.config
+
+    def check(self, patch: dict[str, Any]) -> None:
+        """Raises ValueError for what cannot be changed."""
+        state = self._state
+        _, config = self._changed(patch)
+        reached = state.step + len(state.shipped) + bool(state.train.cut) + 1
+        if config.max_steps < reached and config.max_steps != self.config["max_steps"]:
+            raise ValueError(
+                f"max_steps cannot become {config.max_steps}: the batch of step {reached} is under "
+                "way; use `stop` to end the run sooner"
+            )
+
+    def take(self, patch: dict[str, Any]) -> None:
+        """Takes what `check` let pass."""
+        state = self._state
+        state.overrides, config = self._changed(patch)
+        state.limits = limits_of(config, state.limits)
+        state.config_pending = state.config_pending or needs_revision(patch)
+
+    async def make(self) -> None:
+        """Makes the next revision, if one is due."""
+        state = self._state
+        if not state.config_pending:
+            return
+        state.config_pending = False
+        _, after = self._changed(state.overrides)
+        config, revision = after.model_dump(mode="json"), state.config_revision + 1
+
+        def save() -> Awaitable[None]:
+            return workflow.execute_activity(
+                names.SAVE_CONFIG,
+                SaveConfigInput(self._arg.run_id, revision, config),
+                task_queue=self._arg.queues.orchestrator,
+                **policies.STORE_WORK,
+                summary=f"config revision {revision}",
+            )
+
+        await self._mending.carry_out(f"config revision {revision}", save)
+        before = RunConfig.model_validate(self.config)
+        state.shares = shares_after(state.shares, before, after, state.drawn_below)
+        state.config_revision, self.config, self.made = revision, config, True

@@ -1,0 +1,218 @@
+"""How a run waits and how it shows itself.
+
+Every wait has a name and a bound. A wait ends early when the run was asked to stop or when one of
+its loops failed. The memo and search attributes change once a step or a status, since each change
+is an event; the details are free and follow every wait.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from datetime import timedelta
+
+    from ratchet.configs.run import RunConfig
+    from ratchet.workflows.protocol.errors import Paused, RunFailed, Stopped, cause_of
+    from ratchet.workflows.protocol.messages import MEMO_KEY, RunInput
+    from ratchet.workflows.protocol.state import RunState, Waiting
+    from ratchet.workflows.run import views
+
+STATUS = SearchAttributeKey.for_keyword("RatchetStatus")
+STEP = SearchAttributeKey.for_int("RatchetStep")
+VERSION = SearchAttributeKey.for_int("RatchetPolicyVersion")
+REWARD = SearchAttributeKey.for_float("RatchetReward")
+ENV = SearchAttributeKey.for_keyword("RatchetEnv")
+
+SHOWN_AFTER = timedelta(seconds=5)
+"""A wait that lasts this long is written to the memo, for readers without a worker."""
+
+T = TypeVar("T")
+
+
+class RunLog:
+    """The run's waits, notes, memo and search attributes.
+
+    `failure` is what a loop ended with. `unsettled` says that dispatch must hear of something.
+    `mended` counts holds that are over: what waits meanwhile is given its time anew.
+    """
+
+    def __init__(self, config: RunConfig, state: RunState) -> None:
+        self._config = config
+        self._state = state
+        self._waiting: Waiting | None = None
+        self._notes: list[str] = []
+        self._background: dict[int, asyncio.Task[None]] = {}
+        self._tasks_started = 0
+        self.failure: RunFailed | None = None
+        self.unsettled = False
+        self.mended = 0
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """What the run waits for at this moment."""
+        return self._waiting
+
+    @property
+    def busy(self) -> bool:
+        """Whether side work is under way."""
+        return bool(self._background)
+
+    def in_background(self, work: Awaitable[None]) -> None:
+        """Carries out side work whose failure is the run's."""
+        number = self._tasks_started
+        self._tasks_started += 1
+
+        async def tracked() -> None:
+            await self.guard(work)
+            del self._background[number]
+
+        self._background[number] = asyncio.create_task(tracked())
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    async def wait(
+        self,
+        name: Callable[[], str],
+        predicate: Callable[[], bool],
+        at_most: timedelta,
+        *,
+        progress: Callable[[], int] | None = None,
+        stoppable: bool = True,
+    ) -> None:
+        """Waits until `predicate`; raises Stopped, Paused or RunFailed.
+
+        A `progress` that rises renews the bound. Without `stoppable` neither a stop nor a pause
+        interrupts.
+        """
+        while not self._interrupted(stoppable):
+            if predicate():
+                self._waiting = None
+                return
+            mark, mended = progress() if progress else 0, self.mended
+            self._name_wait(name(), at_most)
+            if await self._within(SHOWN_AFTER, name, predicate, stoppable):
+                continue
+            self.publish()
+            if await self._within(at_most, name, predicate, stoppable):
+                continue
+            stands = progress is None or progress() == mark
+            if stands and not self._state.holds and self.mended == mended:
+                raise RunFailed("run", f"waited {at_most} for {name()}", code="stalled")
+        self._waiting = None
+        if self.failure is not None:
+            raise self.failure
+        raise Stopped if self._state.stop else Paused
+
+    async def _within(
+        self,
+        at_most: timedelta,
+        name: Callable[[], str],
+        predicate: Callable[[], bool],
+        stoppable: bool,
+    ) -> bool:
+        try:
+            await workflow.wait_condition(
+                lambda: predicate() or self._interrupted(stoppable),
+                timeout=at_most,
+                timeout_summary=name(),
+            )
+        except TimeoutError:
+            return False
+        return True
+
+    async def carry_out(
+        self, name: str, work: Awaitable[T], at_most: timedelta, *, stoppable: bool = False
+    ) -> T:
+        """Awaits an activity under a name and a bound; raises as `wait` does."""
+        task = asyncio.ensure_future(work)
+        try:
+            await self.wait(lambda: name, task.done, at_most, stoppable=stoppable)
+        except BaseException:
+            task.cancel()
+            raise
+        return await task
+
+    async def carry_out_unless(self, gone: Callable[[], bool], work: Awaitable[T]) -> T:
+        """Awaits an activity of a particular server, and gives it up, as a cancelled one, once that
+        is `gone`: what a dead process was to do would else be waited for until its time-out.
+        """
+        task = asyncio.ensure_future(work)
+        await workflow.wait_condition(lambda: task.done() or gone())
+        if not task.done():
+            task.cancel()
+        return await task
+
+    async def guard(self, loop: Awaitable[None]) -> None:
+        """Hands a loop's failure to the run, which sees it in every wait."""
+        try:
+            await loop
+        except RunFailed as failure:
+            self.failure = failure
+        except ActivityError as error:
+            self.failure = RunFailed(error.activity_type, cause_of(error))
+        except Exception as error:
+            self.failure = RunFailed("run", f"{type(error).__name__}: {error}", code="internal")
+
+    def _interrupted(self, stoppable: bool) -> bool:
+        state = self._state
+        stopping = bool(state.stop) and state.status != "stopping"
+        pausing = bool(state.pause) and state.status == "running"
+        return self.failure is not None or (stoppable and (stopping or pausing))
+
+    def _name_wait(self, name: str, at_most: timedelta) -> None:
+        now = workflow.now()
+        self._waiting = Waiting(name, now.isoformat(), (now + at_most).isoformat())
+        self.show()
+
+    # -- telling ----------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """Keeps a remark for the log and the run's page."""
+        workflow.logger.warning(text)
+        self._notes = [*self._notes[-19:], f"{workflow.now():%H:%M:%S} {text[:300]}"]
+        self.show()
+
+    def show(self) -> None:
+        """Renews the details on the run's page."""
+        workflow.set_current_details(
+            views.details(self._config, self._state, self._waiting, self._notes)
+        )
+
+    def memo(self, **ended: Any) -> dict[str, Any]:
+        """The run as the API shows it."""
+        return views.memo(self._config, self._state, self._waiting, **ended)
+
+    def continue_as(self, arg: RunInput) -> NoReturn:
+        """Goes on as a new execution, which shows the run as it is from its first moment."""
+        memo = {MEMO_KEY: self.memo()}
+        workflow.continue_as_new(arg, memo=memo, search_attributes=self.attributes())
+
+    def set_status(self, status: str) -> None:
+        """Moves the run to another status, for everyone to see."""
+        self._state.status = status
+        self.publish()
+
+    def attributes(self) -> TypedSearchAttributes:
+        """What the run can be searched by."""
+        state = self._state
+        pairs: list[SearchAttributePair[Any]] = [
+            SearchAttributePair(STATUS, state.status),
+            SearchAttributePair(STEP, state.step),
+            SearchAttributePair(VERSION, max(state.version, 0)),
+            SearchAttributePair(ENV, self._config.train.env[0].name),
+        ]
+        if state.reward is not None:
+            pairs.append(SearchAttributePair(REWARD, state.reward))
+        return TypedSearchAttributes(pairs)
+
+    def publish(self, **ended: Any) -> None:
+        """Writes memo and search attributes."""
+        updates = [pair.key.value_set(pair.value) for pair in self.attributes()]
+        workflow.upsert_search_attributes(updates)
+        workflow.upsert_memo({MEMO_KEY: self.memo(**ended)})
+        self.show()

@@ -1,0 +1,298 @@
+"""The run's two stages: batches are shipped, and each is trained, pushed and verified.
+
+    ready groups -> batch n shipped | train step n -> weights n pushed, verified -> version n
+
+Batch n ships once the policy version is at least n - 1 - max_lag, so that it is written while the
+one before is trained. Invariants:
+
+- A shipped batch is trained exactly once and in order.
+- No batch is cut while weights are being pushed: what was sampled from weights that the gate may
+  still refuse reaches no trainer.
+- The version rises by one, and only after every engine that is up was verified at it.
+"""
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    import contextlib
+    from collections.abc import Awaitable, Callable
+    from datetime import timedelta
+
+    from ratchet.activities.contracts import names
+    from ratchet.activities.contracts.refs import ArtifactRef
+    from ratchet.activities.contracts.rollouts import BatchResult, FilterTally, GroupResult
+    from ratchet.activities.contracts.training import StepRecord
+    from ratchet.configs.run import RunConfig
+    from ratchet.workflows.protocol import policies
+    from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
+    from ratchet.workflows.protocol.messages import RunInput
+    from ratchet.workflows.protocol.state import RunState, ShippedBatch, TrainedBatch
+    from ratchet.workflows.rules.arrivals import Arrivals
+    from ratchet.workflows.rules.fleet import Fleet
+    from ratchet.workflows.rules.sinks import ship_input
+    from ratchet.workflows.run.generations import Generations
+    from ratchet.workflows.run.outages import Mending
+    from ratchet.workflows.run.permits import Permits
+    from ratchet.workflows.run.servers import Servers
+    from ratchet.workflows.run.status import RunLog
+    from ratchet.workflows.run.trainer import Trainer
+
+START_AT_MOST = timedelta(minutes=30)
+STALLED_AFTER = timedelta(minutes=30)
+SWEEP_AT_MOST = timedelta(seconds=2)
+MAX_EMPTY_BATCHES = 10
+LOW_SHARE = 0.1
+KEPT_LABEL_VERSIONS = 100
+TOTALS = ("progress/tokens", "progress/samples", "progress/problems")
+
+
+def stalled_after(config: RunConfig) -> timedelta:
+    """How long no group may be delivered before a run that generates counts as stalled: time enough
+    for the slowest rollout that its envs allow, and for another try of it.
+    """
+    longest_s = max(env.timeout_s for env in [*config.train.env, *config.eval.env])
+    return max(STALLED_AFTER, timedelta(seconds=2 * longest_s + 300))
+
+
+class Steps:
+    """Ships the batches of one run and steps its policy version."""
+
+    def __init__(
+        self,
+        arg: RunInput,
+        config: RunConfig,
+        state: RunState,
+        fleet: Fleet,
+        arrivals: Arrivals,
+        permits: Permits,
+        servers: Servers,
+        trainer: Trainer,
+        generations: Generations,
+        mending: Mending,
+        log: RunLog,
+    ) -> None:
+        self._arg = arg
+        self._config = config
+        self._state = state
+        self._fleet = fleet
+        self._arrivals = arrivals
+        self._sink = arrivals.sink
+        self._permits = permits
+        self._servers = servers
+        self._trainer = trainer
+        self._generations = generations
+        self._mending = mending
+        self._log = log
+        self.shipping = False
+        self.on_hold = False
+
+    # -- batches ----------------------------------------------------------------------------
+
+    @property
+    def _next_batch(self) -> int:
+        return self._state.step + len(self._state.shipped) + 1
+
+    def _may_ship(self) -> bool:
+        """Whether the next batch is due and full, once what is unfit for it was taken out."""
+        state, step = self._state, self._next_batch
+        if self.on_hold or state.stop or state.version < 0 or step > self._config.max_steps:
+            return False
+        if state.pause or state.holds or state.status != "running":
+            return False
+        if state.target_version > state.version or self._servers.pushes_to_serving:
+            return False
+        if state.version < step - 1 - self._config.train.max_lag:
+            return False
+        self._generations.put_back_refused()
+        self._generations.put_back_stale(step)
+        return self._sink.full
+
+    async def keep_shipping(self) -> None:
+        """Ships every batch as soon as it is due and full."""
+        # What was cut when an earlier loop failed is not being written any more.
+        self._sink.uncut()
+        while True:
+            await workflow.wait_condition(self._may_ship)
+            if not self._may_ship():
+                continue
+            self.shipping = True
+            try:
+                await self._ship(self._next_batch)
+            finally:
+                self.shipping = False
+            self._generations.wanted = True
+
+    async def _ship(self, step: int) -> None:
+        """Writes batch `step`; if the filters leave nothing of it, its step needs another."""
+        began = workflow.now()
+        progress, groups = self._state.train, self._arrivals.cut()
+        barren, progress.barren_filters = progress.barren_filters, FilterTally()
+
+        def write() -> Awaitable[BatchResult]:
+            return workflow.execute_activity(
+                names.SHIP_BATCH,
+                ship_input(self._arg.run_id, step, groups, barren),
+                result_type=BatchResult,
+                task_queue=self._arg.queues.rollout,
+                **policies.STORE_WORK,
+                summary=f"ship batch {step} · {len(groups)} groups",
+            )
+
+        try:
+            batch = await self._mending.carry_out(f"batch {step}", write)
+        except ActivityError as error:
+            self._put_back_damaged(error, barren)
+            return
+        self._arrivals.on_written()
+        if batch.ref is None:
+            progress.barren_filters = barren.plus(progress.barren_filters)
+            self._on_empty(step, groups)
+            return
+        progress.empty_batches = 0
+        rollouts = sum(group.survivors for group in groups)
+        if batch.rollouts <= rollouts * LOW_SHARE:
+            self._log.note(f"batch {step}: only {batch.rollouts} of {rollouts} rollouts can train")
+        seconds = (workflow.now() - began).total_seconds()
+        shipped = ShippedBatch(step, batch.ref, batch.metrics, batch.metrics_ref, seconds)
+        self._state.shipped.append(shipped)
+
+    def _put_back_damaged(self, error: ActivityError, barren: FilterTally) -> None:
+        """Groups that cannot be read any more are rolled out anew; raises any other error."""
+        reason = cause_of(error)
+        damaged = [g for g in self._state.train.cut if f"/groups/{g.group}.json" in reason]
+        if type_of(error) != names.CORRUPT or not damaged:
+            raise error
+        self._log.note(f"rolled out anew, since it is damaged: {reason}")
+        progress = self._state.train
+        progress.barren_filters = barren.plus(progress.barren_filters)
+        self._sink.uncut()
+        for group in self._sink.take_out(damaged):
+            self._generations.put_back(group.group)
+
+    def _on_empty(self, step: int, groups: list[GroupResult]) -> None:
+        self._sink.on_empty()
+        rollouts = sum(group.survivors for group in groups)
+        self._log.note(f"batch {step} had nothing to train on ({rollouts} rollouts)")
+        if self._state.train.empty_batches >= MAX_EMPTY_BATCHES:
+            text = f"{self._state.train.empty_batches} batches in a row had nothing to train on"
+            text = f"{text}: every rollout was filtered out"
+            raise RunFailed("rollouts", text, code="empty", final=True)
+
+    # -- steps ------------------------------------------------------------------------------
+
+    async def until_shipped(self, or_else: Callable[[], bool] = lambda: False) -> None:
+        """Until the next batch is there to be trained, or `or_else` holds."""
+        state, step = self._state, self._state.step + 1
+        await self._log.wait(
+            lambda: self._waits_for_batch(step),
+            lambda: bool(state.shipped) or or_else(),
+            stalled_after(self._config),
+            progress=lambda: state.train.delivered + state.eval_rollouts,
+        )
+
+    async def step(self) -> None:
+        """Batch n → train → push and verify → version n."""
+        state, step = self._state, self._state.step + 1
+        began = workflow.now()
+        await self.until_shipped()
+        batch = state.shipped[0]
+        assert batch.step == step
+        batch_at = workflow.now()
+        trained = await self._trainer.train(step, batch.ref)
+        trained_at = workflow.now()
+        await self._sweep_before_push(step)
+        if state.target_version == step:
+            # It was pushed before the run came to rest.
+            self._trainer.serve(trained.weights)
+        state.weights, state.target_version = trained.weights, step
+        await self._log.wait(
+            lambda: f"policy v{step}: weights being pushed and verified",
+            lambda: self._fleet.synced(step),
+            START_AT_MOST,
+            stoppable=False,
+        )
+        state.shipped.pop(0)
+        state.batches.append(TrainedBatch(step, batch.ref, state.config_revision))
+        state.step, state.version = step, step
+        state.rejected_labels = [
+            label
+            for label in state.rejected_labels
+            if int(label.partition(".")[0]) > step - KEPT_LABEL_VERSIONS
+        ]
+        state.reward = batch.metrics["reward/all/mean"]
+        self._watch_drift(step, trained.metrics.get("mismatch_kl", 0.0))
+        self._generations.wanted = True
+        times = {
+            "time/wait_for_batch": batch_at - began,
+            "time/train": trained_at - batch_at,
+            "time/sync_weights": workflow.now() - trained_at,
+            "time/step": workflow.now() - began,
+        }
+        self._record(
+            step,
+            {
+                **batch.metrics,
+                **trained.metrics,
+                **{name: span.total_seconds() for name, span in times.items()},
+                "time/ship_batch": batch.seconds,
+                **self._counts(batch),
+            },
+            [ref for ref in (batch.metrics_ref, trained.metrics_ref) if ref is not None],
+        )
+
+    def _watch_drift(self, step: int, mismatch_kl: float) -> None:
+        """Tells when trainer and engines give the sampled tokens unlike probabilities."""
+        bound = self._config.inference.drift_alarm
+        before, self._state.alarm = self._state.alarm, ""
+        if bound is not None and not mismatch_kl <= bound:
+            self._state.alarm = f"step {step}: mismatch KL {mismatch_kl:.3g} is above {bound:g}"
+            if not before:
+                self._log.note(f"drift: {self._state.alarm}")
+
+    def _waits_for_batch(self, step: int) -> str:
+        if self.shipping:
+            return f"batch {step} to be written"
+        return f"rollouts for batch {step}: {self._sink.filled()}"
+
+    async def _sweep_before_push(self, step: int) -> None:
+        """Lets dispatch give up what is too old before the engines pause for new weights."""
+        self._state.next_version = step
+        if self._generations.stale_in_flight(step):
+            self._generations.wanted = True
+            with contextlib.suppress(TimeoutError):
+                await workflow.wait_condition(
+                    lambda: not self._generations.stale_in_flight(step),
+                    timeout=SWEEP_AT_MOST,
+                    timeout_summary=f"stale rollouts to be given up before v{step}",
+                )
+
+    def _counts(self, batch: ShippedBatch) -> dict[str, float]:
+        """Counters of the run so far, and what was given up since the last step."""
+        state, progress = self._state, self._state.train
+        for name in TOTALS:
+            total = name.replace("/", "/total_")
+            state.totals[total] = state.totals.get(total, 0.0) + batch.metrics.get(name, 0.0)
+        counts = {
+            **state.totals,
+            **self._arrivals.metrics(),
+            **self._permits.metrics(),
+            "progress/rollouts": float(state.rollouts),
+            "off_policy/dropped/in_flight": float(progress.stale_in_flight),
+            "off_policy/dropped/in_queue": float(progress.stale_in_queue),
+            "dispatcher/cancelled/overload": float(progress.overload),
+        }
+        progress.stale_in_flight = progress.stale_in_queue = progress.overload = 0
+        return counts
+
+    def _record(self, step: int, metrics: dict[str, float], parts: list[ArtifactRef]) -> None:
+        def record() -> Awaitable[None]:
+            return workflow.execute_activity(
+                names.RECORD_STEP,
+                StepRecord(self._arg.run_id, step, metrics, parts),
+                task_queue=self._arg.queues.orchestrator,
+                **policies.STORE_WORK,
+                summary=f"record step {step}",
+            )
+
+        self._log.in_background(self._mending.carry_out(f"record of step {step}", record))

@@ -1,0 +1,245 @@
+"""The run's side of the trainer: batches in order, checkpoints, and getting a lost trainer back.
+
+Invariant: trainer state is a function of (checkpoint, batches since), so a trainer that was lost
+is replaced by one that loads the checkpoint and trains the recorded batches again.
+"""
+
+from typing import Any, TypeVar
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError
+
+with workflow.unsafe.imports_passed_through():
+    from collections.abc import Awaitable, Callable
+    from dataclasses import replace
+    from datetime import timedelta
+
+    from ratchet.activities.contracts import names
+    from ratchet.activities.contracts.refs import ArtifactRef
+    from ratchet.activities.contracts.training import (
+        CheckpointResult,
+        LoadTrainerInput,
+        LoadTrainerResult,
+        SaveCheckpointInput,
+        TrainerTarget,
+        TrainStepInput,
+        TrainStepResult,
+    )
+    from ratchet.workflows.protocol import policies
+    from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
+    from ratchet.workflows.protocol.state import HostState, Recording, RunState, TrainedBatch
+    from ratchet.workflows.rules.fleet import Fleet
+    from ratchet.workflows.run.outages import Mending
+    from ratchet.workflows.run.servers import Servers
+    from ratchet.workflows.run.status import RunLog
+
+MAX_LOSSES = 10
+COMES_UP_WITHIN = timedelta(minutes=30)
+MOST_RECORDED = 150
+"""Batches after which there is a checkpoint whatever its interval, to keep the state small."""
+
+T = TypeVar("T")
+
+
+class Trainer:
+    """Steps one run's trainer."""
+
+    def __init__(
+        self,
+        run_id: str,
+        state: RunState,
+        fleet: Fleet,
+        servers: Servers,
+        mending: Mending,
+        log: RunLog,
+    ) -> None:
+        self._run_id = run_id
+        self._state = state
+        self._fleet = fleet
+        self._servers = servers
+        self._mending = mending
+        self._log = log
+
+    async def train(self, step: int, batch: ArtifactRef) -> TrainStepResult:
+        """Trains batch `step`, on a trainer that stands at `step - 1`."""
+        revision = self._state.config_revision
+        while True:
+            host = await self._standing_at(step - 1)
+            # Until it tells, nobody knows where it stands.
+            self._state.trainer_step = -1
+            try:
+                result = await self._train_once(TrainedBatch(step, batch, revision), host)
+            except ActivityError as error:
+                await self._on_lost(host, error)
+                continue
+            self._state.trainer_step = step
+            self._state.trainer_losses = 0
+            return result
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether there is a checkpoint of the run's step, or nothing to save."""
+        state = self._state
+        return state.step == 0 or bool(state.checkpoint and state.checkpoint.step == state.step)
+
+    async def checkpoint(self, run_state: Callable[[], str]) -> None:
+        """Commits a checkpoint at the run's step, unless there is one; `run_state()` is what it
+        keeps of the run.
+        """
+        state = self._state
+        if self.is_saved:
+            return
+        while True:
+            host = await self._standing_at(state.step)
+            arg = SaveCheckpointInput(
+                self._run_id,
+                state.step,
+                TrainerTarget(host.epoch, host.address),
+                run_state(),
+                state.config_revision,
+            )
+            summary = f"checkpoint at step {state.step}"
+            try:
+                saved = await self._on_trainer(
+                    names.SAVE_CHECKPOINT, arg, CheckpointResult, host, summary
+                )
+            except ActivityError as error:
+                await self._on_lost(host, error)
+                continue
+            before, state.batches = state.batches, []
+            older, state.checkpoint, state.older = state.checkpoint, saved, None
+            if older is not None:
+                state.older = Recording(older, before)
+            return
+
+    def stands_at(self, step: int) -> bool:
+        """Whether the trainer that is up holds the state of `step`."""
+        state, host = self._state, self._fleet.host("trainer", 0)
+        return host.up and (state.trainer_epoch, state.trainer_step) == (host.epoch, step)
+
+    async def _standing_at(self, step: int) -> HostState:
+        """A trainer that stands at `step`: the one we have, or a fresh one that catches up."""
+        state, host = self._state, self._fleet.host("trainer", 0)
+        while True:
+            await self._log.wait(
+                lambda: "the trainer to come up", lambda: host.up, COMES_UP_WITHIN, stoppable=False
+            )
+            if self.stands_at(step):
+                return replace(host)
+            seen = replace(host)
+            try:
+                await self._catch_up(seen, step)
+            except ActivityError as error:
+                await self._on_lost(seen, error)
+                continue
+            state.trainer_epoch, state.trainer_step = seen.epoch, step
+
+    async def _catch_up(self, host: HostState, step: int) -> None:
+        try:
+            loaded = await self._load(host)
+        except ActivityError as error:
+            if type_of(error) != names.CORRUPT or self._state.older is None:
+                raise
+            self._use_older(cause_of(error))
+            loaded = await self._load(host)
+        recorded = [batch for batch in self._state.batches if loaded.step < batch.step <= step]
+        assert [batch.step for batch in recorded] == list(range(loaded.step + 1, step + 1))
+        for batch in recorded:
+            trained = await self._train_once(batch, host)
+            if batch.step == self._state.target_version:
+                self.serve(trained.weights)
+
+    def serve(self, weights: ArtifactRef) -> None:
+        """The engines are to hold the very bits that the trainer stands at. A trainer on hardware
+        unlike that of the one before may have made others of the same batch.
+        """
+        state = self._state
+        assert state.weights is not None
+        if weights.sha256 != state.weights.sha256:
+            self._log.note(f"v{state.target_version} is pushed again: its trainer made other bits")
+            state.weights = weights
+            for engine in self._fleet.of("engine"):
+                engine.verified = -1
+            self._servers.changed = True
+
+    async def _load(self, host: HostState) -> LoadTrainerResult:
+        state, checkpoint = self._state, self._state.checkpoint
+        return await self._on_trainer(
+            names.LOAD_TRAINER,
+            LoadTrainerInput(
+                self._run_id,
+                TrainerTarget(host.epoch, host.address),
+                checkpoint.ref if checkpoint else None,
+                revision=state.config_revision,
+            ),
+            LoadTrainerResult,
+            host,
+            f"load trainer at step {checkpoint.step if checkpoint else 0}",
+        )
+
+    def _use_older(self, reason: str) -> None:
+        """Goes back to the checkpoint before the last, and trains what came after it again."""
+        state = self._state
+        assert state.older is not None and state.checkpoint is not None
+        damaged, older = state.checkpoint, state.older
+        self._log.note(
+            f"checkpoint of step {damaged.step} is damaged ({reason}): that of step "
+            f"{older.checkpoint.step} and the batches since are used instead"
+        )
+        state.checkpoint, state.older = older.checkpoint, None
+        state.batches = [*older.batches, *state.batches]
+
+    async def _train_once(self, batch: TrainedBatch, host: HostState) -> TrainStepResult:
+        step, target = batch.step, TrainerTarget(host.epoch, host.address)
+        arg = TrainStepInput(self._run_id, step, batch.ref, target, batch.revision)
+        summary = f"train step {step} · v{step - 1} → v{step}"
+        return await self._on_trainer(
+            names.TRAIN_STEP,
+            arg,
+            TrainStepResult,
+            host,
+            summary,
+            waits_for=f"policy v{step}: trainer step running",
+        )
+
+    async def _on_trainer(
+        self,
+        name: str,
+        arg: Any,
+        result_type: type[T],
+        host: HostState,
+        summary: str,
+        waits_for: str = "",
+    ) -> T:
+        def attempt() -> Awaitable[T]:
+            live = self._fleet.host("trainer", 0)
+            work: Awaitable[T] = workflow.execute_activity(
+                name,
+                arg,
+                result_type=result_type,
+                task_queue=host.queue,
+                schedule_to_start_timeout=policies.QUEUE_TIMEOUT,
+                start_to_close_timeout=policies.STEP_TIMEOUT,
+                heartbeat_timeout=policies.HEARTBEAT,
+                retry_policy=policies.ONCE,
+                summary=summary,
+            )
+            # Once there is a later trainer, nobody is left to carry this out.
+            work = self._log.carry_out_unless(lambda: live.epoch > host.epoch, work)
+            return self._log.carry_out(waits_for or summary, work, policies.STEP_TIMEOUT)
+
+        return await self._mending.carry_out(summary, attempt)
+
+    async def _on_lost(self, host: HostState, error: ActivityError) -> None:
+        state, reason = self._state, cause_of(error)
+        if type_of(error) == names.BAD_INPUT:
+            raise RunFailed("trainer", reason, code="bad_input", user=True)
+        if type_of(error) == names.CORRUPT:
+            raise RunFailed("store", reason, code="damaged")
+        state.trainer_losses += 1
+        self._log.note(f"trainer lost (epoch {host.epoch}): {reason}")
+        if state.trainer_losses > MAX_LOSSES:
+            raise RunFailed("trainer", f"lost {state.trainer_losses} times, last: {reason}")
+        state.trainer_epoch = -1
+        self._fleet.mark_down("trainer", 0, host.epoch, reason)
+        await self._servers.restart(host)
