@@ -48,13 +48,11 @@ with workflow.unsafe.imports_passed_through():
         parse_stop,
     )
     from ratchet.workflows.protocol.state import RunState
-    from ratchet.workflows.rules.arrivals import Arrivals
     from ratchet.workflows.rules.curriculum import Curriculum
     from ratchet.workflows.rules.fleet import Fleet, planned_hosts
     from ratchet.workflows.rules.live_config import limits_of
     from ratchet.workflows.rules.restore import kept, restored
-    from ratchet.workflows.rules.sinks import TrainSink
-    from ratchet.workflows.run import views
+    from ratchet.workflows.rules.sinks import Arrivals, TrainSink
     from ratchet.workflows.run.config_changes import Revisions
     from ratchet.workflows.run.evals import Evals
     from ratchet.workflows.run.generations import ENDED, Generations
@@ -62,7 +60,7 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.workflows.run.pausing import Pausing
     from ratchet.workflows.run.permits import Permits
     from ratchet.workflows.run.servers import Servers
-    from ratchet.workflows.run.status import RunLog
+    from ratchet.workflows.run.status import RunLog, progress
     from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after
     from ratchet.workflows.run.trainer import MOST_RECORDED, Trainer
 
@@ -256,7 +254,7 @@ class TrainingRun:
     @workflow.query
     def progress(self) -> dict[str, Any]:
         """How far the run is, and what is in flight at this moment."""
-        return views.progress(self._config, self._state, self._log.waiting)
+        return progress(self._config, self._state, self._log.waiting)
 
     @workflow.query
     def config(self) -> dict[str, Any]:

@@ -27,8 +27,7 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.workflows.rules.fleet import Fleet
     from ratchet.workflows.rules.sinks import TrainSink
     from ratchet.workflows.rules.sources import TrainSource, next_attempt
-    from ratchet.workflows.run.asking import is_running
-    from ratchet.workflows.run.servers import Servers
+    from ratchet.workflows.run.servers import Servers, is_running
     from ratchet.workflows.run.status import RunLog
 
 MAX_BARREN_BATCHES = 10

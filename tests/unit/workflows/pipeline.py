@@ -13,11 +13,10 @@ from ratchet.activities.contracts.rollouts import GroupResult, GroupWork
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import DispatchReport, RunInput
 from ratchet.workflows.protocol.state import GenerationState, Lease, RunState, ShippedBatch
-from ratchet.workflows.rules.arrivals import Arrivals
 from ratchet.workflows.rules.curriculum import Curriculum
 from ratchet.workflows.rules.fleet import Fleet, planned_hosts
 from ratchet.workflows.rules.live_config import changed, limits_of
-from ratchet.workflows.rules.sinks import TrainSink
+from ratchet.workflows.rules.sinks import Arrivals, TrainSink
 from ratchet.workflows.rules.sources import train_counter
 from ratchet.workflows.run.evals import Evals
 from ratchet.workflows.run.generations import Generations
