@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
+from ratchet.activities.contracts.statuses import RunStatus
 from ratchet.api.client.pages import Page, page_of
 from ratchet.api.client.streams import SILENCE_S, EventStream
 from ratchet.api.client.transport import IDEMPOTENCY, Transport, default_address
@@ -35,7 +36,6 @@ from ratchet.api.schemas.resources import (
     WorkerItem,
 )
 from ratchet.configs.run import RunConfig
-from ratchet.workflows.protocol.messages import RunStatus
 
 Config = RunConfig | Mapping[str, Any]
 Role = Literal["orchestrator", "rollout", "trainer", "inference", "env"]

@@ -13,9 +13,10 @@ from typing import Any
 
 import httpx
 
+from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.client.errors import Refused, Unreachable, refusal, why_lost
 from ratchet.api.client.transport import Transport, backoff_s
-from ratchet.api.schemas.models import ENDED, ListOf, Run
+from ratchet.api.schemas.models import ListOf, Run
 from ratchet.api.schemas.resources import Event
 
 MEDIA = "text/event-stream"

@@ -9,6 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.http.bodies import read_optional_json
 from ratchet.api.http.idempotency import DOCUMENTED, Once
 from ratchet.api.http.problems import ApiProblem, FieldError, documented, field_errors, shown
@@ -25,7 +26,6 @@ from ratchet.api.routes._common import (
 )
 from ratchet.api.routes.fork import resume_ended
 from ratchet.api.schemas.models import (
-    ENDED,
     ConfigPatch,
     EvalBody,
     PauseBody,
@@ -36,8 +36,8 @@ from ratchet.api.schemas.models import (
 from ratchet.api.services.core import RunId, Served
 from ratchet.api.services.run_view import OPEN, status_of
 from ratchet.api.temporal.client import Unanswered
+from ratchet.configs.live import changed
 from ratchet.configs.load import ConfigError
-from ratchet.workflows.rules.live_config import changed
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 

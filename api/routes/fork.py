@@ -30,9 +30,9 @@ from ratchet.api.services.plan import plan_of
 from ratchet.api.services.run_view import OPEN, status_of
 from ratchet.api.store.artifacts import Found, checkpoint, checkpoints_of
 from ratchet.api.temporal.client import Execution
+from ratchet.configs.live import merged
 from ratchet.configs.load import ConfigError
 from ratchet.configs.run import RunConfig
-from ratchet.workflows.rules.live_config import merged
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 

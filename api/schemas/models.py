@@ -1,17 +1,14 @@
 """What the API answers with. Fields are only ever added; the OpenAPI page is made from these."""
 
 from datetime import UTC, datetime
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
+from ratchet.activities.contracts.statuses import RunStatus
 from ratchet.api.services.plan import Plan
-from ratchet.workflows.protocol.messages import RunStatus
 
 Item = TypeVar("Item")
-
-STATUSES: tuple[str, ...] = get_args(RunStatus)
-ENDED = ("succeeded", "failed", "cancelled")
 
 
 class WaitingFor(BaseModel):

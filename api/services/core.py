@@ -21,8 +21,8 @@ from ratchet.api.store.records import Records
 from ratchet.api.store.rollouts import Rollouts
 from ratchet.api.temporal.client import Execution, Temporal, a_worker_on
 from ratchet.api.temporal.histories import Histories
+from ratchet.configs.live import changed
 from ratchet.configs.run import RunConfig
-from ratchet.workflows.rules.live_config import changed
 
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 FRESH_S = 0.25

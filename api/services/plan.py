@@ -4,8 +4,8 @@ import math
 
 from pydantic import BaseModel, Field
 
+from ratchet.activities.contracts.hosting import planned_hosts
 from ratchet.configs.run import RunConfig
-from ratchet.workflows.rules.fleet import planned_hosts
 
 
 class PlannedEval(BaseModel):
