@@ -24,7 +24,7 @@ from ratchet.api.client.options import (
     usable,
 )
 from ratchet.api.client.watch import Watch, ending
-from ratchet.api.schemas.models import Run
+from ratchet.api.schemas.run import Run
 
 
 class Kind(StrEnum):

@@ -22,8 +22,8 @@ from ratchet.api.client.assignments import one_line
 from ratchet.api.client.client import Ratchet, as_json
 from ratchet.api.client.errors import RatchetError, Refused
 from ratchet.api.client.streams import LATEST
-from ratchet.api.schemas.models import Run
-from ratchet.api.schemas.resources import Event
+from ratchet.api.schemas.events import Event
+from ratchet.api.schemas.run import Run
 
 REWARD = "reward/all/mean"
 HISTORY = 400

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel
 
 from ratchet.activities.contracts.names import SHIPPED_ENVS
-from ratchet.api.http.problems import FieldError, printable, shown
 from ratchet.api.http.security import is_loopback
+from ratchet.api.schemas.problems import FieldError, printable, shown
 from ratchet.configs.base import FunctionSection
 from ratchet.configs.env import EnvConfig
 from ratchet.configs.reference import FrozenModelConfig

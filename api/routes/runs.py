@@ -11,7 +11,8 @@ from ratchet.api.http.bodies import media_of, read_bytes
 from ratchet.api.http.idempotency import DOCUMENTED, Once, replied
 from ratchet.api.http.problems import documented
 from ratchet.api.routes._common import newest
-from ratchet.api.schemas.models import ListOf, ResolvedConfig, Run
+from ratchet.api.schemas.common import ListOf
+from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.api.services.core import JSON, RunId, Served, unknown_run
 from ratchet.api.services.launch import launch, read_config, require_allowed, resolved
 from ratchet.api.services.plan import plan_of

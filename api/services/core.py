@@ -12,9 +12,9 @@ from fastapi import Depends, Path, Request, Response
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import StoreUnavailable
-from ratchet.api.http.problems import ApiProblem, shown
 from ratchet.api.http.shared_call import Shared
-from ratchet.api.schemas.models import Run, WaitingFor
+from ratchet.api.schemas.problems import ApiProblem, shown
+from ratchet.api.schemas.run import Run, WaitingFor
 from ratchet.api.services.run_view import OPEN, run_object
 from ratchet.api.settings import Settings
 from ratchet.api.store.records import Records
