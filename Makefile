@@ -105,6 +105,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/hadolint docker/Dockerfile
 
 # Resolves requirements/*.in anew. On CPU machines torch itself is installed apart, since its CPU

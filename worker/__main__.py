@@ -9,8 +9,8 @@ import signal
 import sys
 
 from ratchet.activities.hosting.reaper import sweep
+from ratchet.activities.hosting.scratch import sweep_folders
 from ratchet.activities.runtime.context import WorkerContext
-from ratchet.activities.runtime.scratch import sweep_folders
 from ratchet.activities.storage.store import ArtifactStore, free_bytes
 from ratchet.worker.client import TemporalUnreachable, connect, register_search_attributes
 from ratchet.worker.health import Pulse, serve_health

@@ -38,7 +38,6 @@ from ratchet.activities.contracts.hosting import (
 from ratchet.activities.hosting import reaper
 from ratchet.activities.hosting.process import GRACE_S, ServerProcess, describe_exit
 from ratchet.activities.hosting.spec import ServerSpec, SpecBuilder
-from ratchet.activities.inference.load import report_load
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import failure_of
 from ratchet.activities.runtime.heartbeat import heartbeats
@@ -224,7 +223,7 @@ class HostActivities:
             log.info("%s is up after %.1f s", spec.name, time.monotonic() - started)
             known = {"address": spec.address, "queue": self.ctx.own_queue, "model": spec.model}
             report = self._report(host, epoch, "up", **known)
-            up = asyncio.create_task(self._report_up(host, report))
+            up = asyncio.create_task(self._report_up(spec, host, report))
             await self._until_lost(spec, process, run_check, up)
         finally:
             tasks = [task for task in (run_check, up) if task is not None]
@@ -232,20 +231,20 @@ class HostActivities:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _report_up(self, host: HostInput, report: HostReport) -> None:
+    async def _report_up(self, spec: ServerSpec, host: HostInput, report: HostReport) -> None:
         """Tells the run; then, if it wants to know, how loaded the engine is, for ever.
 
         Raises a non-retryable ApplicationError if the engine cannot say how loaded it is.
         """
         await self._signal(host.run_id, REPORT_SIGNAL, report)
-        if host.role != "engine" or not host.report_load:
+        if spec.report_load is None:
             return
 
         async def send(load: EngineLoad) -> None:
             await self._signal(host.run_id, ENGINE_LOAD, replace(load, run_id=host.run_id))
 
         try:
-            await report_load(report.address, host.index, report.epoch, send)
+            await spec.report_load(send)
         except ValueError as error:
             # A restarted engine would answer no better.
             raise ApplicationError(str(error), type=names.BAD_INPUT, non_retryable=True) from None

@@ -4,11 +4,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.contracts.hosting import EngineLoad, HostInput
 from ratchet.activities.runtime.context import WorkerContext
 
 LOST_AFTER_S = 12.0
 """How long a server may be silent, in seconds."""
+
+
+SendLoad = Callable[[EngineLoad], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,8 @@ class ServerSpec:
 
     `env` is added to the worker's environment. `probe` answers whether the server is healthy now;
     it is called about once a second and bounds its own time. A server that was healthy and then is
-    not for `lost_after_s` is ended. `model` is reported as it is.
+    not for `lost_after_s` is ended. `model` is reported as it is. `report_load` sends the load of a
+    server that is up, for ever; it raises ValueError if the server cannot say how loaded it is.
     """
 
     name: str
@@ -29,6 +33,7 @@ class ServerSpec:
     model: str = ""
     start_timeout_s: float = 240.0
     lost_after_s: float = LOST_AFTER_S
+    report_load: Callable[[SendLoad], Awaitable[None]] | None = None
 
 
 SpecBuilder = Callable[[WorkerContext, HostInput, int], Awaitable[ServerSpec]]

@@ -22,6 +22,7 @@ import importlib.metadata
 import os
 import socket
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -29,6 +30,7 @@ import httpx
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.inference.load import report_load
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys
@@ -170,4 +172,5 @@ async def engine_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> Server
         env=engine_env(config, cpu=cpu),
         model=model,
         lost_after_s=config.inference.stalled_after_s,
+        report_load=partial(report_load, address, host.index, epoch) if host.report_load else None,
     )

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from statistics import fmean
 
-from ratchet.activities.scoring.subsets import quantile
+from ratchet.activities.contracts.quantiles import quantile
 
 PROBE_S = 0.1
 WINDOW = 1000

@@ -6,10 +6,10 @@ not err, whatever filters said of it, and 'effective' those that train. A subset
 has no keys. Statistics are mean, max, min, p10 and p90; rates and shares have none.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
+from ratchet.activities.contracts.quantiles import quantile
 from ratchet.activities.scoring.batches import BatchGroup, BatchRollout, solve_rates, stop_shares
 
 AGGREGATE = "agg"
@@ -19,20 +19,6 @@ _SUBSETS: dict[str, Callable[[BatchRollout], bool]] = {
     "all": lambda _: True,
     "effective": lambda rollout: rollout.shipped,
 }
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value that `share` (0 to 1) of `values`, at least one, lie below.
-
-    Between the two nearest ranks it is interpolated linearly, rank 0 being the lowest value and
-    rank n - 1 the highest.
-    """
-    assert values and 0.0 <= share <= 1.0
-    ordered = sorted(values)
-    rank = share * (len(ordered) - 1)
-    low, high = ordered[math.floor(rank)], ordered[math.ceil(rank)]
-    # Rounding may leave neither end.
-    return min(max(low + (high - low) * (rank - math.floor(rank)), low), high)
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

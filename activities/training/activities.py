@@ -37,10 +37,10 @@ from ratchet.activities.contracts.training import (
     TrainStepInput,
     TrainStepResult,
 )
+from ratchet.activities.hosting.scratch import working_folder
 from ratchet.activities.runtime.children import as_parent, module_command
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.heartbeat import heartbeats
-from ratchet.activities.runtime.scratch import working_folder
 from ratchet.activities.storage import fencing, keys, retention
 from ratchet.activities.storage.token_logprobs import SCHEMA_VERSION as TOKEN_LOGPROBS_SCHEMA
 from ratchet.activities.training import check

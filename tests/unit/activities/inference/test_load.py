@@ -12,6 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -252,6 +253,7 @@ async def _build(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpec:
         address=address,
         cwd=ctx.home,
         probe=probe,
+        report_load=partial(report_load, address, host.index, epoch) if host.report_load else None,
     )
 
 

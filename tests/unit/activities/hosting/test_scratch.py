@@ -4,12 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ratchet.activities.runtime.scratch import sweep_folders, working_folder
+from ratchet.activities.hosting.scratch import sweep_folders, working_folder
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from ratchet.activities.runtime.scratch import working_folder
+from ratchet.activities.hosting.scratch import working_folder
 with working_folder(Path(sys.argv[1]), "step-3") as folder:
     (folder / "weights").write_bytes(b"half")
     print(folder.name, flush=True)
