@@ -7,13 +7,14 @@ import time
 from typing import Any
 
 import pytest
+from playwright.async_api import expect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from activities.storage import keys
 from activities.storage.series import Series
 from api.app import create_app
 from tests.e2e.browsing import browsing, reading
-from tests.unit.api.conftest import WITHIN_S, Served, connection, listening
+from tests.unit.api.conftest import WITHIN_S, Served, connection, eventually, listening
 from tests.unit.api.test_client import make_steps
 from tests.unit.api.test_curves import damage, record
 from tests.unit.api.test_rollouts import group
@@ -55,7 +56,7 @@ async def test_what_is_damaged_is_named_where_it_is_left_out(served: Served) -> 
         await reader.open(f"#/runs/{run}/rollouts?r=train:2:0", '="rollouts"')
         await appears(page, "Damaged groups, left out: train/2.")
         await appears(page, "An artifact of the run is damaged")
-        assert await page.locator("a.rollout").count() == 4
+        await expect(page.locator("a.rollout")).to_have_count(4)
         assert await reader.serious() == []
         await page.goto(f"{reader.api}/dashboard/#/runs?q={run}")
         await page.get_by_label("Filter by name or metadata").fill(run)
@@ -108,7 +109,8 @@ async def test_a_page_whose_cursor_is_forgotten_loads_anew_and_goes_on(served: S
         app.cut.set()
         await page.wait_for_selector("#link[data-state=reconnecting]")
         await make_steps(served, run, 4)
-        assert await page.get_by_text("step 4 is done").count() == 0
+        await eventually(lambda: asyncio.sleep(0, len(app.cursors)), lambda count: count == 2)
+        await expect(page.get_by_text("step 4 is done")).to_have_count(0)
         app.forgot.set()
         # It happened while nothing was heard, and no stream tells it.
         await appears(page, "step 4 is done")
