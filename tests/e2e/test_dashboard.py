@@ -35,7 +35,8 @@ from worker.stack import Stack
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(300),
+    # The first of them records a run of 10,000 steps, which takes minutes beside other work.
+    pytest.mark.timeout(900),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
