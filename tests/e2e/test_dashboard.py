@@ -555,9 +555,9 @@ async def test_it_goes_on_by_itself_when_the_api_comes_back(site: Site) -> None:
         await reader.open("#/runs/short", '="all"')
         await reader.page.wait_for_selector("#link[data-state=live]")
         await reader.page.route("**/v1/**", lambda route: route.abort())
-        await reader.page.get_by_role("alert").wait_for(timeout=60_000)
+        await reader.page.get_by_role("alert").wait_for()
         await reader.page.unroute("**/v1/**")
-        await reader.page.get_by_role("alert").wait_for(state="detached", timeout=60_000)
+        await reader.page.get_by_role("alert").wait_for(state="detached")
 
 
 async def test_launch_and_every_control(site: Site) -> None:

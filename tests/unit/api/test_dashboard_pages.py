@@ -14,7 +14,7 @@ from activities.storage import keys
 from activities.storage.series import Series
 from api.app import create_app
 from tests.e2e.browsing import browsing, reading
-from tests.unit.api.conftest import WITHIN_S, Served, connection, eventually, listening
+from tests.unit.api.conftest import Served, connection, eventually, listening
 from tests.unit.api.test_client import make_steps
 from tests.unit.api.test_curves import damage, record
 from tests.unit.api.test_rollouts import group
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def appears(page: Any, text: str) -> None:
-    await page.get_by_text(text).first.wait_for(timeout=1000 * WITHIN_S)
+    await page.get_by_text(text).first.wait_for()
 
 
 async def test_what_is_damaged_is_named_where_it_is_left_out(served: Served) -> None:
@@ -155,7 +155,7 @@ async def test_lag_is_charted_by_role_and_counts_among_no_rollout_workers(served
             panel = reader.page.locator(f"#panel-{name}")
             await panel.scroll_into_view_if_needed()
             chips = panel.locator(".legend .chip")
-            await chips.first.wait_for(timeout=1000 * WITHIN_S)
+            await chips.first.wait_for()
             said = [text.split() for text in await chips.all_inner_texts()]
             found[name] = {words[0]: float(words[-1]) for words in said}
         assert found["lag"] == {"rollout": 0.007, "env": 0.03, "orchestrator": 0.002}
