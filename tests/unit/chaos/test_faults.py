@@ -85,10 +85,16 @@ async def test_process_that_ends_while_it_is_stopped_was_replaced(
     stack: ChaosStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(faults.STALL_S, "api", 100.0)
-    process = find(stack, "api")
+    process, states = find(stack, "api"), [""]
     assert process is not None
+
+    def state_of(pid: int) -> str:
+        states.append(kernel_state(pid))
+        return states[-1]
+
+    monkeypatch.setattr(faults, "kernel_state", state_of)
     stalled = asyncio.create_task(faults.inject(world(stack, tmp_path), Spec("stall", "api")))
-    await until(lambda: kernel_state(process.pid) == "T")
+    await until(lambda: "T" in states)
     process.kill()
     witness = await stalled
     assert witness.landed and not witness.rode_out and witness.until - witness.at < 100
