@@ -155,4 +155,6 @@ async def reading(
     reader.page.on("console", heard)
     reader.page.on("pageerror", lambda error: reader.complaints.append(f"uncaught: {error}"))
     yield reader
+    # A handler that is at work when its page goes would raise in whatever is done next.
+    await reader.page.unroute_all(behavior="ignoreErrors")
     await context.close()
