@@ -41,9 +41,7 @@ function facts(run) {
 
 export function show(root, asked) {
 	const data = new RunData(asked.id);
-	const title = h("div", { class: "title" });
-	const tools = h("div", { class: "tools" });
-	const summary = h("div", {});
+	const [title, tools, summary] = ["title", "tools", ""].map((kind) => h("div", { class: kind }));
 	const header = h("div", { class: "run-head" }, h("div", { class: "head" }, title, tools), summary);
 	const tabs = h("nav", { class: "tabs", "aria-label": "Run" });
 	const place = h("section", { class: "tab", "aria-live": "off" });
@@ -75,19 +73,18 @@ export function show(root, asked) {
 		if (text === painted) return;
 		painted = text;
 		const buttons = controls(run, () => live.refresh());
-		const offers = JSON.stringify([buttons.map((button) => button.dataset.verb), run.links.temporal_ui]);
-		// A button that is replaced between press and release is not clicked: what is offered as before
-		// stays as it is, and whoever is about to press a button by a key keeps it.
+		const offers = String(buttons.map((b) => b.dataset.verb));
+		// A button that is pressed must stay.
 		if (offers !== offered) {
 			offered = offers;
-			const focused = tools.contains(document.activeElement) ? document.activeElement.dataset.verb : null;
+			const focused = document.activeElement.dataset.verb;
 			fill(
 				tools,
 				buttons,
 				h("button", { dataset: { verb: "compare" }, onclick: overlay }, "Compare"),
 				run.links.temporal_ui && h("a", { class: "button", href: run.links.temporal_ui, target: "_blank", rel: "noopener" }, "Temporal ↗"),
 			);
-			if (focused) tools.querySelector(`[data-verb="${focused}"]`)?.focus();
+			tools.querySelector(`[data-verb="${focused}"]`)?.focus();
 		}
 		const share = run.max_steps ? Math.min(1, run.step / run.max_steps) : 0;
 		const from = run.lineage?.source ?? run.forked_from ?? null;
