@@ -50,14 +50,14 @@ examples: setup
 # itself.
 test: setup browser
 	$(BIN)/python -m pytest -q -n 4 --dist loadfile -m "not alone and not long" tests/unit tests/workflow
-	$(BIN)/python -m pytest -q -m alone tests/unit tests/workflow
+	$(BIN)/python -m pytest -q -m alone tests/unit tests/workflow tests/e2e
 	$(MAKE) -j 2 -O e2e-stack e2e-others
 
 # Runs on the one stack that they share, and beside them all that needs none.
 e2e-stack:
 	$(BIN)/python -m pytest -q -m "stack and not long" tests/e2e
 e2e-others:
-	$(BIN)/python -m pytest -q -m "not stack and not long" tests/e2e
+	$(BIN)/python -m pytest -q -m "not stack and not long and not alone" tests/e2e
 
 # The dashboard is tested in a real Chromium, which no Python package carries. Without one, those
 # tests are skipped.

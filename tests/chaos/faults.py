@@ -37,6 +37,7 @@ LONG_STALL_S = 22.0
 """Longer than the heartbeat time-out, so that work is given away and its owner comes back late."""
 SERVER_STALL_S = 35.0
 """A server is stopped until its host replaces it, and at most so long."""
+STOPS_WITHIN_S = 5.0
 CUT_S = 6.0
 FREEZE_S = 6.0
 REFUSE_S = 8.0
@@ -95,8 +96,10 @@ async def _stall(world: World, spec: Spec) -> tuple[float, str]:
     until = time.monotonic() + STALL_S.get(spec.role, usual)
     os.kill(process.pid, signal.SIGSTOP)
     try:
-        await asyncio.sleep(0.1)
-        state = kernel_state(process.pid)
+        # A process that waits for a core stops once it has had one.
+        stopped_by = time.monotonic() + STOPS_WITHIN_S
+        while (state := kernel_state(process.pid)) != "T" and time.monotonic() < stopped_by:
+            await asyncio.sleep(0.02)
         if state != "T":
             raise NotLanded(f"process {process.pid} is in state {state or 'gone'} and not in T")
         # Who keeps a server may end it while it is stopped: then there is nobody to continue.

@@ -63,8 +63,11 @@ class Proxy:
             self._server = None
         count = len(self._writers) // 2
         for writer in list(self._writers):
-            # Closed without lingering, a connection is reset and not ended in good order.
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            # Closed without lingering, a connection is reset and not ended in good order. One that
+            # has just ended by itself has no socket any more.
+            with contextlib.suppress(OSError):
+                ours = writer.get_extra_info("socket")
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             writer.transport.abort()
         return count
 

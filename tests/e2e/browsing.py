@@ -1,5 +1,6 @@
 """A browser for the dashboard's tests, an API process with a Temporal of its own, and axe-core."""
 
+import asyncio
 import os
 import re
 import shutil
@@ -13,12 +14,28 @@ from typing import Any
 
 import pytest
 from playwright import async_api as playwright
+from playwright.async_api import expect
 
 from tests import ROOT
 
 AXE = Path(__file__).parent / "vendor" / "axe-core" / "axe.min.js"
 DESKTOP = {"width": 1440, "height": 1000}
 PHONE = {"width": 390, "height": 844}
+IN_SIGHT = """
+() => {
+    const waits = (e) => !e.hidden && e.textContent === "Loading…";
+    const panels = [...document.querySelectorAll(".panel")];
+    const seen = panels.filter((panel) => panel.getBoundingClientRect().top < innerHeight);
+    return !seen.some((panel) => waits(panel.querySelector(".no-data")));
+}
+"""
+"""Whether all charts on the screen are drawn: they are once the browser says they are there."""
+
+WITHIN_S = 90.0
+"""How long anything may take that must happen: only a machine that stands still takes longer."""
+
+# By themselves actions have 30 s, and what is expected 5 s.
+expect.set_options(timeout=1000 * WITHIN_S)
 
 
 def chromium() -> str:
@@ -71,12 +88,23 @@ class Reader:
     page: Any
     api: str
     complaints: list[str] = field(default_factory=list)
+    asked: set[Any] = field(default_factory=set)
+    """Requests of the page that are not answered in full yet, its streams of events left out."""
 
     async def open(self, where: str, ready: str) -> None:
         """Goes to a page and waits until it says that it shows `ready` (a CSS attribute test)."""
         await self.page.goto("about:blank")
         await self.page.goto(f"{self.api}/dashboard/{where}")
         await self.page.wait_for_selector(f"html[data-ready{ready}]", state="attached")
+
+    async def settled(self) -> None:
+        """Waits until a page that is ready shows all that it fetches. It needs `instruments`."""
+        await expect(self.page.locator("main h1").first).to_be_visible()
+        await expect(self.page.locator("main .loading")).to_have_count(0)
+        await self.page.wait_for_function(IN_SIGHT)
+        async with asyncio.timeout(WITHIN_S):
+            while self.asked:
+                await asyncio.sleep(0.02)
 
     async def serious(self) -> list[str]:
         """What axe-core finds that is serious or worse."""
@@ -108,13 +136,26 @@ async def reading(
         bypass_csp=instruments,
         reduced_motion="reduce",
     )
+    context.set_default_timeout(1000 * WITHIN_S)
     reader = Reader(await context.new_page(), api)
 
     def heard(message: Any) -> None:
         if message.type in ("error", "warning"):
             reader.complaints.append(f"{message.type}: {message.text} {message.location}")
 
+    def asks(request: Any) -> None:
+        if request.headers.get("accept") != "text/event-stream":
+            reader.asked.add(request)
+
+    def answered(request: Any) -> None:
+        reader.asked.discard(request)
+
+    reader.page.on("request", asks)
+    reader.page.on("requestfinished", answered)
+    reader.page.on("requestfailed", answered)
     reader.page.on("console", heard)
     reader.page.on("pageerror", lambda error: reader.complaints.append(f"uncaught: {error}"))
     yield reader
+    # A handler that is at work when its page goes would raise in whatever is done next.
+    await reader.page.unroute_all(behavior="ignoreErrors")
     await context.close()

@@ -40,7 +40,7 @@ def kill(stack: Stack, name: str) -> None:
     """SIGKILL to one process of the stack, with the witness that it is gone."""
     pid = stack.record["processes"][name]["pid"]
     os.kill(pid, signal.SIGKILL)
-    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=5)
+    psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=60)
     assert name not in stack.running()
 
 
@@ -50,7 +50,7 @@ def kill_server(stack: Stack, command: str) -> None:
     assert victims, f"no process runs {command}"
     for victim in victims:
         victim.kill()
-    gone, _ = psutil.wait_procs(victims, timeout=5)
+    gone, _ = psutil.wait_procs(victims, timeout=60)
     assert len(gone) == len(victims)
 
 

@@ -18,6 +18,7 @@ from ratchet.activities.hosting.process import ServerProcess
 from ratchet.activities.hosting.spec import ServerSpec
 from ratchet.activities.inference.activities import InferenceActivities
 from ratchet.activities.inference.engine import engine_spec
+from ratchet.activities.inference.load import parse_load
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys
 from tests.e2e.policies import random_policy
@@ -89,6 +90,11 @@ class Served:
         )
         activities = InferenceActivities(self.ctx)
         return await ActivityEnvironment().run(activities.sync_weights, sync)
+
+    async def sampling(self, client: httpx.AsyncClient) -> int:
+        """How many requests it works on."""
+        told = (await client.get(f"{self.spec.address}/metrics")).raise_for_status().text
+        return parse_load(told, index=0, epoch=1, max_model_len=SEQ_LEN).running
 
     async def sample(self, client: httpx.AsyncClient, prompt: list[int]) -> dict[str, Any]:
         """One answer of 200 tokens, as vLLM tells it."""

@@ -383,7 +383,7 @@ async def show(
         workflows=[Recorded],
         workflow_runner=UnsandboxedWorkflowRunner(),
     )
-    async with worker, asyncio.timeout(180):
+    async with worker, asyncio.timeout(600):
         handle = await client.start_workflow(
             TRAINING_RUN,
             args=[arg, said],

@@ -43,7 +43,9 @@ async def test_push_in_flight_labels_every_token(served: Served) -> None:
 
     async with httpx.AsyncClient(timeout=60) as client:
         flying = [asyncio.create_task(keep_sampling(client, prompt)) for prompt in prompts]
-        await asyncio.sleep(0.3)
+        async with asyncio.timeout(60):
+            while await served.sampling(client) < len(prompts) // 2:
+                await asyncio.sleep(0.02)
         began = time.monotonic()
         result = await served.sync(1, weights, push=2)
         print(f"push and gate with {len(prompts)} in flight: {time.monotonic() - began:.2f} s")

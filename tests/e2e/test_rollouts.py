@@ -47,6 +47,8 @@ pytestmark = [
 RUN = "e2e"
 PUSH = 7
 LABEL = f"0.{PUSH}a"
+WITHIN_S = 90.0
+"""How long anything may take that must happen: only a machine that stands still takes longer."""
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +149,7 @@ def _check_samples(document: dict[str, Any]) -> None:
 
 async def _in_flight(rooms: RolloutActivities) -> None:
     """Waits until rollouts execute."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WITHIN_S):
         while not rooms._gauges[RUN].inflight:
             await asyncio.sleep(0.02)
 
@@ -273,11 +275,11 @@ async def test_lost_env_server_is_noticed(
     running = asyncio.create_task(run(rooms.run_rollouts, given))
     await _in_flight(rooms)
     text_env.kill()
-    started = time.monotonic()
-    with pytest.raises(ApplicationError) as caught:
-        await running
+    # At once, and not as one that is silent for long.
+    with pytest.raises(ApplicationError, match="nothing listens there any more") as caught:
+        async with asyncio.timeout(WITHIN_S):
+            await running
     assert caught.value.type == names.ENV_LOST
-    assert time.monotonic() - started < 8
 
 
 async def test_engine_under_another_name_is_lost(
@@ -297,7 +299,7 @@ async def test_killed_engine_leaves_no_process(served: Served, target: EngineTar
     assert len(family) >= 2
     print("engine memory", sum(p.memory_info().rss for p in family) >> 20, "MiB")
     os.kill(served.process.pid, signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WITHIN_S):
         await served.process.exited.wait()
     assert not any(process.is_running() for process in family)
     with pytest.raises(ApplicationError) as error:
@@ -315,9 +317,8 @@ async def test_killed_engine_is_lost_and_nothing_is_stored(
     assert served.process.exited.is_set(), "the test before killed it"
     work = _work("train/5", "reverse-retry")
     given = RunRolloutsInput(RUN, work, target, retry_env.address)
-    started = time.monotonic()
     with pytest.raises(ApplicationError) as caught:
-        await ActivityEnvironment().run(rooms.run_rollouts, given)
+        async with asyncio.timeout(WITHIN_S):
+            await ActivityEnvironment().run(rooms.run_rollouts, given)
     assert caught.value.type == names.ENGINE_LOST
-    assert time.monotonic() - started < 30
     assert _documents(ctx, work) == []

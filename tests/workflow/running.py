@@ -10,7 +10,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
-from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.names import HOST_SERVER, Queues
 from ratchet.configs.load import validate
 from ratchet.worker.compat import Worker
 from ratchet.worker.roles import HEARTBEATS_AT_LEAST_EVERY
@@ -121,6 +121,24 @@ async def settled(world: World) -> None:
         before = None
         while before != (before := done()):
             await asyncio.sleep(1.0)
+
+
+async def at_rest(handle: WorkflowHandle[Any, Any], client: Client) -> None:
+    """Waits until the server has nothing for the workers of a run, neither a task nor an activity,
+    servers that are up left out: nothing goes on before somebody tells it to.
+    """
+
+    async def pending(workflow_id: str) -> int:
+        described = await client.get_workflow_handle(workflow_id).describe()
+        raw = described.raw_description
+        below = [await pending(child.workflow_id) for child in raw.pending_children]
+        tasks = raw.HasField("pending_workflow_task")
+        works = [work.activity_type.name for work in raw.pending_activities]
+        return tasks + sum(work != HOST_SERVER for work in works) + sum(below)
+
+    async with asyncio.timeout(WITHIN_S):
+        while await pending(handle.id):
+            await asyncio.sleep(0.1)
 
 
 async def change(handle: WorkflowHandle[Any, Any], patch: dict[str, Any]) -> dict[str, Any]:

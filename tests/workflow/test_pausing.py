@@ -1,23 +1,23 @@
 """Pausing and resuming on a real server: nothing runs meanwhile, and nothing is lost by it."""
 
-import asyncio
+from typing import Any
 
 import pytest
-from temporalio.client import Client
+from temporalio.client import Client, WorkflowHandle
 
-from tests.workflow.running import check_exactly_once, start, status, until, world_of
+from tests.workflow.running import at_rest, check_exactly_once, start, status, until, world_of
 from tests.workflow.world import World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 
-async def rests(world: World) -> None:
+async def rests(world: World, handle: WorkflowHandle[Any, Any]) -> None:
     """The witness of a pause: nothing is rolled out, trained or served."""
     assert world.serving == 0
     # Nobody waits for rollouts that were given up; they hear of it a moment later.
     await until(lambda: world.executing == 0)
     done = (len(world.started), len(world.trained), len(world.pushes))
-    await asyncio.sleep(0.5)
+    await at_rest(handle, world.client)
     assert done == (len(world.started), len(world.trained), len(world.pushes))
     assert world.executing == 0 and world.serving == 0
 
@@ -38,7 +38,7 @@ async def test_pause_frees_every_server_and_resume_goes_on_where_it_stood(
         seen = await status(handle, "paused")
         world.flowing.set()
         assert world.checkpoints[-1] == seen["step"] == len(world.trained) < 8
-        await rests(world)
+        await rests(world, handle)
         cancelled = [event for event in world.events if event.startswith("cancelled")]
         assert bool(cancelled) == (mode == "cancel")
         assert seen["waiting_for"] is None or seen["waiting_for"]["name"] == "resume"
@@ -71,7 +71,7 @@ async def test_two_pauses_with_hand_overs_between_them(temporal: Client) -> None
             await handle.signal("pause")
             world.flowing.set()
             await status(handle, "paused")
-            await rests(world)
+            await rests(world, handle)
             await handle.signal("resume")
         result = await handle.result()
         assert result["step"] == 16 and world.epochs["engine/0"] == 3

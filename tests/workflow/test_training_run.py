@@ -12,6 +12,7 @@ from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 from ratchet.activities.contracts.checks import CheckProblem
 from ratchet.activities.contracts.names import Queues
 from tests.workflow.running import (
+    WITHIN_S,
     check_exactly_once,
     config,
     generations_of,
@@ -323,7 +324,11 @@ async def test_run_goes_on_after_its_worker_was_gone(temporal: Client) -> None:
     await asyncio.gather(first, return_exceptions=True)
     world.events.append("worker gone")
     before = len(world.trained)
-    await asyncio.sleep(0.5)
+    # The server notes that the run has heard something, and nobody is there to act on it.
+    await handle.signal("checkpoint")
+    async with asyncio.timeout(WITHIN_S):
+        while not (await handle.describe()).raw_description.HasField("pending_workflow_task"):
+            await asyncio.sleep(0.05)
     assert len(world.trained) == before < 12
     async with worker(world):
         result = await handle.result()

@@ -202,12 +202,11 @@ async def test_run_whose_build_is_gone_can_be_moved(
             await set_current(temporal, b)
             await settled(world)
             stood_at = len(world.trained)
-            await asyncio.sleep(1.0)
-            assert len(world.trained) == stood_at < 12
             # The run and its generation, once the server lists them.
             async with asyncio.timeout(WITHIN_S):
                 while len(left := await open_on(temporal, a, handle.id)) < 2:
                     await asyncio.sleep(0.2)
+            assert len(world.trained) == stood_at < 12
             for workflow_id in left:
                 await move(temporal, workflow_id, b)
             result = await handle.result()

@@ -15,6 +15,7 @@ async def serving(protocol: type[asyncio.Protocol]) -> tuple[asyncio.Server, int
     return server, server.sockets[0].getsockname()[1]
 
 
+@pytest.mark.alone
 async def test_an_idle_server_answers_all_that_is_asked() -> None:
     server, port = await serving(Idler)
     load = Load(port, "/events", ["/a?x=1", "/b"], watchers=5, rate=200)
@@ -46,6 +47,7 @@ class Slow(Idler):
             loop.call_later(0.2, self._transport.write, answer[20:])
 
 
+@pytest.mark.alone
 async def test_faults_latencies_and_events_are_seen() -> None:
     server, port = await serving(Slow)
     load = Load(port, "/events", ["/a", "/hang"], watchers=2, rate=10)
@@ -67,6 +69,7 @@ class Closing(Idler):
         asyncio.get_running_loop().call_later(0.2, self._transport.close)
 
 
+@pytest.mark.alone
 async def test_a_stream_that_ends_is_an_error() -> None:
     server, port = await serving(Closing)
     load = Load(port, "/events", ["/a"], watchers=3, rate=2)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
-from tests.chaos import disk, faults
+from tests.chaos import checkpoint_faults, disk, faults
 from tests.chaos.checkpoint_faults import inside, strike, uncommitted
 from tests.chaos.proxy import Proxy
 from tests.chaos.schedule import Spec, every_kind
@@ -24,7 +24,9 @@ from tests.chaos.supervisor import ChaosStack, Supervisor
 from tests.chaos.targets import find, gone, kernel_state
 from tests.chaos.world import World
 
-SLEEP = ["sleep", "60"]
+SLEEP = ["sleep", "600"]
+WITHIN_S = 60.0
+"""How long anything may take that must happen: only a machine that stands still takes longer."""
 
 
 @pytest.fixture
@@ -42,6 +44,12 @@ def world(stack: ChaosStack, tmp_path: Path) -> World:
     client: Any = None
     store = ArtifactStore(f"file://{tmp_path}/store")
     return World(stack, disk.Disk(tmp_path, "none"), client, store, "run")
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not holds():
+            await asyncio.sleep(0.02)
 
 
 async def test_kill_is_witnessed_and_the_supervisor_starts_the_service_again(
@@ -66,26 +74,48 @@ async def test_stall_is_witnessed_by_the_kernel_and_ends(stack: ChaosStack, tmp_
     process = find(stack, "api")
     assert process is not None
     stalled = asyncio.create_task(faults.inject(world(stack, tmp_path), Spec("stall", "api")))
-    await asyncio.sleep(0.5)
-    assert kernel_state(process.pid) == "T"
+    await until(lambda: kernel_state(process.pid) == "T")
     stalled.cancel()
     await asyncio.gather(stalled, return_exceptions=True)
-    assert kernel_state(process.pid) in ("S", "R"), "an interrupted fault leaves nothing stopped"
+    # An interrupted fault leaves nothing stopped.
+    await until(lambda: kernel_state(process.pid) in ("S", "R"))
 
 
 async def test_process_that_ends_while_it_is_stopped_was_replaced(
-    stack: ChaosStack, tmp_path: Path
+    stack: ChaosStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stalled = asyncio.create_task(faults.inject(world(stack, tmp_path), Spec("stall", "api")))
-    await asyncio.sleep(0.5)
-    process = find(stack, "api")
+    monkeypatch.setitem(faults.STALL_S, "api", 100.0)
+    process, states = find(stack, "api"), [""]
     assert process is not None
+
+    def state_of(pid: int) -> str:
+        states.append(kernel_state(pid))
+        return states[-1]
+
+    monkeypatch.setattr(faults, "kernel_state", state_of)
+    stalled = asyncio.create_task(faults.inject(world(stack, tmp_path), Spec("stall", "api")))
+    await until(lambda: "T" in states)
     process.kill()
     witness = await stalled
-    assert witness.landed and not witness.rode_out and witness.until - witness.at < 4
+    assert witness.landed and not witness.rode_out and witness.until - witness.at < 100
 
 
-def test_strike_stops_a_process_as_soon_as_something_appears(tmp_path: Path) -> None:
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set by whoever looks for something new, and so knows by then what was there before."""
+    looked, seen = threading.Event(), checkpoint_faults._seen
+
+    def seeing(*given: Any) -> Path | None:
+        looked.set()
+        return seen(*given)
+
+    monkeypatch.setattr(checkpoint_faults, "_seen", seeing)
+    return looked
+
+
+def test_strike_stops_a_process_as_soon_as_something_appears(
+    tmp_path: Path, looked: threading.Event
+) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "x").touch()
     process = subprocess.Popen(SLEEP)
@@ -95,15 +125,15 @@ def test_strike_stops_a_process_as_soon_as_something_appears(tmp_path: Path) -> 
     )
     watch.start()
     # What is there before it looks for the first time does not count.
-    time.sleep(0.3)
+    assert looked.wait(WITHIN_S)
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "x").touch()
-    watch.join(timeout=5)
+    watch.join(timeout=WITHIN_S)
     stop.set()
     try:
         assert found == [tmp_path / "new" / "x"]
         # A signal was sent; the kernel acts on it a moment later.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + WITHIN_S
         while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -113,7 +143,7 @@ def test_strike_stops_a_process_as_soon_as_something_appears(tmp_path: Path) -> 
 
 
 async def test_worker_is_killed_inside_a_commit_and_not_after_one(
-    stack: ChaosStack, tmp_path: Path
+    stack: ChaosStack, tmp_path: Path, looked: threading.Event
 ) -> None:
     stack._start("worker-trainer", SLEEP, dict(os.environ))
     given = world(stack, tmp_path)
@@ -122,7 +152,7 @@ async def test_worker_is_killed_inside_a_commit_and_not_after_one(
     (folder / "step-1@a" / "old").touch()
     spec = Spec("kill-in-checkpoint", "trainer-worker")
     fault = asyncio.create_task(faults.inject(given, spec))
-    await asyncio.sleep(0.3)
+    await until(looked.is_set)
     # This one is committed before anybody can look: the worker dies, and it does not count.
     (folder / "step-2.commit").touch()
     (folder / "step-2@b").mkdir()
@@ -130,8 +160,9 @@ async def test_worker_is_killed_inside_a_commit_and_not_after_one(
     while not stack.dead():
         await asyncio.sleep(0.02)
     assert not fault.done()
+    looked.clear()
     stack.revive("worker-trainer")
-    await asyncio.sleep(0.6)
+    await until(looked.is_set)
     (folder / "step-3@c").mkdir()
     (folder / "step-3@c" / "x").touch()
     witness = await fault

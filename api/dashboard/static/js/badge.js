@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { duration, unix } from "./format.js";
 
-const TONES = { running: "good", starting: "busy", queued: "busy", pausing: "busy", stopping: "busy", paused: "warn", succeeded: "done", failed: "bad", cancelled: "off" };
+const TONES = { running: "good", starting: "busy", queued: "busy", pausing: "busy", stopping: "busy", paused: "warn", succeeded: "done", failed: "bad" };
 
 export const badge = (status) => h("span", { class: `badge ${TONES[status] ?? "off"}` }, status);
 

@@ -1,7 +1,7 @@
 // What happened to a run, the newest first, as it comes.
 
 import { api } from "./api.js";
-import { fill, h, loading, notice, ready, table, trouble } from "./dom.js";
+import { fill, h, loading, notice, ready, searchField, table, trouble } from "./dom.js";
 import { clock } from "./format.js";
 
 const PAGES = 10;
@@ -30,7 +30,7 @@ export function show(root, data) {
 	const events = [];
 	let left = null;
 	const level = h("select", { "aria-label": "Level", onchange: () => paint() }, ["all", "warning", "error"].map((name) => h("option", { value: name }, name === "all" ? "All levels" : name === "warning" ? "Warnings and errors" : "Errors")));
-	const search = h("input", { type: "search", placeholder: "Filter events", "aria-label": "Filter events", oninput: () => paint() });
+	const search = searchField("Filter events", () => paint());
 	const place = h("div", {}, loading());
 	fill(root, h("div", { class: "tools" }, search, level), place);
 

@@ -41,7 +41,8 @@ function facts(run) {
 
 export function show(root, asked) {
 	const data = new RunData(asked.id);
-	const header = h("div", { class: "run-head" });
+	const [title, tools, summary] = ["title", "tools", ""].map((kind) => h("div", { class: kind }));
+	const header = h("div", { class: "run-head" }, h("div", { class: "head" }, title, tools), summary);
 	const tabs = h("nav", { class: "tabs", "aria-label": "Run" });
 	const place = h("section", { class: "tab", "aria-live": "off" });
 	const alarm = h("div", {});
@@ -52,6 +53,7 @@ export function show(root, asked) {
 	let tab = null;
 	let asks = null;
 	let painted = "";
+	let offered = "";
 	let failed = false;
 
 	async function overlay() {
@@ -70,30 +72,30 @@ export function show(root, asked) {
 		const text = JSON.stringify([run, run.waiting_for && Math.floor(Date.now() / 2000)]);
 		if (text === painted) return;
 		painted = text;
-		// Whoever is about to press a button must not lose it.
-		const focused = header.contains(document.activeElement) ? document.activeElement.dataset.verb : null;
+		const buttons = controls(run, () => live.refresh());
+		const offers = String(buttons.map((b) => b.dataset.verb));
+		// A button that is pressed must stay.
+		if (offers !== offered) {
+			offered = offers;
+			const focused = document.activeElement.dataset.verb;
+			fill(
+				tools,
+				buttons,
+				h("button", { dataset: { verb: "compare" }, onclick: overlay }, "Compare"),
+				run.links.temporal_ui && h("a", { class: "button", href: run.links.temporal_ui, target: "_blank", rel: "noopener" }, "Temporal ↗"),
+			);
+			tools.querySelector(`[data-verb="${focused}"]`)?.focus();
+		}
 		const share = run.max_steps ? Math.min(1, run.step / run.max_steps) : 0;
 		const from = run.lineage?.source ?? run.forked_from ?? null;
+		fill(title, h("h1", {}, run.id), badge(run.status), h("span", { class: "sub waiting" }, run.error ? "" : waitingText(run)));
 		fill(
-			header,
-			h(
-				"div",
-				{ class: "head" },
-				h("div", { class: "title" }, h("h1", {}, run.id), badge(run.status), h("span", { class: "sub waiting" }, run.error ? "" : waitingText(run))),
-				h(
-					"div",
-					{ class: "tools" },
-					controls(run, () => live.refresh()),
-					h("button", { dataset: { verb: "compare" }, onclick: overlay }, "Compare"),
-					run.links.temporal_ui && h("a", { class: "button", href: run.links.temporal_ui, target: "_blank", rel: "noopener" }, "Temporal ↗"),
-				),
-			),
+			summary,
 			h("progress", { max: 1, value: share, "aria-label": "Steps done" }),
 			run.error && h("div", { class: "error-box", role: "alert" }, h("b", {}, `${run.error.code}${run.error.role ? ` in ${run.error.role}` : ""}`), h("p", {}, run.error.message), run.error.param && h("p", {}, "Config key: ", h("code", {}, run.error.param))),
 			pairs(facts(run), "facts"),
 			h("div", { class: "tags" }, Object.entries(run.metadata).map(([k, v]) => h("span", { class: "tag" }, `${k}: ${v}`)), from && h("span", { class: "tag" }, "from ", h("a", { href: pageOf(from.replace(/\+\d+$/, "")) }, from))),
 		);
-		if (focused) header.querySelector(`[data-verb="${focused}"]`)?.focus();
 	}
 
 	async function open(name, params) {

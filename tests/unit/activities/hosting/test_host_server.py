@@ -271,7 +271,14 @@ async def test_heartbeats_reach_the_service(client: Client, tmp_path: Path) -> N
     async with stack.worker():
         await stack.open()
         await stack.reports(1)
-        await asyncio.sleep(1.5 * stack.heartbeat_s)
+        async with asyncio.timeout(servers.WITHIN_S):
+            while True:
+                (work,) = (await stack.host.describe()).raw_description.pending_activities
+                began, heard = work.last_started_time, work.last_heartbeat_time
+                assert work.attempt == 1
+                if heard.ToNanoseconds() - began.ToNanoseconds() > 1e9 * stack.heartbeat_s:
+                    break
+                await asyncio.sleep(0.1)
         assert len(await stack.run.query(FakeRun.seen)) == 1
         await stack.run.terminate()
 

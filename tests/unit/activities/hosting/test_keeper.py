@@ -66,7 +66,7 @@ def _complete_outside(tag: str, count: int) -> list[psutil.Process]:
 
 async def test_stop_ends_a_family_that_ignores_sigterm(tmp_path: Path, tag: str) -> None:
     # The one that heeds SIGTERM needs a core in time for it.
-    process = _process(_family(tmp_path), tmp_path, grace_s=3.0)
+    process = _process(_family(tmp_path), tmp_path, grace_s=10.0)
     await process.start()
     await _complete(process)
     _complete_outside(tag, FAMILY + 1)

@@ -321,9 +321,13 @@ async def test_run_hears_of_the_load_after_the_engine_is_up(
 async def test_run_that_does_not_ask_hears_of_no_load(
     client: Client, tmp_path: Path, often: None
 ) -> None:
-    async with _hosted(client, tmp_path, METRICS, report_load=False) as hosted:
+    for name in ("quiet", "told"):
+        (tmp_path / name).mkdir()
+    async with _hosted(client, tmp_path / "quiet", METRICS, report_load=False) as hosted:
         await hosted.seen(2)
-        await asyncio.sleep(1.0)
+        # Meanwhile another run hears of it often.
+        async with _hosted(client, tmp_path / "told", METRICS, report_load=True) as told:
+            await told.seen(2 + 4)
         assert await hosted.seen(2) == (["starting", "up"], [])
 
 

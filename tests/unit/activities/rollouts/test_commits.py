@@ -183,7 +183,8 @@ async def test_what_had_ended_outlives_the_env_server(tmp_path: Path, disk: Disk
     running = rooms.start()
     await _until(lambda: disk.tries >= 2)
     rooms.connection._lose("killed")
-    await asyncio.sleep(0.1)
+    tries = disk.tries
+    await _until(lambda: disk.tries >= tries + 3)
     assert not running.done()
     disk.full = False
     with pytest.raises(ApplicationError, match="killed") as caught:
@@ -192,9 +193,10 @@ async def test_what_had_ended_outlives_the_env_server(tmp_path: Path, disk: Disk
 
 
 async def test_the_end_of_an_env_server_is_no_rollout(tmp_path: Path) -> None:
-    rooms = Rooms(tmp_path, Env(refusal=ABORTED))
+    env = Env(refusal=ABORTED)
+    rooms = Rooms(tmp_path, env)
     running = rooms.start()
-    await asyncio.sleep(0.1)
+    await _until(lambda: env.played == SIZE)
     assert rooms.stored() == [False] * SIZE
     rooms.connection._lose("nothing listens there any more")
     with pytest.raises(ApplicationError, match="nothing listens") as caught:

@@ -32,7 +32,9 @@ from ratchet.activities.storage import keys
 
 DISPATCH = "r/dispatch/1"
 QUIET_S = releases.LINGER_S * 3
-"""How long nothing is sent where nothing is to be."""
+"""How long nothing is sent where nothing is to be. Timers of one loop ring in their order, so that
+what lingers is sent before that however slow the machine is.
+"""
 WITHIN_S = 30.0
 """How long anything may take that must happen: only a machine that stands still takes longer."""
 

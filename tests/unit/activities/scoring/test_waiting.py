@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ratchet.activities.contracts.rollouts import FinalizeGroupInput, GroupResul
 from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.scoring.algorithms.teacher import Question, ref_logprobs
+from ratchet.activities.scoring.references import ReferenceLost
 from ratchet.activities.scoring.threads import aside
 from ratchet.activities.storage import keys
 from ratchet.configs.load import validate
@@ -36,9 +38,11 @@ def _rooms(tmp_path: Path, url: str) -> RolloutActivities:
     return RolloutActivities(ctx)
 
 
-def _finalizing(rooms: RolloutActivities, number: int) -> "asyncio.Task[GroupResult]":
+def _finalizing(
+    rooms: RolloutActivities, number: int, mask: Sequence[bool] = (False, True, True)
+) -> "asyncio.Task[GroupResult]":
     work = GroupWork(f"train/{number}", "train", "reverse-text", number, 1)
-    rollout = document([sample([False, True, True])])
+    rollout = document([sample([*mask])])
     rooms.ctx.store.put_json(keys.rollout("r", work.group, 0), rollout)
 
     async def finalize() -> GroupResult:
@@ -50,7 +54,7 @@ def _finalizing(rooms: RolloutActivities, number: int) -> "asyncio.Task[GroupRes
 
 
 async def _asked(server: Server, count: int) -> None:  # noqa: F811
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(server.asked) < count:
             await asyncio.sleep(0.01)
 
@@ -61,14 +65,15 @@ async def test_groups_that_wait_for_a_teacher_hold_no_thread(
 ) -> None:
     """More groups than threads wait, at an address that takes a thread to look up."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
-    server.delay_s = 0.5
+    server.until_busy = 9
     rooms = _rooms(tmp_path, server.url.replace("127.0.0.1", "localhost"))
     waiting = [_finalizing(rooms, number) for number in range(8)]
     await _asked(server, 8)
     assert not any(task.done() for task in waiting)
-    async with asyncio.timeout(0.4):
+    async with asyncio.timeout(60):
         assert await asyncio.to_thread(lambda: "free") == "free"
-    async with asyncio.timeout(20):
+    server.until_busy = 0
+    async with asyncio.timeout(60):
         results = await asyncio.gather(*waiting)
     assert [result.survivors for result in results] == [1] * 8
 
@@ -84,9 +89,12 @@ async def test_a_group_that_is_given_up_asks_no_more(
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+    prompt = server.asked[0]["prompt"]
     asked = len(server.asked)
-    await asyncio.sleep(0.2)
-    assert len(server.asked) == asked
+    # Another one, which asks at the same pace, has meanwhile asked as often as it may.
+    with pytest.raises(ReferenceLost, match="on fire"):
+        await _finalizing(rooms, 1, [False, True, True, True])
+    assert server.asked_for(prompt) == asked < len(server.asked)
 
 
 async def test_nobody_is_asked_after_one_failed() -> None:
@@ -102,7 +110,9 @@ async def test_nobody_is_asked_after_one_failed() -> None:
     with pytest.raises(ValueError, match="no"):
         await ref_logprobs(Refusing(), questions, seq_len=9, max_concurrent=2)
     few = len(asked)
-    await asyncio.sleep(0.05)
+    # Nothing but turns of the loop lies between two questions.
+    for _ in range(200):
+        await asyncio.sleep(0)
     assert len(asked) == few < 10
 
 

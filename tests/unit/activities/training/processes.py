@@ -61,9 +61,9 @@ class Process:
             self.handle.send_signal(signal.SIGCONT)
             while not (folder / witness).exists():
                 await asyncio.sleep(0.01)
-        # It answers, so it lives, and its work does not come back.
-        await self.client.ping(timeout_s=60)
-        await asyncio.sleep(0.1)
+        # It answers, so it lives, and its work does not come back: not before a second answer.
+        for _ in range(2):
+            await self.client.ping(timeout_s=60)
         assert not task.done() and pipe.is_fifo()
         await self.kill()
         with pytest.raises(ApplicationError) as caught:

@@ -135,7 +135,7 @@ async def test_cancelled_preparation_leaves_nothing_running(tmp_path: Path, poli
         return set(psutil.Process().children()) - before
 
     task = asyncio.create_task(run(acts.prepare_policy, PreparePolicyInput(RUN)))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not children():
             await asyncio.sleep(0.05)
     task.cancel()

@@ -28,7 +28,15 @@ from ratchet.api.http import keys as api_keys
 from ratchet.api.schemas.events import Event
 from ratchet.configs.load import load, validate
 from tests import ROOT
-from tests.unit.api.conftest import WITHIN_S, Served, config, connection, listening, put_checkpoint
+from tests.unit.api.conftest import (
+    WITHIN_S,
+    Served,
+    config,
+    connection,
+    eventually,
+    listening,
+    put_checkpoint,
+)
 from tests.unit.api.routes.test_rollouts import batch, group
 from tests.unit.api.store.test_curves import damage
 
@@ -472,12 +480,25 @@ async def test_where_no_stream_passes_pages_tell_the_same(
 ) -> None:
     run_id = (await served.start("polls"))["id"]
     await served.until(run_id, step=3)
-    async with serving(served, wrap) as address:
+    pages = 0
+
+    def counting(app: ASGIApp) -> ASGIApp:
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal pages
+            streams = (b"accept", b"text/event-stream") in scope.get("headers", ())
+            pages += scope.get("path", "").endswith("/events") and not streams
+            await wrap(app)(scope, receive, send)
+
+        return counted
+
+    async with serving(served, counting) as address:
         watching = asyncio.create_task(
             asyncio.to_thread(all_events, address, run_id, silence_s=0.3)
         )
         await make_steps(served, run_id, 4, 5)
-        await asyncio.sleep(2)
+        # All that there is has been told, and it is asked what comes after that.
+        asked = pages
+        await eventually(lambda: asyncio.sleep(0, pages), lambda now: now >= asked + 3)
         await make_steps(served, run_id, 6)
         await served.http.post(f"/v1/runs/{run_id}/stop")
         found = await asyncio.wait_for(watching, WITHIN_S)

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from playwright.async_api import expect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ratchet.activities.storage import keys
@@ -14,7 +15,7 @@ from ratchet.activities.storage.series import Series
 from ratchet.api.app import create_app
 from tests.e2e.browsing import browsing, reading
 from tests.unit.api.client.test_client import make_steps
-from tests.unit.api.conftest import WITHIN_S, Served, connection, listening
+from tests.unit.api.conftest import Served, connection, eventually, listening
 from tests.unit.api.routes.test_rollouts import group
 from tests.unit.api.store.test_curves import damage, record
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def appears(page: Any, text: str) -> None:
-    await page.get_by_text(text).first.wait_for(timeout=1000 * WITHIN_S)
+    await page.get_by_text(text).first.wait_for()
 
 
 async def test_what_is_damaged_is_named_where_it_is_left_out(served: Served) -> None:
@@ -55,7 +56,7 @@ async def test_what_is_damaged_is_named_where_it_is_left_out(served: Served) -> 
         await reader.open(f"#/runs/{run}/rollouts?r=train:2:0", '="rollouts"')
         await appears(page, "Damaged groups, left out: train/2.")
         await appears(page, "An artifact of the run is damaged")
-        assert await page.locator("a.rollout").count() == 4
+        await expect(page.locator("a.rollout")).to_have_count(4)
         assert await reader.serious() == []
         await page.goto(f"{reader.api}/dashboard/#/runs?q={run}")
         await page.get_by_label("Filter by name or metadata").fill(run)
@@ -108,7 +109,8 @@ async def test_a_page_whose_cursor_is_forgotten_loads_anew_and_goes_on(served: S
         app.cut.set()
         await page.wait_for_selector("#link[data-state=reconnecting]")
         await make_steps(served, run, 4)
-        assert await page.get_by_text("step 4 is done").count() == 0
+        await eventually(lambda: asyncio.sleep(0, len(app.cursors)), lambda count: count == 2)
+        await expect(page.get_by_text("step 4 is done")).to_have_count(0)
         app.forgot.set()
         # It happened while nothing was heard, and no stream tells it.
         await appears(page, "step 4 is done")
@@ -153,7 +155,7 @@ async def test_lag_is_charted_by_role_and_counts_among_no_rollout_workers(served
             panel = reader.page.locator(f"#panel-{name}")
             await panel.scroll_into_view_if_needed()
             chips = panel.locator(".legend .chip")
-            await chips.first.wait_for(timeout=1000 * WITHIN_S)
+            await chips.first.wait_for()
             said = [text.split() for text in await chips.all_inner_texts()]
             found[name] = {words[0]: float(words[-1]) for words in said}
         assert found["lag"] == {"rollout": 0.007, "env": 0.03, "orchestrator": 0.002}

@@ -1,6 +1,7 @@
 """`Idempotency-Key`, filters by metadata, and the plan of a dry run."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -74,13 +75,14 @@ async def test_every_verb_with_a_key_has_one_effect_and_one_reply(served: Served
     await served.until(run_id, status="running")
     url = f"/v1/runs/{run_id}"
     document = (await served.http.get("/openapi.json")).json()
-    for verb, body, other in [
+    verbs: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         ("eval", {"envs": ["guess-hard"]}, {}),
         ("checkpoint", {"reason": "a"}, {}),
         ("pause", {"mode": "cancel"}, {"mode": "drain"}),
         ("resume", {}, {"reason": "b"}),
         ("stop", {"reason": "c"}, {"reason": "d"}),
-    ]:
+    ]
+    for number, (verb, body, other) in enumerate(verbs, 1):
         operation = document["paths"][f"/v1/runs/{{run_id}}/{verb}"]["post"]
         assert "Idempotency-Key" in [told["name"] for told in operation["parameters"]]
         key = {"Idempotency-Key": f"key of {verb}"}
@@ -89,7 +91,7 @@ async def test_every_verb_with_a_key_has_one_effect_and_one_reply(served: Served
         answers = await asyncio.gather(
             *(served.http.post(f"{url}/{verb}", json=body, headers=key) for _ in range(3))
         )
-        await asyncio.sleep(0.3)
+        await signals(served, run_id, number)
         # Also later, and of another process.
         async with asgi(create_app(served.settings, connection(served.env))) as http:
             answers.append(await http.post(f"{url}/{verb}", json=body, headers=key))
