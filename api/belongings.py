@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
-from activities.storage import keys
 from api import artifacts
 from api.metrics import require_recorded
 from api.models import ListOf
@@ -14,7 +13,6 @@ from api.problems import ApiProblem, documented
 from api.resources import Batch, Checkpoint, RunConfigView
 from api.services import RunId, Served
 from configs.load import dump_toml
-from configs.run import RunConfig
 
 router = APIRouter(prefix="/v1/runs", tags=["artifacts"])
 
@@ -90,8 +88,7 @@ async def get_config(
                 "No such revision",
                 f"Run {run_id} has no config revision {revision}; there are: {there}.",
             )
-        plain = await asyncio.to_thread(records.read, keys.config(attempt, revision))
-        config = RunConfig.model_validate(plain)
+        config = await asyncio.to_thread(records.config_of, attempt, revision)
     if form == "toml":
         return PlainTextResponse(dump_toml(config))
     view = RunConfigView(

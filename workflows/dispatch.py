@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
         Released,
         RunRolloutsInput,
     )
-    from configs.run import RunConfig
+    from configs.upgrades import read_config
     from workflows import policies
     from workflows.failures import cause_of, type_of
     from workflows.mending import rest_after
@@ -75,7 +75,7 @@ class Dispatch:
 
     @workflow.init
     def __init__(self, arg: DispatchInput) -> None:
-        config = RunConfig.model_validate(arg.config)
+        config = read_config(arg.config)
         self._arg = arg
         self._events_limit = config.dispatch.generation_events
         self._timeouts = {env.name: env.timeout_s for env in [*config.train.env, *config.eval.env]}

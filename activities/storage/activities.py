@@ -16,7 +16,8 @@ from activities.contracts.training import (
     StepRecord,
 )
 from activities.hosting.heartbeat import heartbeats
-from activities.storage import curves, keys, restoring
+from activities.storage import configs, curves, keys, restoring
+from configs.upgrades import read_config
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,11 @@ class StoreActivities:
 
     def _save_config(self, given: SaveConfigInput, attempt: str) -> None:
         store = self.ctx.store
-        ref = store.put_json(
-            keys.config(given.run_id, given.revision), given.config, attempt=attempt
-        )
-        if store.get_json(ref) != given.config:
+        config, revision = read_config(given.config), given.revision
+        ref = configs.save(store, given.run_id, config, revision=revision, attempt=attempt)
+        if configs.load(store, given.run_id, revision) != config:
             raise ApplicationError(
-                f"{ref.key}: another config is kept as revision {given.revision} of run "
+                f"{ref.key}: another config is kept as revision {revision} of run "
                 f"{given.run_id}; change the config once more, which makes another revision",
                 type=names.CORRUPT,
                 non_retryable=True,

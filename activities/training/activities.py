@@ -42,6 +42,7 @@ from activities.hosting.heartbeat import heartbeats
 from activities.hosting.orphans import as_parent
 from activities.hosting.scratch import working_folder
 from activities.storage import keys
+from activities.storage.keys import RUN_STATE_FILE, TRAINER_FILE
 from activities.storage.refs import ArtifactRef
 from activities.storage.token_logprobs import SCHEMA_VERSION as TOKEN_LOGPROBS_SCHEMA
 from activities.training import check, fencing, retention
@@ -54,15 +55,14 @@ from activities.training.client import (
     TrainerGone,
 )
 from activities.training.policy import digest, recipe_of
-from activities.training.trainer import STATE_FILE
 from configs.model import DEFAULT_POLICY
 from configs.run import RunConfig
+from configs.upgrades import config_document, read_config
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN_STATE_FILE = "run_state.json"
 CHECKPOINT_PARTS = 3
 """A checkpoint is about this many times its weights: weights and two moments."""
-MAY_DIFFER = (RUN_STATE_FILE, STATE_FILE)
+MAY_DIFFER = (RUN_STATE_FILE, TRAINER_FILE)
 """Files of a checkpoint that are no part of the trainer's bits: the run's state of the moment, and
 a record that holds how long the last step took. Weights and optimizer must be the same."""
 OUTPUT_TAIL = 2000
@@ -184,7 +184,7 @@ class TrainerActivities:
     async def load_trainer(self, given: LoadTrainerInput) -> LoadTrainerResult:
         """Puts the process into the state of a checkpoint, or of version 0.
 
-        Raises CorruptArtifact if that is damaged or of a later schema.
+        Raises CorruptArtifact if that is damaged, NewerSchema if a newer build wrote it.
         """
         store = self.ctx.store
         async with heartbeats():
@@ -195,7 +195,7 @@ class TrainerActivities:
             folder = await asyncio.to_thread(store.fetch_folder, ref)
             with _trainer_errors():
                 loaded = await TrainerClient(given.trainer.address).load(
-                    folder, config.model_dump(mode="json"), checkpoint=given.checkpoint is not None
+                    folder, config_document(config), checkpoint=given.checkpoint is not None
                 )
         return LoadTrainerResult(loaded.step)
 
@@ -220,7 +220,7 @@ class TrainerActivities:
                     given.step,
                     batch,
                     out,
-                    config=config.model_dump(mode="json"),
+                    config=config_document(config),
                     revision=given.revision,
                     token_logprobs=scores,
                 )
@@ -308,7 +308,7 @@ class TrainerActivities:
     @activity.defn(name=names.CHECK_MODEL)
     async def check_model(self, given: CheckInput) -> CheckResult:
         """Finds what is wrong with the model section; raises nothing for a user's mistake."""
-        config = RunConfig.model_validate(given.config)
+        config = read_config(given.config)
         async with heartbeats():
             return CheckResult(problems=await asyncio.to_thread(check.check_model, config))
 

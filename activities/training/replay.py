@@ -38,6 +38,7 @@ from typing import Any
 from activities.context import WorkerContext
 from activities.contracts.hosting import HostInput
 from activities.hosting.process import ServerProcess, describe_exit
+from activities.storage.keys import OPTIMIZER_FILE, TRAINER_FILE
 from activities.storage.refs import ArtifactRef
 from activities.storage.store import CorruptArtifact, StoreUnavailable
 from activities.training.bits import WEIGHTS, Difference, first_difference
@@ -51,13 +52,14 @@ from activities.training.client import (
 )
 from activities.training.recording import NotReplayable, Plan, RecordedStep, plan
 from activities.training.server import process_spec
-from activities.training.trainer import OPTIMIZER_FILE, STATE_FILE
 from configs.run import RunConfig
+from configs.upgrades import config_document
+from configs.versions import NewerSchema
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
 EXPECTED = (
     *(NotReplayable, CorruptArtifact, StoreUnavailable, DiskFailed),
-    *(TrainerFailed, TrainerGone, TimeoutError, ValueError),
+    *(NewerSchema, TrainerFailed, TrainerGone, TimeoutError, ValueError),
 )
 """Failures that their message explains."""
 PROBED_EVERY_S = 0.1
@@ -183,7 +185,7 @@ class Replay:
     async def _train_in(self, scratch: Path, client: TrainerClient, step: RecordedStep) -> None:
         batch, out = scratch / "batch.parquet", scratch / "weights"
         batch.write_bytes(await asyncio.to_thread(self._ctx.store.get, step.batch))
-        config = (await self._config(step)).model_dump(mode="json")
+        config = config_document(await self._config(step))
         try:
             await client.step(step.step, batch, out, config=config, revision=step.revision)
         except NonFinite as error:
@@ -227,7 +229,7 @@ class Replay:
     async def _load(
         self, client: TrainerClient, folder: Path, step: RecordedStep, *, checkpoint: bool
     ) -> None:
-        config = (await self._config(step)).model_dump(mode="json")
+        config = config_document(await self._config(step))
         self._outcome.loaded = await client.load(folder, config, checkpoint=checkpoint)
         for warning in self._outcome.loaded.warnings:
             self._say(f"warning: {warning}")
@@ -252,7 +254,7 @@ class Replay:
         for ref in [chosen.state, *later] if chosen.from_checkpoint else later:
             place = self._ctx.scratch("threads")
             folder = self._ctx.store.fetch_folder(ref, place)
-            threads = int(json.loads((folder / STATE_FILE).read_text())["torch_threads"])
+            threads = int(json.loads((folder / TRAINER_FILE).read_text())["torch_threads"])
             shutil.rmtree(place)
             return threads
         return None

@@ -18,10 +18,11 @@ from activities.contracts.training import (
 from activities.storage import keys
 from activities.storage.batch import encode_batch
 from activities.storage.refs import ArtifactRef
-from activities.storage.store import ArtifactStore, CorruptArtifact, FutureArtifact
+from activities.storage.store import ArtifactStore, CorruptArtifact
 from activities.training.activities import TrainerActivities
 from activities.training.fencing import Nondeterministic, commit, variant, variants
 from activities.training.retention import number_of
+from configs.versions import NewerSchema
 from tests.unit.training.conftest import make_batch
 from tests.unit.training.processes import trainer_process
 from tests.unit.training.test_activities import RUN, context, run
@@ -150,5 +151,5 @@ async def test_a_late_writer_decides_nothing(tmp_path: Path, policy: Path) -> No
         told = json.loads((newer / "trainer.json").read_text())
         (newer / "trainer.json").write_text(json.dumps({**told, "schema": 2}))
         ref = store.put_folder(keys.checkpoint(RUN, 9), newer, attempt="newer")
-        with pytest.raises(FutureArtifact, match=r"trainer\.json: schema 2 .* later version"):
+        with pytest.raises(NewerSchema, match=r"trainer\.json has schema 2, .* newer build"):
             await run(acts.load_trainer, LoadTrainerInput(RUN, target, ref))

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from activities.contracts.rollouts import GroupResult
 from activities.contracts.training import CheckpointResult, RestoreInput, RestoreResult
+from activities.contracts.upgrades import CHECKPOINT_STATE
 from activities.contracts.wire import decoded
 from activities.storage.refs import ArtifactRef
 from configs.load import validate
 from tests.unit.workflows.support import config
-from workflows.restoring import SCHEMA, kept, restored
+from workflows.restoring import kept, restored
 from workflows.sinks import TrainSink
 from workflows.sources import train_counter
 from workflows.state import (
@@ -39,8 +40,8 @@ def round_trip(
 ) -> RunState:
     """The state that a run begins with, by way of the JSON of a checkpoint."""
     plain = CONFIG.model_dump(mode="json")
-    text = json.loads(kept(state, plain))
-    assert text["schema"] == SCHEMA
+    text = json.loads(kept(state, CONFIG))
+    assert text["schema"] == CHECKPOINT_STATE.current
     arg = RestoreInput(to, source)
     result = RestoreResult(CheckpointResult(7, REF), REF, text)
     after = validate({**plain, **(changes or {})})
