@@ -1,7 +1,8 @@
 """All that crosses continue-as-new: the durable state of a run.
 
 Plain data without behaviour; the pure classes beside it (sources, sinks, scheduler) act on it.
-Its size is bounded: references, counters and what is in flight, never data.
+Its size is bounded: references, counters and what is in flight, never data. A change of a field
+here needs a new schema number and an upgrader: `upgrades.py` says what to do.
 """
 
 from dataclasses import dataclass, field
@@ -10,9 +11,11 @@ from typing import Any, Literal
 from activities.contracts.hosting import HostRole
 from activities.contracts.rollouts import FilterTally, GroupResult
 from activities.contracts.training import CheckpointResult
+from activities.contracts.versioned import versioned
 from activities.storage.refs import ArtifactRef
 from workflows.concurrency import ConcurrencyState
 from workflows.curriculum import CurriculumState
+from workflows.upgrades import RUN_STATE
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,7 @@ class Waiting:
     until: str
 
 
+@versioned(RUN_STATE)
 @dataclass
 class RunState:
     """A run's durable state. Steps count from 1, policy versions from 0.
@@ -279,3 +283,4 @@ class RunState:
     pause: Literal["", "drain", "cancel"] = ""
     pause_reason: str = ""
     trainer_losses: int = 0
+    schema: int = RUN_STATE.current

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from activities.contracts.upgrades import HOST_INPUT
+from activities.contracts.versioned import versioned
 from activities.storage.refs import ArtifactRef
 
 HostRole = Literal["engine", "env", "trainer"]
@@ -12,6 +14,7 @@ ENGINE_LOAD = "engine_load"
 """Signal with an EngineLoad, to the run of an engine."""
 
 
+@versioned(HOST_INPUT)
 @dataclass(frozen=True)
 class HostInput:
     """One server to keep alive for a run.
@@ -30,6 +33,7 @@ class HostInput:
     epoch_base: int = 0
     ui_label: str = ""
     report_load: bool = False
+    schema: int = HOST_INPUT.current
 
     @property
     def host_id(self) -> str:
