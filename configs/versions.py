@@ -55,7 +55,6 @@ class Versions:
                 f"reads {self.oldest} to {self.current}. Start a worker of the newer build "
                 "(RATCHET_BUILD_ID names builds; README, 'Upgrading workers'): it goes on from here"
             )
-        while number < self.current:
-            data = self.upgrades[number](data)
-            number += 1
-        return {**data, SCHEMA: number}
+        for older in range(number, self.current):
+            data = {**self.upgrades[older](data), SCHEMA: older + 1}
+        return data
