@@ -26,8 +26,11 @@ from configs.versions import Document, Versions
 
 
 def run_state_from_0_to_1(state: Document) -> Document:
-    """Schema 1 is the first with a number; its keys are those of before."""
-    return state
+    """Schema 1 is the first with a number. Builds before it added `wished_evals`, and `waits` of a
+    host, so that the state of a run may lack them: nothing was wished, and no host waited.
+    """
+    hosts = [{"waits": "", **host} for host in state["hosts"]]
+    return {"wished_evals": [], **state, "hosts": hosts}
 
 
 def run_input_from_0_to_1(given: Document) -> Document:

@@ -262,6 +262,17 @@ def test_upgraders_take_one_step_each_in_order(monkeypatch: pytest.MonkeyPatch) 
         decoded(RunState, {"schema": 4})
 
 
+def test_the_first_upgrader_adds_what_early_builds_lacked() -> None:
+    state = item("run_input.step-5")["state"]
+    early = {key: value for key, value in state.items() if key != "wished_evals"}
+    early["hosts"] = [{k: v for k, v in host.items() if k != "waits"} for host in state["hosts"]]
+    assert decoded(RunState, early) == decoded(RunState, state)
+    with pytest.raises(
+        ValidationError, match=r"lacks wished_evals; RunState\.hosts\[0\] lacks waits"
+    ):
+        decoded(RunState, {**early, "schema": 1})
+
+
 # -- shapes ---------------------------------------------------------------------------------
 
 RECORD = "tests/recorded/README.md says what to do"
