@@ -5,8 +5,8 @@ orchestrator role is versioned, since only workflow code is bound to histories:
 
 - TrainingRun is pinned: a run's execution is never replayed by another build. Each time it
   continues as new, which is between steps, with nothing of its own under way, it starts on the
-  build that is current then. Its state crosses by `workflows/protocol/state.py`, where
-  fields are only added, with defaults.
+  build that is current then. Its state crosses by `workflows/protocol/state.py`, upgraded by
+  `workflows/protocol/upgrades.py`.
 - Dispatch is pinned, and a generation opened by a run is of the run's build. A generation ends by
   itself, after `dispatch.generation_events` of history and what it has in flight.
 - Preflight is pinned; it lasts minutes at most.
@@ -17,7 +17,8 @@ orchestrator role is versioned, since only workflow code is bound to histories:
 All other roles are unversioned, and so is what they do: their activities are routed by task queue
 alone. An engine or a trainer, and the queue that only its process polls, outlive the build of
 whichever run pushes to it, and a versioned queue without a worker of the run's build would leave
-those activities lying. What they are given is read by contracts where fields are only added, too.
+those activities lying. What they are given is read by contracts where fields are only added, with
+defaults.
 
 Invariant: some build is current as soon as any worker of the deployment is up, else runs would
 wait for ever: the first build of a deployment makes itself current. Every later one becomes so only

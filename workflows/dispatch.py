@@ -25,7 +25,7 @@ with workflow.unsafe.imports_passed_through():
         Released,
         RunRolloutsInput,
     )
-    from ratchet.configs.run import RunConfig
+    from ratchet.configs.upgrades import read_config
     from ratchet.workflows.protocol import policies
     from ratchet.workflows.protocol.errors import cause_of, type_of
     from ratchet.workflows.protocol.messages import (
@@ -75,7 +75,7 @@ class Dispatch:
 
     @workflow.init
     def __init__(self, arg: DispatchInput) -> None:
-        config = RunConfig.model_validate(arg.config)
+        config = read_config(arg.config)
         self._arg = arg
         self._events_limit = config.dispatch.generation_events
         self._timeouts = {env.name: env.timeout_s for env in [*config.train.env, *config.eval.env]}

@@ -12,7 +12,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 with workflow.unsafe.imports_passed_through():
     from ratchet.activities.contracts import names
     from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
-    from ratchet.configs.run import RunConfig
+    from ratchet.configs.upgrades import read_config
     from ratchet.workflows.protocol import policies
     from ratchet.workflows.protocol.messages import PREFLIGHT, PreflightInput
     from ratchet.workflows.rules.curriculum import too_large
@@ -53,7 +53,7 @@ async def run_preflight(arg: PreflightInput) -> CheckResult:
     problems = [problem for result in results for problem in result.problems]
     examples = {name: count for result in results for name, count in result.examples.items()}
     if not problems:
-        config = RunConfig.model_validate(arg.config)
+        config = read_config(arg.config)
         problems = [
             CheckProblem("/" + key.replace(".", "/"), key, message)
             for key, message in too_large(config, examples)

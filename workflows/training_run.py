@@ -25,6 +25,7 @@ with workflow.unsafe.imports_passed_through():
     from datetime import timedelta
 
     from ratchet.activities.contracts import names
+    from ratchet.activities.contracts.checks import CheckResult
     from ratchet.activities.contracts.hosting import ENGINE_LOAD, EngineLoad, HostReport
     from ratchet.activities.contracts.training import (
         PolicyResult,
@@ -32,8 +33,9 @@ with workflow.unsafe.imports_passed_through():
         RestoreInput,
         RestoreResult,
     )
+    from ratchet.activities.contracts.upgrades import CHECKPOINT_STATE
     from ratchet.activities.contracts.wire import decoded
-    from ratchet.configs.run import RunConfig
+    from ratchet.configs.upgrades import config_document, read_config
     from ratchet.workflows.preflight import run_preflight
     from ratchet.workflows.protocol import policies
     from ratchet.workflows.protocol.errors import Paused, RunFailed, Stopped, cause_of
@@ -74,8 +76,8 @@ class TrainingRun:
 
     @workflow.init
     def __init__(self, arg: RunInput) -> None:
-        self._arg = arg
-        self._config = config = RunConfig.model_validate(arg.config)
+        self._config = config = read_config(arg.config)
+        self._arg = arg = replace(arg, config=config_document(config))
         self._state = state = arg.state or RunState(
             created_at=arg.created_at, examples=dict(arg.examples)
         )
@@ -95,7 +97,7 @@ class TrainingRun:
             config.gate_tolerance,
             adaptive=config.permits is None,
         )
-        self._revisions = Revisions(arg, state, mending)
+        self._revisions = Revisions(arg, config, state, mending)
         self._permits = Permits(config, state, self._fleet)
         self._trainer = Trainer(arg.run_id, state, self._fleet, self._servers, mending, self._log)
         self._evals = Evals(arg, config, state, mending, self._log)
@@ -301,12 +303,13 @@ class TrainingRun:
         state, queues = self._state, self._arg.queues
         if not state.examples:
             self._log.set_status("queued")
-            found = await self._log.carry_out(
-                f"workers on {queues.env} and {queues.trainer} to check the config",
-                run_preflight(PreflightInput(self._arg.config, queues)),
-                QUEUED_AT_MOST,
-                stoppable=True,
-            )
+
+            def check() -> Awaitable[CheckResult]:
+                work = run_preflight(PreflightInput(self._arg.config, queues))
+                name = f"workers on {queues.env} and {queues.trainer} to check the config"
+                return self._log.carry_out(name, work, QUEUED_AT_MOST, stoppable=True)
+
+            found = await self._mending.carry_out("the preflight", check)
             if found.problems:
                 text = "; ".join(f"{p.key}: {p.message}" for p in found.problems)
                 raise RunFailed("preflight", text, code="bad_input", user=True)
@@ -354,6 +357,7 @@ class TrainingRun:
         result = await self._mending.carry_out("the checkpoint", read)
         for refused in result.refused:
             self._log.note(refused)
+        result = replace(result, run_state=CHECKPOINT_STATE.upgraded(result.run_state))
         found: RunState = decoded(RunState, result.run_state["state"])
         state = restored(restore, result, found, self._config)
         state.created_at = state.created_at or self._state.created_at
@@ -480,7 +484,7 @@ class TrainingRun:
     def _go_on_as_new(self) -> None:
         if self._state.stop:
             return
-        arg = replace(self._arg, config=self._revisions.config)
+        arg = replace(self._arg, config=config_document(self._revisions.config))
         self._log.continue_as(replace(arg, examples=self._state.examples, state=self._state))
 
     async def _settle(self) -> None:
@@ -526,4 +530,4 @@ class TrainingRun:
         self._log.publish(**ended)
 
     async def _save(self) -> None:
-        await self._trainer.checkpoint(lambda: kept(self._state, self._arg.config))
+        await self._trainer.checkpoint(lambda: kept(self._state, self._config))

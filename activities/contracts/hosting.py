@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.upgrades import HOST_INPUT
+from ratchet.activities.contracts.versioned import versioned
 from ratchet.configs.run import RunConfig
 
 HostRole = Literal["engine", "env", "trainer"]
@@ -13,6 +15,7 @@ ENGINE_LOAD = "engine_load"
 """Signal with an EngineLoad, to the run of an engine."""
 
 
+@versioned(HOST_INPUT)
 @dataclass(frozen=True)
 class HostInput:
     """One server to keep alive for a run.
@@ -31,6 +34,7 @@ class HostInput:
     epoch_base: int = 0
     ui_label: str = ""
     report_load: bool = False
+    schema: int = HOST_INPUT.current
 
     @property
     def host_id(self) -> str:

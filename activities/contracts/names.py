@@ -42,7 +42,9 @@ TRAINER_LOST = "TrainerLost"
 NO_SPACE = "NoSpace"
 """The store's disk is too full for what is to be written."""
 STORE_FAILED = "StoreFailed"
-"""The artifact store or a scratch disk cannot be written or read now; the message says which."""
+"""The artifact store or a scratch disk cannot be written or read now, or this worker is older than
+what it is to read; the message says which.
+"""
 CORRUPT = "CorruptArtifact"
 """A committed artifact is damaged or gone; the message says which and where."""
 GATE_FAILED = "GateFailed"

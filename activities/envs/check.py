@@ -25,6 +25,7 @@ from ratchet.activities.runtime.children import as_parent, end_with_parent, modu
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.configs.run import RunConfig
+from ratchet.configs.upgrades import read_config
 
 CHECK_TIMEOUT_S = 120.0
 COUNT_S = 20.0
@@ -41,7 +42,7 @@ class EnvActivities:
     @activity.defn(name=names.CHECK_ENVS)
     async def check_envs(self, given: CheckInput) -> CheckResult:
         """Loads every env of the config and counts its examples."""
-        config = RunConfig.model_validate(given.config)
+        config = read_config(given.config)
         by_path: defaultdict[str | None, list[dict[str, Any]]] = defaultdict(list)
         problems = _conflicts(config)
         for request in _requests(config):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from temporalio import activity
 
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import configs
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.configs.run import RunConfig
 
@@ -25,8 +25,7 @@ class WorkerContext:
     def config(self, run_id: str, revision: int = 0) -> RunConfig:
         """A revision of the run's resolved config, read once from the store."""
         if (run_id, revision) not in self._configs:
-            ref = self.store.require(keys.config(run_id, revision))
-            self._configs[run_id, revision] = RunConfig.model_validate(self.store.get_json(ref))
+            self._configs[run_id, revision] = configs.load(self.store, run_id, revision)
         return self._configs[run_id, revision]
 
     def scratch(self, name: str) -> Path:

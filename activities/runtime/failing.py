@@ -1,8 +1,9 @@
 """What failures of storage look like to a workflow: an interceptor around every activity.
 
 Invariant: a failure that another attempt would only repeat is never retried by Temporal, so that
-the workflow hears of it at once: STORE_FAILED when the store or a scratch disk has to be mended,
-CORRUPT when an artifact cannot be read whatever is mended.
+the workflow hears of it at once: STORE_FAILED when the store or a scratch disk has to be mended, or
+this worker replaced by one of the build that wrote what it is to read; CORRUPT when an artifact
+cannot be read whatever is mended.
 """
 
 import errno
@@ -14,6 +15,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 
 from ratchet.activities.contracts import names
 from ratchet.activities.storage.store import CorruptArtifact, StoreUnavailable, remedy
+from ratchet.configs.versions import NewerSchema
 
 DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """What an operating system says of a disk, wherever it lies; other errors may be about a socket."""
@@ -23,7 +25,7 @@ def failure_of(error: BaseException, where: str) -> ApplicationError | None:
     """The failure that a workflow is told of, if `error` is one of storage. `where` names the work
     that met it.
     """
-    if isinstance(error, StoreUnavailable):
+    if isinstance(error, StoreUnavailable | NewerSchema):
         return ApplicationError(str(error), type=names.STORE_FAILED, non_retryable=True)
     if isinstance(error, OSError) and error.errno in DISK_FAILURES:
         message = f"{where} cannot use its disk: {error}; {remedy(error)}"

@@ -16,8 +16,9 @@ from ratchet.activities.contracts.training import (
 )
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.heartbeat import heartbeats
-from ratchet.activities.storage import curves, keys
+from ratchet.activities.storage import configs, curves, keys
 from ratchet.activities.storage.restore import restore
+from ratchet.configs.upgrades import read_config
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,11 @@ class StoreActivities:
 
     def _save_config(self, given: SaveConfigInput, attempt: str) -> None:
         store = self.ctx.store
-        ref = store.put_json(
-            keys.config(given.run_id, given.revision), given.config, attempt=attempt
-        )
-        if store.get_json(ref) != given.config:
+        config, revision = read_config(given.config), given.revision
+        ref = configs.save(store, given.run_id, config, revision=revision, attempt=attempt)
+        if configs.load(store, given.run_id, revision) != config:
             raise ApplicationError(
-                f"{ref.key}: another config is kept as revision {given.revision} of run "
+                f"{ref.key}: another config is kept as revision {revision} of run "
                 f"{given.run_id}; change the config once more, which makes another revision",
                 type=names.CORRUPT,
                 non_retryable=True,

@@ -24,6 +24,7 @@ from ratchet.activities.scoring.references import ReferenceLost, References
 from ratchet.configs.algorithm import AlgorithmConfig, CustomConfig, OpsdConfig, teacher_of
 from ratchet.configs.reference import FrozenModelConfig, ModelReference
 from ratchet.configs.run import RunConfig
+from ratchet.configs.upgrades import read_config
 
 
 def engine_lost(error: ReferenceLost) -> ApplicationError:
@@ -130,7 +131,7 @@ class AlgorithmActivities:
     @activity.defn(name=names.CHECK_ALGORITHMS)
     async def check_algorithms(self, given: CheckInput) -> CheckResult:
         """Problems of the functions and of the models that the config names."""
-        config = RunConfig.model_validate(given.config)
+        config = read_config(given.config)
         async with heartbeats():
             problems = await asyncio.to_thread(check_algorithms, config)
             return CheckResult(problems + await check_references(config))

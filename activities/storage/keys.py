@@ -6,6 +6,12 @@ trained, so that all attempts of a run share theirs.
 
 from ratchet.activities.contracts import names
 
+RUN_STATE_FILE = "run_state.json"
+TRAINER_FILE = "trainer.json"
+OPTIMIZER_FILE = "optimizer.safetensors"
+NOT_WEIGHTS = (OPTIMIZER_FILE, TRAINER_FILE, RUN_STATE_FILE)
+"""Files of a checkpoint that its exported weights do not have."""
+
 
 def run_folder(run: str) -> str:
     """Where all artifacts of an attempt lie."""

@@ -5,8 +5,9 @@ Invariants:
 - The new run owns all that it leans on: whatever its state refers to is copied, since the source's
   retention may delete it. Copies keep their bytes, and their names within the run but for the
   checkpoint: of its variants (`fencing`) one is taken, which goes under the plain key.
-- A checkpoint is taken only if it, and all that its state refers to, is whole and of schemas known
-  here: that is found out before anything is copied.
+- A checkpoint is taken only if it, and all that its state refers to, is whole: that is found out
+  before anything is copied. A damaged one gives way to the one before; one of a newer build waits
+  for a worker of that build (NewerSchema), since an older one would lose steps that are whole.
 - The lineage is committed last. Repeated, an attempt that got half-way adopts what there is; one
   that got to the end gives the same result, though the source has changed since.
 """
@@ -20,28 +21,18 @@ from typing import Any
 from ratchet.activities.contracts.names import workflow_of
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.training import CheckpointResult, RestoreInput, RestoreResult
-from ratchet.activities.storage import keys
+from ratchet.activities.contracts.upgrades import CHECKPOINT_STATE, TRAINER_STATE
+from ratchet.activities.storage import configs, keys
 from ratchet.activities.storage.fencing import variants
 from ratchet.activities.storage.lineage import segments
 from ratchet.activities.storage.retention import number_of
-from ratchet.activities.storage.store import (
-    ArtifactStore,
-    CorruptArtifact,
-    FutureArtifact,
-    require_schema,
-)
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, FutureArtifact
 from ratchet.configs.data import data_of
-from ratchet.configs.run import RunConfig
-
-RUN_STATE_FILE = "run_state.json"
-RUN_STATE_SCHEMA = 1
-TRAINER_FILE = "trainer.json"
-TRAINER_SCHEMA = 1
-OPTIMIZER_FILE = "optimizer.safetensors"
-NO_WEIGHTS = (OPTIMIZER_FILE, TRAINER_FILE, RUN_STATE_FILE)
-"""Files of a checkpoint that its exported weights do not have."""
+from ratchet.configs.upgrades import read_config
+from ratchet.configs.versions import NewerSchema, Versions
 
 _REFERENCE = frozenset(field.name for field in fields(ArtifactRef))
+"""By which a reference is told from other objects of a state, which is not read otherwise."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +55,7 @@ def restore(store: ArtifactStore, given: RestoreInput, attempt: str) -> RestoreR
     Checkpoints that the source itself began with are looked at where it was restored from, too. Of
     the variants of one step, that of the last trainer is the one that the run went on with.
     Raises ValueError if the step that is asked for has no sound checkpoint, or no step has one;
-    CorruptArtifact if a lineage or the weights of version 0 are damaged.
+    CorruptArtifact if a lineage or the weights of version 0 are damaged; NewerSchema.
     """
     assert given.run_id != given.source, "a run cannot be restored from itself"
     found = everything = _candidates(store, given.source)
@@ -77,10 +68,10 @@ def restore(store: ArtifactStore, given: RestoreInput, attempt: str) -> RestoreR
     for candidate in found:
         try:
             ref, state = _sound(store, given.run_id, candidate)
+        except FutureArtifact as error:
+            raise NewerSchema(f"{error}; {error.remedy}") from error
         except CorruptArtifact as error:
-            future = isinstance(error, FutureArtifact)
-            what = "cannot be read here" if future else "is damaged"
-            text = f"checkpoint of step {candidate.step} {what}: {error}"
+            text = f"checkpoint of step {candidate.step} is damaged: {error}"
             refused.append((candidate.step, text))
             continue
         if begun is None or begun.place == candidate.place:
@@ -159,10 +150,12 @@ def _sound(
 
 
 def _whole(store: ArtifactStore, run_id: str, source: str, ref: ArtifactRef) -> dict[str, Any]:
-    """The run's state in a checkpoint; raises CorruptArtifact unless all that it needs is whole."""
+    """The document with the run's state in a checkpoint; raises CorruptArtifact unless all that it
+    needs is whole.
+    """
     folder = store.fetch_folder(ref)
-    _document(folder, ref, TRAINER_FILE, TRAINER_SCHEMA)
-    state = _document(folder, ref, RUN_STATE_FILE, RUN_STATE_SCHEMA)
+    _document(folder, ref, keys.TRAINER_FILE, TRAINER_STATE)
+    state = _document(folder, ref, keys.RUN_STATE_FILE, CHECKPOINT_STATE)
 
     def verify(named: ArtifactRef) -> ArtifactRef:
         if _stood_in_for(named) is None:
@@ -173,8 +166,10 @@ def _whole(store: ArtifactStore, run_id: str, source: str, ref: ArtifactRef) -> 
     return state
 
 
-def _document(folder: Path, ref: ArtifactRef, name: str, schema: int) -> dict[str, Any]:
-    """A JSON object of a checkpoint; raises CorruptArtifact unless its schema is known."""
+def _document(folder: Path, ref: ArtifactRef, name: str, versions: Versions) -> dict[str, Any]:
+    """A JSON object of a checkpoint; raises CorruptArtifact unless it has a schema, NewerSchema if
+    that is a newer one.
+    """
     where = f"{ref.key}: {ref.path}/{name}"
     if not (folder / name).exists():
         raise CorruptArtifact(f"{where} is missing")
@@ -182,12 +177,10 @@ def _document(folder: Path, ref: ArtifactRef, name: str, schema: int) -> dict[st
         value = json.loads((folder / name).read_text())
     except ValueError:
         raise CorruptArtifact(f"{where} is not JSON") from None
-    told = value.get("schema") if isinstance(value, dict) else None
-    if not isinstance(told, int) or told < 1:
-        raise CorruptArtifact(f"{where} has no schema of those that are known here (1 to {schema})")
-    require_schema(where, told, schema)
-    assert isinstance(value, dict)
-    return value
+    try:
+        return versions.upgraded(value if isinstance(value, dict) else {}, where)
+    except ValueError as error:
+        raise CorruptArtifact(str(error)) from None
 
 
 def _owner(key: str) -> str | None:
@@ -250,7 +243,7 @@ class _Adoption:
         """Copies all, then commits the lineage."""
         run_id, (source, step) = self.given.run_id, (self.candidate.source, self.candidate.step)
         checkpoint = self._copied(ref, keys.checkpoint(run_id, step))
-        weights = self._copied(ref, keys.weights(run_id, step), without=NO_WEIGHTS)
+        weights = self._copied(ref, keys.weights(run_id, step), without=keys.NOT_WEIGHTS)
         first = self.store.committed(keys.weights(source, 0))
         if first is not None:
             self._copied(first, keys.weights(run_id, 0))
@@ -276,11 +269,11 @@ class _Adoption:
         """Whether the new run goes on with the data of the source. If it goes through others, its
         groups and batches bear the names of the source's, whose copies it would take for its own.
         """
-        ref = self.store.committed(keys.config(self.given.run_id))
-        if ref is None or "config" not in state:
+        run_id = self.given.run_id
+        if self.store.committed(keys.config(run_id)) is None or "config" not in state:
             return True
-        mine, theirs = self.store.get_json(ref), state["config"]
-        return data_of(RunConfig.model_validate(mine)) == data_of(RunConfig.model_validate(theirs))
+        mine, theirs = configs.load(self.store, run_id), read_config(state["config"])
+        return data_of(mine) == data_of(theirs)
 
     def _copied(self, ref: ArtifactRef, key: str, *, without: Sequence[str] = ()) -> ArtifactRef:
         found = self.store.committed(key)

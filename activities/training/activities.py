@@ -42,6 +42,7 @@ from ratchet.activities.runtime.children import as_parent, module_command
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.activities.storage import fencing, keys, retention
+from ratchet.activities.storage.keys import RUN_STATE_FILE, TRAINER_FILE
 from ratchet.activities.storage.token_logprobs import SCHEMA_VERSION as TOKEN_LOGPROBS_SCHEMA
 from ratchet.activities.training import check
 from ratchet.activities.training.client import (
@@ -53,14 +54,13 @@ from ratchet.activities.training.client import (
     TrainerGone,
 )
 from ratchet.activities.training.policy import digest, recipe_of
-from ratchet.activities.training.trainer import STATE_FILE
 from ratchet.configs.model import DEFAULT_POLICY
 from ratchet.configs.run import RunConfig
+from ratchet.configs.upgrades import config_document, read_config
 
-RUN_STATE_FILE = "run_state.json"
 CHECKPOINT_PARTS = 3
 """A checkpoint is about this many times its weights: weights and two moments."""
-MAY_DIFFER = (RUN_STATE_FILE, STATE_FILE)
+MAY_DIFFER = (RUN_STATE_FILE, TRAINER_FILE)
 """Files of a checkpoint that are no part of the trainer's bits: the run's state of the moment, and
 a record that holds how long the last step took. Weights and optimizer must be the same."""
 OUTPUT_TAIL = 2000
@@ -182,7 +182,7 @@ class TrainerActivities:
     async def load_trainer(self, given: LoadTrainerInput) -> LoadTrainerResult:
         """Puts the process into the state of a checkpoint, or of version 0.
 
-        Raises CorruptArtifact if that is damaged or of a later schema.
+        Raises CorruptArtifact if that is damaged, NewerSchema if a newer build wrote it.
         """
         store = self.ctx.store
         async with heartbeats():
@@ -193,7 +193,7 @@ class TrainerActivities:
             folder = await asyncio.to_thread(store.fetch_folder, ref)
             with _trainer_errors():
                 loaded = await TrainerClient(given.trainer.address).load(
-                    folder, config.model_dump(mode="json"), checkpoint=given.checkpoint is not None
+                    folder, config_document(config), checkpoint=given.checkpoint is not None
                 )
         return LoadTrainerResult(loaded.step)
 
@@ -218,7 +218,7 @@ class TrainerActivities:
                     given.step,
                     batch,
                     out,
-                    config=config.model_dump(mode="json"),
+                    config=config_document(config),
                     revision=given.revision,
                     token_logprobs=scores,
                 )
@@ -306,7 +306,7 @@ class TrainerActivities:
     @activity.defn(name=names.CHECK_MODEL)
     async def check_model(self, given: CheckInput) -> CheckResult:
         """Finds what is wrong with the model section; raises nothing for a user's mistake."""
-        config = RunConfig.model_validate(given.config)
+        config = read_config(given.config)
         async with heartbeats():
             return CheckResult(problems=await asyncio.to_thread(check.check_model, config))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ratchet.activities.storage.store import FutureArtifact
+from ratchet.configs.versions import NewerSchema
 
 LINE_LIMIT = 4 * 2**20
 """Longest line of the protocol, in bytes."""
@@ -43,7 +43,7 @@ class DiskFailed(Exception):
 
 
 _KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (StateMismatch, NonFinite, DiskFailed, FutureArtifact)
+    kind.__name__: kind for kind in (StateMismatch, NonFinite, DiskFailed, NewerSchema)
 }
 
 
@@ -116,7 +116,7 @@ class TrainerClient:
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
         """One request. Raises TrainerGone, TimeoutError, or what the process answers:
-        StateMismatch, NonFinite, DiskFailed, FutureArtifact, and TrainerFailed for all else.
+        StateMismatch, NonFinite, DiskFailed, NewerSchema, and TrainerFailed for all else.
 
         A request that times out goes on in the process; repeating it waits for the first one.
         """

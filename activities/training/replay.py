@@ -39,6 +39,7 @@ from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.hosting.process import ServerProcess, describe_exit
 from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage.keys import OPTIMIZER_FILE, TRAINER_FILE
 from ratchet.activities.storage.store import CorruptArtifact, StoreUnavailable
 from ratchet.activities.training.bits import WEIGHTS, Difference, first_difference
 from ratchet.activities.training.client import (
@@ -51,14 +52,15 @@ from ratchet.activities.training.client import (
 )
 from ratchet.activities.training.recording import NotReplayable, Plan, RecordedStep, plan
 from ratchet.activities.training.server import process_spec
-from ratchet.activities.training.trainer import OPTIMIZER_FILE, STATE_FILE
 from ratchet.configs.home import home_folder
 from ratchet.configs.run import RunConfig
+from ratchet.configs.upgrades import config_document
+from ratchet.configs.versions import NewerSchema
 
 SAME, DIFFERENT, FAILED = 0, 1, 2
 EXPECTED = (
     *(NotReplayable, CorruptArtifact, StoreUnavailable, DiskFailed),
-    *(TrainerFailed, TrainerGone, TimeoutError, ValueError),
+    *(NewerSchema, TrainerFailed, TrainerGone, TimeoutError, ValueError),
 )
 """Failures that their message explains."""
 PROBED_EVERY_S = 0.1
@@ -184,7 +186,7 @@ class Replay:
     async def _train_in(self, scratch: Path, client: TrainerClient, step: RecordedStep) -> None:
         batch, out = scratch / "batch.parquet", scratch / "weights"
         batch.write_bytes(await asyncio.to_thread(self._ctx.store.get, step.batch))
-        config = (await self._config(step)).model_dump(mode="json")
+        config = config_document(await self._config(step))
         try:
             await client.step(step.step, batch, out, config=config, revision=step.revision)
         except NonFinite as error:
@@ -228,7 +230,7 @@ class Replay:
     async def _load(
         self, client: TrainerClient, folder: Path, step: RecordedStep, *, checkpoint: bool
     ) -> None:
-        config = (await self._config(step)).model_dump(mode="json")
+        config = config_document(await self._config(step))
         self._outcome.loaded = await client.load(folder, config, checkpoint=checkpoint)
         for warning in self._outcome.loaded.warnings:
             self._say(f"warning: {warning}")
@@ -253,7 +255,7 @@ class Replay:
         for ref in [chosen.state, *later] if chosen.from_checkpoint else later:
             place = self._ctx.scratch("threads")
             folder = self._ctx.store.fetch_folder(ref, place)
-            threads = int(json.loads((folder / STATE_FILE).read_text())["torch_threads"])
+            threads = int(json.loads((folder / TRAINER_FILE).read_text())["torch_threads"])
             shutil.rmtree(place)
             return threads
         return None

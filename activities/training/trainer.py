@@ -20,8 +20,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ratchet.activities.contracts.upgrades import TRAINER_STATE
 from ratchet.activities.storage.batch import Sample, decode_batch
-from ratchet.activities.storage.store import require_schema
+from ratchet.activities.storage.keys import OPTIMIZER_FILE, TRAINER_FILE
 from ratchet.activities.storage.token_logprobs import encode_token_logprobs
 from ratchet.activities.training import attention, determinism, rl_loss
 from ratchet.activities.training.batching import member_counts, micro_batches
@@ -32,13 +33,12 @@ from ratchet.activities.training.optimizers import Optimizer
 from ratchet.activities.training.schedules import learning_rate
 from ratchet.activities.training.token_stats import TokenStats, env_masks, measured
 from ratchet.configs.run import RunConfig
+from ratchet.configs.upgrades import read_config
+from ratchet.configs.versions import SCHEMA
 
 if TYPE_CHECKING:
     import numpy as np
 
-SCHEMA_VERSION = 1
-OPTIMIZER_FILE = "optimizer.safetensors"
-STATE_FILE = "trainer.json"
 SINCE_LOAD: Any = {
     "model": True,
     "seed": True,
@@ -84,14 +84,14 @@ class Trainer:
     def load(self, folder: Path, config: dict[str, Any], *, checkpoint: bool) -> dict[str, Any]:
         """Takes the state of a checkpoint folder, or of weights that nothing has trained yet.
 
-        `config` is the run's config as plain data. Returns the fields of `client.Loaded`. Raises
-        FutureArtifact for a checkpoint of a later schema, ValueError for one that does not fit.
+        `config` is the run's config as it is sent. Returns the fields of `client.Loaded`. Raises
+        NewerSchema for a checkpoint of a newer build, ValueError for one that does not fit.
         """
         import torch
         from transformers import AutoTokenizer
 
         self.step = None
-        run = RunConfig.model_validate(config)
+        run = read_config(config)
         if run.trainer.deterministic:
             assert determinism.enabled(), "such a trainer's process is started with --deterministic"
         if run.trainer.threads is not None:
@@ -179,7 +179,7 @@ class Trainer:
         tensors |= self._optimizer.state()
         save_file(tensors, out / OPTIMIZER_FILE)
         state = {
-            "schema": SCHEMA_VERSION,
+            SCHEMA: TRAINER_STATE.current,
             "step": step,
             "optimizer": self._config.trainer.optim.type,
             "scheduler_step": step,
@@ -189,7 +189,7 @@ class Trainer:
             "config_revision": self._revision,
             "metrics": self._metrics,
         }
-        (out / STATE_FILE).write_text(json.dumps(state))
+        (out / TRAINER_FILE).write_text(json.dumps(state))
         return {"step": step}
 
     # -- private ----------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class Trainer:
     def _reconfigure(self, config: dict[str, Any]) -> None:
         """Takes another revision of the config; raises ValueError if it needs another load."""
         assert self._config is not None
-        run = RunConfig.model_validate(config)
+        run = read_config(config)
         before, after = (c.model_dump(include=SINCE_LOAD) for c in (self._config, run))
         if before != after:
             raise ValueError(
@@ -226,8 +226,8 @@ class Trainer:
         import torch
         from safetensors.torch import load_file
 
-        state = json.loads((folder / STATE_FILE).read_text())
-        require_schema(str(folder / STATE_FILE), state["schema"], SCHEMA_VERSION)
+        file = folder / TRAINER_FILE
+        state = TRAINER_STATE.upgraded(json.loads(file.read_text()), str(file))
         assert self._optimizer is not None and self._config is not None
         kept, wanted = state.get("optimizer", "adamw"), self._config.trainer.optim.type
         if kept != wanted:

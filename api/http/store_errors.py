@@ -1,4 +1,5 @@
-"""Trouble with the artifact store as problem documents: whatever request meets it, and wherever.
+"""Trouble with the artifact store, or with what lies in it, as problem documents: whatever request
+meets it, and wherever.
 
 Where the store lies, and what its filesystem said, may hold secrets: it is in the log, not in
 replies.
@@ -13,6 +14,7 @@ from fastapi.responses import JSONResponse
 from ratchet.activities.storage.store import CorruptArtifact, StoreUnavailable, remedy
 from ratchet.api.http.problems import reply
 from ratchet.api.schemas.problems import ApiProblem, printable
+from ratchet.configs.versions import NewerSchema
 
 RETRY_S = 5
 
@@ -43,6 +45,12 @@ def damaged(error: CorruptArtifact, root: str) -> ApiProblem:
     )
 
 
+def newer(error: NewerSchema) -> ApiProblem:
+    """503: what was asked for is of a newer build than this API."""
+    detail = f"{printable(str(error))}. Start this API by the newer build, too."
+    return ApiProblem(503, "newer-schema", "A newer build wrote it", detail)
+
+
 def damage_in(error: CorruptArtifact, root: str) -> str:
     """What is damaged, in words for replies, without the store's `root`."""
     return printable(str(error).replace(f"{root}/", ""))
@@ -60,7 +68,14 @@ async def _on_damage(request: Request, error: Exception) -> JSONResponse:
     return reply(damaged(error, request.app.state.services.records.store.root))
 
 
+async def _on_newer(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, NewerSchema)
+    logger.error("%s", error)
+    return reply(newer(error))
+
+
 def install(app: FastAPI) -> None:
     """Makes trouble with the store a problem document, whichever route meets it."""
     app.add_exception_handler(StoreUnavailable, _on_unavailable)
     app.add_exception_handler(CorruptArtifact, _on_damage)
+    app.add_exception_handler(NewerSchema, _on_newer)

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
-from ratchet.activities.storage import keys
 from ratchet.api.http.problems import documented
 from ratchet.api.routes.metrics import require_recorded
 from ratchet.api.schemas.artifacts import Batch, Checkpoint, RunConfigView
@@ -15,7 +14,6 @@ from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.core import RunId, Served
 from ratchet.api.store import artifacts
 from ratchet.configs.load import dump_toml
-from ratchet.configs.run import RunConfig
 
 router = APIRouter(prefix="/v1/runs", tags=["artifacts"])
 
@@ -91,8 +89,7 @@ async def get_config(
                 "No such revision",
                 f"Run {run_id} has no config revision {revision}; there are: {there}.",
             )
-        plain = await asyncio.to_thread(records.read, keys.config(attempt, revision))
-        config = RunConfig.model_validate(plain)
+        config = await asyncio.to_thread(records.config_of, attempt, revision)
     if form == "toml":
         return PlainTextResponse(dump_toml(config))
     view = RunConfigView(

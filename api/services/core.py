@@ -5,12 +5,11 @@ import contextlib
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Path, Request, Response
 
 from ratchet.activities.contracts.names import attempt_id
-from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem, shown
@@ -92,11 +91,12 @@ class Services:
     def current_config(self, execution: Execution) -> RunConfig:
         """The config of a run with all that was changed so far. Blocks; raises 404."""
         try:
-            base: dict[str, Any] = self.records.read(keys.config(self.attempt_of(execution)))
+            config = self.records.config_of(self.attempt_of(execution))
         except FileNotFoundError:
             raise unknown_run(execution.id) from None
         changes = execution.memo.get("config_changes") or {}
-        config = changed(base, {}, changes)[1] if changes else RunConfig.model_validate(base)
+        if changes:
+            config = changed(config.model_dump(mode="json"), {}, changes)[1]
         metadata = execution.memo.get("metadata")
         return config if metadata is None else config.model_copy(update={"metadata": metadata})
 

@@ -23,6 +23,7 @@ from ratchet.api.services.core import Services
 from ratchet.api.temporal.client import Unanswered, a_worker_on
 from ratchet.configs.load import ConfigError, validate
 from ratchet.configs.run import RunConfig
+from ratchet.configs.upgrades import config_document
 from ratchet.workflows.protocol.messages import PreflightInput, RunInput
 
 Place = Callable[[str], str]
@@ -125,15 +126,15 @@ async def launch(
     settings, records = services.settings, services.records
     await asyncio.to_thread(records.require_space, settings.min_free_bytes)
     require_allowed(services, config, place)
-    data = resolved(config)
+    document = config_document(config)
     run_id = f"{config.name}-{secrets.token_hex(3)}"
     missing = a_worker_on([settings.queues.orchestrator])
     verdict: CheckResult | None = None
     try:
         verdict = await services.temporal.preflight(
-            run_id, PreflightInput(data, settings.queues), settings.preflight_timeout_s
+            run_id, PreflightInput(document, settings.queues), settings.preflight_timeout_s
         )
-        _refuse(verdict, data, place)
+        _refuse(verdict, document, place)
     except Unanswered as error:
         missing = str(error)
     if once is not None:
@@ -141,11 +142,11 @@ async def launch(
     created_at = now()
     memo = {**first_memo(config, created_at, missing), "lineage": lineage}
     restore = RestoreInput(run_id, source.source, source.step) if source is not None else None
-    await asyncio.to_thread(records.save_config, run_id, data)
+    await asyncio.to_thread(records.save_config, run_id, config)
     started = await services.temporal.start_run(
         RunInput(
             run_id=run_id,
-            config=data,
+            config=document,
             queues=settings.queues,
             examples=verdict.examples if verdict else {},
             created_at=created_at,
@@ -183,8 +184,7 @@ async def start_attempt(
         await asyncio.to_thread(once.claim, services.records.store, run.id)
     number = int(memo.get("attempt") or 1) + 1
     attempt = attempt_id(run.id, number)
-    data = resolved(config)
-    await asyncio.to_thread(services.records.save_config, attempt, data)
+    await asyncio.to_thread(services.records.save_config, attempt, config)
     created_at = memo.get("created_at") or now()
     waits = {"name": a_worker_on([settings.queues.orchestrator]), "since": now()}
     first = {
@@ -201,7 +201,7 @@ async def start_attempt(
     started = await services.temporal.start_run(
         RunInput(
             run_id=attempt,
-            config=data,
+            config=config_document(config),
             queues=settings.queues,
             created_at=created_at,
             restore=RestoreInput(attempt, source.source, source.step),

@@ -8,10 +8,11 @@ what it left may lie under the ids of its attempts, and under those of the run i
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from ratchet.activities.contracts.names import attempt_id
-from ratchet.activities.storage import keys, series
+from ratchet.activities.storage import configs, keys, series
 from ratchet.activities.storage.lineage import segments
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, free_bytes
 from ratchet.api.http.redact import redacted
@@ -20,6 +21,7 @@ from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.schemas.run import Progress
 from ratchet.api.store.curves import Curves, Span
 from ratchet.configs.run import RunConfig
+from ratchet.configs.upgrades import read_config
 
 KEPT = 4096
 
@@ -35,11 +37,14 @@ class Records:
 
     def read(self, key: str) -> Any:
         """A committed JSON value; raises FileNotFoundError."""
+        return self._once(key, lambda: self.store.get_json(self.store.require(key)))
+
+    def _once(self, key: str, load: Callable[[], Any]) -> Any:
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        value = self.store.get_json(self.store.require(key))
+        value = load()
         with self._lock:
             self._kept[key] = value
             while len(self._kept) > KEPT:
@@ -61,14 +66,22 @@ class Records:
                 "RATCHET_STORE to a larger disk for the API and every worker.",
             )
 
-    def save_config(self, attempt: str, config: dict[str, Any]) -> None:
+    def save_config(self, attempt: str, config: RunConfig) -> None:
         """Commits the resolved config of an attempt; workers read it from there."""
-        self.store.put_json(keys.config(attempt), config, attempt="api")
+        configs.save(self.store, attempt, config, attempt="api")
+
+    def config_of(self, attempt: str, revision: int = 0) -> RunConfig:
+        """A revision of the config of an attempt; raises FileNotFoundError, NewerSchema."""
+        return read_config(self._stored_config(attempt, revision))
+
+    def _stored_config(self, attempt: str, revision: int = 0) -> Any:
+        key = keys.config(attempt, revision)
+        return self._once(key, lambda: configs.document(self.store, attempt, revision))
 
     def config(self, run_id: str) -> RunConfig | None:
         """The config that a run's newest attempt began with, or None if there is no such run."""
         try:
-            return RunConfig.model_validate(self.read(keys.config(self.attempts(run_id)[-1])))
+            return self.config_of(self.attempts(run_id)[-1])
         except FileNotFoundError:
             return None
 
@@ -79,7 +92,7 @@ class Records:
     def knows(self, run_id: str) -> bool:
         """Whether anything was ever recorded of a run."""
         try:
-            self.read(keys.config(run_id))
+            self._stored_config(run_id)
         except FileNotFoundError:
             return False
         except CorruptArtifact:

@@ -55,6 +55,12 @@ def ref(key: str) -> ArtifactRef:
     return ArtifactRef(key, f"{abs(hash(key)):064x}"[:64], 1, key)
 
 
+def step_of(ref: ArtifactRef) -> int:
+    """The step of a batch or checkpoint: of 'batch/6', and of '…/batches/step-00000006.parquet'."""
+    name = ref.key.rpartition("/")[2]
+    return int(name.removeprefix("step-").removesuffix(".parquet"))
+
+
 def _set() -> asyncio.Event:
     event = asyncio.Event()
     event.set()
@@ -144,6 +150,7 @@ class World:
 
     @activity.defn(name=names.CHECK_ENVS)
     async def check_envs(self, arg: CheckInput) -> CheckResult:
+        self._store(names.CHECK_ENVS)
         train = {f"train/{env['name']}": 5000 for env in arg.config["train"]["env"]}
         evals = {f"eval/{env['name']}": 5000 for env in arg.config["eval"]["env"]}
         return CheckResult(self.problems, {**train, **evals})
@@ -319,7 +326,7 @@ class World:
 
     @activity.defn(name=names.LOAD_TRAINER)
     async def load_trainer(self, arg: LoadTrainerInput) -> LoadTrainerResult:
-        step = int(arg.checkpoint.key.rpartition("/")[2]) if arg.checkpoint else 0
+        step = step_of(arg.checkpoint) if arg.checkpoint else 0
         if step in self.damaged:
             self.events.append(f"damaged {step}")
             text = f"checkpoint of step {step} does not match its sha256"
@@ -336,7 +343,7 @@ class World:
             self.kill("trainer/0")
             raise ApplicationError("gone", type=names.TRAINER_LOST, non_retryable=True)
         assert arg.trainer.epoch == self.trainer_epoch and arg.step == self.trainer_step + 1
-        assert arg.batch.key == f"batch/{arg.step}"
+        assert step_of(arg.batch) == arg.step
         self._store(names.TRAIN_STEP)
         self.trainer_step = arg.step
         self.revisions[arg.step] = arg.revision

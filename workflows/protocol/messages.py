@@ -1,6 +1,11 @@
 """What the workflows say to each other and hear from outside.
 
-Messages between workflows are frozen dataclasses. Public signals come from people with any
+Messages between workflows are frozen dataclasses. Inputs of workflows outlive the build that wrote
+them: a change of one needs a new schema number and an upgrader (`upgrades.py`). Signals are read
+leniently, since one that cannot be decoded would be dropped; their fields keep their names, and a
+new one has a default.
+
+Public signals come from people with any
 payload and any encoding: what parses them never raises, since an exception in a signal handler
 would stop the workflow for good.
 """
@@ -14,7 +19,9 @@ from ratchet.activities.contracts.names import MEMO_KEY as MEMO_KEY
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.contracts.rollouts import EngineTarget, GroupResult
 from ratchet.activities.contracts.training import RestoreInput
+from ratchet.activities.contracts.versioned import versioned
 from ratchet.workflows.protocol.state import EvalEpoch, Lease, RunState, Shares
+from ratchet.workflows.protocol.upgrades import DISPATCH_INPUT, HOST_WORKFLOW_INPUT, RUN_INPUT
 
 TRAINING_RUN = "TrainingRun"
 PREFLIGHT = "Preflight"
@@ -41,6 +48,7 @@ class PreflightInput:
     queues: Queues = field(default_factory=Queues)
 
 
+@versioned(RUN_INPUT)
 @dataclass(frozen=True)
 class RunInput:
     """Starts a run. `run_id` is the id of its attempt (`names.attempt_id`), whose config lies in
@@ -56,6 +64,7 @@ class RunInput:
     created_at: str = ""
     restore: RestoreInput | None = None
     state: RunState | None = None
+    schema: int = RUN_INPUT.current
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,7 @@ class Control:
     revision: int = 0
 
 
+@versioned(DISPATCH_INPUT)
 @dataclass(frozen=True)
 class DispatchInput:
     """Opens dispatch generation `generation` of a run. `shares` are the changes of its ratios."""
@@ -117,6 +127,7 @@ class DispatchInput:
     lease: Lease
     control: Control
     shares: list[Shares] = field(default_factory=list)
+    schema: int = DISPATCH_INPUT.current
 
 
 @dataclass(frozen=True)
@@ -156,11 +167,13 @@ class DispatchReport:
     trouble: str = ""
 
 
+@versioned(HOST_WORKFLOW_INPUT)
 @dataclass(frozen=True)
 class HostWorkflowInput:
     """Opens the Host workflow of one server."""
 
     host: HostInput
+    schema: int = HOST_WORKFLOW_INPUT.current
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """All that crosses continue-as-new: the durable state of a run.
 
 Plain data without behaviour; the pure classes beside it (sources, sinks, scheduler) act on it.
-Its size is bounded: references, counters and what is in flight, never data.
+Its size is bounded: references, counters and what is in flight, never data. A change of a field
+here needs a new schema number and an upgrader: `upgrades.py` says what to do.
 """
 
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from ratchet.activities.contracts.hosting import HostRole
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import FilterTally, GroupResult
 from ratchet.activities.contracts.training import CheckpointResult
+from ratchet.activities.contracts.versioned import versioned
+from ratchet.workflows.protocol.upgrades import RUN_STATE
 
 
 @dataclass(frozen=True)
@@ -253,6 +256,7 @@ class CurriculumState:
     rejected: dict[str, int] = field(default_factory=dict)
 
 
+@versioned(RUN_STATE)
 @dataclass
 class RunState:
     """A run's durable state. Steps count from 1, policy versions from 0.
@@ -324,3 +328,4 @@ class RunState:
     pause: Literal["", "drain", "cancel"] = ""
     pause_reason: str = ""
     trainer_losses: int = 0
+    schema: int = RUN_STATE.current

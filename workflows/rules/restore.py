@@ -5,14 +5,16 @@ were in flight are leased anew under their ids; evals that had not ended start o
 """
 
 from dataclasses import replace
-from typing import Any
 
 from pydantic_core import to_json
 
 from ratchet.activities.contracts.names import workflow_of
 from ratchet.activities.contracts.training import RestoreInput, RestoreResult
+from ratchet.activities.contracts.upgrades import CHECKPOINT_STATE
 from ratchet.configs.data import data_of
 from ratchet.configs.run import RunConfig
+from ratchet.configs.upgrades import config_document, read_config
+from ratchet.configs.versions import SCHEMA
 from ratchet.workflows.protocol.state import (
     CurriculumState,
     GenerationState,
@@ -26,14 +28,13 @@ from ratchet.workflows.rules.fleet import hosts_of
 from ratchet.workflows.rules.live_config import limits_of, shares_after
 from ratchet.workflows.rules.sinks import TrainSink
 
-SCHEMA = 1
 
-
-def kept(state: RunState, config: dict[str, Any]) -> str:
+def kept(state: RunState, config: RunConfig) -> str:
     """What a checkpoint keeps of a run besides its trainer, as JSON text."""
     # What a checkpoint leans on would be kept by every one after it.
     lean = replace(state, checkpoint=None, older=None, batches=[])
-    return to_json({"schema": SCHEMA, "state": lean, "config": config}).decode()
+    number = CHECKPOINT_STATE.current
+    return to_json({SCHEMA: number, "state": lean, "config": config_document(config)}).decode()
 
 
 def restored(
@@ -44,8 +45,7 @@ def restored(
     A fork whose config draws other examples than the checkpoint's goes through its own from the
     start.
     """
-    assert result.run_state["schema"] == SCHEMA
-    before = RunConfig.model_validate(result.run_state["config"])
+    before = read_config(result.run_state["config"])
     resumed = workflow_of(arg.source) == workflow_of(arg.run_id)
     step = result.checkpoint.step
     # A fork that is resumed stays one.

@@ -14,6 +14,7 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.activities.contracts.training import SaveConfigInput
     from ratchet.configs.live import changed, needs_revision
     from ratchet.configs.run import RunConfig
+    from ratchet.configs.upgrades import config_document
     from ratchet.workflows.protocol import policies
     from ratchet.workflows.protocol.messages import RunInput
     from ratchet.workflows.protocol.state import RunState
@@ -21,32 +22,36 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.workflows.run.outages import Mending
 
 
+def _plain(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json")
+
+
 class Revisions:
     """The config of one run. `config` is its newest revision; once one was `made`, the run is to go
     on with it as a new execution.
     """
 
-    def __init__(self, arg: RunInput, state: RunState, mending: Mending) -> None:
+    def __init__(self, arg: RunInput, config: RunConfig, state: RunState, mending: Mending) -> None:
         self._arg = arg
         self._state = state
         self._mending = mending
-        self.config = arg.config
+        self.config = config
         self.made = False
 
     def _changed(self, patch: dict[str, Any]) -> tuple[dict[str, Any], RunConfig]:
-        return changed(self.config, self._state.overrides, patch)
+        return changed(_plain(self.config), self._state.overrides, patch)
 
     def current(self) -> dict[str, Any]:
         """The newest revision with what was changed since."""
         overrides = self._state.overrides
-        return self._changed(overrides)[1].model_dump(mode="json") if overrides else self.config
+        return _plain(self._changed(overrides)[1] if overrides else self.config)
 
     def check(self, patch: dict[str, Any]) -> None:
         """Raises ValueError for what cannot be changed."""
         state = self._state
         _, config = self._changed(patch)
         reached = state.step + len(state.shipped) + bool(state.train.cut) + 1
-        if config.max_steps < reached and config.max_steps != self.config["max_steps"]:
+        if config.max_steps < reached and config.max_steps != self.config.max_steps:
             raise ValueError(
                 f"max_steps cannot become {config.max_steps}: the batch of step {reached} is under "
                 "way; use `stop` to end the run sooner"
@@ -66,18 +71,17 @@ class Revisions:
             return
         state.config_pending = False
         _, after = self._changed(state.overrides)
-        config, revision = after.model_dump(mode="json"), state.config_revision + 1
+        revision = state.config_revision + 1
 
         def save() -> Awaitable[None]:
             return workflow.execute_activity(
                 names.SAVE_CONFIG,
-                SaveConfigInput(self._arg.run_id, revision, config),
+                SaveConfigInput(self._arg.run_id, revision, config_document(after)),
                 task_queue=self._arg.queues.orchestrator,
                 **policies.STORE_WORK,
                 summary=f"config revision {revision}",
             )
 
         await self._mending.carry_out(f"config revision {revision}", save)
-        before = RunConfig.model_validate(self.config)
-        state.shares = shares_after(state.shares, before, after, state.drawn_below)
-        state.config_revision, self.config, self.made = revision, config, True
+        state.shares = shares_after(state.shares, self.config, after, state.drawn_below)
+        state.config_revision, self.config, self.made = revision, after, True

@@ -13,15 +13,16 @@ from ratchet.activities.contracts import names
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.training import RestoreInput, RestoreResult, SaveConfigInput
 from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.runtime.failing import failure_of
 from ratchet.activities.runtime.store_activities import StoreActivities
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import configs, keys
 from ratchet.activities.storage import restore as checkpoints
 from ratchet.activities.storage.fencing import variant
 from ratchet.activities.storage.lineage import segments
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, StoreUnavailable
-from ratchet.activities.training import activities as training
-from ratchet.activities.training import trainer
-from ratchet.workflows.rules import restore as deciding
+from ratchet.configs.upgrades import config_document
+from ratchet.configs.versions import NewerSchema
+from tests.unit.workflows.support import config
 
 SOURCE, NEXT, FORK = "run-1", "run-1+2", "other"
 EXPORTED = {"model.safetensors": "weights", "config.json": "{}", "canary.json": "[]"}
@@ -215,9 +216,8 @@ def test_the_one_before_a_damaged_one_is_used(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"trainer.json": '{"schema": 9}'}, "trainer.json: schema 9 is later than"),
-        ({"run_state.json": '{"schema": 2, "state": {}}'}, "run_state.json: schema 2 is later"),
-        ({"run_state.json": '{"cursor": 1}'}, "run_state.json has no schema"),
+        ({"run_state.json": '{"cursor": 1}'}, "run_state.json has schema 0"),
+        ({"run_state.json": '{"schema": "a"}'}, "run_state.json has schema 'a'; the schemas read"),
         ({"run_state.json": '{"schema": 1, "st'}, "run_state.json is not JSON"),
         ({"run_state.json": None}, "run_state.json is missing"),
     ],
@@ -238,6 +238,31 @@ def test_what_cannot_be_read_here_is_passed_over(
     with pytest.raises(ValueError, match=r"of step 40.*; there are those of steps 10, 20, 30$"):
         restore(store, FORK, step=40)
     assert everything(store, FORK) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"trainer.json": '{"schema": 9}'}, "trainer.json has schema 9, .* reads 1 to 1"),
+        ({"run_state.json": '{"schema": 2, "state": {}}'}, "run_state.json has schema 2"),
+    ],
+)
+@pytest.mark.parametrize("step", [None, 40])
+async def test_a_newer_one_waits_for_a_worker_that_reads_it(
+    store: ArtifactStore,
+    source: dict[int, ArtifactRef],
+    tmp_path: Path,
+    changes: dict[str, str | None],
+    said: str,
+    step: int | None,
+) -> None:
+    checkpoint(store, tmp_path, SOURCE, 40, **changes)
+    with pytest.raises(NewerSchema, match=said) as caught:
+        restore(store, FORK, step=step)
+    assert everything(store, FORK) == {}
+    failure = failure_of(caught.value, "restore_run")
+    assert failure is not None and failure.type == names.STORE_FAILED
+    assert restore(store, FORK, step=30).checkpoint.step == 30
 
 
 def test_if_none_is_sound_all_is_told(store: ArtifactStore, source: dict[int, ArtifactRef]) -> None:
@@ -419,16 +444,6 @@ def test_a_run_descends_from_no_run_twice(store: ArtifactStore) -> None:
         segments(store, "a")
 
 
-def test_rooms_agree_on_files_and_schemas() -> None:
-    assert checkpoints.RUN_STATE_FILE == training.RUN_STATE_FILE
-    assert checkpoints.RUN_STATE_SCHEMA == deciding.SCHEMA
-    assert (checkpoints.TRAINER_FILE, checkpoints.OPTIMIZER_FILE, checkpoints.TRAINER_SCHEMA) == (
-        trainer.STATE_FILE,
-        trainer.OPTIMIZER_FILE,
-        trainer.SCHEMA_VERSION,
-    )
-
-
 async def test_the_activities(
     store: ArtifactStore, source: dict[int, ArtifactRef], tmp_path: Path
 ) -> None:
@@ -440,10 +455,10 @@ async def test_the_activities(
         await run(acts.restore_run, RestoreInput(FORK, SOURCE, 7))
     assert caught.value.type == names.BAD_INPUT and caught.value.non_retryable
     for _ in range(2):
-        await run(acts.save_config, SaveConfigInput(NEXT, 1, {"max_steps": 3}))
-    assert store.get_json(store.require(keys.config(NEXT, 1))) == {"max_steps": 3}
+        await run(acts.save_config, SaveConfigInput(NEXT, 1, config_document(config(max_steps=3))))
+    assert configs.load(store, NEXT, 1) == config(max_steps=3)
     with pytest.raises(ApplicationError, match="another config") as caught:
-        await run(acts.save_config, SaveConfigInput(NEXT, 1, {"max_steps": 4}))
+        await run(acts.save_config, SaveConfigInput(NEXT, 1, config_document(config(max_steps=4))))
     assert caught.value.type == names.CORRUPT and caught.value.non_retryable
 
 

@@ -20,8 +20,9 @@ from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.storage.fencing import Nondeterministic, commit, variant, variants
 from ratchet.activities.storage.retention import number_of
-from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, FutureArtifact
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 from ratchet.activities.training.activities import TrainerActivities
+from ratchet.configs.versions import NewerSchema
 from tests.unit.activities.training.conftest import make_batch
 from tests.unit.activities.training.processes import trainer_process
 from tests.unit.activities.training.test_activities import RUN, context, run
@@ -150,5 +151,5 @@ async def test_a_late_writer_decides_nothing(tmp_path: Path, policy: Path) -> No
         told = json.loads((newer / "trainer.json").read_text())
         (newer / "trainer.json").write_text(json.dumps({**told, "schema": 2}))
         ref = store.put_folder(keys.checkpoint(RUN, 9), newer, attempt="newer")
-        with pytest.raises(FutureArtifact, match=r"trainer\.json: schema 2 .* later version"):
+        with pytest.raises(NewerSchema, match=r"trainer\.json has schema 2, .* newer build"):
             await run(acts.load_trainer, LoadTrainerInput(RUN, target, ref))

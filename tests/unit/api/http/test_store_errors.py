@@ -106,6 +106,23 @@ async def test_a_config_that_is_damaged_hides_nothing_else(served: Served) -> No
         problem(await http.get(f"/v1/runs/{run}/config"), 500, "damaged-artifact")
 
 
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_config_of_a_newer_build_is_told(served: Served) -> None:
+    run = (await served.start("later"))["id"]
+    stored = served.store.get_json(served.store.require(keys.config(run)))
+    assert stored["schema"] == 1
+    served.store.put_json(keys.config(run, 1), {**stored, "schema": 2, "of_a_newer_build": True})
+    url = f"/v1/runs/{run}/config"
+    told = problem(await served.http.get(f"{url}?revision=1"), 503, "newer-schema")
+    assert (
+        "has schema 2" in told["detail"] and "Start this API by the newer build" in told["detail"]
+    )
+    shown = (await served.http.get(f"{url}?revision=0")).json()["config"]
+    # What is shown can be sent again.
+    assert {**shown, "schema": 1} == stored and "schema" not in shown
+    assert "schema" not in (await served.http.get(f"{url}?revision=0&format=toml")).text
+
+
 def test_every_route_documents_them(served: Served) -> None:
     paths = create_app(served.settings, connection(served.env)).openapi()["paths"]
     operations = [

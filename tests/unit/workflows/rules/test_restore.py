@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import GroupResult
 from ratchet.activities.contracts.training import CheckpointResult, RestoreInput, RestoreResult
+from ratchet.activities.contracts.upgrades import CHECKPOINT_STATE
 from ratchet.activities.contracts.wire import decoded
 from ratchet.configs.load import validate
 from ratchet.workflows.protocol.state import (
@@ -20,7 +21,7 @@ from ratchet.workflows.protocol.state import (
     RunState,
     TrainProgress,
 )
-from ratchet.workflows.rules.restore import SCHEMA, kept, restored
+from ratchet.workflows.rules.restore import kept, restored
 from ratchet.workflows.rules.sinks import TrainSink
 from ratchet.workflows.rules.sources import train_counter
 from tests.unit.workflows.support import config
@@ -39,8 +40,8 @@ def round_trip(
 ) -> RunState:
     """The state that a run begins with, by way of the JSON of a checkpoint."""
     plain = CONFIG.model_dump(mode="json")
-    text = json.loads(kept(state, plain))
-    assert text["schema"] == SCHEMA
+    text = json.loads(kept(state, CONFIG))
+    assert text["schema"] == CHECKPOINT_STATE.current
     arg = RestoreInput(to, source)
     result = RestoreResult(CheckpointResult(7, REF), REF, text)
     after = validate({**plain, **(changes or {})})

@@ -96,7 +96,7 @@ def run(store: ArtifactStore, made: Path) -> RunState:
     )
     lease = Lease(next_train=50)
     state.generations = [GenerationState(2, lease, started=True, outstanding=["train/45"])]
-    text = kept(state, CONFIG.model_dump(mode="json"))
+    text = kept(state, CONFIG)
     for epoch in (1, EPOCH):
         whole = folder(
             made / f"checkpoint-{epoch}",

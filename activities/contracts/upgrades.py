@@ -1,0 +1,22 @@
+"""How hosts' inputs and the documents of a checkpoint are read that older builds wrote.
+
+One table for each; what to do when a field changes is said in `workflows/protocol/upgrades.py`.
+"""
+
+from ratchet.configs.versions import Document, Versions
+
+
+def host_from_0_to_1(host: Document) -> Document:
+    """Schema 1 is the first with a number; its keys are those of before."""
+    return host
+
+
+HOST_INPUT = Versions("the input of a host", {0: host_from_0_to_1})
+
+CHECKPOINT_STATE = Versions("run_state.json", {}, oldest=1)
+"""{schema, state, config}: `state` is a run's state and `config` a stored config, each with a
+number of its own.
+"""
+
+TRAINER_STATE = Versions("trainer.json", {}, oldest=1)
+"""What of a trainer's state is not tensors."""

@@ -1,0 +1,41 @@
+"""The stored form of a run's config, and how stored configs of older builds are read.
+
+A stored config is a resolved one with the number of its schema. It lies in the store
+(`config.json`), in checkpoints, and in the inputs of workflows and activities. What users write has
+no schema number: `configs.load.validate` reads that.
+
+When a key of a config is added, renamed, moved or removed, or changes its meaning:
+
+1. Add `from_<n>_to_<n + 1>` and enter it in CONFIG. For an added key it sets what runs did before.
+2. Changes of a running run are partial configs: `overrides` in the run's state, `config_changes` in
+   its memo. If the key is one that may change (`workflows/changes.py`), the run state needs an
+   upgrader too (`workflows/protocol/upgrades.py`), and a memo of before keeps the old name.
+3. Record the new shape (`tests/recorded/README.md`).
+
+A key that is missing takes its default, since a section says nothing of keys that it leaves out; an
+unknown one is refused, so that nothing that was moved is lost in silence.
+"""
+
+from typing import Any
+
+from ratchet.configs.run import RunConfig
+from ratchet.configs.versions import SCHEMA, Document, Versions
+
+
+def from_0_to_1(config: Document) -> Document:
+    """Schema 1 is the first with a number; its keys are those of before."""
+    return config
+
+
+CONFIG = Versions("the stored config", {0: from_0_to_1})
+
+
+def read_config(stored: dict[str, Any]) -> RunConfig:
+    """A stored config of this build or an older one; raises NewerSchema, ValidationError."""
+    data = CONFIG.upgraded(stored)
+    return RunConfig.model_validate({key: data[key] for key in data if key != SCHEMA})
+
+
+def config_document(config: RunConfig) -> Document:
+    """A config as it is stored and sent."""
+    return {**config.model_dump(mode="json"), SCHEMA: CONFIG.current}

@@ -1,0 +1,60 @@
+"""Schema numbers: how one build reads what another one wrote and left behind.
+
+Data that outlives a process carries the number of its schema under the key `schema`; data without
+one is of schema 0. Invariants:
+
+- A build reads every older schema, by one named function for each step to the next number. These
+  are pure, take and return plain JSON objects, and are never changed once released.
+- A newer schema is refused, never guessed at.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = "schema"
+
+Document = dict[str, Any]
+
+
+class NewerSchema(Exception):
+    """Data of a newer build.
+
+    No ValueError: in a workflow it fails the task and not the run, and an activity reports it as
+    work that waits, so that both go on once a worker of the newer build takes them.
+    """
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The schemas of one kind of data. `upgrades` maps each older number, from `oldest` on, to the
+    function that takes data of that schema to the next one.
+    """
+
+    what: str
+    upgrades: Mapping[int, Callable[[Document], Document]]
+    oldest: int = 0
+
+    @property
+    def current(self) -> int:
+        """The number that this build writes."""
+        return self.oldest + len(self.upgrades)
+
+    def upgraded(self, data: Document, where: str = "") -> Document:
+        """`data` in the current schema, number included. `where` says what is read, for errors.
+
+        Raises NewerSchema; ValueError if the number is none that ever was.
+        """
+        what, number = where or self.what, data.get(SCHEMA, 0)
+        if not isinstance(number, int) or number < self.oldest:
+            known = f"{self.oldest} to {self.current}"
+            raise ValueError(f"{what} has schema {number!r}; the schemas read here are {known}")
+        if number > self.current:
+            raise NewerSchema(
+                f"{what} has schema {number}, which a newer build of Ratchet wrote; this build "
+                f"reads {self.oldest} to {self.current}. Start a worker of the newer build "
+                "(RATCHET_BUILD_ID names builds; README, 'Upgrading workers'): it goes on from here"
+            )
+        for older in range(number, self.current):
+            data = {**self.upgrades[older](data), SCHEMA: older + 1}
+        return data

@@ -1,0 +1,306 @@
+"""What outlives a process is read strictly, upgraded if older, refused if newer."""
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from ratchet.activities.contracts import names as wire_names
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.training import CheckpointResult, RestoreInput, RestoreResult
+from ratchet.activities.contracts.upgrades import CHECKPOINT_STATE, TRAINER_STATE
+from ratchet.activities.contracts.versioned import VERSIONED, hints_of
+from ratchet.activities.contracts.wire import decoded
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.runtime.failing import failure_of
+from ratchet.activities.storage import keys
+from ratchet.api.services.run_view import run_object
+from ratchet.api.temporal.client import Execution
+from ratchet.configs.load import ConfigError, validate
+from ratchet.configs.upgrades import CONFIG, config_document, read_config
+from ratchet.configs.versions import NewerSchema
+from ratchet.workflows.protocol.messages import (
+    Control,
+    DispatchInput,
+    DispatchReport,
+    HostWorkflowInput,
+    RunInput,
+)
+from ratchet.workflows.protocol.state import RunState
+from ratchet.workflows.rules.restore import kept, restored
+from tests.recorded import item, names, shapes
+from tests.unit.workflows.support import config
+
+INPUTS = [
+    *((name, RunInput) for name in names("run_input.*")),
+    *((name, DispatchInput) for name in names("dispatch_input.*")),
+    *((name, HostWorkflowInput) for name in names("host_input.*")),
+]
+CONFIGS = names("config*")
+CHECKPOINTS = names("checkpoints/*/run_state")
+REF = ArtifactRef("k", "0" * 64, 1, "k")
+
+
+def written(value: Any) -> Any:
+    """A value as it crosses to Temporal."""
+    return json.loads(to_json(value))
+
+
+def unnumbered(document: dict[str, Any]) -> dict[str, Any]:
+    """A document without the numbers that schema 1 brought: its own, and those of its parts."""
+    parts = ("state", "host", "config")
+    return {
+        key: unnumbered(value) if key in parts and isinstance(value, dict) else value
+        for key, value in document.items()
+        if key != "schema"
+    }
+
+
+def test_there_is_something_recorded_of_each_kind() -> None:
+    assert len(INPUTS) == 10 and len(CONFIGS) == 2 and len(CHECKPOINTS) == 2
+    assert {cls for _, cls in INPUTS} | {RunState, HostInput} == set(VERSIONED)
+
+
+@pytest.mark.parametrize(("name", "cls"), INPUTS, ids=[name for name, _ in INPUTS])
+def test_a_recorded_input_keeps_every_value(name: str, cls: type) -> None:
+    recorded = item(name)
+    value = decoded(cls, recorded)
+    again = written(value)
+    assert again["schema"] == VERSIONED[cls].current == 1
+    assert unnumbered(again) == recorded
+    assert decoded(cls, again) == value
+    assert (
+        read_config(recorded["config"]) == validate(recorded["config"])
+        if ("config" in recorded)
+        else cls is HostWorkflowInput
+    )
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_recorded_config_keeps_every_value(name: str) -> None:
+    recorded = item(name)
+    value = read_config(recorded)
+    document = config_document(value)
+    assert document == {**recorded, "schema": CONFIG.current}
+    assert read_config(json.loads(json.dumps(document))) == value == validate(recorded)
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_recorded_checkpoint_keeps_every_value(name: str) -> None:
+    recorded = item(name)
+    document = CHECKPOINT_STATE.upgraded(recorded)
+    state, before = decoded(RunState, document["state"]), read_config(document["config"])
+    again = json.loads(kept(state, before))
+    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 1, 1)
+    assert unnumbered(again) == unnumbered(recorded)
+    assert decoded(RunState, again["state"]) == state and read_config(again["config"]) == before
+    trainer = item(name.replace("run_state", "trainer"))
+    assert TRAINER_STATE.upgraded(trainer) == trainer
+
+
+@pytest.mark.parametrize("to", ["recorded-c8060e+2", "another"])
+def test_a_run_begins_with_a_recorded_checkpoint(to: str) -> None:
+    document = item("checkpoints/step-00000006/run_state")
+    was, resumed = document["state"], to != "another"
+    result = RestoreResult(CheckpointResult(6, REF), REF, document)
+    arg = RestoreInput(to, "recorded-c8060e", 6)
+    state = decoded(RunState, document["state"])
+    after = written(restored(arg, result, state, read_config(item("config.1"))))
+    assert (after["step"], after["version"], after["target_version"]) == (6, 6, 6)
+    assert after["origin"] == {
+        "source": "recorded-c8060e",
+        "step": 6,
+        "kind": "resume" if resumed else "fork",
+    }
+    same = ["train", "rollouts", "eval_rollouts", "reward", "totals", "last_eval", "eval_count"]
+    same += ["drawn_below", "control_seq", "curriculum", "baselines", "shipped", "fired"]
+    assert {key: after[key] for key in same} == {key: was[key] for key in same}
+    assert len(after["train"]["ready"]) == 5 and after["train"]["delivered"] == 53
+    assert after["overrides"] == (was["overrides"] if resumed else {})
+    # All that was in flight is leased anew, and the data go on where they stood.
+    assert after["put_backs"] == ["train/49", "train/51", "train/55"]
+    assert after["generations"][-1]["lease"]["next_train"] == 56
+    assert [(e["epoch"]["epoch"], e["arrived"]) for e in after["evals"]] == [
+        ("5-1/reverse-text", [])
+    ]
+
+
+def test_the_api_reads_a_recorded_memo() -> None:
+    memo = item("memo")
+    began = datetime(2026, 11, 22, tzinfo=UTC)
+    execution = Execution("recorded-c8060e", "TrainingRun", "running", began, None, memo)
+    run = run_object(execution, ui="", namespace="default").model_dump(mode="json")
+    same = ("name", "status", "step", "max_steps", "policy_version", "reward", "rollouts")
+    same += ("checkpoint", "metadata", "attempt", "config_revision", "config_changes")
+    assert {key: run[key] for key in same} == {key: memo[key] for key in same}
+    assert run["eval"]["reverse-text"]["step"] == 5
+
+
+# -- what is refused ------------------------------------------------------------------------
+
+
+def objects(hint: Any, value: Any) -> Iterator[dict[str, Any]]:
+    """Every object in `value` that is one of a dataclass."""
+    if is_dataclass(hint) and isinstance(value, dict):
+        yield value
+        for key, inner in hints_of(hint).items():
+            yield from objects(inner, value.get(key))
+    for part in get_args(hint):
+        inner = value
+        if get_origin(hint) is list and isinstance(value, list) and value:
+            inner = value[0]
+        elif get_origin(hint) is dict and isinstance(value, dict) and value:
+            inner = next(iter(value.values()))
+        yield from objects(part, inner)
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"),
+    [
+        ("run_input.step-5", RunInput),
+        ("dispatch_input.3", DispatchInput),
+        ("host_input.engine", HostWorkflowInput),
+    ],
+)
+def test_any_key_that_is_lost_or_unknown_is_refused(name: str, cls: type) -> None:
+    data = written(decoded(cls, item(name)))
+    places = list(objects(cls, data))
+    assert len(places) >= {RunInput: 20, DispatchInput: 6, HostWorkflowInput: 2}[cls]
+    for place in places:
+        for key in list(place):
+            if key == "schema" and place.get("key") is None:
+                continue  # Without a number it is of schema 0.
+            lost = place.pop(key)
+            with pytest.raises(ValidationError, match=f"lacks {key}"):
+                decoded(cls, data)
+            place[key] = lost
+        place["moved_here"] = 1
+        with pytest.raises(ValidationError, match="unknown moved_here"):
+            decoded(cls, data)
+        del place["moved_here"]
+    decoded(cls, data)
+
+
+@pytest.mark.parametrize("cls", VERSIONED, ids=lambda cls: str(cls.__name__))
+def test_a_newer_schema_is_refused_by_name_and_number(cls: type) -> None:
+    with pytest.raises(NewerSchema) as caught:
+        decoded(cls, {"schema": 2, "anything": "else"})
+    text = str(caught.value)
+    assert text.startswith(f"{VERSIONED[cls].what} has schema 2, which a newer build")
+    assert "reads 0 to 1" in text and "worker of the newer build (RATCHET_BUILD_ID" in text
+
+
+@pytest.mark.parametrize("part", ["state", "host"])
+def test_a_newer_part_of_an_input_is_refused(part: str) -> None:
+    name, cls = {"state": ("run_input.step-5", RunInput), "host": ("host_input.env", None)}[part]
+    data = item(name)
+    data[part]["schema"] = 7
+    with pytest.raises(NewerSchema, match="has schema 7"):
+        decoded(cls or HostWorkflowInput, data)
+
+
+@pytest.mark.parametrize("number", ["1", None, -1, 1.5])
+def test_a_number_that_never_was_is_refused(number: Any) -> None:
+    with pytest.raises(ValidationError, match="the schemas read here are 0 to 1"):
+        decoded(RunState, {**item("run_input.step-5")["state"], "schema": number})
+
+
+def test_a_newer_stored_config_is_waited_out(tmp_path: Path) -> None:
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    ctx.store.put_json(keys.config("r"), {**config_document(config()), "schema": 2})
+    with pytest.raises(NewerSchema, match="the stored config has schema 2") as caught:
+        ctx.config("r")
+    failure = failure_of(caught.value, "train_step")
+    assert failure is not None and failure.type == wire_names.STORE_FAILED
+    assert "newer build" in failure.message
+
+
+def test_a_users_config_has_no_schema() -> None:
+    with pytest.raises(ConfigError, match="schema: unknown key"):
+        validate({**config().model_dump(mode="json"), "schema": 1})
+    with pytest.raises(ValidationError, match="threds"):
+        read_config({**config_document(config()), "threds": 1})
+
+
+def test_signals_are_read_leniently() -> None:
+    lease = {"next_train": 3, "of_a_newer_build": 1}
+    report = decoded(DispatchReport, {"generation": 1, "seq": 0, "state": "open", "lease": lease})
+    assert report.lease.next_train == 3
+    assert decoded(Control, {"seq": 4, "of_a_newer_build": {}}).seq == 4
+
+
+# -- upgraders ------------------------------------------------------------------------------
+
+
+def test_upgraders_take_one_step_each_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def from_1_to_2(state: dict[str, Any]) -> dict[str, Any]:
+        assert state["schema"] == 1, "it is given data of its own schema"
+        return {**state, "renamed": state["step"]}
+
+    def from_2_to_3(state: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in state.items() if key != "renamed"} | {
+            "step": state["renamed"] + 1
+        }
+
+    upgrades: Any = VERSIONED[RunState].upgrades
+    monkeypatch.setitem(upgrades, 1, from_1_to_2)
+    monkeypatch.setitem(upgrades, 2, from_2_to_3)
+    for data in (item("run_input.step-5"), written(decoded(RunInput, item("run_input.step-5")))):
+        before = copy.deepcopy(data)
+        state = decoded(RunInput, data).state
+        assert (state.schema, state.step, state.version) == (3, 6, 5)
+        assert data == before
+    with pytest.raises(NewerSchema, match=r"has schema 4.*reads 0 to 3"):
+        decoded(RunState, {"schema": 4})
+
+
+def test_the_first_upgrader_adds_what_early_builds_lacked() -> None:
+    state = item("run_input.step-5")["state"]
+    early = {key: value for key, value in state.items() if key != "wished_evals"}
+    early["hosts"] = [{k: v for k, v in host.items() if k != "waits"} for host in state["hosts"]]
+    assert decoded(RunState, early) == decoded(RunState, state)
+    with pytest.raises(
+        ValidationError, match=r"lacks wished_evals; RunState\.hosts\[0\] lacks waits"
+    ):
+        decoded(RunState, {**early, "schema": 1})
+
+
+# -- shapes ---------------------------------------------------------------------------------
+
+RECORD = "tests/recorded/README.md says what to do"
+
+
+@pytest.mark.parametrize(("path", "shape"), shapes.current().items(), ids=lambda p: str(p)[-25:])
+def test_a_schema_number_has_one_shape(path: Path, shape: dict[str, Any]) -> None:
+    assert path.exists(), f"{path.name} is not recorded; {RECORD}"
+    before = json.loads(path.read_text())
+    found = {k: (before.get(k), shape.get(k)) for k in before.keys() | shape.keys()}
+    changed = {key: pair for key, pair in found.items() if pair[0] != pair[1]}
+    assert not changed, (
+        f"{path.stem} is another than was recorded (before, now): {changed}. Runs under way hold "
+        "data of that schema: give the changed one a new number and an upgrader "
+        f"(workflows/protocol/upgrades.py, configs/upgrades.py); {RECORD}"
+    )
+
+
+def test_signals_keep_their_keys() -> None:
+    before, now = json.loads(shapes.SIGNALS_FILE.read_text()), shapes.signals_shape()
+    assert shapes.grown(before, now), f"a signal's key is gone or has another type; {RECORD}"
+    assert before == now, f"a signal has another key; {RECORD}"
+
+
+def test_every_number_has_its_shape() -> None:
+    for cls, versions in VERSIONED.items():
+        for number in range(1, versions.current + 1):
+            assert (shapes.SHAPES / f"{cls.__name__}.{number}.json").exists()
+    assert all(
+        (shapes.SHAPES / f"RunConfig.{n}.json").exists() for n in range(1, CONFIG.current + 1)
+    )

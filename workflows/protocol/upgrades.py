@@ -1,0 +1,54 @@
+"""How the run's state and the inputs of workflows are read that older builds wrote. Pure.
+
+Runs outlive the code that began them: their state crosses builds by continue-as-new and in
+checkpoints, and the input of an execution is decoded again whenever a worker replays it. Each has a
+number and one table here; the input of hosts and the documents of a checkpoint have theirs in
+`activities/contracts/upgrades.py`, the config in `configs/upgrades.py`.
+
+When a field of one of these classes, or of a class in it, is added, renamed, moved or removed, or
+changes its meaning (a unit test notices all but the last):
+
+1. Add `<what>_from_<n>_to_<n + 1>` here and enter it in each table whose data holds the field: a
+   `Lease` is in the run's state and in the input of Dispatch. It is given and returns the JSON of
+   `pydantic_core.to_json`, and does not change what it is given. For an added field it sets what
+   runs did before; no default is filled in for it.
+2. Record the new shape (`tests/recorded/README.md`), and leave recorded items alone: each must
+   still be read.
+3. Signals (`Control`, `DispatchReport`, `HostReport`, `EngineLoad`, `Released`) have no number
+   (`activities/contracts/versioned.py`): a replay reads those of before with the classes of now. So
+   a field that a signal carries keeps its name, and a new one has a default.
+
+A worker that meets a newer number fails the workflow task, which Temporal tries again until a
+worker of the newer build takes it; the run stands still meanwhile and loses nothing.
+"""
+
+from ratchet.configs.versions import Document, Versions
+
+
+def run_state_from_0_to_1(state: Document) -> Document:
+    """Schema 1 is the first with a number. Builds before it added `wished_evals`, and `waits` of a
+    host, so that the state of a run may lack them: nothing was wished, and no host waited.
+    """
+    hosts = [{"waits": "", **host} for host in state["hosts"]]
+    return {"wished_evals": [], **state, "hosts": hosts}
+
+
+def run_input_from_0_to_1(given: Document) -> Document:
+    """Schema 1 is the first with a number; its keys are those of before."""
+    return given
+
+
+def dispatch_input_from_0_to_1(given: Document) -> Document:
+    """Schema 1 is the first with a number; its keys are those of before."""
+    return given
+
+
+def host_workflow_input_from_0_to_1(given: Document) -> Document:
+    """Schema 1 is the first with a number; its keys are those of before."""
+    return given
+
+
+RUN_STATE = Versions("the run's state", {0: run_state_from_0_to_1})
+RUN_INPUT = Versions("the input of TrainingRun", {0: run_input_from_0_to_1})
+DISPATCH_INPUT = Versions("the input of Dispatch", {0: dispatch_input_from_0_to_1})
+HOST_WORKFLOW_INPUT = Versions("the input of Host", {0: host_workflow_input_from_0_to_1})
