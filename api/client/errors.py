@@ -3,7 +3,7 @@
 import httpx
 from pydantic import ValidationError
 
-from ratchet.api.http.problems import ProblemDocument
+from ratchet.api.schemas.problems import ProblemDocument
 
 SHORT_WAIT_S = 3.0
 """A client waits this long by itself when it is asked to; longer waits are the caller's choice."""

@@ -14,7 +14,7 @@ from ratchet.api.client.assignments import one_line
 from ratchet.api.client.client import Ratchet, as_json
 from ratchet.api.client.errors import RatchetError, Refused, Unreachable
 from ratchet.api.client.pages import Page
-from ratchet.api.http.problems import field_errors, invalid_config
+from ratchet.api.schemas.problems import field_errors, invalid_config
 from ratchet.configs.load import ConfigError
 
 Made = TypeVar("Made")

@@ -7,114 +7,41 @@ A store that cannot be reached (503) and an artifact that is damaged (500) can m
 reads the store (`ratchet.api.http.store_errors`), so that every route documents both.
 """
 
-import math
-from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from ratchet.configs.load import Problem
+from ratchet.api.schemas.problems import (
+    ApiProblem,
+    FieldError,
+    ProblemDocument,
+    field_errors,
+    invalid_config,
+    printable,
+    shown,
+)
+
+# Server modules import all about problems from here.
+__all__ = [
+    "ApiProblem",
+    "FieldError",
+    "ProblemDocument",
+    "documented",
+    "field_errors",
+    "install",
+    "invalid_config",
+    "printable",
+    "reply",
+    "shown",
+]
 
 MEDIA = "application/problem+json"
-SHOWN_CHARACTERS = 200
 ANYWHERE = (500, 503)
 """Statuses that every route may answer with."""
-
-
-class FieldError(BaseModel):
-    """One mistake in the request."""
-
-    pointer: str = Field(description="JSON pointer (RFC 6901) into the body; '' is all of it.")
-    key: str = Field(description="The same place as a dotted key.", examples=["train.batch_size"])
-    value: Any = Field(default=None, description="What was given, shortened if long.")
-    message: str = Field(description="What is wrong and what is allowed.")
-
-
-class ProblemDocument(BaseModel):
-    """An RFC 9457 problem."""
-
-    type: str = Field(examples=["urn:ratchet:problem:invalid-config"])
-    title: str = Field(examples=["The run config cannot be used"])
-    status: int = Field(examples=[422])
-    detail: str
-    errors: list[FieldError] | None = Field(default=None, description="Every mistake found.")
-    run_status: str | None = Field(
-        default=None, description="On a conflict (409): the status the run is in."
-    )
-
-
-class ApiProblem(Exception):
-    """Raised anywhere in a request; becomes a problem document."""
-
-    def __init__(
-        self,
-        status: int,
-        kind: str,
-        title: str,
-        detail: str,
-        *,
-        errors: Sequence[FieldError] | None = None,
-        run_status: str | None = None,
-        retry_after_s: int | None = None,
-    ) -> None:
-        super().__init__(detail)
-        self.document = ProblemDocument(
-            type=f"urn:ratchet:problem:{kind}",
-            title=title,
-            status=status,
-            detail=detail,
-            errors=list(errors) if errors is not None else None,
-            run_status=run_status,
-        )
-        self.retry_after_s = retry_after_s
-
-
-def printable(text: str) -> str:
-    """`text` as it may appear in a reply: what UTF-8 can carry, shortened if long."""
-    text = text.encode(errors="backslashreplace").decode()
-    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
-
-
-def shown(value: Any) -> Any:
-    """`value` as it may appear in a reply: a short scalar that JSON can carry, else None."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, int) and abs(value) < 2**63:
-        return value
-    if isinstance(value, dict | list):
-        return None
-    if isinstance(value, int):
-        return "(a huge number)"
-    return printable(str(value))
-
-
-def field_errors(problems: Sequence[Problem]) -> list[FieldError]:
-    """Config problems as they appear in a reply."""
-    return [
-        FieldError(
-            pointer=printable(p.pointer),
-            key=printable(p.key),
-            value=shown(p.value),
-            message=printable(p.message),
-        )
-        for p in problems
-    ]
-
-
-def invalid_config(errors: Sequence[FieldError]) -> ApiProblem:
-    """422: the config was read, and these are its mistakes."""
-    detail = "; ".join(f"{error.key}: {error.message}" for error in errors[:3])
-    more = f"; and {len(errors) - 3} more" if len(errors) > 3 else ""
-    return ApiProblem(
-        422, "invalid-config", "The run config cannot be used", detail + more, errors=errors
-    )
 
 
 def reply(problem: ApiProblem) -> JSONResponse:
