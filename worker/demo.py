@@ -20,6 +20,7 @@ import plotext
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ratchet.activities.contracts.statuses import ENDED
 from ratchet.configs.algorithm import source_of, teacher_of
 from ratchet.configs.home import home_folder
 from ratchet.configs.load import ConfigError, load
@@ -28,7 +29,6 @@ from ratchet.configs.run import RunConfig
 from ratchet.worker import teacher
 from ratchet.worker.stack import Stack, StackError
 
-ENDED = ("succeeded", "failed", "cancelled")
 POLL_S = 1.0
 QUIET_PRINT_S = 15.0
 LAST_STEPS = 5

@@ -35,8 +35,8 @@ with workflow.unsafe.imports_passed_through():
         DispatchReport,
         LostServer,
     )
+    from ratchet.workflows.protocol.policies import rest_after
     from ratchet.workflows.rules.scheduler import Part, Scheduler
-    from ratchet.workflows.run.outages import rest_after
 
 SIGN_OF_LIFE = timedelta(seconds=60)
 MAX_ADMISSIONS_PER_TASK = 64

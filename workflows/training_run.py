@@ -48,21 +48,19 @@ with workflow.unsafe.imports_passed_through():
         parse_stop,
     )
     from ratchet.workflows.protocol.state import RunState
-    from ratchet.workflows.rules.arrivals import Arrivals
     from ratchet.workflows.rules.curriculum import Curriculum
-    from ratchet.workflows.rules.fleet import Fleet, planned_hosts
+    from ratchet.workflows.rules.fleet import Fleet, hosts_of
     from ratchet.workflows.rules.live_config import limits_of
     from ratchet.workflows.rules.restore import kept, restored
-    from ratchet.workflows.rules.sinks import TrainSink
-    from ratchet.workflows.run import views
+    from ratchet.workflows.rules.sinks import Arrivals, TrainSink
     from ratchet.workflows.run.config_changes import Revisions
     from ratchet.workflows.run.evals import Evals
-    from ratchet.workflows.run.generations import ENDED, Generations
+    from ratchet.workflows.run.generations import OVER, Generations
     from ratchet.workflows.run.outages import Mending
     from ratchet.workflows.run.pausing import Pausing
     from ratchet.workflows.run.permits import Permits
     from ratchet.workflows.run.servers import Servers
-    from ratchet.workflows.run.status import RunLog
+    from ratchet.workflows.run.status import RunLog, progress
     from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after
     from ratchet.workflows.run.trainer import MOST_RECORDED, Trainer
 
@@ -141,7 +139,7 @@ class TrainingRun:
     def pause(self, value: Any = None, *rest: Any) -> None:
         """Stands still with everything kept, until `resume`. Any payload will do."""
         request = parse_pause(value)
-        if self._state.stop or self._state.status in ENDED:
+        if self._state.stop or self._state.status in OVER:
             self._log.note("pause: ignored, since the run ends")
         elif self._state.pause != "cancel":
             self._state.pause, self._state.pause_reason = request.mode, request.reason
@@ -194,7 +192,7 @@ class TrainingRun:
 
     @change_config.validator
     def _check_change(self, patch: dict[str, Any]) -> None:
-        if self._state.stop or self._state.status in ENDED:
+        if self._state.stop or self._state.status in OVER:
             raise ValueError(f"the run is {self._state.status} and changes no more")
         if self._arg.restore is not None:
             raise ValueError("the run is being restored and takes no change yet; try again")
@@ -256,7 +254,7 @@ class TrainingRun:
     @workflow.query
     def progress(self) -> dict[str, Any]:
         """How far the run is, and what is in flight at this moment."""
-        return views.progress(self._config, self._state, self._log.waiting)
+        return progress(self._config, self._state, self._log.waiting)
 
     @workflow.query
     def config(self) -> dict[str, Any]:
@@ -335,7 +333,7 @@ class TrainingRun:
         policy = await self._mending.carry_out("the policy", prepare)
         state.policy_origin = policy.origin
         state.weights, state.target_version = policy.weights, 0
-        state.hosts.extend(planned_hosts(self._config))
+        state.hosts.extend(hosts_of(self._config))
         await self._servers.open()
 
     async def _restore(self, restore: RestoreInput) -> None:

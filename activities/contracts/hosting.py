@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.configs.run import RunConfig
 
 HostRole = Literal["engine", "env", "trainer"]
 ServerState = Literal["starting", "up", "down", "failed"]
@@ -84,3 +85,31 @@ class EngineLoad:
     kv_tokens: int
     max_model_len: int
     run_id: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedHost:
+    """A server that a run needs; one given by `address` is not `managed` by us."""
+
+    role: HostRole
+    index: int
+    name: str
+    address: str = ""
+
+    @property
+    def managed(self) -> bool:
+        """Whether we start it."""
+        return not self.address
+
+
+def planned_hosts(config: RunConfig) -> list[PlannedHost]:
+    """Every server the run needs: trainer, engines, and one env server per env name."""
+    addresses: dict[str, str] = {}
+    for env in [*config.train.env, *config.eval.env]:
+        addresses.setdefault(env.name, env.address or "")
+    engines = range(config.inference.engines)
+    return [
+        PlannedHost("trainer", 0, "trainer"),
+        *(PlannedHost("engine", k, f"engine-{k}") for k in engines),
+        *(PlannedHost("env", k, *found) for k, found in enumerate(addresses.items())),
+    ]

@@ -24,6 +24,9 @@ RESTORE_RUN = "restore_run"
 MEMO_KEY = "ratchet"
 """Under which a run's memo says what it is about."""
 
+SHIPPED_ENVS = ("reverse-text", "reverse-retry", "reverse-shown")
+"""Ids of the environments that ship."""
+
 # Signals that activities send.
 RELEASED = "released"
 

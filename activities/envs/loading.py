@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ratchet.activities.envs.datasets import SHIPPED
+from ratchet.activities.contracts.names import SHIPPED_ENVS
 
 SHIPPED_DIR = Path(__file__).resolve().parent / "shipped"
 
@@ -41,7 +41,7 @@ def process_env(env_path: str | None, scratch: Path) -> dict[str, str]:
 
 def known_ids(env_path: str | None) -> list[str]:
     """Ids that could have been meant: what ships, and the modules of the env's own folder."""
-    ids = list(SHIPPED)
+    ids = list(SHIPPED_ENVS)
     if env_path and Path(env_path).is_dir():
         for entry in sorted(Path(env_path).iterdir()):
             package = entry.is_dir() and (entry / "__init__.py").exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.activities.contracts.checks import CheckProblem
-from ratchet.activities.envs import datasets
+from ratchet.activities.contracts.names import SHIPPED_ENVS
 from ratchet.activities.training.custom_loss import module_file
 from ratchet.activities.training.policy import Recipe
 from ratchet.activities.training.tokenizer import IM_END, IM_START
@@ -65,8 +65,8 @@ def _is_path(name: str) -> bool:
 def _check_default(config: RunConfig) -> list[CheckProblem]:
     problems = _check_length(config, Recipe().max_positions)
     env = config.model.warm_start_env
-    if env not in datasets.SHIPPED:
-        known = ", ".join(repr(shipped) for shipped in datasets.SHIPPED)
+    if env not in SHIPPED_ENVS:
+        known = ", ".join(repr(shipped) for shipped in SHIPPED_ENVS)
         message = f"{DEFAULT_POLICY!r} cannot be warm-started on {env!r}; it knows {known}"
         problems.append(_problem(message, "/model/warm_start_env"))
     return problems

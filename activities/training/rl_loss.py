@@ -9,7 +9,12 @@ from collections.abc import Callable, Sequence
 
 from ratchet.activities.training.custom_loss import load_function
 from ratchet.activities.training.loss import LossInputs, LossTerms, custom_terms, rl_terms
-from ratchet.configs.trainer import CustomLossConfig, DefaultLossConfig, IpoLossConfig, LossConfig
+from ratchet.configs.trainer import (
+    CustomLossConfig,
+    DefaultLossConfig,
+    IpoLossConfig,
+    LossConfig,
+)
 
 Spans = Sequence[tuple[int, int, int]]
 """Where the sequences of a micro-batch lie: (row, start, stop)."""

@@ -18,7 +18,7 @@ from ratchet.api.client import cli_read, printing
 from ratchet.api.client.assignments import nested, one_line, pairs
 from ratchet.api.client.client import Ratchet, as_json
 from ratchet.api.client.options import Json, Metadata, RunId, asking, usable
-from ratchet.api.schemas.models import ResolvedConfig, Run
+from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.configs.load import load
 
 EPILOG = (

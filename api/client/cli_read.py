@@ -8,6 +8,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from ratchet.activities.contracts.statuses import STATUSES, RunStatus
 from ratchet.api.client import printing
 from ratchet.api.client.assignments import one_line, pairs
 from ratchet.api.client.client import Ratchet, as_json
@@ -23,8 +24,7 @@ from ratchet.api.client.options import (
     usable,
 )
 from ratchet.api.client.watch import Watch, ending
-from ratchet.api.schemas.models import STATUSES, Run
-from ratchet.workflows.protocol.messages import RunStatus
+from ratchet.api.schemas.run import Run
 
 
 class Kind(StrEnum):

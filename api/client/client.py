@@ -11,31 +11,18 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
+from ratchet.activities.contracts.statuses import RunStatus
 from ratchet.api.client.pages import Page, page_of
 from ratchet.api.client.streams import SILENCE_S, EventStream
 from ratchet.api.client.transport import IDEMPOTENCY, Transport, default_address
-from ratchet.api.schemas.models import (
-    EvalRecord,
-    GaugeSample,
-    Health,
-    LagSample,
-    ResolvedConfig,
-    Run,
-)
-from ratchet.api.schemas.resources import (
-    Batch,
-    Checkpoint,
-    Engine,
-    Event,
-    LogLine,
-    MetricsRow,
-    RolloutFull,
-    RolloutItem,
-    RunConfigView,
-    WorkerItem,
-)
+from ratchet.api.schemas.artifacts import Batch, Checkpoint, RunConfigView
+from ratchet.api.schemas.events import Event, LogLine
+from ratchet.api.schemas.gauges import GaugeSample, LagSample
+from ratchet.api.schemas.machines import Engine, Health, WorkerItem
+from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
+from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
+from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.configs.run import RunConfig
-from ratchet.workflows.protocol.messages import RunStatus
 
 Config = RunConfig | Mapping[str, Any]
 Role = Literal["orchestrator", "rollout", "trainer", "inference", "env"]

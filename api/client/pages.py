@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import Field
 
 from ratchet.api.client.transport import Transport
-from ratchet.api.schemas.models import ListOf
+from ratchet.api.schemas.common import ListOf
 
 Item = TypeVar("Item")
 

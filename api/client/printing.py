@@ -14,18 +14,12 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ratchet.api.schemas.models import EvalRecord, ResolvedConfig, Run
-from ratchet.api.schemas.resources import (
-    Batch,
-    Checkpoint,
-    Engine,
-    Event,
-    LogLine,
-    MetricsRow,
-    RolloutFull,
-    RolloutItem,
-    WorkerItem,
-)
+from ratchet.api.schemas.artifacts import Batch, Checkpoint
+from ratchet.api.schemas.events import Event, LogLine
+from ratchet.api.schemas.machines import Engine, WorkerItem
+from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
+from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
+from ratchet.api.schemas.run import ResolvedConfig, Run
 
 BARS = "▁▂▃▄▅▆▇█"
 PIPE_WIDTH = 200

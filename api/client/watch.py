@@ -16,13 +16,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.client import printing
 from ratchet.api.client.assignments import one_line
 from ratchet.api.client.client import Ratchet, as_json
 from ratchet.api.client.errors import RatchetError, Refused
 from ratchet.api.client.streams import LATEST
-from ratchet.api.schemas.models import ENDED, Run
-from ratchet.api.schemas.resources import Event
+from ratchet.api.schemas.events import Event
+from ratchet.api.schemas.run import Run
 
 REWARD = "reward/all/mean"
 HISTORY = 400

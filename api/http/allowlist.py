@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
-from ratchet.activities.envs.datasets import SHIPPED
-from ratchet.api.http.problems import FieldError, printable, shown
+from ratchet.activities.contracts.names import SHIPPED_ENVS
 from ratchet.api.http.security import is_loopback
+from ratchet.api.schemas.problems import FieldError, printable, shown
 from ratchet.configs.base import FunctionSection
 from ratchet.configs.env import EnvConfig
 from ratchet.configs.reference import FrozenModelConfig
@@ -105,7 +105,7 @@ class _Rules:
             self._refuse(pointer, value, "names a folder of code", CODE)
 
     def env(self, pointer: str, value: str) -> None:
-        if self._code is not None and not _plugged(value, self._code, SHIPPED):
+        if self._code is not None and not _plugged(value, self._code, SHIPPED_ENVS):
             self._refuse(pointer, value, "names an environment", CODE)
 
     def host(self, pointer: str, value: str | None) -> None:
@@ -164,7 +164,7 @@ def refused(
     """What of the config is not allowed; a list that is None allows everything."""
     lists = {CODE: code, HOSTS: hosts, VARIABLES: variables}
     besides = {
-        CODE: f"environments that ship ({', '.join(SHIPPED)}), and",
+        CODE: f"environments that ship ({', '.join(SHIPPED_ENVS)}), and",
         HOSTS: "loopback, and",
         VARIABLES: "RATCHET_…_KEY, and",
     }

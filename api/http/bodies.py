@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import Request
 
-from ratchet.api.http.problems import ApiProblem
+from ratchet.api.schemas.problems import ApiProblem
 from ratchet.configs.load import ConfigError, parse
 
 MEDIA_TYPES = {"application/json": "json", "application/toml": "toml", "text/toml": "toml"}

@@ -14,10 +14,16 @@ from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic.json_schema import models_json_schema
 
-from ratchet.api.http.problems import ProblemDocument
 from ratchet.api.http.security import documented_security
-from ratchet.api.schemas.models import ConfigPatch, EvalBody, PauseBody, ReasonBody, StopBody
-from ratchet.api.schemas.resources import ForkBody
+from ratchet.api.schemas.bodies import (
+    ConfigPatch,
+    EvalBody,
+    ForkBody,
+    PauseBody,
+    ReasonBody,
+    StopBody,
+)
+from ratchet.api.schemas.problems import ProblemDocument
 from ratchet.configs.run import RunConfig
 
 ASSETS = Path(__file__).parent / "static" / "swagger-ui"

@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
-from ratchet.api.http.problems import ApiProblem, FieldError
+from ratchet.api.schemas.problems import ApiProblem, FieldError
 
 HEADER = "Idempotency-Key"
 LONGEST = 255

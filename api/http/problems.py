@@ -15,29 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from ratchet.api.schemas.problems import (
-    ApiProblem,
-    FieldError,
-    ProblemDocument,
-    field_errors,
-    invalid_config,
-    printable,
-    shown,
-)
-
-# Server modules import all about problems from here.
-__all__ = [
-    "ApiProblem",
-    "FieldError",
-    "ProblemDocument",
-    "documented",
-    "field_errors",
-    "install",
-    "invalid_config",
-    "printable",
-    "reply",
-    "shown",
-]
+from ratchet.api.schemas.problems import ApiProblem, FieldError, printable, shown
 
 MEDIA = "application/problem+json"
 ANYWHERE = (500, 503)

@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ratchet.api.http.keys import ApiKey, key_for
-from ratchet.api.http.problems import ApiProblem, reply
+from ratchet.api.http.problems import reply
+from ratchet.api.schemas.problems import ApiProblem
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 GUARDED = ("/v1", "/metrics")

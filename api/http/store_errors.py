@@ -11,7 +11,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from ratchet.activities.storage.store import CorruptArtifact, StoreUnavailable, remedy
-from ratchet.api.http.problems import ApiProblem, printable, reply
+from ratchet.api.http.problems import reply
+from ratchet.api.schemas.problems import ApiProblem, printable
 
 RETRY_S = 5
 

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from pydantic import BaseModel, ValidationError
 
+from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.http.bodies import optional_json, read_bytes
 from ratchet.api.http.idempotency import Once, replied
-from ratchet.api.http.problems import ApiProblem, FieldError, shown
-from ratchet.api.schemas.models import ENDED, Run
+from ratchet.api.schemas.problems import ApiProblem, FieldError, shown
+from ratchet.api.schemas.run import Run
 from ratchet.api.services.core import Services
 from ratchet.api.services.run_view import status_of
 from ratchet.api.temporal.client import Execution

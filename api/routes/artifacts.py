@@ -7,10 +7,11 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from ratchet.activities.storage import keys
-from ratchet.api.http.problems import ApiProblem, documented
+from ratchet.api.http.problems import documented
 from ratchet.api.routes.metrics import require_recorded
-from ratchet.api.schemas.models import ListOf
-from ratchet.api.schemas.resources import Batch, Checkpoint, RunConfigView
+from ratchet.api.schemas.artifacts import Batch, Checkpoint, RunConfigView
+from ratchet.api.schemas.common import ListOf
+from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.core import RunId, Served
 from ratchet.api.store import artifacts
 from ratchet.configs.load import dump_toml

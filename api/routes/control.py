@@ -9,9 +9,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.http.bodies import read_optional_json
 from ratchet.api.http.idempotency import DOCUMENTED, Once
-from ratchet.api.http.problems import ApiProblem, FieldError, documented, field_errors, shown
+from ratchet.api.http.problems import documented
 from ratchet.api.routes._common import (
     MAX_BODY,
     claimed,
@@ -24,20 +25,14 @@ from ratchet.api.routes._common import (
     with_status,
 )
 from ratchet.api.routes.fork import resume_ended
-from ratchet.api.schemas.models import (
-    ENDED,
-    ConfigPatch,
-    EvalBody,
-    PauseBody,
-    ReasonBody,
-    Run,
-    StopBody,
-)
+from ratchet.api.schemas.bodies import ConfigPatch, EvalBody, PauseBody, ReasonBody, StopBody
+from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, shown
+from ratchet.api.schemas.run import Run
 from ratchet.api.services.core import RunId, Served
 from ratchet.api.services.run_view import OPEN, status_of
 from ratchet.api.temporal.client import Unanswered
+from ratchet.configs.live import changed
 from ratchet.configs.load import ConfigError
-from ratchet.workflows.rules.live_config import changed
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 

@@ -12,9 +12,10 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import Field
 
-from ratchet.api.http.problems import ApiProblem, documented
-from ratchet.api.schemas.models import ListOf
-from ratchet.api.schemas.resources import Event, LogLine
+from ratchet.api.http.problems import documented
+from ratchet.api.schemas.common import ListOf
+from ratchet.api.schemas.events import Event, LogLine
+from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.core import RunId, Served
 from ratchet.api.services.run_view import OPEN
 from ratchet.api.temporal.event_log import Happening

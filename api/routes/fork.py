@@ -8,16 +8,11 @@ from fastapi import APIRouter, Query, Request, Response
 from ratchet.activities.contracts.training import RestoreInput
 from ratchet.api.http.bodies import optional_json, read_bytes
 from ratchet.api.http.idempotency import DOCUMENTED, Once, replied
-from ratchet.api.http.problems import (
-    ApiProblem,
-    FieldError,
-    documented,
-    field_errors,
-    invalid_config,
-)
+from ratchet.api.http.problems import documented
 from ratchet.api.routes._common import MAX_BODY, conflict, newest, optional_body, read_as
-from ratchet.api.schemas.models import ResolvedConfig, Run
-from ratchet.api.schemas.resources import ForkBody
+from ratchet.api.schemas.bodies import ForkBody
+from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, invalid_config
+from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.api.services.core import RunId, Served, Services
 from ratchet.api.services.launch import (
     launch,
@@ -30,9 +25,9 @@ from ratchet.api.services.plan import plan_of
 from ratchet.api.services.run_view import OPEN, status_of
 from ratchet.api.store.artifacts import Found, checkpoint, checkpoints_of
 from ratchet.api.temporal.client import Execution
+from ratchet.configs.live import merged
 from ratchet.configs.load import ConfigError
 from ratchet.configs.run import RunConfig
-from ratchet.workflows.rules.live_config import merged
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 

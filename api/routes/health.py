@@ -9,8 +9,9 @@ import os
 
 from fastapi import APIRouter
 
-from ratchet.api.http.problems import ApiProblem, documented
-from ratchet.api.schemas.models import Health
+from ratchet.api.http.problems import documented
+from ratchet.api.schemas.machines import Health
+from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.core import Served
 
 router = APIRouter(tags=["health"])

@@ -18,8 +18,8 @@ from ratchet.activities.contracts.names import workflow_of
 from ratchet.activities.storage import keys
 from ratchet.api.http.problems import documented
 from ratchet.api.http.redact import redacted
-from ratchet.api.schemas.models import ListOf
-from ratchet.api.schemas.resources import Engine, WorkerItem
+from ratchet.api.schemas.common import ListOf
+from ratchet.api.schemas.machines import Engine, WorkerItem
 from ratchet.api.services.core import Served, Services
 from ratchet.api.services.run_view import OPEN
 from ratchet.workflows.protocol.messages import HOST

@@ -10,8 +10,9 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from ratchet.api.http.problems import documented
-from ratchet.api.schemas.models import EvalRecord, GaugeSample, LagSample, ListOf
-from ratchet.api.schemas.resources import MetricsRow
+from ratchet.api.schemas.common import ListOf
+from ratchet.api.schemas.gauges import GaugeSample, LagSample
+from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
 from ratchet.api.services.core import RUN_ID, RunId, Served, Services, asked, unknown_run
 from ratchet.api.store.curves import Table
 

@@ -15,9 +15,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ratchet.api.http.problems import ApiProblem
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.routes.machines import engines_of, workers_of
+from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.core import Served, Services
 from ratchet.api.services.run_view import OPEN, status_of
 from ratchet.api.temporal.client import Execution

@@ -5,9 +5,10 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from ratchet.api.http.problems import ApiProblem, documented, shown
+from ratchet.api.http.problems import documented
 from ratchet.api.routes.metrics import require_recorded
-from ratchet.api.schemas.resources import RolloutFull, RolloutPage
+from ratchet.api.schemas.problems import ApiProblem, shown
+from ratchet.api.schemas.rollouts import RolloutFull, RolloutPage
 from ratchet.api.services.core import RunId, Served, asked
 from ratchet.api.store.rollouts import RID, Wanted
 

@@ -6,15 +6,16 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from ratchet.activities.contracts.statuses import RunStatus
 from ratchet.api.http.bodies import media_of, read_bytes
 from ratchet.api.http.idempotency import DOCUMENTED, Once, replied
 from ratchet.api.http.problems import documented
 from ratchet.api.routes._common import newest
-from ratchet.api.schemas.models import ListOf, ResolvedConfig, Run
+from ratchet.api.schemas.common import ListOf
+from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.api.services.core import JSON, RunId, Served, unknown_run
 from ratchet.api.services.launch import launch, read_config, require_allowed, resolved
 from ratchet.api.services.plan import plan_of
-from ratchet.workflows.protocol.messages import RunStatus
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 

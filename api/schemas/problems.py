@@ -1,7 +1,4 @@
-"""Problem documents (RFC 9457) and the exception that carries one; no server framework.
-
-The client and the command line read them, `ratchet.api.http.problems` makes replies of them.
-"""
+"""Errors as RFC 9457 problem documents, for replies and for the client."""
 
 import math
 from collections.abc import Sequence

@@ -12,17 +12,17 @@ from fastapi import Depends, Path, Request, Response
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import StoreUnavailable
-from ratchet.api.http.problems import ApiProblem, shown
 from ratchet.api.http.shared_call import Shared
-from ratchet.api.schemas.models import Run, WaitingFor
+from ratchet.api.schemas.problems import ApiProblem, shown
+from ratchet.api.schemas.run import Run, WaitingFor
 from ratchet.api.services.run_view import OPEN, run_object
 from ratchet.api.settings import Settings
 from ratchet.api.store.records import Records
 from ratchet.api.store.rollouts import Rollouts
 from ratchet.api.temporal.client import Execution, Temporal, a_worker_on
 from ratchet.api.temporal.histories import Histories
+from ratchet.configs.live import changed
 from ratchet.configs.run import RunConfig
-from ratchet.workflows.rules.live_config import changed
 
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 FRESH_S = 0.25

@@ -17,8 +17,8 @@ from ratchet.activities.contracts.training import RestoreInput
 from ratchet.api.http.allowlist import refused
 from ratchet.api.http.bodies import decode, require_portable
 from ratchet.api.http.idempotency import Once
-from ratchet.api.http.problems import ApiProblem, FieldError, field_errors, invalid_config, shown
 from ratchet.api.http.redact import redacted
+from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, invalid_config, shown
 from ratchet.api.services.core import Services
 from ratchet.api.temporal.client import Unanswered, a_worker_on
 from ratchet.configs.load import ConfigError, validate

@@ -14,7 +14,7 @@ from ratchet.activities.storage.fencing import variants
 from ratchet.activities.storage.retention import number_of
 from ratchet.activities.storage.store import MANIFEST, MARKER, ArtifactStore, CorruptArtifact
 from ratchet.api.http.store_errors import damage_in
-from ratchet.api.schemas.resources import Batch, Checkpoint, ConfigRevision
+from ratchet.api.schemas.artifacts import Batch, Checkpoint, ConfigRevision
 from ratchet.api.store.curves import Span
 from ratchet.api.store.records import Records
 

@@ -14,10 +14,10 @@ from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.storage import keys, series
 from ratchet.activities.storage.lineage import segments
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, free_bytes
-from ratchet.api.http.problems import ApiProblem
 from ratchet.api.http.redact import redacted
 from ratchet.api.http.store_errors import damage_in
-from ratchet.api.schemas.models import Progress
+from ratchet.api.schemas.problems import ApiProblem
+from ratchet.api.schemas.run import Progress
 from ratchet.api.store.curves import Curves, Span
 from ratchet.configs.run import RunConfig
 

@@ -28,7 +28,7 @@ from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 from ratchet.activities.storage.token_logprobs import SCHEMA_VERSION as SCORES_SCHEMA
 from ratchet.activities.storage.token_logprobs import decode_token_logprobs
 from ratchet.api.http.redact import redacted_all
-from ratchet.api.schemas.resources import RolloutFull, RolloutItem, RolloutPage, TokenStrip
+from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem, RolloutPage, TokenStrip
 from ratchet.api.store.records import Records
 from ratchet.api.store.tokens import Tokenizers
 

@@ -12,7 +12,7 @@ from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.activities.contracts.wire import WIRE
-from ratchet.api.http.problems import ApiProblem
+from ratchet.api.schemas.problems import ApiProblem
 
 # A connection that breaks in the middle of a call is UNKNOWN to the SDK.
 UNREACHABLE = {

@@ -23,8 +23,8 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.activities.contracts.wire import WIRE
-from ratchet.api.http.problems import ApiProblem
 from ratchet.api.http.shared_call import Shared
+from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.temporal.client import Execution, Temporal
 from ratchet.api.temporal.event_log import Happening, Teller, parse_cursor
 

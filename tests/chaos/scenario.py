@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 from temporalio.client import Client
 
+from ratchet.activities.contracts.statuses import ENDED
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.activities.hosting import reaper
 from ratchet.activities.storage.store import ArtifactStore
@@ -53,7 +54,6 @@ STARTED_WITHIN_S = 240.0
 SETTLED_WITHIN_S = 180.0
 ENDED_WITHIN_S = 180.0
 NO_SERVER_WITHIN_S = 40.0
-ENDED = ("succeeded", "failed", "cancelled")
 GRACE_STEPS = 2
 
 Say = Callable[[str], None]

@@ -4,6 +4,7 @@ What is added to Ratchet itself is added to a copy of it, and tried in a process
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -98,7 +99,12 @@ def _built_in(section: str, root: Path) -> None:
 def _run(root: Path, script: str, *args: str) -> Any:
     """What `script` prints as its last line, run on the copy."""
     done = subprocess.run(
-        [sys.executable, "-c", script, *args], cwd=root, capture_output=True, text=True, timeout=110
+        [sys.executable, "-c", script, *args],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=110,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -205,7 +211,7 @@ from temporalio.testing import ActivityEnvironment
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.contracts.checks import CheckInput
 from ratchet.activities.envs.check import EnvActivities
-from ratchet.activities.envs.datasets import SHIPPED, demonstrations
+from ratchet.activities.envs.datasets import demonstrations
 ctx = WorkerContext(home=Path("home"), store_url="store", own_queue="q")
 given = CheckInput({"max_steps": 1, "train": {"env": [{"id": "spell"}, {"id": "spel"}]}})
 found = asyncio.run(ActivityEnvironment().run(EnvActivities(ctx).check_envs, given))

@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from ratchet.activities.runtime.children import module_command
 from ratchet.api.client import Ratchet
 from ratchet.configs.home import home_folder
 from ratchet.worker.mirrors.forward import Forwarder
@@ -85,7 +84,7 @@ def forward(given: argparse.Namespace) -> None:
 
 
 def _command(given: argparse.Namespace, spec: str) -> list[str]:
-    command = module_command("ratchet.worker.mirrors", "--to", spec, "--run", *given.run)
+    command = [sys.executable, "-m", "ratchet.worker.mirrors", "--to", spec, "--run", *given.run]
     for name in ("api", "every", "state"):
         if (value := getattr(given, name)) is not None:
             command += [f"--{name}", str(value)]

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from ratchet.activities.contracts.names import attempt_id
+from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.client import Ratchet, RatchetError
-from ratchet.api.schemas.models import ENDED, EvalRecord, Run
-from ratchet.api.schemas.resources import MetricsRow
+from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
+from ratchet.api.schemas.run import Run
 from ratchet.worker.mirrors.state import Record, Sent, States
 from ratchet.worker.mirrors.targets import Target
 

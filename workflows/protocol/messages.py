@@ -32,18 +32,6 @@ SEARCH_ATTRIBUTES = {
     "RatchetEnv": "Keyword",
 }
 
-RunStatus = Literal[
-    "queued",
-    "starting",
-    "running",
-    "pausing",
-    "paused",
-    "stopping",
-    "succeeded",
-    "failed",
-    "cancelled",
-]
-
 
 @dataclass(frozen=True)
 class PreflightInput:

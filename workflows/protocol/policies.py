@@ -59,3 +59,14 @@ RETURN_TIMEOUT = timedelta(seconds=25)
 
 QUEUE_TIMEOUT = timedelta(seconds=20)
 """How long a task for one particular process may wait before that process counts as lost."""
+
+RESTS_S = (2.0, 300.0)
+"""The shortest and the longest rest before another try."""
+REST_SHARE = 1 / 8
+"""The part of its past length by which a rest may make a trouble longer."""
+
+
+def rest_after(seconds: float) -> float:
+    """Seconds until what has failed for `seconds` is tried again."""
+    shortest, longest = RESTS_S
+    return min(max(seconds * REST_SHARE, shortest), longest)

@@ -11,8 +11,6 @@ from ratchet.activities.contracts.hosting import HostRole
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import FilterTally, GroupResult
 from ratchet.activities.contracts.training import CheckpointResult
-from ratchet.workflows.rules.concurrency import ConcurrencyState
-from ratchet.workflows.rules.curriculum import CurriculumState
 
 
 @dataclass(frozen=True)
@@ -206,6 +204,53 @@ class Waiting:
     name: str
     since: str
     until: str
+
+
+Signal = Literal["clear", "full", "overload"]
+
+
+@dataclass
+class ConcurrencyState:
+    """What the controller of 'auto' permits remembers.
+
+    `cap` is the permits with their fraction, 0 before the start; `settled` says that it no longer
+    follows the KV cache's size. `open_until` (seconds) ends the time in which the last poll lets
+    permits grow. `queue_polls` counts polls with a queue in a row; `cooldown`, `drain` and `grace`
+    are polls left: until a trim may follow, of a cut, and in which a cut is escalated.
+    `preemptions` maps '<engine>.<epoch>' to the total last seen.
+    """
+
+    cap: float = 0.0
+    settled: bool = False
+    polled_at: float | None = None
+    open_until: float = 0.0
+    inflight: int = 0
+    completed: int = 0
+    turnover: float = 0.0
+    capacity: int = 0
+    signal: Signal = "clear"
+    queue_polls: int = 0
+    cooldown: int = 0
+    drain: int = 0
+    grace: int = 0
+    trim: bool = False
+    preemptions: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class CurriculumState:
+    """What a run's curricula remember, by env except for `draws`.
+
+    `pools` holds two bits per example (an index of POOLS), three examples to a base64 digit.
+    `drawn` counts draws. `draws` maps a train counter to the example drawn for it. `admitted` and
+    `rejected` count groups judged by gates since metrics were last taken.
+    """
+
+    pools: dict[str, str] = field(default_factory=dict)
+    drawn: dict[str, int] = field(default_factory=dict)
+    draws: dict[str, int] = field(default_factory=dict)
+    admitted: dict[str, int] = field(default_factory=dict)
+    rejected: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass

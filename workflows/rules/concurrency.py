@@ -30,11 +30,12 @@ Chosen where these rules leave it open:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from ratchet.activities.contracts.hosting import EngineLoad
 from ratchet.configs.concurrency import ConcurrencyConfig
+from ratchet.workflows.protocol.state import ConcurrencyState, Signal
 
 POLL_S = 5.0
 EARLIEST_POLL = 0.8
@@ -49,7 +50,6 @@ PREEMPTION_CUT, QUEUE_CUT, ESCALATED_CUT = 0.8, 0.9, 0.5
 GRACE_POLLS = 6
 DRAIN_POLLS = 12
 
-Signal = Literal["clear", "full", "overload"]
 SIGNALS: tuple[Signal, ...] = ("clear", "full", "overload")
 """By severity. Above KV_HARD counts as overload, since it cancels work as overload does."""
 
@@ -80,34 +80,6 @@ class ConcurrencyLimits:
     def floor(self) -> int:
         """Fewest permits at which work can go on."""
         return max(self.min_inflight, self.unit)
-
-
-@dataclass
-class ConcurrencyState:
-    """All that crosses continue-as-new.
-
-    `cap` is the permits with their fraction, 0 before the start; `settled` says that it no longer
-    follows the KV cache's size. `open_until` (seconds) ends the time in which the last poll lets
-    permits grow. `queue_polls` counts polls with a queue in a row; `cooldown`, `drain` and `grace`
-    are polls left: until a trim may follow, of a cut, and in which a cut is escalated.
-    `preemptions` maps '<engine>.<epoch>' to the total last seen.
-    """
-
-    cap: float = 0.0
-    settled: bool = False
-    polled_at: float | None = None
-    open_until: float = 0.0
-    inflight: int = 0
-    completed: int = 0
-    turnover: float = 0.0
-    capacity: int = 0
-    signal: Signal = "clear"
-    queue_polls: int = 0
-    cooldown: int = 0
-    drain: int = 0
-    grace: int = 0
-    trim: bool = False
-    preemptions: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

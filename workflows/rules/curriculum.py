@@ -10,7 +10,6 @@ import hashlib
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
 from string import ascii_lowercase, ascii_uppercase, digits
@@ -18,6 +17,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from ratchet.activities.contracts.rollouts import GroupResult
 from ratchet.configs.curriculum import AdvantageRangeConfig, DifficultyPoolConfig
 from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol.state import CurriculumState
 
 LARGEST_POOLED = 200_000
 POOLS = ("unseen", "hard", "normal", "easy")
@@ -26,22 +26,6 @@ UNSEEN, HARD, NORMAL, EASY = range(len(POOLS))
 # A base64 digit has six bits, thus the pools of three examples, the first in the lowest bits.
 _DIGITS = ascii_uppercase + ascii_lowercase + digits + "+/"
 _TRIPLES = {digit: bytes((k & 3, k >> 2 & 3, k >> 4)) for k, digit in enumerate(_DIGITS)}
-
-
-@dataclass
-class CurriculumState:
-    """What a run's curricula remember, by env except for `draws`.
-
-    `pools` holds two bits per example (an index of POOLS), three examples to a base64 digit.
-    `drawn` counts draws. `draws` maps a train counter to the example drawn for it. `admitted` and
-    `rejected` count groups judged by gates since metrics were last taken.
-    """
-
-    pools: dict[str, str] = field(default_factory=dict)
-    drawn: dict[str, int] = field(default_factory=dict)
-    draws: dict[str, int] = field(default_factory=dict)
-    admitted: dict[str, int] = field(default_factory=dict)
-    rejected: dict[str, int] = field(default_factory=dict)
 
 
 def pack(pools: bytes) -> str:

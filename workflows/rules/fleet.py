@@ -4,7 +4,7 @@ Invariant: an engine is offered to dispatch only while it is up and verified at 
 this epoch; a report about an older epoch changes nothing.
 """
 
-from ratchet.activities.contracts.hosting import HostReport, HostRole
+from ratchet.activities.contracts.hosting import HostReport, HostRole, planned_hosts
 from ratchet.activities.contracts.rollouts import EngineTarget
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import EnvTarget
@@ -16,19 +16,19 @@ TOLD_OF_WAIT = 500
 """Characters kept of what a host waits for: every one is in the run's state."""
 
 
-def planned_hosts(config: RunConfig) -> list[HostState]:
-    """Every server the run needs: trainer, engines, and one env server per env name."""
-    hosts = [HostState("trainer", 0, "trainer")]
-    hosts += [HostState("engine", k, f"engine-{k}") for k in range(config.inference.engines)]
-    names: dict[str, str | None] = {}
-    for env in [*config.train.env, *config.eval.env]:
-        names.setdefault(env.name, env.address)
-    for index, (name, address) in enumerate(names.items()):
-        host = HostState("env", index, name)
-        if address is not None:
-            host.managed, host.up, host.address = False, True, address
-        hosts.append(host)
-    return hosts
+def hosts_of(config: RunConfig) -> list[HostState]:
+    """Every server the run needs; those given by address are up and not ours."""
+    return [
+        HostState(
+            planned.role,
+            planned.index,
+            planned.name,
+            managed=planned.managed,
+            up=not planned.managed,
+            address=planned.address,
+        )
+        for planned in planned_hosts(config)
+    ]
 
 
 def hold_of(host: HostState) -> str:

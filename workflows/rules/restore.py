@@ -14,6 +14,7 @@ from ratchet.activities.contracts.training import RestoreInput, RestoreResult
 from ratchet.configs.data import data_of
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.state import (
+    CurriculumState,
     GenerationState,
     HostState,
     Lease,
@@ -21,8 +22,7 @@ from ratchet.workflows.protocol.state import (
     RunState,
     TrainProgress,
 )
-from ratchet.workflows.rules.curriculum import CurriculumState
-from ratchet.workflows.rules.fleet import planned_hosts
+from ratchet.workflows.rules.fleet import hosts_of
 from ratchet.workflows.rules.live_config import limits_of, shares_after
 from ratchet.workflows.rules.sinks import TrainSink
 
@@ -78,7 +78,7 @@ def restored(
 def _hosts(config: RunConfig, before: list[HostState]) -> list[HostState]:
     """Servers of its own. Pushes are numbered on, so that no label of a push comes twice."""
     pushes = {(host.role, host.index): host.pushes for host in before}
-    hosts = planned_hosts(config)
+    hosts = hosts_of(config)
     for host in hosts:
         host.pushes = pushes.get((host.role, host.index), 0)
     return hosts

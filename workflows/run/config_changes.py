@@ -12,11 +12,12 @@ with workflow.unsafe.imports_passed_through():
 
     from ratchet.activities.contracts import names
     from ratchet.activities.contracts.training import SaveConfigInput
+    from ratchet.configs.live import changed, needs_revision
     from ratchet.configs.run import RunConfig
     from ratchet.workflows.protocol import policies
     from ratchet.workflows.protocol.messages import RunInput
     from ratchet.workflows.protocol.state import RunState
-    from ratchet.workflows.rules.live_config import changed, limits_of, needs_revision, shares_after
+    from ratchet.workflows.rules.live_config import limits_of, shares_after
     from ratchet.workflows.run.outages import Mending
 
 

@@ -13,6 +13,7 @@ with workflow.unsafe.imports_passed_through():
     from datetime import datetime, timedelta
 
     from ratchet.activities.contracts.rollouts import GroupResult
+    from ratchet.activities.contracts.statuses import ENDED
     from ratchet.configs.run import RunConfig
     from ratchet.workflows.protocol.errors import RunFailed
     from ratchet.workflows.protocol.messages import (
@@ -27,8 +28,7 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.workflows.rules.fleet import Fleet
     from ratchet.workflows.rules.sinks import TrainSink
     from ratchet.workflows.rules.sources import TrainSource, next_attempt
-    from ratchet.workflows.run.asking import is_running
-    from ratchet.workflows.run.servers import Servers
+    from ratchet.workflows.run.servers import Servers, is_running
     from ratchet.workflows.run.status import RunLog
 
 MAX_BARREN_BATCHES = 10
@@ -40,7 +40,7 @@ MAX_DEATHS = 3
 """Generations in a row that may end without handing over, and without a delivery."""
 LAST_WORD = 2**53
 """A sequence number above those of all controls."""
-ENDED = ("stopping", "succeeded", "failed", "cancelled")
+OVER = ("stopping", *ENDED)
 STANDING = ("pausing", "paused", "starting")
 
 
@@ -126,7 +126,7 @@ class Generations:
                     and not state.stop
                     and not state.pause
                     and not state.holds
-                    and state.status not in (*ENDED, *STANDING)
+                    and state.status not in (*OVER, *STANDING)
                     and not any(g.state == "open" for g in state.generations)
                 )
             )
@@ -290,7 +290,7 @@ class Generations:
 
     def _check(self) -> None:
         state = self._state
-        if state.status in (*ENDED, "paused"):
+        if state.status in (*OVER, "paused"):
             return
         broken = self._fleet.broken()
         if broken is not None:
@@ -340,7 +340,7 @@ class Generations:
             tasks_per_minute=state.limits.tasks_per_minute,
             trim=state.limits.trim,
             auto=state.limits.auto,
-            stop=bool(state.stop) or state.status in ENDED,
+            stop=bool(state.stop) or state.status in OVER,
             # A pause that was begun is carried through: resume opens the next generation.
             pause=state.pause or ("drain" if state.status == "pausing" or state.holds else ""),
             engines=self._fleet.engines(),

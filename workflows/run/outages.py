@@ -18,23 +18,14 @@ with workflow.unsafe.imports_passed_through():
 
     from ratchet.activities.contracts import names
     from ratchet.workflows.protocol.errors import cause_of, type_of
+    from ratchet.workflows.protocol.policies import rest_after
     from ratchet.workflows.protocol.state import HostState, RunState
     from ratchet.workflows.rules.fleet import held_hosts, hold_of
     from ratchet.workflows.run.status import RunLog
 
-RESTS_S = (2.0, 300.0)
-"""The shortest and the longest rest before another try."""
-REST_SHARE = 1 / 8
-"""The part of its past length by which a rest may make a trouble longer."""
 MENDABLE = (names.STORE_FAILED, names.NO_SPACE)
 
 T = TypeVar("T")
-
-
-def rest_after(seconds: float) -> float:
-    """Seconds until what has failed for `seconds` is tried again."""
-    shortest, longest = RESTS_S
-    return min(max(seconds * REST_SHARE, shortest), longest)
 
 
 class Mending:

@@ -14,14 +14,13 @@ with workflow.unsafe.imports_passed_through():
     from dataclasses import replace
 
     from ratchet.activities.contracts import names
-    from ratchet.activities.contracts.hosting import HostInput, HostRole
+    from ratchet.activities.contracts.hosting import DescribeInput, HostInput, HostRole
     from ratchet.activities.contracts.training import PUSH_TRIES, SyncInput, SyncResult, push_label
     from ratchet.workflows.protocol import policies
     from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
     from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput, RunInput
     from ratchet.workflows.protocol.state import HostState, RunState
     from ratchet.workflows.rules.fleet import Fleet
-    from ratchet.workflows.run.asking import is_running
     from ratchet.workflows.run.outages import Mending
     from ratchet.workflows.run.status import RunLog
 
@@ -229,3 +228,16 @@ class Servers:
     def _host_id(self, host: HostState) -> str:
         again = f".{host.opened}" if host.opened else ""
         return f"{self._arg.run_id}/host/{host.role}/{host.index}{again}"
+
+
+async def is_running(workflow_id: str, queue: str) -> bool:
+    """Whether a workflow runs; `queue` is that of the orchestrator role."""
+    running: bool = await workflow.execute_activity(
+        names.IS_RUNNING,
+        DescribeInput(workflow_id),
+        result_type=bool,
+        task_queue=queue,
+        **policies.STORE_WORK,
+        summary=f"is {workflow_id} running?",
+    )
+    return running

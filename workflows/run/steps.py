@@ -28,9 +28,8 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
     from ratchet.workflows.protocol.messages import RunInput
     from ratchet.workflows.protocol.state import RunState, ShippedBatch, TrainedBatch
-    from ratchet.workflows.rules.arrivals import Arrivals
     from ratchet.workflows.rules.fleet import Fleet
-    from ratchet.workflows.rules.sinks import ship_input
+    from ratchet.workflows.rules.sinks import Arrivals, ship_input
     from ratchet.workflows.run.generations import Generations
     from ratchet.workflows.run.outages import Mending
     from ratchet.workflows.run.permits import Permits

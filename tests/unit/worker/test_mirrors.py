@@ -21,8 +21,9 @@ import uvicorn
 from fastapi import FastAPI, HTTPException
 
 from ratchet.api.client import Ratchet
-from ratchet.api.schemas.models import RUN_EXAMPLE, EvalRecord, ListOf, Run
-from ratchet.api.schemas.resources import MetricsRow
+from ratchet.api.schemas.common import ListOf
+from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
+from ratchet.api.schemas.run import RUN_EXAMPLE, Run
 from ratchet.worker.mirrors.forward import BATCH, Forwarder, eval_record
 from ratchet.worker.mirrors.state import Record, Sent, States
 from ratchet.worker.mirrors.targets import TensorBoard, package, target_of

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import GroupResult, GroupWork
+from ratchet.configs.live import changed
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import DispatchReport, RunInput
 from ratchet.workflows.protocol.state import GenerationState, Lease, RunState, ShippedBatch
-from ratchet.workflows.rules.arrivals import Arrivals
 from ratchet.workflows.rules.curriculum import Curriculum
-from ratchet.workflows.rules.fleet import Fleet, planned_hosts
-from ratchet.workflows.rules.live_config import changed, limits_of
-from ratchet.workflows.rules.sinks import TrainSink
+from ratchet.workflows.rules.fleet import Fleet, hosts_of
+from ratchet.workflows.rules.live_config import limits_of
+from ratchet.workflows.rules.sinks import Arrivals, TrainSink
 from ratchet.workflows.rules.sources import train_counter
 from ratchet.workflows.run.evals import Evals
 from ratchet.workflows.run.generations import Generations
@@ -40,7 +40,7 @@ class World:
 
     def __init__(self, config: RunConfig, examples: dict[str, int]) -> None:
         self.config = config
-        hosts = [replace(h, up=True, verified=0, epoch=1) for h in planned_hosts(config)]
+        hosts = [replace(h, up=True, verified=0, epoch=1) for h in hosts_of(config)]
         state = RunState(status="running", examples=examples, hosts=hosts, version=0)
         state.limits = limits_of(config)
         self.state = state

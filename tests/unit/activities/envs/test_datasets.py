@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratchet.activities.contracts.names import SHIPPED_ENVS
 from ratchet.activities.envs.datasets import (
-    SHIPPED,
     Split,
     demonstrations,
     reverse_retry_hint,
@@ -53,7 +53,7 @@ def test_words_that_run_out_are_refused() -> None:
         reverse_text_words("eval", 1, 0, 5, 4)
 
 
-@pytest.mark.parametrize("env", SHIPPED)
+@pytest.mark.parametrize("env", SHIPPED_ENVS)
 def test_demonstrations(env: str) -> None:
     """All from the warm split, ending right, short, and steady under a larger count."""
     shown = demonstrations(env, 200, 7)

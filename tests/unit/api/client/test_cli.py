@@ -23,8 +23,9 @@ from ratchet.api.client import printing
 from ratchet.api.client.assignments import nested, pairs
 from ratchet.api.client.cli import app
 from ratchet.api.client.watch import View
-from ratchet.api.schemas.models import RUN_EXAMPLE, Run
-from ratchet.api.schemas.resources import Engine, Event, WorkerItem
+from ratchet.api.schemas.events import Event
+from ratchet.api.schemas.machines import Engine, WorkerItem
+from ratchet.api.schemas.run import RUN_EXAMPLE, Run
 from tests import ROOT
 from tests.unit.api.client.test_client import breaking, make_steps, serving
 from tests.unit.api.conftest import WITHIN_S, Served, config, eventually, put_checkpoint

@@ -25,7 +25,7 @@ from ratchet.api.client import Ratchet, Refused, Unreachable
 from ratchet.api.client.streams import MEDIA, Decoder, Message
 from ratchet.api.client.transport import DEFAULT_ADDRESS, default_address
 from ratchet.api.http import keys as api_keys
-from ratchet.api.schemas.resources import Event
+from ratchet.api.schemas.events import Event
 from ratchet.configs.load import load, validate
 from tests import ROOT
 from tests.unit.api.conftest import WITHIN_S, Served, config, connection, listening, put_checkpoint

@@ -11,7 +11,7 @@ from ratchet.activities.contracts.names import Queues
 from ratchet.api.app import create_app
 from ratchet.api.dashboard.pages import FILES
 from ratchet.api.settings import Settings
-from ratchet.workflows.rules.live_config import LIVE_KEYS
+from ratchet.configs.live import LIVE_KEYS
 
 OWN = sorted((FILES / "js").glob("*.js"))
 VENDORED = FILES / "vendor" / "uplot"

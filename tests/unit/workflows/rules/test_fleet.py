@@ -7,7 +7,7 @@ import pytest
 
 from ratchet.activities.contracts.hosting import HostReport
 from ratchet.workflows.protocol.messages import EnvTarget
-from ratchet.workflows.rules.fleet import MAX_DOWNS, Fleet, held_hosts, planned_hosts
+from ratchet.workflows.rules.fleet import MAX_DOWNS, Fleet, held_hosts, hosts_of
 from tests.unit.workflows.support import config
 
 
@@ -17,7 +17,7 @@ def report(epoch: int, state: Any, role: Any = "engine") -> HostReport:
 
 
 def test_engine_is_offered_only_while_up_and_verified_in_its_epoch() -> None:
-    fleet = Fleet(planned_hosts(config()))
+    fleet = Fleet(hosts_of(config()))
     assert not fleet.engines()
     assert fleet.on_report(report(1, "up")) and not fleet.engines()
     fleet.host("engine", 0).verified = 0
@@ -29,7 +29,7 @@ def test_engine_is_offered_only_while_up_and_verified_in_its_epoch() -> None:
 
 
 def test_server_that_never_comes_up_breaks_its_run() -> None:
-    fleet = Fleet(planned_hosts(config()))
+    fleet = Fleet(hosts_of(config()))
     for epoch in range(1, MAX_DOWNS + 1):
         assert fleet.broken() is None
         fleet.on_report(report(epoch, "down"))
@@ -41,7 +41,7 @@ def test_server_that_never_comes_up_breaks_its_run() -> None:
 
 def test_env_with_an_address_is_connected_to_and_not_started() -> None:
     envs = [{"id": "a", "address": "tcp://there:5000"}, {"id": "b"}]
-    fleet = Fleet(planned_hosts(config(train={"env": envs}, eval={})))
+    fleet = Fleet(hosts_of(config(train={"env": envs}, eval={})))
     assert fleet.envs() == {"a": EnvTarget(0, 0, "tcp://there:5000")}
     assert [(h.name, h.managed) for h in fleet.of("env")] == [("a", False), ("b", True)]
 
@@ -58,7 +58,7 @@ def test_env_with_an_address_is_connected_to_and_not_started() -> None:
     ids=lambda over: f"{over.state}-{over.epoch}",
 )
 def test_host_waits_for_the_store_until_it_starts_comes_up_or_goes_down(over: HostReport) -> None:
-    fleet = Fleet(planned_hosts(config()))
+    fleet = Fleet(hosts_of(config()))
     waits = replace(report(2, "starting"), detail="No space left on device")
     assert fleet.on_report(report(2, "starting")) and held_hosts(fleet.hosts) == {}
     assert fleet.on_report(waits)
@@ -67,7 +67,7 @@ def test_host_waits_for_the_store_until_it_starts_comes_up_or_goes_down(over: Ho
 
 
 def test_late_word_of_a_wait_changes_nothing_once_the_server_is_up() -> None:
-    fleet = Fleet(planned_hosts(config()))
+    fleet = Fleet(hosts_of(config()))
     fleet.on_report(report(2, "up"))
     assert not fleet.on_report(replace(report(2, "starting"), detail="No space left on device"))
     assert held_hosts(fleet.hosts) == {} and fleet.host("engine", 0).up

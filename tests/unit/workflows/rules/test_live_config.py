@@ -4,17 +4,11 @@ from typing import Any
 
 import pytest
 
+from ratchet.configs.live import LIVE_KEYS, changed, needs_revision
 from ratchet.configs.load import ConfigError, validate
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.state import Limits, Shares
-from ratchet.workflows.rules.live_config import (
-    LIVE_KEYS,
-    changed,
-    limits_of,
-    needs_revision,
-    ratios_of,
-    shares_after,
-)
+from ratchet.workflows.rules.live_config import limits_of, ratios_of, shares_after
 from tests.unit.workflows.support import config
 
 PLAIN: dict[str, Any] = {

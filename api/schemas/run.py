@@ -1,17 +1,12 @@
-"""What the API answers with. Fields are only ever added; the OpenAPI page is made from these."""
+"""What the API says of a run."""
 
 from datetime import UTC, datetime
-from typing import Any, Generic, Literal, TypeVar, get_args
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
-from ratchet.api.services.plan import Plan
-from ratchet.workflows.protocol.messages import RunStatus
-
-Item = TypeVar("Item")
-
-STATUSES: tuple[str, ...] = get_args(RunStatus)
-ENDED = ("succeeded", "failed", "cancelled")
+from ratchet.activities.contracts.statuses import RunStatus
+from ratchet.api.schemas.plan import Plan
 
 
 class WaitingFor(BaseModel):
@@ -73,95 +68,6 @@ class Progress(BaseModel):
     waiting_for: str | None = Field(
         default=None, description="Why no further rollout was dispatched."
     )
-
-
-class LoopLag(BaseModel):
-    """How late a worker's event loop woke up since the sample before, in seconds."""
-
-    mean: float
-    max: float
-    p99: float
-
-
-class LagSample(BaseModel):
-    """How late the event loop of a worker woke that is not a rollout worker, at one moment."""
-
-    model_config = ConfigDict(
-        extra="allow",
-        json_schema_extra={
-            "examples": [
-                {
-                    "time": 1767268800.25,
-                    "source": "trainer-host-72-0c31aa",
-                    "role": "trainer",
-                    "event_loop_lag": {"mean": 0.0004, "max": 0.012, "p99": 0.006},
-                }
-            ]
-        },
-    )
-    time: float = Field(description="Unix time in seconds.")
-    source: str = Field(description="The worker process that took the sample.")
-    role: Literal["orchestrator", "trainer", "inference", "env"]
-    event_loop_lag: LoopLag | None = None
-
-
-class GaugeSample(BaseModel):
-    """Gauges of one rollout worker at one moment."""
-
-    model_config = ConfigDict(
-        extra="allow",
-        json_schema_extra={
-            "examples": [
-                {
-                    "time": 1767268800.25,
-                    "source": "rollout-host-71-5f0c2e",
-                    "role": "rollout",
-                    "worker_inflight": 24,
-                    "tokens_per_s": 410.5,
-                    "event_loop_lag": {"mean": 0.0004, "max": 0.012, "p99": 0.006},
-                    "heard": 1767268799.5,
-                    "inflight": {"train/reverse-text": 40, "eval/reverse-text": 8},
-                    "inflight_train": 40,
-                    "inflight_eval": 8,
-                    "permits": 48,
-                    "mode": "eval",
-                    "queued_eval": 16,
-                    "groups": 6,
-                    "off_policy_max": 1,
-                    "off_policy_mean": 0.25,
-                    "waiting_for": "a free permit",
-                    "version": 12,
-                }
-            ]
-        },
-    )
-    time: float = Field(description="Unix time in seconds.")
-    source: str = Field(description="The worker process that took the sample.")
-    role: Literal["rollout"] = "rollout"
-    worker_inflight: int = Field(default=0, description="Rollouts this worker executes.")
-    tokens_per_s: float = Field(default=0.0, description="Tokens sampled for this worker a second.")
-    event_loop_lag: LoopLag | None = None
-    heard: float | None = Field(
-        default=None,
-        description="When the worker was told what follows, which is of the whole run (Unix time).",
-    )
-    inflight: dict[str, int] = Field(
-        default_factory=dict, description="Rollouts executing, by '<kind>/<env>'."
-    )
-    inflight_train: int = Field(default=0, description="Train rollouts executing.")
-    inflight_eval: int = Field(default=0, description="Eval rollouts executing.")
-    permits: int = Field(default=0, description="Rollouts that may execute at once.")
-    mode: str | None = Field(default=None, description="'eval' while an eval is dispatched.")
-    queued_eval: int = Field(default=0, description="Eval rollouts that wait for a permit.")
-    groups: int = Field(default=0, description="Groups in flight.")
-    off_policy_max: float = Field(
-        default=0, description="Most versions since a train group in flight began."
-    )
-    off_policy_mean: float = Field(
-        default=0, description="Versions since the train groups in flight began, on average."
-    )
-    waiting_for: str = Field(default="", description="Why no further rollout was dispatched.")
-    version: int = Field(default=0, description="The policy version that engines served.")
 
 
 class Links(BaseModel):
@@ -302,83 +208,3 @@ class ResolvedConfig(BaseModel):
     object: Literal["config"] = "config"
     config: dict[str, Any]
     plan: Plan
-
-
-class EvalRecord(BaseModel):
-    """One eval of one env; further fields are metrics of that eval."""
-
-    model_config = ConfigDict(
-        extra="allow",
-        json_schema_extra={
-            "examples": [{"epoch": "10-1/reverse-text", "env": "reverse-text", "step": 10}]
-        },
-    )
-    epoch: str
-    env: str | None = None
-    step: int | None = None
-    problem: str | None = Field(
-        default=None, description="Its record is damaged in this way, and nothing else is known."
-    )
-
-
-class ListOf(BaseModel, Generic[Item]):
-    """A page of a list; ask again with the last item as cursor while `has_more` is true."""
-
-    object: Literal["list"] = "list"
-    data: list[Item]
-    has_more: bool
-
-
-class StopBody(BaseModel):
-    """Optional body of a stop."""
-
-    reason: str = Field(default="", max_length=200, examples=["reward has converged"])
-
-
-class PauseBody(BaseModel):
-    """Optional body of a pause."""
-
-    mode: Literal["drain", "cancel"] = Field(
-        default="drain",
-        description="What becomes of rollouts in flight: they end first, or they are given up and "
-        "begin anew after the pause; what had ended is kept.",
-    )
-    reason: str = Field(default="", max_length=200, examples=["the GPUs are needed elsewhere"])
-
-
-class ConfigPatch(BaseModel):
-    """A change of a running run: sections like a config's own, with what is to change; train envs
-    are named (`{"train": {"env": {"reverse-text": {"ratio": 2}}}}`). Refusals list the keys that
-    may change.
-    """
-
-    model_config = ConfigDict(
-        extra="allow",
-        json_schema_extra={
-            "examples": [
-                {"dispatch": {"max_inflight_rollouts": 128}, "metadata": {"note": "halved"}}
-            ]
-        },
-    )
-    metadata: dict[str, str | None] | None = Field(
-        default=None, description="Pairs to add or change; null takes one out."
-    )
-
-
-class ReasonBody(BaseModel):
-    """Optional body of a verb that takes a reason, which is kept in the run's log."""
-
-    reason: str = Field(default="", max_length=200, examples=["before the GPUs are taken"])
-
-
-class EvalBody(BaseModel):
-    """Optional body of an eval request; no envs means all of them."""
-
-    envs: list[str] = Field(default_factory=list, examples=[["reverse-text"]])
-
-
-class Health(BaseModel):
-    """The process, or what it depends on, works."""
-
-    status: Literal["ok"] = "ok"
-    checks: dict[str, str] = Field(default_factory=dict)

@@ -1,0 +1,43 @@
+"""What happened to a run."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from ratchet.api.schemas.common import examples
+
+
+class Event(BaseModel):
+    """One thing that happened to a run. Types are only ever added."""
+
+    model_config = examples(
+        {
+            "id": "0195a3c2-7d1e-7b1a-9c55-0d6f6a3c1b2e.118.0",
+            "object": "event",
+            "type": "run.step",
+            "created_at": "2026-01-01T12:01:00.250Z",
+            "level": "info",
+            "source": "run",
+            "message": "step 12 is done with reward 0.581",
+            "data": {"step": 12, "policy_version": 12, "reward": 0.581},
+        }
+    )
+    id: str = Field(description="Its cursor, the same for ever.")
+    object: Literal["event"] = "event"
+    type: str = Field(examples=["run.step", "run.status", "server.down", "work.done"])
+    created_at: datetime
+    level: Literal["info", "warning", "error"]
+    source: str = Field(description="The run, a server's role, or the name of the work.")
+    message: str
+    data: dict[str, Any]
+
+
+class LogLine(BaseModel):
+    """One line of a run's log."""
+
+    id: str = Field(description="Its cursor, which is also that of the event it tells of.")
+    created_at: datetime
+    level: Literal["info", "warning", "error"]
+    source: str
+    message: str

@@ -1,0 +1,41 @@
+"""What runs carry out: engines, workers, and the health of the API."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+
+class Health(BaseModel):
+    """The process, or what it depends on, works."""
+
+    status: Literal["ok"] = "ok"
+    checks: dict[str, str] = Field(default_factory=dict)
+
+
+class Engine(BaseModel):
+    """An inference engine that a run keeps."""
+
+    object: Literal["engine"] = "engine"
+    id: str = Field(examples=["reverse-1a2b3c/host/engine/0"])
+    run_id: str
+    index: int
+    state: Literal["starting", "up", "restarting"]
+    attempt: int = Field(description="Starts of the server under this host; 1: never restarted.")
+    since: datetime | None = Field(description="When this start began.")
+    worker: str = Field(description="The worker process that keeps it.")
+    policy_version: int | None = Field(description="Version that the run's engines serve.")
+    last_failure: str | None = None
+
+
+class WorkerItem(BaseModel):
+    """A worker process, as it polls Temporal."""
+
+    object: Literal["worker"] = "worker"
+    id: str = Field(description="How it names itself to Temporal.")
+    role: str
+    queue: str
+    last_seen: datetime | None
+    gauges: list[dict[str, Any]] = Field(
+        default_factory=list, description="What it last told of each run, where it tells."
+    )
