@@ -1,0 +1,117 @@
+"""The distribution: the same files whichever way it is built, and a client without its servers."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from tests.packaging import Venv, build, names_in, unpack
+
+ROOMS = ("activities", "api", "configs", "worker", "workflows")
+HEAVY = {"fastapi", "starlette", "temporalio", "torch", "vllm", "transformers", "verifiers"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the checkout."""
+    return build(ROOT, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Venv:
+    """The wheel, installed."""
+    return Venv(tmp_path_factory.mktemp("venv") / "env", wheel, borrow=True)
+
+
+def test_a_wheel_holds_every_file_of_the_rooms_and_nothing_else(wheel: Path) -> None:
+    expected = {"ratchet/__init__.py", "ratchet/py.typed"}
+    for room in ROOMS:
+        files = (p for p in (ROOT / room).rglob("*") if p.is_file())
+        expected |= {
+            f"ratchet/{p.relative_to(ROOT)}" for p in files if p.parent.name != "__pycache__"
+        }
+    held = names_in(wheel)
+    metadata = {name for name in held if ".dist-info/" in name}
+    assert held - metadata == expected
+    assert {Path(name).name for name in metadata} >= {"LICENSE", "NOTICE", "entry_points.txt"}
+
+
+def test_a_wheel_of_the_sdist_holds_the_same_files(wheel: Path, tmp_path: Path) -> None:
+    sdist = build(ROOT, "sdist", tmp_path / "sdist")
+    tree = unpack(sdist, tmp_path / "tree")
+    assert names_in(build(tree, "wheel", tmp_path / "wheel")) == names_in(wheel)
+
+
+def test_a_wheel_of_what_the_images_are_given_holds_the_same_files(
+    wheel: Path, tmp_path: Path
+) -> None:
+    lines = (ROOT / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
+    for pattern in (line[1:] for line in lines if line.startswith("!")):
+        for path in ROOT.glob(pattern):
+            copy = tmp_path / "context" / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(path, copy, symlinks=True, ignore=ignored)
+            else:
+                shutil.copy(path, copy)
+    built = build(tmp_path / "context", "wheel", tmp_path / "wheel")
+    assert names_in(built) == names_in(wheel)
+
+
+def test_the_client_and_the_command_import_nothing_heavy(venv: Venv) -> None:
+    printed = venv.python(
+        "import sys\n"
+        "from ratchet import Ratchet\n"
+        "import ratchet.api.client.cli, ratchet.configs.load\n"
+        "print(ratchet.__file__, *{name.partition('.')[0] for name in sys.modules})"
+    )
+    file, *modules = printed.split()
+    assert Path(file).is_relative_to(venv.bin.parent)
+    assert not HEAVY & set(modules)
+
+
+def test_only_ratchet_is_importable(venv: Venv) -> None:
+    printed = venv.python(
+        "from importlib.util import find_spec\n"
+        f"print([name for name in ('ratchet', *{ROOMS}) if find_spec(name)])"
+    )
+    assert printed.strip() == "['ratchet']"
+
+
+def test_an_installed_api_serves_its_pages(venv: Venv, tmp_path: Path) -> None:
+    code = """
+from fastapi.testclient import TestClient
+import ratchet
+from ratchet.api.app import create_app
+from ratchet.api.dashboard.pages import PREFIX
+client = TestClient(create_app(), base_url="http://127.0.0.1")
+files = (f"{PREFIX}/js/main.js", f"{PREFIX}/vendor/uplot/uPlot.iife.min.js")
+for path in ("/", *files, "/docs", "/docs/assets/swagger-ui-bundle.js"):
+    reply = client.get(path)
+    assert reply.status_code == 200, (path, reply.status_code)
+assert client.get("/openapi.json").json()["info"]["version"] == ratchet.__version__
+"""
+    venv.python(code, RATCHET_HOME=str(tmp_path))
+
+
+def test_the_version_is_the_distribution_s(venv: Venv) -> None:
+    printed = venv.python(
+        "from importlib import metadata\n"
+        "import ratchet\n"
+        "print(ratchet.__version__, metadata.version('ratchet-rl'))"
+    )
+    assert len(set(printed.split())) == 1
+
+
+@pytest.mark.long
+def test_an_empty_environment_gets_the_client_and_no_server(wheel: Path, tmp_path: Path) -> None:
+    venv = Venv(tmp_path / "env", wheel, borrow=False)
+    installed = f"from importlib.util import find_spec\nprint([n for n in {HEAVY} if find_spec(n)])"
+    assert venv.python(installed).strip() == "[]"
+    venv.python("from ratchet import Ratchet; Ratchet(base_url='http://127.0.0.1:1').close()")
+    assert venv.run("ratchet", "runs", "--help").returncode == 0
+    # Nobody listens there: the command says so in a line, by the status for it.
+    refused = venv.run("ratchet", "runs", "list", RATCHET_API="http://127.0.0.1:1")
+    assert refused.returncode == 3, refused.stderr
