@@ -8,7 +8,7 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
-TORCH_VERSION := 2.13.0
+TORCH_VERSION := $(shell sed -n 's/.*"torch==\([^"]*\)".*/\1/p' pyproject.toml)
 TORCH_INDEX ?=
 UV_VERSION := 0.13.8
 CONFIG ?= configs/examples/reverse_text.toml

@@ -65,7 +65,7 @@ class Venv:
 
     def python(self, code: str, **env: str) -> str:
         """What a piece of code prints."""
-        done = self.run("python", "-c", code, **env)
+        done = run(self.bin / "python", "-c", code, cwd=self.away, env=env)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

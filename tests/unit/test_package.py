@@ -1,15 +1,30 @@
 """The distribution: the same files whichever way it is built, and a client without its servers."""
 
+import re
 import shutil
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 
 from tests import ROOT
 from tests.packaging import Venv, build, names_in, unpack
 
 ROOMS = ("activities", "api", "configs", "worker", "workflows")
 HEAVY = {"fastapi", "starlette", "temporalio", "torch", "vllm", "transformers", "verifiers"}
+
+LOCAL = {"rollout", "trainer", "stack"}
+LOCKS = {
+    "cpu": LOCAL,
+    "cuda": LOCAL | {"cuda"},
+    "control": {"api"},
+    "rollout": {"rollout"},
+}
+"""The extras that each lock is resolved from."""
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +118,42 @@ def test_the_version_is_the_distribution_s(venv: Venv) -> None:
         "print(ratchet.__version__, metadata.version('ratchet-rl'))"
     )
     assert len(set(printed.split())) == 1
+
+
+def requirements_of(extra: str) -> Iterator[Requirement]:
+    """What an extra asks for, other extras that it names included."""
+    for requirement in map(Requirement, PYPROJECT["project"]["optional-dependencies"][extra]):
+        if requirement.name == PYPROJECT["project"]["name"]:
+            for other in requirement.extras:
+                yield from requirements_of(other)
+        else:
+            yield requirement
+
+
+def locked(lock: str) -> dict[str, str]:
+    text = (ROOT / "requirements" / f"{lock}.lock").read_text()
+    return dict(re.findall(r"^([a-z0-9.-]+)==(\S+)", text, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_locks_hold_what_the_extras_ask_for(lock: str) -> None:
+    versions = locked(lock)
+    asked = [*map(Requirement, PYPROJECT["project"]["dependencies"])]
+    for extra in LOCKS[lock]:
+        asked += requirements_of(extra)
+    if lock == "cpu":
+        # Installed apart, in the one version that everything names.
+        (torch,) = (requirement for requirement in asked if requirement.name == "torch")
+        asked.remove(torch)
+        dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
+        assert f"ARG TORCH_VERSION={str(torch.specifier).removeprefix('==')}\n" in dockerfile
+    missed = [str(r) for r in asked if not r.specifier.contains(versions.get(r.name, "0"))]
+    assert not missed, "`make lock` resolves them anew"
+
+
+def test_pre_commit_has_the_locked_ruff() -> None:
+    (hooks,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert hooks["rev"] == f"v{locked('cpu')['ruff']}"
 
 
 @pytest.mark.long
