@@ -8,7 +8,7 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
-TORCH_VERSION := 2.13.0
+TORCH_VERSION := $(shell sed -n 's/.*"torch==\([^"]*\)".*/\1/p' pyproject.toml)
 TORCH_INDEX ?=
 UV_VERSION := 0.13.8
 CONFIG ?= configs/examples/reverse_text.toml
@@ -108,14 +108,19 @@ lint: setup
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/hadolint docker/Dockerfile
 
-# Resolves requirements/*.in anew. On CPU machines torch itself is installed apart, since its CPU
-# build is on another index, and torchvision and its kin are left out: PyPI has CUDA builds only.
-COMPILE = $(BIN)/uv pip compile -q --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header
+# Resolves the extras of pyproject.toml into requirements/*.lock. Versions stay as they are locked,
+# but for OPTIONS=--upgrade or OPTIONS="-P httpx". cpu.lock leaves out torch, whose CPU build has an
+# index of its own, and torchvision and its kin, of which PyPI has CUDA builds only; cpu.in adds
+# what no extra can say.
+COMPILE = $(BIN)/uv pip compile -q --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header $(OPTIONS)
+WITHOUT_TORCH := --override requirements/override.txt
+LOCAL := pyproject.toml --extra rollout --extra trainer --extra stack --group dev
 lock: setup
-	$(COMPILE) --override requirements/override.txt requirements/cpu.in -o requirements/cpu.lock
-	$(COMPILE) requirements/cuda.in -o requirements/cuda.lock
-	$(COMPILE) -c requirements/cpu.lock requirements/control.in -o requirements/control.lock
-	$(COMPILE) -c requirements/cpu.lock --override requirements/override.txt requirements/rollout.in -o requirements/rollout.lock
+	$(COMPILE) $(WITHOUT_TORCH) requirements/cpu.in $(LOCAL) -o requirements/cpu.lock
+	$(COMPILE) $(LOCAL) --extra cuda -o requirements/cuda.lock
+	$(COMPILE) -c requirements/cpu.lock pyproject.toml --extra api -o requirements/control.lock
+	$(COMPILE) -c requirements/cpu.lock $(WITHOUT_TORCH) pyproject.toml --extra rollout -o requirements/rollout.lock
+	$(COMPILE) -c requirements/cpu.lock --group build -o requirements/build.lock
 
 clean: down
 	rm -rf $(VENV) .ratchet

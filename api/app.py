@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from temporalio.envconfig import ClientConnectConfig
 
+from ratchet import __version__
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.dashboard import pages
 from ratchet.api.http import docs, problems, store_errors
@@ -32,8 +33,6 @@ from ratchet.api.store.rollouts import Rollouts
 from ratchet.api.temporal.client import Temporal
 from ratchet.api.temporal.histories import Histories
 
-VERSION = "0.1.0"
-
 
 def create_app(
     settings: Settings | None = None, connect: ClientConnectConfig | None = None
@@ -50,7 +49,7 @@ def create_app(
         histories.close()
 
     app = FastAPI(
-        title="Ratchet", version=VERSION, docs_url=None, redoc_url=None, lifespan=lifespan
+        title="Ratchet", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan
     )
     app.state.services = Services(
         settings=settings,

@@ -5,7 +5,6 @@ imports nothing before it is needed: the client needs neither a server framework
 temporalio.
 """
 
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,12 +12,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Ratchet", "__version__"]
 
+__version__ = "0.1.0"
+
 
 def __getattr__(name: str) -> Any:
     if name == "Ratchet":
         from ratchet.api.client import Ratchet
 
         return Ratchet
-    if name == "__version__":
-        return metadata.version("ratchet-rl")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

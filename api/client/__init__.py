@@ -1,6 +1,6 @@
 """The official Python client and command line of Ratchet's API.
 
-from ratchet.api.client import Ratchet
+from ratchet import Ratchet
 
 with Ratchet() as client:
     run = client.runs.create({"name": "reverse", "train": {"env": [{"id": "reverse-text"}]}})
