@@ -9,6 +9,7 @@ import signal
 import sys
 
 from ratchet.activities.hosting.reaper import sweep
+from ratchet.activities.runtime.children import hide_rooms
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.scratch import sweep_folders
 from ratchet.activities.storage.store import ArtifactStore, free_bytes
@@ -72,6 +73,7 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
 
 def main() -> int:
     """Entry point; returns the exit status."""
+    hide_rooms()
     parser = argparse.ArgumentParser(prog="python -m ratchet.worker", description=__doc__)
     parser.add_argument("--roles", default=",".join(ROLES), help=f"any of {', '.join(ROLES)}")
     args = parser.parse_args()

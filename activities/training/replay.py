@@ -38,6 +38,7 @@ from typing import Any
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.hosting.process import ServerProcess, describe_exit
+from ratchet.activities.runtime.children import hide_rooms
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage.store import CorruptArtifact, StoreUnavailable
 from ratchet.activities.training.bits import WEIGHTS, Difference, first_difference
@@ -311,4 +312,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    hide_rooms()
     sys.exit(main())
