@@ -10,6 +10,7 @@ import sys
 
 from ratchet.activities.hosting.reaper import sweep
 from ratchet.activities.hosting.scratch import sweep_folders
+from ratchet.activities.runtime.children import hide_rooms
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage.store import ArtifactStore, free_bytes
 from ratchet.worker.client import TemporalUnreachable, connect, register_search_attributes
@@ -72,6 +73,7 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
 
 def main() -> int:
     """Entry point; returns the exit status."""
+    hide_rooms()
     parser = argparse.ArgumentParser(prog="python -m ratchet.worker", description=__doc__)
     parser.add_argument("--roles", default=",".join(ROLES), help=f"any of {', '.join(ROLES)}")
     args = parser.parse_args()

@@ -3,7 +3,8 @@
 Helpers (prepare, dump and check) have no keeper: their worker ends them as long as it lives, and
 the kernel does it afterwards. Servers have one (`ratchet.activities.hosting.keeper`).
 
-Invariants: no such process finds a module in its working folder, where users keep code of any name.
+Invariants: no such process finds a module in its working folder, where users keep code of any name,
+nor one of our rooms as `api` or `worker`: a worker begins with `hide_rooms()`.
 For helpers the starter passes `as_parent()` in the environment, and the helper's main() begins with
 `end_with_parent()`. The kernel's signal is sent when the THREAD ends that started the helper, so
 that has to be one that lives as long as its process: the worker's event loop, in the main thread.
@@ -13,14 +14,32 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 PARENT = "RATCHET_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
+_ROOMS = Path(__file__).resolve().parents[2]
+"""Where the rooms lie: a checkout, or `ratchet` itself in an installed package."""
 
 
 def module_command(module: str, *args: str) -> list[str]:
     """Runs a module with the interpreter of this process, and without its working folder (`-P`)."""
     return [sys.executable, "-P", "-m", module, *args]
+
+
+def hide_rooms() -> None:
+    """Takes the folder of the rooms off the import path of this process and of all it starts.
+
+    A person puts a checkout there by `python -m` in it, or by PYTHONPATH. `api`, `configs` and
+    `worker` would then be ours, where users' code means its own.
+    """
+    sys.path[:] = _without_rooms(sys.path)
+    if inherited := os.environ.pop("PYTHONPATH", None):
+        os.environ["PYTHONPATH"] = os.pathsep.join(_without_rooms(inherited.split(os.pathsep)))
+
+
+def _without_rooms(folders: list[str]) -> list[str]:
+    return [folder for folder in folders if Path(folder).resolve() != _ROOMS]
 
 
 def as_parent() -> dict[str, str]:

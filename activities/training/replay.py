@@ -38,6 +38,7 @@ from typing import Any
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.hosting.process import ServerProcess, describe_exit
+from ratchet.activities.runtime.children import hide_rooms
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage.keys import OPTIMIZER_FILE, TRAINER_FILE
 from ratchet.activities.storage.store import CorruptArtifact, StoreUnavailable
@@ -313,4 +314,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    hide_rooms()
     sys.exit(main())
