@@ -44,8 +44,8 @@ CUT_AT = 3
 EARLIER_BOOT = "0f0f0f0f-0000-4000-8000-000000000000/pid:[4026531836]"
 PARTS = {
     "Temporal": "server start-dev",
-    "API": "-m api",
-    **{f"{role} worker": f"-m worker --roles {role}" for role in ROLES},
+    "API": "-m ratchet.api",
+    **{f"{role} worker": f"-m ratchet.worker --roles {role}" for role in ROLES},
     "keeper": "hosting/keeper.py",
     "engine": ENGINE,
     "env server": "ratchet.activities.envs.server",
