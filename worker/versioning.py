@@ -14,6 +14,10 @@ orchestrator role is versioned, since only workflow code is bound to histories:
   pinned it would keep the first build's worker from ever ending. Its history is some ten events,
   and the recorded histories (`tests/workflow/histories`) show that the build replays it.
 
+Python 3.12 and later need a build of their own: there `asyncio.wait_for`, by which the SDK bounds
+waits, starts its timer at another moment than in 3.11, and a TrainingRun's history of the one does
+not replay on the other. Hosts' histories do.
+
 All other roles are unversioned, and so is what they do: their activities are routed by task queue
 alone. An engine or a trainer, and the queue that only its process polls, outlive the build of
 whichever run pushes to it, and a versioned queue without a worker of the run's build would leave
