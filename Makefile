@@ -18,7 +18,7 @@ PORT ?= 8070
 HARDWARE := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
 LOCK := requirements/$(HARDWARE).lock
 
-.PHONY: setup browser demo teacher examples test e2e-stack e2e-others test-long chaos up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
+.PHONY: setup browser demo teacher examples test e2e-stack e2e-others test-long chaos nightly up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
 
 setup: $(VENV)/.ready
 
@@ -46,18 +46,20 @@ teacher: setup
 examples: setup
 	@$(BIN)/python -m tests.bench.examples $(ONLY)
 
+# What `make test` leaves to `make test-long` and `make nightly`.
+QUICK := not long and not nightly
 # Tests wait more than they compute, and run side by side; what measures time has the machine to
 # itself.
 test: setup browser
-	$(BIN)/python -m pytest -q -n 4 --dist loadfile -m "not alone and not long" tests/unit tests/workflow
-	$(BIN)/python -m pytest -q -m alone tests/unit tests/workflow tests/e2e
+	$(BIN)/python -m pytest -q -n 4 --dist loadfile -m "not alone and $(QUICK)" tests/unit tests/workflow
+	$(BIN)/python -m pytest -q -m "alone and $(QUICK)" tests/unit tests/workflow tests/e2e
 	$(MAKE) -j 2 -O e2e-stack e2e-others
 
 # Runs on the one stack that they share, and beside them all that needs none.
 e2e-stack:
-	$(BIN)/python -m pytest -q -m "stack and not long" tests/e2e
+	$(BIN)/python -m pytest -q -m "stack and $(QUICK)" tests/e2e
 e2e-others:
-	$(BIN)/python -m pytest -q -m "not stack and not long and not alone" tests/e2e
+	$(BIN)/python -m pytest -q -m "not stack and not alone and $(QUICK)" tests/e2e
 
 # The dashboard is tested in a real Chromium, which no Python package carries. Without one, those
 # tests are skipped.
@@ -66,9 +68,33 @@ browser:
 	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-liberation >/dev/null; } \
 	|| echo "test: the dashboard's tests are skipped, since there is no Chromium; Debian and Ubuntu: sudo apt-get install chromium" >&2
 
-# A run through everything that its users may ask of it, by REST and in a browser; some fifteen minutes.
-test-long: setup browser
+# Runs that are paused, resumed, forked and upgraded on the real stack; at most eight minutes.
+test-long: setup
 	$(BIN)/python -m pytest -q -m long tests
+
+# What takes long, in parts of at most an hour; all of them without PART. docs/nightly.md has the last
+# result of each.
+#   PART=tests       every example of an API reply, a live run in a browser, a power cut, the wheel
+#   PART=soak        45 minutes of faults
+#   PART=examples    every example config
+#   PART=bench       overlap, utilization, learning and load
+#   PART=growth      20,000 steps
+#   PART=python313   client, API and rollout on Python 3.13
+NIGHTLY := tests soak examples bench growth python313
+nightly: $(addprefix nightly-,$(or $(PART),$(NIGHTLY)))
+nightly-tests: setup browser
+	$(BIN)/python -m pytest -q -m nightly tests
+nightly-soak:
+	$(MAKE) chaos SOAK=45m EVERY=120s
+nightly-examples: examples
+nightly-bench:
+	$(MAKE) bench-overlap
+	$(MAKE) bench-utilization
+	$(MAKE) bench-learning
+	$(MAKE) bench-load
+nightly-growth: bench-growth
+nightly-python313:
+	tests/nightly/python313.sh
 
 # Faults on the real stack, and proof that nothing was lost: every role once, some 7 minutes on two
 # cores. SOAK=1h for randomly spaced faults, FAULTS=150 of them; SEED=1 for others.

@@ -30,7 +30,7 @@ from ratchet.worker.stack import Addresses, Stack
 from tests import ROOT
 from tests.e2e.driving import ENDED, cli_signal, get, launch, processes_of, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600), pytest.mark.stack]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(600), pytest.mark.stack]
 
 STEPS = 3
 SERVER = "ratchet.activities.envs.server"

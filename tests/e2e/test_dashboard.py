@@ -595,7 +595,7 @@ async def test_launch_and_every_control(site: Site) -> None:
         assert [c for c in reader.complaints if "409" not in c] == []
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 async def test_a_live_run_from_launch_to_fork(stack: Stack) -> None:
     """On the whole real stack: launch, watch it move, read a rollout, eval, pause, resume, fork."""

@@ -32,7 +32,7 @@ from tests.e2e.driving import ENDED, ENGINE, get, launch, processes_of, wait_unt
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.long,
+    pytest.mark.nightly,
     pytest.mark.timeout(600),
     pytest.mark.stack,
 ]

@@ -12,7 +12,7 @@ from tests.fuzzing import ENDS, fuzz, undone
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.long,
+    pytest.mark.nightly,
     pytest.mark.timeout(600),
     pytest.mark.stack,
 ]

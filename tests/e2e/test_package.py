@@ -49,7 +49,7 @@ with Ratchet() as client:
     assert started["id"] in ratchet("runs", "list", "--status", "cancelled")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_demo_of_an_installed_wheel_trains(venv: Venv, stack: Stack, tmp_path: Path) -> None:
     # Temporal's server comes with a package that is only borrowed here.
     (venv.bin / "temporal").symlink_to(TEMPORAL)
