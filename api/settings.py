@@ -49,8 +49,8 @@ class Settings:
         def allowed(name: str) -> tuple[str, ...] | None:
             # Without keys only this machine's own users get here, who may run code anyway.
             listed = env.get(name)
-            found = tuple(part.strip() for part in (listed or "").split(",") if part.strip())
-            return found if listed is not None or keys else None
+            result = tuple(part.strip() for part in (listed or "").split(",") if part.strip())
+            return result if listed is not None or keys else None
 
         return Settings(
             store_url=env.get("RATCHET_STORE") or f"file://{home}/store",

@@ -9,7 +9,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 def home_folder(env: Mapping[str, str] = os.environ) -> Path:
     """RATCHET_HOME; by default .ratchet in the checkout, and for a package ~/.ratchet."""
-    if given := env.get("RATCHET_HOME"):
-        return Path(given).absolute()
+    if folder := env.get("RATCHET_HOME"):
+        return Path(folder).absolute()
     checkout = (_ROOT / "pyproject.toml").is_file()
     return (_ROOT if checkout else Path.home()) / ".ratchet"

@@ -179,8 +179,8 @@ class RunConfig(Section):
     @property
     def permits(self) -> int | None:
         """Rollouts that may execute at once; None: what the engines can bear."""
-        given = self.dispatch.max_inflight_rollouts
-        return None if given == "auto" else given or self.train.batch_size
+        input = self.dispatch.max_inflight_rollouts
+        return None if input == "auto" else input or self.train.batch_size
 
     @property
     def largest_group(self) -> int:

@@ -154,7 +154,7 @@ def curves(steps: list[dict[str, Any]], evals: list[dict[str, Any]], console: Co
     print(figure if console.is_terminal else plotext.uncolorize(figure), file=sys.stderr)
 
 
-def carry_out(address: str, config: RunConfig, console: Console) -> Outcome:
+def perform(address: str, config: RunConfig, console: Console) -> Outcome:
     """One run at the API's address, watched to its end. Raises Refused."""
     began = time.monotonic()
     with httpx.Client(base_url=address, timeout=60.0) as api:
@@ -196,7 +196,7 @@ def demo(config_path: str, overrides: list[str], console: Console) -> int:
             console.print(f"API         {where.api}/docs", highlight=False)
             console.print(f"Temporal    {where.temporal_ui or where.temporal}", highlight=False)
             console.print(f"state, logs {stack.home}", highlight=False)
-            return tell(carry_out(where.api, config, console), console)
+            return tell(perform(where.api, config, console), console)
         finally:
             if started_here and os.environ.get("RATCHET_DEMO_KEEP") != "1":
                 console.print("stopping the stack (`make up` brings it back with all its runs)")

@@ -258,8 +258,8 @@ def _recorded(file: Path) -> dict[str, dict[str, Any]]:
     if not file.exists():
         return empty
     try:
-        told = json.loads(file.read_bytes())
-        return {part: dict(told[part]) for part in empty}
+        reported = json.loads(file.read_bytes())
+        return {part: dict(reported[part]) for part in empty}
     except (ValueError, TypeError, KeyError):
         log.warning("%s is damaged, as by a crash of the machine, and counts as empty", file)
         return empty

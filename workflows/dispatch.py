@@ -157,7 +157,7 @@ class Dispatch:
             work = decision.work
             version = self._scheduler.control.version
             run = self._groups.setdefault(work.group, GroupRun(work, version))
-            run.parts[decision.first] = asyncio.create_task(self._carry_out(run, decision))
+            run.parts[decision.first] = asyncio.create_task(self._perform(run, decision))
             admitted += 1
             if admitted % MAX_ADMISSIONS_PER_TASK == 0:
                 # A timer ends the workflow task, so that one task never carries too many commands.
@@ -193,7 +193,7 @@ class Dispatch:
             if not run.parts:
                 self._deliver(run, self._cancelled(run))
 
-    async def _carry_out(self, run: GroupRun, part: Part) -> None:
+    async def _perform(self, run: GroupRun, part: Part) -> None:
         """One part; the last of its group to end finalizes the group and delivers it."""
         scheduler, group = self._scheduler, run.work.group
         try:
@@ -380,7 +380,7 @@ class Dispatch:
         tried = 0
         try:
             while True:
-                spur = asyncio.create_task(self._spur()) if tried > TRIES_OF_ITS_OWN else None
+                wake = asyncio.create_task(self._wake()) if tried > TRIES_OF_ITS_OWN else None
                 try:
                     result = await workflow.execute_activity(name, arg, **options)
                     self._may_try = WOKEN_BY_ONE
@@ -391,8 +391,8 @@ class Dispatch:
                     self._may_try = 0
                     self._trouble(work, cause_of(error))
                 finally:
-                    if spur is not None:
-                        spur.cancel()
+                    if wake is not None:
+                        wake.cancel()
                 tried += 1
                 await self._rest_for_store(work, tried)
         finally:
@@ -411,7 +411,7 @@ class Dispatch:
         rest = rest_after(workflow.time() - self._troubled_at)
         await workflow.sleep(rest, summary=f"store to be mended for {work}")
 
-    async def _spur(self) -> None:
+    async def _wake(self) -> None:
         """Lets another try while one takes long: it may take hours, and the store be mended."""
         await workflow.sleep(LONG_TRY, summary="another to be tried beside one that takes long")
         self._may_try = max(self._may_try, 1)

@@ -54,10 +54,10 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.workflows.rules.live_config import limits_of
     from ratchet.workflows.rules.restore import kept, restored
     from ratchet.workflows.rules.sinks import Arrivals, TrainSink
-    from ratchet.workflows.run.config_changes import Revisions
+    from ratchet.workflows.run.config_changes import ConfigChanges
     from ratchet.workflows.run.evals import Evals
     from ratchet.workflows.run.generations import OVER, Generations
-    from ratchet.workflows.run.outages import Mending
+    from ratchet.workflows.run.outages import Outages
     from ratchet.workflows.run.pausing import Pausing
     from ratchet.workflows.run.permits import Permits
     from ratchet.workflows.run.servers import Servers
@@ -89,7 +89,7 @@ class TrainingRun:
         self._log = RunLog(config, state)
         self._curriculum = Curriculum(config, state.examples, state.curriculum)
         self._sink = TrainSink(config, state.train)
-        self._mending = mending = Mending(state, self._log)
+        self._outages = mending = Outages(state, self._log)
         self._servers = Servers(
             arg,
             state,
@@ -99,7 +99,7 @@ class TrainingRun:
             config.gate_tolerance,
             adaptive=config.permits is None,
         )
-        self._revisions = Revisions(arg, config, state, mending)
+        self._config_changes = ConfigChanges(arg, config, state, mending)
         self._permits = Permits(config, state, self._fleet)
         self._trainer = Trainer(arg.run_id, state, self._fleet, self._servers, mending, self._log)
         self._evals = Evals(arg, config, state, mending, self._log)
@@ -188,7 +188,7 @@ class TrainingRun:
     def change_config(self, patch: dict[str, Any]) -> dict[str, Any]:
         """Changes the config of the running run; returns all that was changed so far."""
         state = self._state
-        self._revisions.take(patch)
+        self._config_changes.take(patch)
         self._log.note(f"config changed: {json.dumps(patch)}")
         self._log.publish()
         self._generations.wanted = True
@@ -200,7 +200,7 @@ class TrainingRun:
             raise ValueError(f"the run is {self._state.status} and changes no more")
         if self._arg.restore is not None:
             raise ValueError("the run is being restored and takes no change yet; try again")
-        self._revisions.check(patch)
+        self._config_changes.check(patch)
 
     @workflow.signal
     def host_report(self, report: HostReport) -> None:
@@ -209,7 +209,7 @@ class TrainingRun:
             return
         if self._fleet.on_report(report):
             self._generations.wanted = True
-            self._mending.hold_host(self._fleet.host(report.role, report.index))
+            self._outages.hold_host(self._fleet.host(report.role, report.index))
             if report.state != "up":
                 text = f"{report.role} {report.index} (epoch {report.epoch}) is {report.state}"
                 self._log.note(f"{text}: {report.detail[-200:]}")
@@ -234,7 +234,7 @@ class TrainingRun:
             return
         if not self._generations.on_report(report):
             return
-        self._mending.hold(f"generation {report.generation}", report.trouble)
+        self._outages.hold(f"generation {report.generation}", report.trouble)
         for lost in report.lost:
             self._servers.lose(lost.role, lost.index, lost.epoch, lost.reason)
         for group in report.groups:
@@ -263,7 +263,7 @@ class TrainingRun:
     @workflow.query
     def config(self) -> dict[str, Any]:
         """The run's config with all that was changed while it ran."""
-        return self._revisions.current()
+        return self._config_changes.current()
 
     # -- the run ----------------------------------------------------------------------------
 
@@ -309,9 +309,9 @@ class TrainingRun:
             def check() -> Awaitable[CheckResult]:
                 work = run_preflight(PreflightInput(self._arg.config, queues))
                 name = f"workers on {queues.env} and {queues.trainer} to check the config"
-                return self._log.carry_out(name, work, QUEUED_AT_MOST, stoppable=True)
+                return self._log.perform(name, work, QUEUED_AT_MOST, stoppable=True)
 
-            found = await self._mending.carry_out("the preflight", check)
+            found = await self._outages.perform("the preflight", check)
             if found.problems:
                 text = "; ".join(f"{p.key}: {p.message}" for p in found.problems)
                 raise RunFailed("preflight", text, code="bad_input", user=True)
@@ -333,9 +333,9 @@ class TrainingRun:
                 summary=f"prepare policy {self._config.model.name}",
             )
             name = "the policy to be prepared"
-            return self._log.carry_out(name, work, policies.PREPARE_TIMEOUT, stoppable=True)
+            return self._log.perform(name, work, policies.PREPARE_TIMEOUT, stoppable=True)
 
-        policy = await self._mending.carry_out("the policy", prepare)
+        policy = await self._outages.perform("the policy", prepare)
         state.policy_origin = policy.origin
         state.weights, state.target_version = policy.weights, 0
         state.hosts.extend(hosts_of(self._config))
@@ -354,9 +354,9 @@ class TrainingRun:
                 summary=f"restore {restore.source}",
             )
             name = f"the checkpoint of {restore.source} to be copied"
-            return self._log.carry_out(name, work, policies.PREPARE_TIMEOUT, stoppable=True)
+            return self._log.perform(name, work, policies.PREPARE_TIMEOUT, stoppable=True)
 
-        result = await self._mending.carry_out("the checkpoint", read)
+        result = await self._outages.perform("the checkpoint", read)
         for refused in result.refused:
             self._log.note(refused)
         result = replace(result, run_state=CHECKPOINT_STATE.upgraded(result.run_state))
@@ -455,8 +455,8 @@ class TrainingRun:
             await self._maybe_continue_as_new()
 
     async def _revise(self) -> None:
-        await self._revisions.make()
-        self._generations.frozen = self._revisions.made
+        await self._config_changes.make()
+        self._generations.frozen = self._config_changes.made
 
     def _asked(self) -> bool:
         """Whether people want what can be done between two steps alone."""
@@ -477,7 +477,7 @@ class TrainingRun:
         info = workflow.info()
         limit = self._config.dispatch.generation_events
         long = info.is_continue_as_new_suggested() or info.get_current_history_length() >= limit
-        if not (long or self._revisions.made):
+        if not (long or self._config_changes.made):
             return
         self._stepping.on_hold = True
         await self._settle()
@@ -486,7 +486,7 @@ class TrainingRun:
     def _go_on_as_new(self) -> None:
         if self._state.stop:
             return
-        arg = replace(self._arg, config=config_document(self._revisions.config))
+        arg = replace(self._arg, config=config_document(self._config_changes.config))
         self._log.continue_as(replace(arg, examples=self._state.examples, state=self._state))
 
     async def _settle(self) -> None:
@@ -526,7 +526,7 @@ class TrainingRun:
             self._log.note("dispatch did not close in time")
         state = self._state
         for host in state.hosts:
-            self._mending.on_closed(host)
+            self._outages.on_closed(host)
         state.status, state.finished_at = status, workflow.now().isoformat()
         state.end_reason = ended.get("end_reason", "")
         self._log.publish(**ended)

@@ -115,5 +115,5 @@ def planned_hosts(config: RunConfig) -> list[PlannedHost]:
     return [
         PlannedHost("trainer", 0, "trainer"),
         *(PlannedHost("engine", k, f"engine-{k}") for k in engines),
-        *(PlannedHost("env", k, *found) for k, found in enumerate(addresses.items())),
+        *(PlannedHost("env", k, *result) for k, result in enumerate(addresses.items())),
     ]

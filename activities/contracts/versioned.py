@@ -35,8 +35,8 @@ def versioned(versions: Versions) -> Callable[[T], T]:
             if not isinstance(value, dict):
                 return value
             data = versions.upgraded(value)
-            if found := list(_differences(cls, data, cls.__name__)):
-                raise ValueError(f"{versions.what}: {'; '.join(found)}")
+            if result := list(_differences(cls, data, cls.__name__)):
+                raise ValueError(f"{versions.what}: {'; '.join(result)}")
             return data
 
         def schema_of(source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -40,15 +40,15 @@ class EnvActivities:
         self.ctx = ctx
 
     @activity.defn(name=names.CHECK_ENVS)
-    async def check_envs(self, given: CheckInput) -> CheckResult:
+    async def check_envs(self, input: CheckInput) -> CheckResult:
         """Loads every env of the config and counts its examples."""
-        config = read_config(given.config)
+        config = read_config(input.config)
         by_path: defaultdict[str | None, list[dict[str, Any]]] = defaultdict(list)
         problems = _conflicts(config)
         for request in _requests(config):
             by_path[request["path"]].append(request)
         calls = [self._check_path(path, requests) for path, requests in by_path.items()]
-        addresses = [_check_address(*found) for found in _addresses(config)]
+        addresses = [_check_address(*result) for result in _addresses(config)]
         async with heartbeats():
             outcomes, answers = await asyncio.gather(
                 asyncio.gather(*calls), asyncio.gather(*addresses)

@@ -47,7 +47,7 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
     config = ctx.config(host.run_id)
     env = find_env(config, host.name)
     address = f"tcp://127.0.0.1:{_free_port()}"
-    given: dict[str, Any] = {
+    input: dict[str, Any] = {
         "id": env.id,
         "args": env.args,
         "timeout_s": longest_timeout(config, host.name) + BACKSTOP_S,
@@ -60,7 +60,7 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
     return ServerSpec(
         name=f"env-{host.name}-{epoch}",
         argv=module_command(
-            "ratchet.activities.envs.server", "--address", address, "--config", json.dumps(given)
+            "ratchet.activities.envs.server", "--address", address, "--config", json.dumps(input)
         ),
         address=address,
         cwd=scratch,

@@ -27,19 +27,19 @@ def main() -> None:
     parser.add_argument("--address", required=True, help="tcp://host:port to listen on")
     parser.add_argument("--config", required=True, help='{"id", "args", "timeout_s"} as JSON')
     options = parser.parse_args()
-    given = json.loads(options.config)
+    input = json.loads(options.config)
     _quiet_logs()
     from verifiers.v1.serve import EnvServer, serve_env
 
     try:
-        config = loading.server_config(given["id"], given["args"], given["timeout_s"])
+        config = loading.server_config(input["id"], input["args"], input["timeout_s"])
         # Built once here only to fail early: what it holds is what serving will hold.
         EnvServer(config, address="tcp://127.0.0.1:*").frontend.close()
     except Exception as error:
         # The environment is the user's code: whatever it raises is theirs to read.
         logging.getLogger(__name__).debug("environment does not load", exc_info=True)
         reason = f"{type(error).__name__}: {error}"
-        print(f"env server: {given['id']!r} does not load: {reason}", file=sys.stderr)
+        print(f"env server: {input['id']!r} does not load: {reason}", file=sys.stderr)
         sys.exit(2)
     serve_env(
         max_workers=1,

@@ -80,8 +80,8 @@ _TRANSIENT = (
 
 def _attempt(info: WorkflowExecutionInfo) -> int:
     """Which attempt of its run an execution is, by what it says of itself; 0 before it has."""
-    told = info.memo.fields.get(names.MEMO_KEY)
-    return int(json.loads(told.data).get("attempt", 0)) if told is not None else 0
+    reported = info.memo.fields.get(names.MEMO_KEY)
+    return int(json.loads(reported.data).get("attempt", 0)) if reported is not None else 0
 
 
 class _RunClosed(Exception):
@@ -170,7 +170,7 @@ class HostActivities:
         seldom that the reason is another, and that it waits no longer.
         """
         began = told_at = time.monotonic()
-        told, tries = "", 0
+        reported, tries = "", 0
         closed: asyncio.Task[None] | None = None
         try:
             while True:
@@ -185,12 +185,12 @@ class HostActivities:
                 closed = closed or asyncio.create_task(self._until_run_closed(host.run_id))
                 tries, now = tries + 1, time.monotonic()
                 # What passes at once is no reason for the run to stand still.
-                news = told != reason and tries > 1
-                if news and (not told or now - told_at >= RETOLD_AT_MOST_EVERY_S):
+                news = reported != reason and tries > 1
+                if news and (not reported or now - told_at >= RETOLD_AT_MOST_EVERY_S):
                     log.warning("%s waits: %s", host.host_id, reason)
                     waits = self._report(host, epoch, "starting", detail=reason)
                     await self._signal(host.run_id, REPORT_SIGNAL, waits)
-                    told, told_at = reason, now
+                    reported, told_at = reason, now
                 shortest, longest = DISK_RETRIED_S
                 rest = min(max((now - began) / 8, shortest), longest)
                 if (await asyncio.wait([closed], timeout=rest))[0]:
@@ -198,7 +198,7 @@ class HostActivities:
         finally:
             if closed is not None:
                 closed.cancel()
-        if told:
+        if reported:
             starting = self._report(host, epoch, "starting")
             await self._signal(host.run_id, REPORT_SIGNAL, starting)
         return process

@@ -74,13 +74,13 @@ def descendants(root: int, table: dict[int, tuple[int, int, str]]) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid, (parent, _, _) in table.items():
         children.setdefault(parent, []).append(pid)
-    found = []
+    result = []
     queue = [root]
     while queue:
         below = children.get(queue.pop(0), [])
         queue += below
-        found += below
-    return found
+        result += below
+    return result
 
 
 def machine() -> str:

@@ -17,12 +17,12 @@ class LivenessActivities:
     client: Client
 
     @activity.defn(name=names.IS_RUNNING)
-    async def is_running(self, given: DescribeInput) -> bool:
+    async def is_running(self, input: DescribeInput) -> bool:
         """False if the workflow has ended in any way, or was never there."""
         try:
-            found = await self.client.get_workflow_handle(given.workflow_id).describe()
+            result = await self.client.get_workflow_handle(input.workflow_id).describe()
         except RPCError as error:
             if error.status != RPCStatusCode.NOT_FOUND:
                 raise
             return False
-        return found.status == WorkflowExecutionStatus.RUNNING
+        return result.status == WorkflowExecutionStatus.RUNNING

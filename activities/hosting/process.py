@@ -99,12 +99,12 @@ class ServerProcess:
         assert self._keeper.stdin is not None and self._keeper.stdout is not None
         self._keeper.stdin.write(json.dumps(order).encode() + b"\n")
         first = await self._keeper.stdout.readline()
-        told = json.loads(first) if first else {}
-        if "errno" in told:
+        reported = json.loads(first) if first else {}
+        if "errno" in reported:
             await self._keeper.wait()
-            raise OSError(told["errno"], told["error"])
+            raise OSError(reported["errno"], reported["error"])
         self._watcher = asyncio.create_task(self._watch(self._keeper.stdout))
-        self.pid = told.get("pid", 0)
+        self.pid = reported.get("pid", 0)
 
     async def _watch(self, output: asyncio.StreamReader) -> None:
         assert self._keeper is not None

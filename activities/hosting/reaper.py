@@ -66,9 +66,9 @@ def _read(home: Path) -> Iterator[tuple[Path, HostRecord | None]]:
                 log.warning("the record of a server cannot be read: %s", error)
             continue
         try:
-            told = {name: value for name, value in json.loads(data).items() if name in known}
-            told |= {name: tuple(told[name]) for name in ("keeper", "server")}
-            record = HostRecord(path=path, **told)
+            reported = {name: value for name, value in json.loads(data).items() if name in known}
+            reported |= {name: tuple(reported[name]) for name in ("keeper", "server")}
+            record = HostRecord(path=path, **reported)
         except (ValueError, TypeError, KeyError, AttributeError):
             record = None
         yield path, record

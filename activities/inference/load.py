@@ -48,7 +48,7 @@ def parse_load(text: str, *, index: int, epoch: int, max_model_len: int) -> Engi
             elif sample.name == _CACHE:
                 labels = sample.labels
                 kv_tokens.append(int(labels["num_gpu_blocks"]) * int(labels["block_size"]))
-    missing = [name for name, found in {**values, _CACHE: kv_tokens}.items() if not found]
+    missing = [name for name, result in {**values, _CACHE: kv_tokens}.items() if not result]
     if missing:
         raise ValueError(
             f"engine {index} does not report {', '.join(missing)}, which adaptive concurrency "

@@ -87,7 +87,7 @@ class RolloutActivities:
     # -- rollouts ---------------------------------------------------------------------------
 
     @activity.defn(name=names.RUN_ROLLOUTS)
-    async def run_rollouts(self, given: RunRolloutsInput) -> RunRolloutsResult:
+    async def run_rollouts(self, input: RunRolloutsInput) -> RunRolloutsResult:
         """Runs the group's rollouts at once, committing each as it ends.
 
         Raises ApplicationError ENV_LOST when the env server is gone, as soon as what had ended
@@ -96,15 +96,15 @@ class RolloutActivities:
         timeouts are results like any other. Raises StoreUnavailable if a rollout cannot be stored
         for PATIENCE_S, when the others have ended.
         """
-        work = given.work
-        found = await asyncio.to_thread(self._adopt, given)
-        missing = [index for index in given.indexes if index not in found]
-        gauges = self._run_gauges(given)
+        work = input.work
+        found = await asyncio.to_thread(self._adopt, input)
+        missing = [index for index in input.indexes if index not in found]
+        gauges = self._run_gauges(input)
         if missing:
-            with self._releasing(given) as ended:
+            with self._releasing(input) as ended:
                 ended(len(found))
-                async with self._beating(given, found, gauges):
-                    await self._run_missing(given, missing, found, gauges, ended)
+                async with self._beating(input, found, gauges):
+                    await self._run_missing(input, missing, found, gauges, ended)
         errored = sum(document["error"] is not None for document in found.values())
         return RunRolloutsResult(
             group=work.group,
@@ -114,22 +114,22 @@ class RolloutActivities:
         )
 
     def _releasing(
-        self, given: RunRolloutsInput
+        self, input: RunRolloutsInput
     ) -> AbstractContextManager[Callable[[int], object]]:
         """Yields what takes how many rollouts of the part have ended, for Dispatch to be told."""
         if self.releases is None:
             return nullcontext(lambda count: None)
         owner = activity.info().workflow_id
         assert owner is not None, "rollouts are carried out for a workflow"
-        key = f"{given.work.group}/{given.first}"
-        return self.releases.part(owner, key, len(given.indexes))
+        key = f"{input.work.group}/{input.first}"
+        return self.releases.part(owner, key, len(input.indexes))
 
-    def _adopt(self, given: RunRolloutsInput) -> dict[int, dict[str, Any]]:
+    def _adopt(self, input: RunRolloutsInput) -> dict[int, dict[str, Any]]:
         """Rollouts of the group that an earlier attempt committed."""
         return {
             index: self.ctx.store.get_json(ref)
-            for index in given.indexes
-            if (ref := self._committed_rollout(given.run_id, given.work.group, index))
+            for index in input.indexes
+            if (ref := self._committed_rollout(input.run_id, input.work.group, index))
         }
 
     def _committed_rollout(self, run_id: str, group: str, index: int) -> ArtifactRef | None:
@@ -137,21 +137,21 @@ class RolloutActivities:
 
     async def _run_missing(
         self,
-        given: RunRolloutsInput,
+        input: RunRolloutsInput,
         missing: Sequence[int],
         found: dict[int, dict[str, Any]],
         gauges: RunGauges,
         ended: Callable[[int], object],
     ) -> None:
-        work = given.work
-        task = await self.tasks.task(given.run_id, work.kind, work.env, work.example)
-        request = await self._request(given, task)
-        async with self.connections.use(given.env_address) as connection:
+        work = input.work
+        task = await self.tasks.task(input.run_id, work.kind, work.env, work.example)
+        request = await self._request(input, task)
+        async with self.connections.use(input.env_address) as connection:
 
             async def one(index: int) -> None:
                 gauges.inflight += 1
                 try:
-                    found[index] = await self._one(given, connection, request, index)
+                    found[index] = await self._one(input, connection, request, index)
                 finally:
                     gauges.inflight -= 1
                 gauges.finished(found[index]["sampled_tokens"])
@@ -187,12 +187,12 @@ class RolloutActivities:
             message = f"{len(failures)} rollouts were ended by the engine: {failures[0]}"
             raise ApplicationError(message, type=names.ENGINE_LOST, non_retryable=True)
 
-    async def _request(self, given: RunRolloutsInput, task: dict[str, Any]) -> dict[str, Any]:
+    async def _request(self, input: RunRolloutsInput, task: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments of the env client's `run`, the same for each rollout of a group."""
         import verifiers.v1 as vf
 
-        config = self.ctx.config(given.run_id)
-        work, engine = given.work, given.engine
+        config = self.ctx.config(input.run_id)
+        work, engine = input.work, input.engine
         sampling = config.sampling(work.env, work.kind)
         played_by = config.sampler(work.env, work.kind)
         if played_by is not None:
@@ -202,7 +202,7 @@ class RolloutActivities:
                 "base_url": f"{engine.url.rstrip('/')}/v1",
                 "api_key_var": "RATCHET_ENGINE_KEY",
                 "renderer": renderer_config(config.model.renderer),
-                "renderer_model_name": await self._tokenizer(given.run_id),
+                "renderer_model_name": await self._tokenizer(input.run_id),
             }
         )
         # The salt keeps cached keys and values of one version from serving another.
@@ -239,14 +239,14 @@ class RolloutActivities:
 
     async def _one(
         self,
-        given: RunRolloutsInput,
+        input: RunRolloutsInput,
         connection: EnvConnection,
         request: dict[str, Any],
         index: int,
     ) -> dict[str, Any]:
         """Runs and commits one rollout; returns the document that the store holds."""
-        work = given.work
-        config = self.ctx.config(given.run_id)
+        work = input.work
+        config = self.ctx.config(input.run_id)
         played_by = config.sampler(work.env, work.kind)
         limit = env_of(config, work.kind, work.env).timeout_s
         try:
@@ -262,7 +262,7 @@ class RolloutActivities:
                 await self._require_alive(connection)
             rollout = samples.failed("EnvServer", str(error))
         else:
-            rollout = await self._read(given, episode)
+            rollout = await self._read(input, episode)
         if played_by is not None and rollout.error is not None:
             if rollout.provider:
                 failure = frozen.trouble(played_by, rollout.error, rollout.status)
@@ -278,11 +278,11 @@ class RolloutActivities:
             "env": work.env,
             "example": work.example,
             "temperature": (frozen.TEMPERATURE if played_by else request["sampling"].temperature),
-            "version": -1 if played_by else given.engine.version,
-            "engine": {"index": given.engine.index, "epoch": given.engine.epoch},
+            "version": -1 if played_by else input.engine.version,
+            "engine": {"index": input.engine.index, "epoch": input.engine.epoch},
             **samples.to_document(rollout),
         }
-        return await self._stored(given.run_id, document)
+        return await self._stored(input.run_id, document)
 
     @staticmethod
     async def _require_alive(connection: EnvConnection) -> None:
@@ -305,13 +305,13 @@ class RolloutActivities:
         finally:
             self._storing.discard(task)
 
-    async def _read(self, given: RunRolloutsInput, episode: Any) -> samples.Rollout:
+    async def _read(self, input: RunRolloutsInput, episode: Any) -> samples.Rollout:
         """The rollout of an episode; a frozen model's words are laid out in the policy's tokens."""
-        config = self.ctx.config(given.run_id)
-        if config.sampler(given.work.env, given.work.kind) is None:
-            return samples.from_episode(episode, given.engine.version)
+        config = self.ctx.config(input.run_id)
+        if config.sampler(input.work.env, input.work.kind) is None:
+            return samples.from_episode(episode, input.engine.version)
         layout = await self._layouts.layout(
-            await self._tokenizer(given.run_id), renderer_config(config.model.renderer)
+            await self._tokenizer(input.run_id), renderer_config(config.model.renderer)
         )
         return await asyncio.to_thread(samples.from_episode, episode, -1, layout.samples)
 
@@ -326,23 +326,23 @@ class RolloutActivities:
 
     # -- heartbeats and gauges --------------------------------------------------------------
 
-    def _run_gauges(self, given: RunRolloutsInput) -> RunGauges:
-        if given.run_id not in self._gauges:
+    def _run_gauges(self, input: RunRolloutsInput) -> RunGauges:
+        if input.run_id not in self._gauges:
             worker = f"{socket.gethostname()}-{os.getpid()}"
-            self._gauges[given.run_id] = RunGauges(self.ctx.store, given.run_id, worker)
-        gauges = self._gauges[given.run_id]
-        gauges.dispatch = given.gauges
+            self._gauges[input.run_id] = RunGauges(self.ctx.store, input.run_id, worker)
+        gauges = self._gauges[input.run_id]
+        gauges.dispatch = input.gauges
         return gauges
 
     @asynccontextmanager
     async def _beating(
-        self, given: RunRolloutsInput, found: dict[int, dict[str, Any]], gauges: RunGauges
+        self, input: RunRolloutsInput, found: dict[int, dict[str, Any]], gauges: RunGauges
     ) -> AsyncIterator[None]:
         """Heartbeats the number of rollouts done, and writes gauges, during the block."""
 
         async def beat() -> None:
             while True:
-                activity.heartbeat({"done": len(found), "size": len(given.indexes)})
+                activity.heartbeat({"done": len(found), "size": len(input.indexes)})
                 await asyncio.sleep(HEARTBEAT_S)
 
         async def tell() -> None:
@@ -363,7 +363,7 @@ class RolloutActivities:
     # -- groups, evals, batches -------------------------------------------------------------
 
     @activity.defn(name=names.FINALIZE_GROUP)
-    async def finalize_group(self, given: FinalizeGroupInput) -> GroupResult:
+    async def finalize_group(self, input: FinalizeGroupInput) -> GroupResult:
         """Scores a group and commits it; the first commit is what every later call returns.
 
         Raises ApplicationError BAD_INPUT if the env's algorithm has no credit for it, ENGINE_LOST
@@ -373,27 +373,27 @@ class RolloutActivities:
         self.algorithms.references.bind()
         async with heartbeats():
             judge = post_batch = task = None
-            if given.work.kind == "train":
-                slots = self.ctx.config(given.run_id).filters
-                judge = await self._judge(given.run_id, slots.pre_batch)
-                post_batch = await self._judge(given.run_id, slots.post_batch)
-                task = await self._task_for_algorithm(given)
-            key = keys.group(given.run_id, given.work.group)
+            if input.work.kind == "train":
+                slots = self.ctx.config(input.run_id).filters
+                judge = await self._judge(input.run_id, slots.pre_batch)
+                post_batch = await self._judge(input.run_id, slots.post_batch)
+                task = await self._task_for_algorithm(input)
+            key = keys.group(input.run_id, input.work.group)
             ref = await asyncio.to_thread(self.ctx.store.committed, key)
             if ref is None:
-                document = await self._score_group(given, judge, post_batch, task)
+                document = await self._score_group(input, judge, post_batch, task)
                 ref = await asyncio.to_thread(
                     self.ctx.store.put_json, key, document, attempt=attempt_token()
                 )
             return groups.result(await asyncio.to_thread(self.ctx.store.get_json, ref), ref)
 
-    async def _task_for_algorithm(self, given: FinalizeGroupInput) -> dict[str, Any] | None:
+    async def _task_for_algorithm(self, input: FinalizeGroupInput) -> dict[str, Any] | None:
         """The group's task, where its algorithm looks at it."""
-        work = given.work
-        config = self.ctx.config(given.run_id).algorithm(work.env)
+        work = input.work
+        config = self.ctx.config(input.run_id).algorithm(work.env)
         if not config.needs_task:
             return None
-        return await self.tasks.task(given.run_id, work.kind, work.env, work.example)
+        return await self.tasks.task(input.run_id, work.kind, work.env, work.example)
 
     async def _judge(self, run_id: str, slot: Sequence[FilterConfig]) -> groups.Judge:
         """A slot of filters, ready to judge rollouts."""
@@ -418,27 +418,27 @@ class RolloutActivities:
 
     async def _score_group(
         self,
-        given: FinalizeGroupInput,
+        input: FinalizeGroupInput,
         judge: groups.Judge | None,
         post_batch: groups.Judge | None,
         task: dict[str, Any] | None,
     ) -> dict[str, Any]:
         """The document of a group; whoever gives up on it ends what is asked for it, too."""
-        work = given.work
-        config = self.ctx.config(given.run_id)
+        work = input.work
+        config = self.ctx.config(input.run_id)
         env = env_of(config, work.kind, work.env)
-        rollouts, algorithm = await asyncio.to_thread(self._unscored, given)
+        rollouts, algorithm = await asyncio.to_thread(self._unscored, input)
         score = functools.partial(
             groups.scored,
             work,
             rollouts,
-            given.version,
-            given.lost,
+            input.version,
+            input.lost,
             algorithm,
             judge,
             post_batch=post_batch,
             require_full=isinstance(env, TrainEnvConfig) and env.require_full_group,
-            state=given.algo_state,
+            state=input.algo_state,
             task=task,
         )
         # Groups that wait for a model hold no thread: there may be many, for a long time.
@@ -453,54 +453,54 @@ class RolloutActivities:
             raise
 
     def _unscored(
-        self, given: FinalizeGroupInput
+        self, input: FinalizeGroupInput
     ) -> tuple[list[dict[str, Any] | None], Algorithm | None]:
         """A group's rollout documents [size], None where there is none, and its algorithm."""
-        store, work = self.ctx.store, given.work
+        store, work = self.ctx.store, input.work
         refs = [
-            self._committed_rollout(given.run_id, work.group, index) for index in range(work.size)
+            self._committed_rollout(input.run_id, work.group, index) for index in range(work.size)
         ]
         rollouts = [None if found is None else store.get_json(found) for found in refs]
         if work.kind != "train":
             return rollouts, None
-        return rollouts, self.algorithms.algorithm(given.run_id, work.env, given.engine)
+        return rollouts, self.algorithms.algorithm(input.run_id, work.env, input.engine)
 
     @activity.defn(name=names.FINALIZE_EVAL)
-    async def finalize_eval(self, given: FinalizeEvalInput) -> EvalResult:
+    async def finalize_eval(self, input: FinalizeEvalInput) -> EvalResult:
         """Sums up an eval epoch from its finalized groups and commits the record."""
         async with heartbeats():
-            return await asyncio.to_thread(self._finalize_eval, given)
+            return await asyncio.to_thread(self._finalize_eval, input)
 
-    def _finalize_eval(self, given: FinalizeEvalInput) -> EvalResult:
+    def _finalize_eval(self, input: FinalizeEvalInput) -> EvalResult:
         store = self.ctx.store
-        key = keys.eval_record(given.run_id, given.epoch)
+        key = keys.eval_record(input.run_id, input.epoch)
         ref = store.committed(key)
         if ref is None:
-            missing = set(given.missing)
+            missing = set(input.missing)
             names_of = [
-                f"eval/{given.epoch}/{example}"
-                for example in range(given.num_examples)
+                f"eval/{input.epoch}/{example}"
+                for example in range(input.num_examples)
                 if example not in missing
             ]
             documents = [
-                store.get_json(shipping.delivered(store, given.run_id, group)) for group in names_of
+                store.get_json(shipping.delivered(store, input.run_id, group)) for group in names_of
             ]
             valid = [rollout for doc in documents for rollout in groups.eval_rollouts(doc)]
-            total = given.num_examples * given.group_size
+            total = input.num_examples * input.group_size
             served = set().union(*(groups.served_versions(doc) for doc in documents))
             rewards = [rollout.reward for rollout in valid]
             record = {
-                "epoch": given.epoch,
-                "env": given.env,
-                "step": given.step,
-                "examples": given.num_examples,
-                "group_size": given.group_size,
+                "epoch": input.epoch,
+                "env": input.env,
+                "step": input.step,
+                "examples": input.num_examples,
+                "group_size": input.group_size,
                 "rollouts": total,
                 "errored": total - len(valid),
                 "reward_mean": sum(rewards) / len(rewards) if rewards else 0.0,
-                "versions": [min(served, default=given.step), max(served, default=given.step)],
+                "versions": [min(served, default=input.step), max(served, default=input.step)],
                 "groups": names_of,
-                "metrics": evals.summarize(valid, total - len(valid), given.group_size),
+                "metrics": evals.summarize(valid, total - len(valid), input.group_size),
             }
             ref = store.put_json(key, record, attempt=attempt_token())
         record = store.get_json(ref)
@@ -516,7 +516,7 @@ class RolloutActivities:
         )
 
     @activity.defn(name=names.SHIP_BATCH)
-    async def ship_batch(self, given: ShipBatchInput) -> BatchResult:
+    async def ship_batch(self, input: ShipBatchInput) -> BatchResult:
         """Writes the batch file of a step, without the rollouts that post-batch filters remove.
 
         If nothing is left, no file is written and the result has no reference. The metrics are
@@ -525,14 +525,14 @@ class RolloutActivities:
         Raises ApplicationError (not retryable) if the store's groups are not those of `digest`.
         """
         async with heartbeats():
-            slot = self.ctx.config(given.run_id).filters.post_batch
-            judge = await self._judge(given.run_id, slot)
+            slot = self.ctx.config(input.run_id).filters.post_batch
+            judge = await self._judge(input.run_id, slot)
             write = functools.partial(
                 shipping.ship,
                 self.ctx.store,
-                given,
+                input,
                 judge,
-                self.ctx.config(given.run_id).filters,
+                self.ctx.config(input.run_id).filters,
                 attempt=attempt_token(),
             )
             return await asyncio.to_thread(write)

@@ -222,9 +222,9 @@ class Layouts:
     async def layout(self, tokenizer: str, renderer: dict[str, Any]) -> Layout:
         """The layout for a folder with the policy's tokenizer; a failed load is tried again."""
         key = (tokenizer, json.dumps(renderer, sort_keys=True))
-        found = self._loading.get(key)
-        if found is None or (found.done() and (found.cancelled() or found.exception())):
+        result = self._loading.get(key)
+        if result is None or (result.done() and (result.cancelled() or result.exception())):
             work = asyncio.to_thread(Layout.load, tokenizer, renderer)
-            found = self._loading[key] = asyncio.create_task(work)
+            result = self._loading[key] = asyncio.create_task(work)
         # Shielded: whoever gives up must not take it from the others.
-        return await asyncio.shield(found)
+        return await asyncio.shield(result)

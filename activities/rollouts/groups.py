@@ -47,16 +47,16 @@ async def _give_credit(
     a rollout, `filtered` says whether that removes it. Those left may get other credit then.
     """
     credit = await algorithms.before_filters(algorithm, views, state)
-    for member, given in zip(members, credit, strict=True):
-        _write_credit(member, given)
+    for member, input in zip(members, credit, strict=True):
+        _write_credit(member, input)
         verdict = judge(member["samples"]) if judge is not None else Verdict()
         member["filters"] = dict.fromkeys(verdict.hits, True)
         member["filtered"] = verdict.removed
     left = [place for place, member in enumerate(members) if not member["filtered"]]
     rest = [views[place] for place in left]
     final = await algorithms.after_filters(algorithm, rest, [credit[place] for place in left])
-    for place, given in zip(left, final, strict=True):
-        _write_credit(members[place], given)
+    for place, input in zip(left, final, strict=True):
+        _write_credit(members[place], input)
 
 
 async def scored(

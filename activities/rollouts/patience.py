@@ -28,14 +28,14 @@ async def patiently(work: Callable[[], T]) -> T:
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + PATIENCE_S
-    told = False
+    reported = False
     while True:
         try:
             return await asyncio.to_thread(work)
         except StoreUnavailable as error:
             if loop.time() >= until:
                 raise
-            if not told:
+            if not reported:
                 activity.logger.warning("tried again for up to %.0f s: %s", PATIENCE_S, error)
-                told = True
+                reported = True
         await asyncio.sleep(random.uniform(*REST_S))

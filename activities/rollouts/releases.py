@@ -82,8 +82,8 @@ class Releases:
             await asyncio.sleep(LINGER_S)
             if not owner.pending:
                 return
-            told, owner.pending = Released(owner.pending), {}
+            reported, owner.pending = Released(owner.pending), {}
             try:
-                await handle.signal(names.RELEASED, told, rpc_timeout=RPC_TIMEOUT)
+                await handle.signal(names.RELEASED, reported, rpc_timeout=RPC_TIMEOUT)
             except RPCError as error:
-                log.debug("%s was not told of %s: %s", workflow_id, told.ended, error)
+                log.debug("%s was not told of %s: %s", workflow_id, reported.ended, error)

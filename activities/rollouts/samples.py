@@ -182,12 +182,12 @@ def trace_samples(
             fresh = node.sampled and id(node) not in trained
             node_mask = _node_mask(node, fresh)
             count = sum(node_mask)
-            found: list[int] = []
+            result: list[int] = []
             if fresh:
                 trained.add(id(node))
-                found, names = _node_versions(count, by_node[id(node)], version)
+                result, names = _node_versions(count, by_node[id(node)], version)
                 labels |= names
-            values, own = iter(node.logprobs), iter(found)
+            values, own = iter(node.logprobs), iter(result)
             ids += [int(token) for token in node.token_ids]
             mask += node_mask
             logprobs += [float(next(values)) if on else 0.0 for on in node_mask]

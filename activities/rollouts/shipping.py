@@ -33,7 +33,7 @@ def delivered(store: ArtifactStore, run_id: str, group: str) -> ArtifactRef:
 
 def ship(
     store: ArtifactStore,
-    given: ShipBatchInput,
+    input: ShipBatchInput,
     judge: groups.Judge,
     slots: FiltersConfig,
     *,
@@ -45,14 +45,14 @@ def ship(
     groups are not those of `given.digest`, or if its batch of that step is of others;
     CorruptArtifact if a group is damaged.
     """
-    if (before := _shipped(store, given)) is not None:
+    if (before := _shipped(store, input)) is not None:
         return before
-    refs = [delivered(store, given.run_id, group) for group in given.groups]
+    refs = [delivered(store, input.run_id, group) for group in input.groups]
     digest = hashlib.sha256("".join(ref.sha256 for ref in refs).encode()).hexdigest()
-    if digest != given.digest:
+    if digest != input.digest:
         raise ApplicationError(
-            f"the groups of step {given.step} in {store.url} are not the ones that were "
-            f"delivered (digest {digest[:16]}, expected {given.digest[:16]})",
+            f"the groups of step {input.step} in {store.url} are not the ones that were "
+            f"delivered (digest {digest[:16]}, expected {input.digest[:16]})",
             type=names.CORRUPT,
             non_retryable=True,
         )
@@ -64,10 +64,10 @@ def ship(
     counted = [groups.batch_group(doc, verdicts) for doc, verdicts in judged]
     metrics = subsets.summarize(counted) | batches.summarize(
         counted,
-        given.step,
+        input.step,
         pre_batch=[config.type for config in slots.pre_batch],
         post_batch=[config.type for config in slots.post_batch],
-        barren=given.barren,
+        barren=input.barren,
     )
     metrics[ROLLOUTS] = float(
         sum(not verdict.removed for _, verdicts in judged for verdict in verdicts.values())
@@ -77,18 +77,18 @@ def ship(
     metrics["progress/prefill_tokens"] = float(tokens - decoded)
     metrics["progress/decode_tokens"] = float(decoded)
     metrics["progress/problems"] = float(len(documents))
-    batch = _put(store, given, encode_batch(rows), attempt) if rows else None
+    batch = _put(store, input, encode_batch(rows), attempt) if rows else None
     # Last, since it vouches for the batch.
-    key = keys.batch_metrics(given.run_id, given.step, digest)
+    key = keys.batch_metrics(input.run_id, input.step, digest)
     return _result(batch, metrics, store.put_json(key, metrics, attempt=attempt))
 
 
-def _put(store: ArtifactStore, given: ShipBatchInput, data: bytes, attempt: str) -> ArtifactRef:
-    key = keys.batch(given.run_id, given.step)
+def _put(store: ArtifactStore, input: ShipBatchInput, data: bytes, attempt: str) -> ArtifactRef:
+    key = keys.batch(input.run_id, input.step)
     batch = store.put(key, data, attempt=attempt)
     if batch.sha256 != hashlib.sha256(data).hexdigest():
         raise ApplicationError(
-            f"{key} in {store.url} was written from other groups than those of step {given.step}, "
+            f"{key} in {store.url} was written from other groups than those of step {input.step}, "
             "and nothing has trained on it: delete that file and its marker, then resume the run",
             type=names.CORRUPT,
             non_retryable=True,
@@ -96,15 +96,15 @@ def _put(store: ArtifactStore, given: ShipBatchInput, data: bytes, attempt: str)
     return batch
 
 
-def _shipped(store: ArtifactStore, given: ShipBatchInput) -> BatchResult | None:
+def _shipped(store: ArtifactStore, input: ShipBatchInput) -> BatchResult | None:
     """What an attempt before this one wrote; None if it did not come to the end."""
-    kept = store.committed(keys.batch_metrics(given.run_id, given.step, given.digest))
+    kept = store.committed(keys.batch_metrics(input.run_id, input.step, input.digest))
     if kept is None:
         return None
     metrics = store.get_json(kept)
     if not metrics["progress/samples"]:
         return _result(None, metrics, kept)
-    batch = store.committed(keys.batch(given.run_id, given.step))
+    batch = store.committed(keys.batch(input.run_id, input.step))
     # Releases that count no rollouts write metrics before the batch.
     return _result(batch, metrics, kept) if batch and ROLLOUTS in metrics else None
 

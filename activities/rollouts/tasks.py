@@ -63,17 +63,17 @@ class TaskLibrary:
         """
         key = (run_id, kind, name)
         async with self._locks.setdefault(key, asyncio.Lock()):
-            found = self._loaded.get(key)
-            if found is None or (index >= len(found.lines) and not found.complete):
+            result = self._loaded.get(key)
+            if result is None or (index >= len(result.lines) and not result.complete):
                 env = env_of(self.ctx.config(run_id), kind, name)
                 count = WHOLE if index < WHOLE else 2 * index + HEADROOM
-                found = self._loaded[key] = await self._load(run_id, kind, env, count)
-        if index >= len(found.lines):
+                result = self._loaded[key] = await self._load(run_id, kind, env, count)
+        if index >= len(result.lines):
             raise _bad_input(
-                f"{kind} env {name!r} has {len(found.lines)} examples, and example {index} was "
+                f"{kind} env {name!r} has {len(result.lines)} examples, and example {index} was "
                 "asked for; its data must not change while a run uses it"
             )
-        data: dict[str, Any] = json.loads(found.lines[index])
+        data: dict[str, Any] = json.loads(result.lines[index])
         return data
 
     async def _load(self, run_id: str, kind: Kind, env: EnvConfig, count: int) -> _Loaded:

@@ -38,35 +38,35 @@ class StoreActivities:
             await asyncio.to_thread(self._record_step, record, attempt_token())
 
     @activity.defn(name=names.SAVE_CONFIG)
-    async def save_config(self, given: SaveConfigInput) -> None:
+    async def save_config(self, input: SaveConfigInput) -> None:
         """Commits a revision of a run's config; one that is kept already stays as it is.
 
         Raises ApplicationError CORRUPT if that one says something else.
         """
         async with heartbeats():
-            await asyncio.to_thread(self._save_config, given, attempt_token())
+            await asyncio.to_thread(self._save_config, input, attempt_token())
 
-    def _save_config(self, given: SaveConfigInput, attempt: str) -> None:
+    def _save_config(self, input: SaveConfigInput, attempt: str) -> None:
         store = self.ctx.store
-        config, revision = read_config(given.config), given.revision
-        ref = configs.save(store, given.run_id, config, revision=revision, attempt=attempt)
-        if configs.load(store, given.run_id, revision) != config:
+        config, revision = read_config(input.config), input.revision
+        ref = configs.save(store, input.run_id, config, revision=revision, attempt=attempt)
+        if configs.load(store, input.run_id, revision) != config:
             raise ApplicationError(
                 f"{ref.key}: another config is kept as revision {revision} of run "
-                f"{given.run_id}; change the config once more, which makes another revision",
+                f"{input.run_id}; change the config once more, which makes another revision",
                 type=names.CORRUPT,
                 non_retryable=True,
             )
 
     @activity.defn(name=names.RESTORE_RUN)
-    async def restore_run(self, given: RestoreInput) -> RestoreResult:
+    async def restore_run(self, input: RestoreInput) -> RestoreResult:
         """Makes a checkpoint of one run the beginning of another.
 
         Raises ApplicationError BAD_INPUT if there is no sound one, saying what there is.
         """
         async with heartbeats():
             try:
-                return await asyncio.to_thread(restore, self.ctx.store, given, attempt_token())
+                return await asyncio.to_thread(restore, self.ctx.store, input, attempt_token())
             except ValueError as error:
                 raise ApplicationError(
                     str(error), type=names.BAD_INPUT, non_retryable=True

@@ -96,15 +96,15 @@ def _group_means(groups: Sequence[BatchGroup]) -> dict[str, list[float]]:
 
 def _own_means(groups: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, list[float]]:
     """Per name the means of the groups [of rollouts] in which any rollout has it."""
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for rollouts in groups:
         values: dict[str, list[float]] = {}
         for rollout in rollouts:
             for name, value in rollout.items():
                 values.setdefault(name, []).append(value)
         for name, own in values.items():
-            found.setdefault(name, []).append(fmean(own))
-    return found
+            result.setdefault(name, []).append(fmean(own))
+    return result
 
 
 def _key(metric: str, scope: str) -> str:

@@ -129,9 +129,9 @@ class AlgorithmActivities:
         self.ctx = ctx
 
     @activity.defn(name=names.CHECK_ALGORITHMS)
-    async def check_algorithms(self, given: CheckInput) -> CheckResult:
+    async def check_algorithms(self, input: CheckInput) -> CheckResult:
         """Problems of the functions and of the models that the config names."""
-        config = read_config(given.config)
+        config = read_config(input.config)
         async with heartbeats():
             problems = await asyncio.to_thread(check_algorithms, config)
             return CheckResult(problems + await check_references(config))

@@ -48,7 +48,7 @@ def pass_rates(rollouts: Sequence[EvalRollout]) -> dict[str, float]:
             rate = pass_at_k(len(rewards), rewards.count(1.0), k)
             values.setdefault(f"pass@{k}", []).append(rate)
             k *= 2
-    return {name: fmean(found) for name, found in values.items()}
+    return {name: fmean(result) for name, result in values.items()}
 
 
 def summarize(rollouts: Sequence[EvalRollout], errored: int, group_size: int) -> dict[str, float]:

@@ -68,8 +68,8 @@ def is_gibberish(tokens: SampledTokens, config: GibberishConfig, vocab_size: int
     """
     least = -math.log(vocab_size) - config.logprob_offset
     return any(
-        told and token > config.token_id_threshold and logprob < least
-        for token, logprob, told in zip(
+        reported and token > config.token_id_threshold and logprob < least
+        for token, logprob, reported in zip(
             tokens.token_ids, tokens.logprobs, tokens.measured, strict=True
         )
     )
@@ -124,8 +124,8 @@ def judge(
 ) -> Verdict:
     """What the filters of a slot say of a rollout, given its scored samples."""
     tokens = sampled_tokens(samples)
-    found = [config for config in slot if _detects(config, tokens, vocab_size)]
+    result = [config for config in slot if _detects(config, tokens, vocab_size)]
     return Verdict(
-        hits=tuple(config.type for config in found),
-        removed=any(config.enforce for config in found),
+        hits=tuple(config.type for config in result),
+        removed=any(config.enforce for config in result),
     )

@@ -50,10 +50,10 @@ async def check_references(config: RunConfig) -> list[CheckProblem]:
         if isinstance(source, FrozenModelConfig):
             checks.append(_check(references, config, f"{key}.source", source, None))
     try:
-        found = await asyncio.gather(*checks)
+        result = await asyncio.gather(*checks)
     finally:
         await references.close()
-    return [problem for problems in found for problem in problems]
+    return [problem for problems in result for problem in problems]
 
 
 async def _check(

@@ -202,8 +202,8 @@ class References:
         answer = await self.ask(endpoint, "GET", "/v1/models")
         if answer.status_code != 200:
             raise refused(endpoint, answer)
-        found = read_json(answer)
-        cards = found.get("data") if isinstance(found, dict) else None
+        result = read_json(answer)
+        cards = result.get("data") if isinstance(result, dict) else None
         if not isinstance(cards, list):
             raise CreditError(
                 f"{endpoint}: /v1/models answers with no list of models; base_url must be that "
@@ -228,10 +228,10 @@ class References:
         known = self._contexts.get(place)
         if known is not None and length <= known:
             return known
-        told = (await self.models(endpoint)).get(endpoint.model)
-        if told is not None:
-            self._contexts[place] = told
-        return told
+        reported = (await self.models(endpoint)).get(endpoint.model)
+        if reported is not None:
+            self._contexts[place] = reported
+        return reported
 
 
 class VllmReference:
@@ -302,12 +302,12 @@ def scores(answer: dict[str, Any], ids: list[int], *, full: bool) -> list[float]
     scored = ids[1:-1] if full else ids[1:]
     entries = choice["prompt_logprobs"][1:]
     pairs = zip(entries, scored, strict=True)
-    found = [float(entry[str(token)]["logprob"]) for entry, token in pairs]
+    result = [float(entry[str(token)]["logprob"]) for entry, token in pairs]
     if full:
-        found.append(float(choice["logprobs"]["top_logprobs"][0][f"token_id:{ids[-1]}"]))
-    if not all(map(math.isfinite, found)):
+        result.append(float(choice["logprobs"]["top_logprobs"][0][f"token_id:{ids[-1]}"]))
+    if not all(map(math.isfinite, result)):
         raise ValueError("a log-probability is not a finite number")
-    return [0.0, *found]
+    return [0.0, *result]
 
 
 def refused(endpoint: Endpoint, answer: httpx.Response) -> CreditError | ReferenceLost:

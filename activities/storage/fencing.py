@@ -30,13 +30,13 @@ def variant(key: str, epoch: int) -> str:
 
 def variants(key: str, committed: Collection[str]) -> list[str]:
     """Of the keys `committed`, `key` itself and its variants, by rising epoch."""
-    found = {}
+    result = {}
     for other in committed:
         if other == key:
-            found[-1] = other
+            result[-1] = other
         elif other.startswith(key) and (match := _EPOCH.fullmatch(other, len(key))):
-            found[int(match[1])] = other
-    return [found[epoch] for epoch in sorted(found)]
+            result[int(match[1])] = other
+    return [result[epoch] for epoch in sorted(result)]
 
 
 def holds(

@@ -14,12 +14,12 @@ def segments(store: ArtifactStore, run_id: str) -> list[tuple[str, int | None]]:
 
     Raises CorruptArtifact.
     """
-    found: list[tuple[str, int | None]] = [(run_id, None)]
+    result: list[tuple[str, int | None]] = [(run_id, None)]
     limit: int | None = None
-    while (ref := store.committed(keys.lineage(found[-1][0]))) is not None:
+    while (ref := store.committed(keys.lineage(result[-1][0]))) is not None:
         origin = store.get_json(ref)
         source, step = str(origin["source"]), int(origin["step"])
-        assert source not in [attempt for attempt, _ in found], f"{run_id} descends from itself"
+        assert source not in [attempt for attempt, _ in result], f"{run_id} descends from itself"
         limit = step if limit is None else min(limit, step)
-        found.append((source, limit))
-    return found
+        result.append((source, limit))
+    return result

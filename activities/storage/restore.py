@@ -49,7 +49,7 @@ class _Candidate:
         return self.source, self.step
 
 
-def restore(store: ArtifactStore, given: RestoreInput, attempt: str) -> RestoreResult:
+def restore(store: ArtifactStore, input: RestoreInput, attempt: str) -> RestoreResult:
     """Copies a sound checkpoint of `given.source`, with all that it needs, to `given.run_id`.
 
     Checkpoints that the source itself began with are looked at where it was restored from, too. Of
@@ -57,17 +57,17 @@ def restore(store: ArtifactStore, given: RestoreInput, attempt: str) -> RestoreR
     Raises ValueError if the step that is asked for has no sound checkpoint, or no step has one;
     CorruptArtifact if a lineage or the weights of version 0 are damaged; NewerSchema.
     """
-    assert given.run_id != given.source, "a run cannot be restored from itself"
-    found = everything = _candidates(store, given.source)
-    if given.step is not None:
-        found = [candidate for candidate in everything if candidate.step == given.step]
-    begun = _begun(store, given.run_id)
+    assert input.run_id != input.source, "a run cannot be restored from itself"
+    result = everything = _candidates(store, input.source)
+    if input.step is not None:
+        result = [candidate for candidate in everything if candidate.step == input.step]
+    begun = _begun(store, input.run_id)
     if begun is not None:
-        found = [*_up_to(found, begun.place), begun]
+        result = [*_up_to(result, begun.place), begun]
     refused: list[tuple[int, str]] = []
-    for candidate in found:
+    for candidate in result:
         try:
-            ref, state = _sound(store, given.run_id, candidate)
+            ref, state = _sound(store, input.run_id, candidate)
         except FutureArtifact as error:
             raise NewerSchema(f"{error}; {error.remedy}") from error
         except CorruptArtifact as error:
@@ -75,9 +75,9 @@ def restore(store: ArtifactStore, given: RestoreInput, attempt: str) -> RestoreR
             refused.append((candidate.step, text))
             continue
         if begun is None or begun.place == candidate.place:
-            told = [_passed_over(why, step, candidate.step) for step, why in refused]
-            return _Adoption(store, given, candidate, attempt).carry_out(ref, state, told)
-    raise ValueError(_nothing_sound(given, everything, [why for _, why in refused]))
+            reported = [_passed_over(why, step, candidate.step) for step, why in refused]
+            return _Adoption(store, input, candidate, attempt).perform(ref, state, reported)
+    raise ValueError(_nothing_sound(input, everything, [why for _, why in refused]))
 
 
 def _passed_over(why: str, step: int, used: int) -> str:
@@ -86,14 +86,14 @@ def _passed_over(why: str, step: int, used: int) -> str:
 
 
 def _nothing_sound(
-    given: RestoreInput, everything: Sequence[_Candidate], refused: Sequence[str]
+    input: RestoreInput, everything: Sequence[_Candidate], refused: Sequence[str]
 ) -> str:
-    wanted = "" if given.step is None else f" of step {given.step}"
-    text = f"run {given.source} has no checkpoint{wanted} that it could go on from"
+    wanted = "" if input.step is None else f" of step {input.step}"
+    text = f"run {input.source} has no checkpoint{wanted} that it could go on from"
     if refused:
         text += f": {'; '.join(refused)}"
-    steps = sorted({candidate.step for candidate in everything} - {given.step})
-    if given.step is None:
+    steps = sorted({candidate.step for candidate in everything} - {input.step})
+    if input.step is None:
         return f"{text}; put one back from a copy of the store, or begin a run anew"
     there = f"those of steps {', '.join(map(str, steps))}" if steps else "no others"
     return f"{text}; there are {there}"
@@ -101,15 +101,15 @@ def _nothing_sound(
 
 def _candidates(store: ArtifactStore, source: str) -> list[_Candidate]:
     """All checkpoints that lie on the way to `source`, the newest first."""
-    found = []
+    result = []
     for attempt, limit in segments(store, source):
         kept = store.committed_keys(keys.checkpoints(attempt))
         steps = {step for key in kept if (step := number_of(key)) is not None}
         for step in sorted(steps, reverse=True):
             if limit is None or step <= limit:
                 named = variants(keys.checkpoint(attempt, step), kept)
-                found += [_Candidate(attempt, step, key) for key in reversed(named)]
-    return found
+                result += [_Candidate(attempt, step, key) for key in reversed(named)]
+    return result
 
 
 def _begun(store: ArtifactStore, run_id: str) -> _Candidate | None:
@@ -121,12 +121,12 @@ def _begun(store: ArtifactStore, run_id: str) -> _Candidate | None:
     return _Candidate(origin["source"], origin["step"], keys.checkpoint(run_id, origin["step"]))
 
 
-def _up_to(found: Sequence[_Candidate], place: tuple[str, int]) -> list[_Candidate]:
+def _up_to(result: Sequence[_Candidate], place: tuple[str, int]) -> list[_Candidate]:
     """Those that were looked at before a place was settled on, and those of the place."""
-    places = [candidate.place for candidate in found]
+    places = [candidate.place for candidate in result]
     if place in places:
-        return list(found[: len(places) - places[::-1].index(place)])
-    return [candidate for candidate in found if candidate.step > place[1]]
+        return list(result[: len(places) - places[::-1].index(place)])
+    return [candidate for candidate in result if candidate.step > place[1]]
 
 
 def _sound(
@@ -233,15 +233,13 @@ class _Adoption:
     """Copies what belongs to one sound checkpoint."""
 
     store: ArtifactStore
-    given: RestoreInput
+    input: RestoreInput
     candidate: _Candidate
     attempt: str
 
-    def carry_out(
-        self, ref: ArtifactRef, state: dict[str, Any], refused: list[str]
-    ) -> RestoreResult:
+    def perform(self, ref: ArtifactRef, state: dict[str, Any], refused: list[str]) -> RestoreResult:
         """Copies all, then commits the lineage."""
-        run_id, (source, step) = self.given.run_id, (self.candidate.source, self.candidate.step)
+        run_id, (source, step) = self.input.run_id, (self.candidate.source, self.candidate.step)
         checkpoint = self._copied(ref, keys.checkpoint(run_id, step))
         weights = self._copied(ref, keys.weights(run_id, step), without=keys.NOT_WEIGHTS)
         first = self.store.committed(keys.weights(source, 0))
@@ -256,11 +254,11 @@ class _Adoption:
                 return checkpoint if kind == "checkpoints" else weights
             if not goes_on:
                 return named
-            found = _nearest(self.store, named, run_id, source)
-            return self._copied(found, _moved(named.key, run_id))
+            result = _nearest(self.store, named, run_id, source)
+            return self._copied(result, _moved(named.key, run_id))
 
         value = _replaced(state, own)
-        resumed = workflow_of(self.given.source) == workflow_of(run_id)
+        resumed = workflow_of(self.input.source) == workflow_of(run_id)
         origin = {"source": source, "step": step, "kind": "resume" if resumed else "fork"}
         self.store.put_json(keys.lineage(run_id), origin, attempt=self.attempt)
         return RestoreResult(CheckpointResult(step, checkpoint), weights, value, refused, source)
@@ -269,12 +267,12 @@ class _Adoption:
         """Whether the new run goes on with the data of the source. If it goes through others, its
         groups and batches bear the names of the source's, whose copies it would take for its own.
         """
-        run_id = self.given.run_id
+        run_id = self.input.run_id
         if self.store.committed(keys.config(run_id)) is None or "config" not in state:
             return True
         mine, theirs = configs.load(self.store, run_id), read_config(state["config"])
         return data_of(mine) == data_of(theirs)
 
     def _copied(self, ref: ArtifactRef, key: str, *, without: Sequence[str] = ()) -> ArtifactRef:
-        found = self.store.committed(key)
-        return found or self.store.copy(ref, key, attempt=self.attempt, without=without)
+        result = self.store.committed(key)
+        return result or self.store.copy(ref, key, attempt=self.attempt, without=without)

@@ -31,11 +31,11 @@ def number_of(key: str) -> int | None:
 
 def _numbered(store: ArtifactStore, folder: str) -> dict[int, list[str]]:
     """Keys committed in a folder, by number."""
-    found: dict[int, list[str]] = {}
+    result: dict[int, list[str]] = {}
     for key in store.committed_keys(folder):
         if (number := number_of(key)) is not None:
-            found.setdefault(number, []).append(key)
-    return found
+            result.setdefault(number, []).append(key)
+    return result
 
 
 def expendable(numbers: Iterable[int], newest: int, keep: int) -> list[int]:
@@ -47,8 +47,8 @@ def expendable(numbers: Iterable[int], newest: int, keep: int) -> list[int]:
     return old[: max(len(old) - keep, 0)]
 
 
-def _delete(store: ArtifactStore, found: Iterable[str]) -> None:
-    for key in found:
+def _delete(store: ArtifactStore, result: Iterable[str]) -> None:
+    for key in result:
         # An earlier attempt may be deleting the same artifact; a damaged marker names no content.
         with contextlib.suppress(FileNotFoundError, CorruptArtifact):
             if (ref := store.committed(key)) is not None:
@@ -59,10 +59,10 @@ def prune_weights(store: ArtifactStore, run: str, newest: int, keep: int | Liter
     """Deletes weights of old versions; version 0 and the `LEAST_KEPT` newest always stay."""
     if keep == "all":
         return
-    found = _numbered(store, keys.weights(run, 0).rsplit("/", 1)[0])
-    trained = [version for version in found if version > 0]
+    result = _numbered(store, keys.weights(run, 0).rsplit("/", 1)[0])
+    trained = [version for version in result if version > 0]
     for version in expendable(trained, newest, max(keep, LEAST_KEPT)):
-        _delete(store, found[version])
+        _delete(store, result[version])
 
 
 def prune_checkpoints(
@@ -71,12 +71,12 @@ def prune_checkpoints(
     """Deletes all but the `keep_last` newest checkpoints, and but those of steps that `keep_every`
     divides. Returns the steps up to `newest` that are left, ascending.
     """
-    found = _numbered(store, keys.checkpoints(run))
-    old = expendable(found, newest, keep_last)
+    result = _numbered(store, keys.checkpoints(run))
+    old = expendable(result, newest, keep_last)
     gone = [step for step in old if keep_every is None or step % keep_every]
     for step in gone:
-        _delete(store, found[step])
-    return sorted(step for step in found if step <= newest and step not in gone)
+        _delete(store, result[step])
+    return sorted(step for step in result if step <= newest and step not in gone)
 
 
 def prune_batches(store: ArtifactStore, run: str, before_step: int) -> None:
@@ -84,7 +84,7 @@ def prune_batches(store: ArtifactStore, run: str, before_step: int) -> None:
     loads a checkpoint of that step, or of a later one, trains none of them again.
     """
     for kind in (keys.batch, keys.token_logprobs):
-        found = _numbered(store, kind(run, 0).rsplit("/", 1)[0])
-        for step in sorted(found):
+        result = _numbered(store, kind(run, 0).rsplit("/", 1)[0])
+        for step in sorted(result):
             if step <= before_step:
-                _delete(store, found[step])
+                _delete(store, result[step])

@@ -69,11 +69,11 @@ def remedy(error: BaseException) -> str:
     return "check the mount or the connection"
 
 
-def require_schema(where: str, found: Any, known: int) -> None:
+def require_schema(where: str, result: Any, known: int) -> None:
     """Raises FutureArtifact if schema `found` is a number above `known`."""
-    if isinstance(found, int) and found > known:
+    if isinstance(result, int) and result > known:
         raise FutureArtifact(
-            f"{where}: schema {found} is later than {known}, the latest that is read here: a "
+            f"{where}: schema {result} is later than {known}, the latest that is read here: a "
             "later version of Ratchet wrote it"
         )
 
@@ -87,9 +87,9 @@ def _is_folder(ref: ArtifactRef) -> bool:
     return ref.path != f"{ref.key}@{ref.sha256[:16]}"
 
 
-def _mismatch(key: str, path: str, found: int, size: int) -> CorruptArtifact:
-    told = f": it has {found} of {size} bytes" if found != size else ""
-    return CorruptArtifact(f"{key}: {path} does not match its sha256{told}")
+def _mismatch(key: str, path: str, result: int, size: int) -> CorruptArtifact:
+    reported = f": it has {result} of {size} bytes" if result != size else ""
+    return CorruptArtifact(f"{key}: {path} does not match its sha256{reported}")
 
 
 def _reference(key: str, path: str, marker: bytes) -> ArtifactRef:
@@ -186,8 +186,8 @@ class ArtifactStore:
         without: Collection[str] = (),
     ) -> ArtifactRef:
         """Commits every file of a local folder as one artifact, but those named in `without`."""
-        if found := self.committed(key):
-            return found
+        if result := self.committed(key):
+            return result
         names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
         path = f"{key}@{attempt.replace('/', '-')}"
         try:
@@ -234,10 +234,10 @@ class ArtifactStore:
                 with self._reaching("read", path, FileNotFoundError):
                     if not self.local and not (file.exists() and _digest(file) == sha):
                         self._download(path, file)
-                    found, length = _digest(file), file.stat().st_size
+                    result, length = _digest(file), file.stat().st_size
             except FileNotFoundError:
                 raise CorruptArtifact(f"{ref.key}: {path} is missing") from None
-            if found != sha:
+            if result != sha:
                 raise _mismatch(ref.key, path, length, size)
         return target
 
@@ -271,8 +271,8 @@ class ArtifactStore:
     def info(self, path: str) -> dict[str, Any]:
         """What the filesystem tells of a file, among it its 'size'; raises FileNotFoundError."""
         with self._reaching("look at", path, FileNotFoundError):
-            found: dict[str, Any] = self.fs.info(self.path(path))
-        return found
+            result: dict[str, Any] = self.fs.info(self.path(path))
+        return result
 
     # -- markers ----------------------------------------------------------------------------
 
@@ -383,10 +383,10 @@ class ArtifactStore:
         folder = prefix.rstrip("/")
         try:
             with self._reaching("list", folder, FileNotFoundError):
-                found: list[Any] = self.fs.ls(self.path(folder), detail=detail)
+                result: list[Any] = self.fs.ls(self.path(folder), detail=detail)
         except FileNotFoundError:
             return []
-        return found
+        return result
 
     def _write(self, path: str, data: bytes, *, sync: bool = True) -> None:
         with self._reaching("write", path):

@@ -95,13 +95,13 @@ class TrainerActivities:
     # -- version 0 --------------------------------------------------------------------------
 
     @activity.defn(name=names.PREPARE_POLICY)
-    async def prepare_policy(self, given: PreparePolicyInput) -> PolicyResult:
+    async def prepare_policy(self, input: PreparePolicyInput) -> PolicyResult:
         """Makes, loads or finds the policy the run starts from and commits it as version 0."""
         async with heartbeats():
-            key = keys.weights(given.run_id, 0)
+            key = keys.weights(input.run_id, 0)
             ref = await asyncio.to_thread(self.ctx.store.committed, key)
             if ref is None:
-                ref = await self._commit_version_0(given.run_id, key)
+                ref = await self._commit_version_0(input.run_id, key)
             folder = await asyncio.to_thread(self.ctx.store.fetch_folder, ref)
             about = json.loads((folder / "policy.json").read_text())
         return PolicyResult(ref, about["parameters"], about["origin"])
@@ -179,26 +179,26 @@ class TrainerActivities:
     # -- steps ------------------------------------------------------------------------------
 
     @activity.defn(name=names.LOAD_TRAINER)
-    async def load_trainer(self, given: LoadTrainerInput) -> LoadTrainerResult:
+    async def load_trainer(self, input: LoadTrainerInput) -> LoadTrainerResult:
         """Puts the process into the state of a checkpoint, or of version 0.
 
         Raises CorruptArtifact if that is damaged, NewerSchema if a newer build wrote it.
         """
         store = self.ctx.store
         async with heartbeats():
-            config = await asyncio.to_thread(self.ctx.config, given.run_id, given.revision)
-            start = keys.weights(given.run_id, 0)
-            source = given.checkpoint or given.weights
+            config = await asyncio.to_thread(self.ctx.config, input.run_id, input.revision)
+            start = keys.weights(input.run_id, 0)
+            source = input.checkpoint or input.weights
             ref = await asyncio.to_thread(store.require, start) if source is None else source
             folder = await asyncio.to_thread(store.fetch_folder, ref)
             with _trainer_errors():
-                loaded = await TrainerClient(given.trainer.address).load(
-                    folder, config_document(config), checkpoint=given.checkpoint is not None
+                loaded = await TrainerClient(input.trainer.address).load(
+                    folder, config_document(config), checkpoint=input.checkpoint is not None
                 )
         return LoadTrainerResult(loaded.step)
 
     @activity.defn(name=names.TRAIN_STEP)
-    async def train_step(self, given: TrainStepInput) -> TrainStepResult:
+    async def train_step(self, input: TrainStepInput) -> TrainStepResult:
         """Trains one batch by one revision of the config, and commits the weights of the version
         that results, the metrics, and the log-probabilities that the batch's tokens had before.
 
@@ -206,59 +206,61 @@ class TrainerActivities:
         the same.
         """
         store, attempt = self.ctx.store, attempt_token()
-        async with heartbeats(), self._scratch(f"step-{given.step}") as scratch:
-            config = await asyncio.to_thread(self.ctx.config, given.run_id, given.revision)
-            data = await asyncio.to_thread(store.get, given.batch)
+        async with heartbeats(), self._scratch(f"step-{input.step}") as scratch:
+            config = await asyncio.to_thread(self.ctx.config, input.run_id, input.revision)
+            data = await asyncio.to_thread(store.get, input.batch)
             batch, out = scratch / "batch.parquet", scratch / "weights"
             scores = scratch / "token_logprobs.parquet"
             await asyncio.to_thread(batch.write_bytes, data)
             with _trainer_errors():
-                client = TrainerClient(given.trainer.address)
+                client = TrainerClient(input.trainer.address)
                 metrics = await client.step(
-                    given.step,
+                    input.step,
                     batch,
                     out,
                     config=config_document(config),
-                    revision=given.revision,
+                    revision=input.revision,
                     token_logprobs=scores,
                 )
-                key = keys.weights(given.run_id, given.step)
-                ref = await self._commit(key, out, given.trainer.epoch)
-            told = keys.train_metrics(given.run_id, given.step, given.batch.sha256)
-            scored = keys.token_logprobs(given.run_id, given.step)
+                key = keys.weights(input.run_id, input.step)
+                ref = await self._commit(key, out, input.trainer.epoch)
+            reported = keys.train_metrics(input.run_id, input.step, input.batch.sha256)
+            scored = keys.token_logprobs(input.run_id, input.step)
             if ref.key != key:
-                told = fencing.variant(told, given.trainer.epoch)
-                scored = fencing.variant(scored, given.trainer.epoch)
-            metrics_ref = await asyncio.to_thread(store.put_json, told, metrics, attempt=attempt)
+                reported = fencing.variant(reported, input.trainer.epoch)
+                scored = fencing.variant(scored, input.trainer.epoch)
+            metrics_ref = await asyncio.to_thread(
+                store.put_json, reported, metrics, attempt=attempt
+            )
             # A process that was restored at this very step has none to tell.
             if scores.exists():
                 await asyncio.to_thread(self._put_scores, scored, scores, attempt)
             await asyncio.to_thread(
-                retention.prune_weights, store, given.run_id, given.step, config.retention.weights
+                retention.prune_weights, store, input.run_id, input.step, config.retention.weights
             )
         headline = {name: metrics[name] for name in HEADLINE if name in metrics}
-        return TrainStepResult(given.step, ref, headline, metrics_ref)
+        return TrainStepResult(input.step, ref, headline, metrics_ref)
 
     def _put_scores(self, key: str, file: Path, attempt: str) -> None:
         schema = TOKEN_LOGPROBS_SCHEMA
         self.ctx.store.put(key, file.read_bytes(), attempt=attempt, schema=schema)
 
     @activity.defn(name=names.SAVE_CHECKPOINT)
-    async def save_checkpoint(self, given: SaveCheckpointInput) -> CheckpointResult:
+    async def save_checkpoint(self, input: SaveCheckpointInput) -> CheckpointResult:
         """Commits the trainer's state and the run's state as one checkpoint; adopts one that an
         earlier attempt committed of the same state.
         """
-        async with heartbeats(), self._scratch(f"checkpoint-{given.step}") as scratch:
-            config = await asyncio.to_thread(self.ctx.config, given.run_id, given.revision)
-            await asyncio.to_thread(self._require_space, given)
+        async with heartbeats(), self._scratch(f"checkpoint-{input.step}") as scratch:
+            config = await asyncio.to_thread(self.ctx.config, input.run_id, input.revision)
+            await asyncio.to_thread(self._require_space, input)
             out = scratch / "checkpoint"
             with _trainer_errors():
-                await TrainerClient(given.trainer.address).save(given.step, out)
-                await asyncio.to_thread((out / RUN_STATE_FILE).write_text, given.run_state)
-                key = keys.checkpoint(given.run_id, given.step)
-                ref = await self._commit(key, out, given.trainer.epoch, apart=MAY_DIFFER)
-            await asyncio.to_thread(self._prune, given, config)
-        return CheckpointResult(given.step, ref)
+                await TrainerClient(input.trainer.address).save(input.step, out)
+                await asyncio.to_thread((out / RUN_STATE_FILE).write_text, input.run_state)
+                key = keys.checkpoint(input.run_id, input.step)
+                ref = await self._commit(key, out, input.trainer.epoch, apart=MAY_DIFFER)
+            await asyncio.to_thread(self._prune, input, config)
+        return CheckpointResult(input.step, ref)
 
     async def _commit(
         self, key: str, folder: Path, epoch: int, apart: Collection[str] = ()
@@ -273,21 +275,21 @@ class TrainerActivities:
             apart=apart,
         )
 
-    def _prune(self, given: SaveCheckpointInput, config: RunConfig) -> None:
+    def _prune(self, input: SaveCheckpointInput, config: RunConfig) -> None:
         store, kept = self.ctx.store, config.checkpoint
         steps = retention.prune_checkpoints(
-            store, given.run_id, given.step, kept.keep_last, kept.keep_every
+            store, input.run_id, input.step, kept.keep_last, kept.keep_every
         )
         if config.retention.batches == "checkpoint":
-            retention.prune_batches(store, given.run_id, steps[0])
+            retention.prune_batches(store, input.run_id, steps[0])
 
-    def _require_space(self, given: SaveCheckpointInput) -> None:
+    def _require_space(self, input: SaveCheckpointInput) -> None:
         """Raises NO_SPACE. A checkpoint that was committed has had its space."""
         store = self.ctx.store
-        if store.committed(keys.checkpoint(given.run_id, given.step)):
+        if store.committed(keys.checkpoint(input.run_id, input.step)):
             return
-        weights = store.require(keys.weights(given.run_id, given.step)).size
-        size = CHECKPOINT_PARTS * weights + len(given.run_state)
+        weights = store.require(keys.weights(input.run_id, input.step)).size
+        size = CHECKPOINT_PARTS * weights + len(input.run_state)
         places = {"scratch": shutil.disk_usage(self.ctx.home).free, "store": store.free_bytes()}
         where = {"scratch": str(self.ctx.home), "store": store.url}
         for place, free in places.items():
@@ -295,7 +297,7 @@ class TrainerActivities:
             need = 2 * size
             if free is not None and free < need:
                 raise ApplicationError(
-                    f"checkpoint of step {given.step} needs {need / 2**20:.1f} MiB and "
+                    f"checkpoint of step {input.step} needs {need / 2**20:.1f} MiB and "
                     f"{where[place]} has {free / 2**20:.1f} MiB free: free some space there, or "
                     "lower checkpoint.keep_last and retention.weights",
                     type=names.NO_SPACE,
@@ -304,9 +306,9 @@ class TrainerActivities:
     # -- preflight --------------------------------------------------------------------------
 
     @activity.defn(name=names.CHECK_MODEL)
-    async def check_model(self, given: CheckInput) -> CheckResult:
+    async def check_model(self, input: CheckInput) -> CheckResult:
         """Finds what is wrong with the model section; raises nothing for a user's mistake."""
-        config = read_config(given.config)
+        config = read_config(input.config)
         async with heartbeats():
             return CheckResult(problems=await asyncio.to_thread(check.check_model, config))
 

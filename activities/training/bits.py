@@ -37,9 +37,9 @@ def first_difference(ours: Path, theirs: Path, pattern: str) -> Difference | Non
     for name in sorted(mine.keys() | other.keys()):
         if name not in mine or name not in other:
             return Difference(name, "only recorded" if name in other else "only in the replay")
-        found = _difference(name, _read(mine[name], name), _read(other[name], name))
-        if found is not None:
-            return found
+        result = _difference(name, _read(mine[name], name), _read(other[name], name))
+        if result is not None:
+            return result
     return None
 
 

@@ -51,8 +51,8 @@ def refusal(error: Exception) -> str | None:
     """What the user must know where torch refused an operation in deterministic mode; None if
     `error` is another one.
     """
-    operation, found, _ = str(error).partition(_REFUSED)
-    if not isinstance(error, RuntimeError) or not found:
+    operation, result, _ = str(error).partition(_REFUSED)
+    if not isinstance(error, RuntimeError) or not result:
         return None
     return (
         f"trainer.deterministic is true, and {operation.strip()!r}, which the model or the loss "

@@ -188,11 +188,11 @@ def custom_terms(
         part = member[row, start:stop]
         if not part.any():
             continue
-        given: dict[str, Any] = {
+        input: dict[str, Any] = {
             name: None if tensor is None else tensor[row, start:stop]
             for name, tensor in vars(inputs).items()
         }
-        result = function(LossInputs(**given), **config.kwargs)
+        result = function(LossInputs(**input), **config.kwargs)
         shape = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
         if shape not in ((), (stop - start,)):
             raise ValueError(

@@ -39,8 +39,8 @@ def disk_failure(error: Exception) -> OSError | None:
     """
     if isinstance(error, OSError):
         return error if error.errno is not None else None
-    told = _OS_ERROR.search(str(error))
-    return OSError(int(told[1]), os.strerror(int(told[1]))) if told else None
+    reported = _OS_ERROR.search(str(error))
+    return OSError(int(reported[1]), os.strerror(int(reported[1]))) if reported else None
 
 
 class TrainerServer:
@@ -118,7 +118,7 @@ class TrainerServer:
                 Path(args["out"]),
                 config=args["config"],
                 revision=args["revision"],
-                token_logprobs=Path(told) if (told := args.get("token_logprobs")) else None,
+                token_logprobs=Path(reported) if (reported := args.get("token_logprobs")) else None,
             )
         if op == "save":
             return self.trainer.save(args["step"], Path(args["out"]))

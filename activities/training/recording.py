@@ -176,8 +176,8 @@ class _Recording:
         }
 
     def _refs(self, key: str) -> list[ArtifactRef]:
-        found = variants(key, self._keys(key.rpartition("/")[0]))
-        return [ref for name in found if (ref := self._store.committed(name)) is not None]
+        result = variants(key, self._keys(key.rpartition("/")[0]))
+        return [ref for name in result if (ref := self._store.committed(name)) is not None]
 
     def _states(self, kind: KeyOf, step: int) -> list[ArtifactRef]:
         return [

@@ -207,7 +207,7 @@ class Replay:
         self, step: RecordedStep, kind: str, refs: list[ArtifactRef], ours: Path, scratch: Path
     ) -> None:
         patterns = [WEIGHTS, *([OPTIMIZER_FILE] if kind == "checkpoint" else [])]
-        found: list[tuple[ArtifactRef, Difference]] = []
+        result: list[tuple[ArtifactRef, Difference]] = []
         for ref in refs:
             theirs = await self._fetched(ref, scratch / "theirs")
             different = await asyncio.to_thread(_compare, ours, theirs, patterns)
@@ -216,15 +216,15 @@ class Replay:
                 row = {"step": step.step, "kind": kind, "key": ref.key, "equal": True}
                 self._outcome.compared.append(row)
                 return
-            found.append((ref, different))
-        ref, different = found[-1]
+            result.append((ref, different))
+        ref, different = result[-1]
         self._differs(step, kind, ref.key, different)
 
-    def _differs(self, step: RecordedStep, kind: str, key: str, found: Difference) -> None:
+    def _differs(self, step: RecordedStep, kind: str, key: str, result: Difference) -> None:
         row = {"step": step.step, "kind": kind, "key": key}
         self._outcome.compared.append({**row, "equal": False})
-        self._outcome.first_difference = {**row, **asdict(found)}
-        self._say(f"step {step.step}: another {kind} than {key}: {found.tensor} {found.what}")
+        self._outcome.first_difference = {**row, **asdict(result)}
+        self._say(f"step {step.step}: another {kind} than {key}: {result.tensor} {result.what}")
 
     # -- what is recorded ---------------------------------------------------------------------
 
@@ -263,8 +263,8 @@ class Replay:
 
 
 def _compare(ours: Path, theirs: Path, patterns: list[str]) -> Difference | None:
-    found = (first_difference(ours, theirs, pattern) for pattern in patterns)
-    return next((different for different in found if different is not None), None)
+    result = (first_difference(ours, theirs, pattern) for pattern in patterns)
+    return next((different for different in result if different is not None), None)
 
 
 def default_store() -> str:

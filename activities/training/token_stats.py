@@ -33,14 +33,14 @@ STATISTICS = ("mean", "median", "std", "min", "max")
 
 def statistics(values: np.ndarray) -> dict[str, float]:
     """The STATISTICS of values [n], n > 0; the deviation is that of the population."""
-    found = (
+    result = (
         values.mean(),
         np.median(values),
         values.std(),
         values.min(),
         values.max(),
     )
-    return dict(zip(STATISTICS, map(float, found), strict=True))
+    return dict(zip(STATISTICS, map(float, result), strict=True))
 
 
 def env_masks(batch: MicroBatch, samples: Sequence[Sample]) -> dict[str, Tensor]:
@@ -58,10 +58,10 @@ def measured(inputs: LossInputs) -> Tensor:
     """Sampled tokens that are members of rl or ref_kl [*] bool: those that have a log-probability
     of the engine's. A token that is only learnt, as one that a frozen model said, may have none.
     """
-    found = members(inputs.loss_mask, inputs.rl_weights)
+    result = members(inputs.loss_mask, inputs.rl_weights)
     if inputs.ref_kl_weights is None:
-        return found
-    return found | (inputs.loss_mask & (inputs.ref_kl_weights != 0))
+        return result
+    return result | (inputs.loss_mask & (inputs.ref_kl_weights != 0))
 
 
 class TokenStats:
@@ -84,10 +84,10 @@ class TokenStats:
         envs: dict[str, Tensor],
     ) -> None:
         """Takes a micro-batch. All tensors are [B, T]; `envs` marks the tokens of each env."""
-        sampled, told = inputs.loss_mask, measured(inputs)
+        sampled, reported = inputs.loss_mask, measured(inputs)
         for scope, own in {"all": sampled, **envs}.items():
             self._keep(f"entropy/{scope}", entropy, sampled & own)
-            self._keep(f"mismatch_kl/{scope}", mismatch, told & own)
+            self._keep(f"mismatch_kl/{scope}", mismatch, reported & own)
         dropped = rl.masked_low | rl.masked_high
         self._keep("masked_mismatch_kl", rl.mismatch_kl, dropped)
         self._keep("unmasked_mismatch_kl", rl.mismatch_kl, rl.members & ~dropped)
@@ -107,11 +107,11 @@ class TokenStats:
 
     def metrics(self) -> dict[str, float]:
         """All keys of the step."""
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         for family, parts in self._values.items():
             for statistic, value in statistics(np.concatenate(parts)).items():
-                found[f"{family}/{statistic}"] = value
-        entropy = found.get("entropy/all/mean", 0.0)
-        if entropy > 0 and "mismatch_kl/all/mean" in found:
-            found["kl_ent_ratio/mean"] = found["mismatch_kl/all/mean"] / entropy
-        return found
+                result[f"{family}/{statistic}"] = value
+        entropy = result.get("entropy/all/mean", 0.0)
+        if entropy > 0 and "mismatch_kl/all/mean" in result:
+            result["kl_ent_ratio/mean"] = result["mismatch_kl/all/mean"] / entropy
+        return result

@@ -74,7 +74,7 @@ class Trainer:
         self._rl_loss: rl_loss.RlLoss | None = None
         self._packing = False
         self._config: RunConfig | None = None
-        self._given: dict[str, Any] = {}
+        self._input: dict[str, Any] = {}
         self._device = "cpu"
         self._batch_sha = ""
         self._revision = 0
@@ -97,7 +97,7 @@ class Trainer:
         if run.trainer.threads is not None:
             torch.set_num_threads(run.trainer.threads)
         torch.manual_seed(run.seed)
-        self._config, self._given = run, config
+        self._config, self._input = run, config
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = load_model(folder, run.model.dtype).to(self._device)
         for parameter in self._model.parameters():
@@ -151,7 +151,7 @@ class Trainer:
                     f"the trainer stands at {self.step} (batch {self._batch_sha[:8]}, config "
                     f"revision {self._revision})"
                 )
-            if config is not None and config != self._given:
+            if config is not None and config != self._input:
                 self._reconfigure(config)
             self._optimize(step, batch)
             self._batch_sha, self._revision = digest, revision
@@ -206,7 +206,7 @@ class Trainer:
             )
         if run.trainer.loss != self._config.trainer.loss:
             self._rl_loss = rl_loss.build(run.trainer.loss)
-        self._config, self._given = run, config
+        self._config, self._input = run, config
 
     def _pack(self, wanted: bool | None) -> bool:
         """Whether the model loaded gets packed rows; raises ValueError if it must and cannot."""
@@ -273,10 +273,10 @@ class Trainer:
                 "A smaller trainer.optim.lr is the usual remedy"
             )
         lr = learning_rate(trainer.scheduler, trainer.optim.lr, step - 1, self._config.max_steps)
-        told = encode_token_logprobs(samples, [scores[place] for place in range(len(samples))])
+        reported = encode_token_logprobs(samples, [scores[place] for place in range(len(samples))])
         self._optimizer.step(lr)
         self.step = step
-        self._token_logprobs = told
+        self._token_logprobs = reported
         seconds = time.monotonic() - started
         tokens = sum(min(len(sample.token_ids), trainer.seq_len) for sample in samples)
         self._metrics = metrics | {
@@ -308,7 +308,7 @@ class Trainer:
         shares = ("is_masked", "is_masked_low", "is_masked_high")
         sums = dict.fromkeys(("entropy", "mismatch_kl", *shares), 0.0)
         parts: dict[str, float] = {}
-        loss, nll, count, tokens, told = 0.0, 0.0, 0, 0, 0
+        loss, nll, count, tokens, reported = 0.0, 0.0, 0, 0, 0
         for made in micro_batches(
             samples, trainer.seq_len, trainer.micro_batch_tokens, packing=self._packing
         ):
@@ -340,14 +340,14 @@ class Trainer:
             stats.add(inputs, share.rl, entropy, mismatch, env_masks(batch, samples))
             mask = batch.loss_mask
             tokens += int(mask.sum().item())
-            told += int(engine_told.sum().item())
+            reported += int(engine_told.sum().item())
             low, high = share.rl.masked_low.sum().item(), share.rl.masked_high.sum().item()
             sums["is_masked_low"] += low
             sums["is_masked_high"] += high
             sums["is_masked"] += low + high
             sums["mismatch_kl"] += mismatch.sum().item()
             sums["entropy"] += (entropy * mask).sum().item()
-        over = {"entropy": tokens, "mismatch_kl": told}
+        over = {"entropy": tokens, "mismatch_kl": reported}
         means = {name: value / max(over.get(name, counts.rl), 1) for name, value in sums.items()}
         metrics = {"loss": loss, "micro_batches": float(count), "tokens": float(tokens)} | means
         if set(parts) - {"rl"}:

@@ -55,13 +55,13 @@ def nested(assignments: Iterable[str]) -> dict[str, Any]:
 
 def pairs(assignments: Iterable[str]) -> dict[str, str]:
     """{'owner': 'ana'} of 'owner=ana'; raises ValueError for what is no assignment."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals or not name:
             raise ValueError(f"{assignment!r} has not the form name=value")
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
 def one_line(value: Any) -> str:

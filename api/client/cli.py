@@ -79,7 +79,7 @@ def _started(client: Ratchet, run: Run, *, follow: bool, as_json_: bool) -> None
         cli_read.watch_to_end(client, run, from_start=True, as_json_=as_json_)
 
 
-def _told(run: Run, *, as_json_: bool, what: str = "") -> None:
+def _reported(run: Run, *, as_json_: bool, what: str = "") -> None:
     if as_json_:
         printing.print_json(as_json(run))
     else:
@@ -134,16 +134,16 @@ def fork(
 ) -> None:
     """Start another run from a checkpoint of this one, with keys changed."""
     with asking(as_json_) as client:
-        told: dict[str, Any] = {
+        reported: dict[str, Any] = {
             "step": step,
             "config": usable(nested, changes or []) or None,
             "name": name,
             "metadata": usable(pairs, metadata) if metadata else None,
         }
         if dry_run:
-            _show_plan(client.runs.plan_fork(run_id, **told), as_json_=as_json_)
+            _show_plan(client.runs.plan_fork(run_id, **reported), as_json_=as_json_)
             return
-        run = client.runs.fork(run_id, **told, idempotency_key=idempotency_key)
+        run = client.runs.fork(run_id, **reported, idempotency_key=idempotency_key)
         _started(client, run, follow=follow, as_json_=as_json_)
 
 
@@ -170,7 +170,7 @@ def pause(
 ) -> None:
     """Put a run to rest: nothing in flight, a checkpoint, no server kept."""
     with asking(as_json_) as client:
-        _told(client.runs.pause(run_id, mode=mode.value, reason=reason), as_json_=as_json_)
+        _reported(client.runs.pause(run_id, mode=mode.value, reason=reason), as_json_=as_json_)
 
 
 @runs.command()
@@ -181,7 +181,9 @@ def resume(
     with asking(as_json_) as client:
         run = client.runs.resume(run_id, reason=reason)
         if not follow:
-            _told(run, as_json_=as_json_, what=f"attempt {run.attempt}" if run.attempt > 1 else "")
+            _reported(
+                run, as_json_=as_json_, what=f"attempt {run.attempt}" if run.attempt > 1 else ""
+            )
             return
         cli_read.watch_to_end(client, run, from_start=False, as_json_=as_json_)
 
@@ -190,14 +192,14 @@ def resume(
 def stop(run_id: RunId, reason: Reason = "", as_json_: Json = False) -> None:
     """End a run gracefully, with a final checkpoint."""
     with asking(as_json_) as client:
-        _told(client.runs.stop(run_id, reason=reason), as_json_=as_json_)
+        _reported(client.runs.stop(run_id, reason=reason), as_json_=as_json_)
 
 
 @runs.command()
 def cancel(run_id: RunId, reason: Reason = "", as_json_: Json = False) -> None:
     """End a run at once, without another checkpoint."""
     with asking(as_json_) as client:
-        _told(client.runs.cancel(run_id, reason=reason), as_json_=as_json_)
+        _reported(client.runs.cancel(run_id, reason=reason), as_json_=as_json_)
 
 
 @runs.command("eval")
@@ -211,7 +213,7 @@ def eval_run(
     """Ask for an eval at the next policy version."""
     with asking(as_json_) as client:
         run = client.runs.eval(run_id, envs=envs or [])
-        _told(run, as_json_=as_json_, what="an eval was asked for")
+        _reported(run, as_json_=as_json_, what="an eval was asked for")
 
 
 @runs.command()
@@ -219,7 +221,7 @@ def checkpoint(run_id: RunId, reason: Reason = "", as_json_: Json = False) -> No
     """Ask for a checkpoint at the next step boundary."""
     with asking(as_json_) as client:
         run = client.runs.checkpoint(run_id, reason=reason)
-        _told(run, as_json_=as_json_, what="a checkpoint was asked for")
+        _reported(run, as_json_=as_json_, what="a checkpoint was asked for")
 
 
 @runs.command("set")
@@ -238,5 +240,5 @@ def set_config(
     """Change the config of a running run, or its metadata."""
     with asking(as_json_) as client:
         run = client.runs.update(run_id, usable(nested, changes))
-        told = f"changed so far: {printing.clean(json.dumps(run.config_changes))}"
-        _told(run, as_json_=as_json_, what=told)
+        reported = f"changed so far: {printing.clean(json.dumps(run.config_changes))}"
+        _reported(run, as_json_=as_json_, what=reported)

@@ -241,11 +241,11 @@ def rollouts(
     """Show finished rollouts, or read one."""
     with asking(as_json_) as client:
         if rollout_id is not None:
-            found = client.runs.rollout(run_id, rollout_id)
+            result = client.runs.rollout(run_id, rollout_id)
             if as_json_:
-                printing.print_json(as_json(found))
+                printing.print_json(as_json(result))
             else:
-                printing.print_rollout(found, printing.console())
+                printing.print_rollout(result, printing.console())
             return
         page = client.runs.rollouts(
             run_id,

@@ -319,8 +319,8 @@ def _fork_body(
     name: str | None,
     metadata: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    given = {"step": step, "config": config, "name": name, "metadata": metadata}
-    return {key: value for key, value in given.items() if value is not None}
+    input = {"step": step, "config": config, "name": name, "metadata": metadata}
+    return {key: value for key, value in input.items() if value is not None}
 
 
 def _range(

@@ -32,13 +32,13 @@ REMEDIES = {
 }
 
 
-def _given(run_id: str) -> str:
+def _input(run_id: str) -> str:
     if not run_id:
         raise typer.BadParameter("is empty")
     return run_id
 
 
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", callback=_given)]
+RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", callback=_input)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Metadata = Annotated[
     list[str] | None, typer.Option("--metadata", metavar="NAME=VALUE", help="May be repeated.")

@@ -244,14 +244,14 @@ def evals_table(items: Iterable[EvalRecord]) -> Table:
     """Evals, a line each; of one that is damaged, what is known."""
     table = listing("step", "env", "reward", "rollouts", "failed", "versions", "state")
     for item in items:
-        told = item.model_extra or {}
+        reported = item.model_extra or {}
         table.add_row(
             str(item.step) if item.step is not None else "-",
             clean(item.env or "-"),
-            number(told.get("reward_mean")),
-            str(told.get("rollouts", "-")),
-            str(told.get("errored", "-")),
-            _versions(told.get("versions")),
+            number(reported.get("reward_mean")),
+            str(reported.get("rollouts", "-")),
+            str(reported.get("errored", "-")),
+            _versions(reported.get("versions")),
             clean(f"damaged: {item.problem}") if item.problem else "sound",
             style=STYLES["error"] if item.problem else "",
         )
@@ -358,12 +358,12 @@ def workers_table(items: Iterable[WorkerItem]) -> Table:
     """Worker processes, a line each; in flight are the rollouts that each last told of."""
     table = listing("id", "role", "queue", "last seen", "in flight")
     for item in items:
-        told = [gauge["worker_inflight"] for gauge in item.gauges if "worker_inflight" in gauge]
+        reported = [gauge["worker_inflight"] for gauge in item.gauges if "worker_inflight" in gauge]
         table.add_row(
             clean(item.id),
             item.role,
             clean(item.queue),
             moment(item.last_seen),
-            str(sum(told)) if told else "-",
+            str(sum(reported)) if reported else "-",
         )
     return table

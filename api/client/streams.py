@@ -113,7 +113,7 @@ class EventStream:
         while silent < SILENT_TRIES:
             if self._transport.closed:
                 return
-            heard, told, why = False, False, "the stream was closed"
+            heard, reported, why = False, False, "the stream was closed"
             began = time.monotonic()
             try:
                 with self._open() as answer:
@@ -129,7 +129,7 @@ class EventStream:
                             self.cursor = message.id or self.cursor
                             # What only gives a cursor to begin with is no event.
                             if message.event != "ready":
-                                told, silent = True, 0
+                                reported, silent = True, 0
                                 yield Event.model_validate_json(message.data)
             except httpx.TransportError as error:
                 why = why_lost(error)
@@ -137,7 +137,7 @@ class EventStream:
             except Refused as refused:
                 self._wait_out(refused)
                 continue
-            if not told:
+            if not reported:
                 silent += heard and time.monotonic() - began < BREAKS_S
                 self._wait(why)
         yield from self._polled()

@@ -33,15 +33,15 @@ def default_address(env: Mapping[str, str] = os.environ) -> str:
 
     Raises ValueError if the stack's record cannot be read.
     """
-    if given := env.get("RATCHET_API"):
-        return given
+    if input := env.get("RATCHET_API"):
+        return input
     record = home_folder(env) / "stack.json"
     if not record.is_file():
         return DEFAULT_ADDRESS
-    told = json.loads(record.read_text())
-    if "api" not in told.get("processes", {}):
+    reported = json.loads(record.read_text())
+    if "api" not in reported.get("processes", {}):
         return DEFAULT_ADDRESS
-    return f"http://127.0.0.1:{told['ports']['api']}"
+    return f"http://127.0.0.1:{reported['ports']['api']}"
 
 
 def backoff_s(attempt: int, most_s: float = 10.0) -> float:
@@ -93,11 +93,11 @@ class Transport:
 
         Raises Refused and Unreachable, after tries that could have mended it.
         """
-        given = {name: value for name, value in (params or {}).items() if value is not None}
+        input = {name: value for name, value in (params or {}).items() if value is not None}
         sent = {name: value for name, value in (headers or {}).items() if value is not None}
         if method == "POST":
             sent.setdefault(IDEMPOTENCY, str(uuid.uuid4()))
-        request = self._http.build_request(method, path, params=given, json=body, headers=sent)
+        request = self._http.build_request(method, path, params=input, json=body, headers=sent)
         attempt = 0
         while True:
             attempt += 1

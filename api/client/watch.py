@@ -80,11 +80,13 @@ class View:
             ("in flight", _gauges(run)),
             ("waits for", _waits(run)),
         ]
-        told = [Text(printing.event_line(e), _style(e.level), no_wrap=True) for e in self.events]
+        reported = [
+            Text(printing.event_line(e), _style(e.level), no_wrap=True) for e in self.events
+        ]
         trouble = f"connection lost ({self.trouble}); trying again" if self.trouble else ""
         foot = trouble or "Ctrl-C stops watching, not the run"
         style = "yellow" if trouble else "dim"
-        return Group(head, printing.pairs_table(rows), *told, Text(foot, style, no_wrap=True))
+        return Group(head, printing.pairs_table(rows), *reported, Text(foot, style, no_wrap=True))
 
     def _bar(self, width: int) -> RenderableType:
         run = self.run
@@ -104,11 +106,13 @@ def _style(word: str) -> str:
 
 
 def _gauges(run: Run) -> str:
-    told = run.progress
-    if told is None:
+    reported = run.progress
+    if reported is None:
         return ""
-    flight = f"{told.rollouts_inflight_train} train, {told.rollouts_inflight_eval} eval rollouts"
-    return f"{flight}; {told.tokens_per_s:.0f} tokens/s"
+    flight = (
+        f"{reported.rollouts_inflight_train} train, {reported.rollouts_inflight_eval} eval rollouts"
+    )
+    return f"{flight}; {reported.tokens_per_s:.0f} tokens/s"
 
 
 def _waits(run: Run) -> str:
@@ -220,8 +224,8 @@ class Watch:
                 raise
             # Nothing was recorded yet.
             return
-        found = {row.step: row.metrics.get(REWARD) for row in page.data}
-        self._view.rewards = {step: value for step, value in found.items() if value is not None}
+        result = {row.step: row.metrics.get(REWARD) for row in page.data}
+        self._view.rewards = {step: value for step, value in result.items() if value is not None}
 
     def _ended(self) -> Run:
         """The run once it says itself that it has ended, which is a moment after its last event."""

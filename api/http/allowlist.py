@@ -150,8 +150,8 @@ class _Rules:
             return
         for place, judge in enumerate(judges if isinstance(judges, list) else [None]):
             # Pairs would do for verifiers, too, and could hold anything unseen.
-            given = judge if isinstance(judge, dict) else {}
-            plugin, prompt = str(given.get("id")), given.get("prompt")
+            input = judge if isinstance(judge, dict) else {}
+            plugin, prompt = str(input.get("id")), input.get("prompt")
             if not _plugged(plugin, self._code, JUDGES):
                 self._refuse(f"{pointer}/{place}/id", plugin, "names a judge", CODE)
             if prompt is not None and not _below(str(prompt), self._code):

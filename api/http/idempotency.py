@@ -71,10 +71,10 @@ class Once:
         if claimed is None:
             return None
         self._require_same(store.get_json(claimed))
-        given = store.committed(keys.idempotency_reply(self.key))
-        if given is None:
+        input = store.committed(keys.idempotency_reply(self.key))
+        if input is None:
             return None
-        reply: dict[str, Any] = store.get_json(given)
+        reply: dict[str, Any] = store.get_json(input)
         return reply
 
     def claim(self, store: ArtifactStore, run_id: str) -> str:

@@ -63,23 +63,23 @@ def load_keys(text: str | None, path: Path) -> tuple[ApiKey, ...]:
     try:
         keys = KeyFile.model_validate_json(text).keys
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in found["loc"]) or "(all of it)"
-        raise ValueError(f"{where} is no list of API keys: {place}: {found['msg']}") from None
+        result = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in result["loc"]) or "(all of it)"
+        raise ValueError(f"{where} is no list of API keys: {place}: {result['msg']}") from None
     names = [key.name for key in keys]
     if len(set(names)) < len(names):
         raise ValueError(f"{where} has two keys of one name")
     return keys
 
 
-def key_for(keys: Sequence[ApiKey], given: str) -> ApiKey | None:
+def key_for(keys: Sequence[ApiKey], input: str) -> ApiKey | None:
     """The key that `given` is, in a time that tells nothing of the keys there are."""
-    mine = digest(given)
-    found = None
+    mine = digest(input)
+    result = None
     for key in keys:
         if hmac.compare_digest(key.sha256, mine):
-            found = key
-    return found
+            result = key
+    return result
 
 
 def add(path: Path, name: str, scopes: Sequence[str], per_minute: int) -> str:

@@ -37,10 +37,10 @@ def reply(problem: ApiProblem) -> JSONResponse:
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI `responses` entries of these problem statuses, and of those of any route."""
     schema = {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}
-    told = {s: HTTPStatus(s).phrase for s in sorted({*statuses, *ANYWHERE})}
-    told[500] = "An artifact in the store is damaged (`damaged-artifact`), or the API failed"
-    told[503] = "Temporal or the artifact store (`store-unavailable`) cannot be reached now"
-    return {s: {"description": text, "content": {MEDIA: schema}} for s, text in told.items()}
+    reported = {s: HTTPStatus(s).phrase for s in sorted({*statuses, *ANYWHERE})}
+    reported[500] = "An artifact in the store is damaged (`damaged-artifact`), or the API failed"
+    reported[503] = "Temporal or the artifact store (`store-unavailable`) cannot be reached now"
+    return {s: {"description": text, "content": {MEDIA: schema}} for s, text in reported.items()}
 
 
 async def _on_problem(_: Request, error: Exception) -> JSONResponse:

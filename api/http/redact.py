@@ -90,10 +90,10 @@ _SUSPECT = re.compile(
 )
 
 
-def _hidden(found: re.Match[str]) -> str:
+def _hidden(result: re.Match[str]) -> str:
     """What stands in for a secret: a value in quotes keeps the first of them."""
-    quote = found.groupdict().get("q") or ""
-    return f"{found['before']}{quote}{HIDDEN}"
+    quote = result.groupdict().get("q") or ""
+    return f"{result['before']}{quote}{HIDDEN}"
 
 
 def redacted(text: str, limit: int = 1000) -> str:

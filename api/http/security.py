@@ -142,10 +142,10 @@ class Guard:
             )
 
     def _require_key(self, method: str, headers: MutableMapping[bytes, str]) -> ApiKey:
-        scheme, _, given = headers.get(b"authorization", "").partition(" ")
+        scheme, _, input = headers.get(b"authorization", "").partition(" ")
         key: ApiKey | None = None
-        if scheme.lower() == "bearer" and given:
-            key = key_for(self._keys, given.strip())
+        if scheme.lower() == "bearer" and input:
+            key = key_for(self._keys, input.strip())
         if key is None:
             raise _refused(
                 401,
@@ -185,14 +185,14 @@ def documented_security(document: dict[str, Any]) -> None:
         }
     }
     schema = {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}
-    told = {
+    reported = {
         "401": "No key, or none that is known.",
         "403": "The key lacks the scope, or another site's page sent the request.",
         "429": "The key's rate limit is used up; Retry-After says for how long.",
     }
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            wanted = told if path.startswith(GUARDED) else {"403": told["403"]}
+            wanted = reported if path.startswith(GUARDED) else {"403": reported["403"]}
             if path.startswith(GUARDED):
                 operation["security"] = [{}, {"key": []}]
             for status, description in wanted.items():

@@ -75,7 +75,7 @@ async def claimed(services: Services, once: Once, run_id: str) -> None:
         await asyncio.to_thread(once.claim, services.records.store, run_id)
 
 
-async def told_once(
+async def answer_once(
     services: Services,
     request: Request,
     run_id: str,
@@ -91,8 +91,8 @@ async def told_once(
     if once is None:
         return await act(read_as(model, optional_json(request, data)), None)
     with suppress(OSError):
-        if given := await asyncio.to_thread(once.reply, store):
-            return replied(given, 202)
+        if input := await asyncio.to_thread(once.reply, store):
+            return replied(input, 202)
     run = await act(read_as(model, optional_json(request, data)), once)
     with suppress(OSError):
         kept = await asyncio.to_thread(once.keep, store, run_id, run.model_dump(mode="json"))

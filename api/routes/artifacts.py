@@ -77,8 +77,10 @@ async def get_config(
     changes = execution.memo.get("config_changes") or {}
     if revision is None:
         config = await asyncio.to_thread(services.current_config, execution)
-        told = execution.memo.get("config_revision")
-        number = int(told) if told is not None else max((k.revision for k in kept), default=0)
+        reported = execution.memo.get("config_revision")
+        number = (
+            int(reported) if reported is not None else max((k.revision for k in kept), default=0)
+        )
     else:
         number = revision
         if revision not in {item.revision for item in kept}:

@@ -15,13 +15,13 @@ from ratchet.api.http.idempotency import DOCUMENTED, Once
 from ratchet.api.http.problems import documented
 from ratchet.api.routes._common import (
     MAX_BODY,
+    answer_once,
     claimed,
     conflict,
     invalid,
     newest,
     optional_body,
     tell,
-    told_once,
     with_status,
 )
 from ratchet.api.routes.fork import resume_ended
@@ -52,7 +52,7 @@ async def stop_run(run_id: RunId, request: Request, services: Served) -> Any:
         execution = await tell(services, run_id, "stop", "stop", {"reason": reason}, once)
         return with_status(await services.show(execution), "stopping")
 
-    return await told_once(services, request, run_id, StopBody, stop)
+    return await answer_once(services, request, run_id, StopBody, stop)
 
 
 @router.post(
@@ -81,7 +81,7 @@ async def cancel_run(run_id: RunId, request: Request, services: Served) -> Any:
         services.touched(run_id)
         return with_status(await services.show(execution), "stopping")
 
-    return await told_once(services, request, run_id, ReasonBody, cancel)
+    return await answer_once(services, request, run_id, ReasonBody, cancel)
 
 
 @router.post(
@@ -103,10 +103,10 @@ async def checkpoint_run(run_id: RunId, request: Request, services: Served) -> A
         execution = await newest(services, run_id)
         if status_of(execution) in (*ENDED, "stopping"):
             raise conflict("checkpoint", execution)
-        told = await tell(services, run_id, "checkpoint", "checkpoint", None, once)
-        return await services.show(told)
+        reported = await tell(services, run_id, "checkpoint", "checkpoint", None, once)
+        return await services.show(reported)
 
-    return await told_once(services, request, run_id, ReasonBody, save)
+    return await answer_once(services, request, run_id, ReasonBody, save)
 
 
 @router.patch(
@@ -129,7 +129,7 @@ async def change_run(run_id: RunId, request: Request, services: Served) -> Run:
     except ConfigError as error:
         raise invalid(field_errors(error.problems)) from None
     try:
-        told = await services.temporal.change(run_id, patch)
+        reported = await services.temporal.change(run_id, patch)
     except ValueError as error:
         # Something else was changed, or the run began to stop, since it was looked at.
         detail = f"Run {execution.id} refuses the change: {error}"
@@ -137,7 +137,7 @@ async def change_run(run_id: RunId, request: Request, services: Served) -> Run:
     except Unanswered as error:
         detail = f"Run {execution.id} waits for {error}; start one and try again."
         raise ApiProblem(503, "no-worker", "No worker answers", detail, retry_after_s=5) from None
-    if not told:
+    if not reported:
         raise conflict("change", await newest(services, run_id))
     services.touched(run_id)
     shown_run = await services.show(execution)
@@ -170,7 +170,7 @@ async def pause_run(run_id: RunId, request: Request, services: Served) -> Any:
             return shown_run
         return with_status(shown_run, "pausing")
 
-    return await told_once(services, request, run_id, PauseBody, pause)
+    return await answer_once(services, request, run_id, PauseBody, pause)
 
 
 @router.post(
@@ -193,13 +193,13 @@ async def resume_run(run_id: RunId, request: Request, services: Served) -> Any:
             return await resume_ended(services, execution, once)
         paused = ("pausing", "paused")
         before = status_of(execution)
-        told = await tell(services, run_id, "resume", "resume", None, once)
-        shown_run = await services.show(told)
+        reported = await tell(services, run_id, "resume", "resume", None, once)
+        shown_run = await services.show(reported)
         # A pause asked for just before may show only now.
         wakes = before in paused or shown_run.status in paused
         return with_status(shown_run, "starting") if wakes else shown_run
 
-    return await told_once(services, request, run_id, ReasonBody, resume)
+    return await answer_once(services, request, run_id, ReasonBody, resume)
 
 
 @router.post(
@@ -233,7 +233,7 @@ async def eval_run(run_id: RunId, request: Request, services: Served) -> Any:
         if errors:
             raise invalid(errors)
         envs = {"envs": body.envs or known}
-        told = await tell(services, run_id, "evaluate", "trigger_eval", envs, once)
-        return await services.show(told)
+        reported = await tell(services, run_id, "evaluate", "trigger_eval", envs, once)
+        return await services.show(reported)
 
-    return await told_once(services, request, run_id, EvalBody, evaluate)
+    return await answer_once(services, request, run_id, EvalBody, evaluate)

@@ -18,7 +18,7 @@ from ratchet.api.schemas.events import Event, LogLine
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.core import RunId, Served
 from ratchet.api.services.run_view import OPEN
-from ratchet.api.temporal.event_log import Happening
+from ratchet.api.temporal.event_log import LoggedEvent
 from ratchet.api.temporal.histories import Page, Wanted, as_json, everything
 
 router = APIRouter(prefix="/v1/runs", tags=["events"])
@@ -55,7 +55,7 @@ def _of_types(types: str | None) -> Wanted:
     return lambda event: event.type in named or event.type.partition(".")[0] in named
 
 
-def _answer(page: Page, show: Callable[[Happening], dict[str, Any]]) -> JSONResponse:
+def _answer(page: Page, show: Callable[[LoggedEvent], dict[str, Any]]) -> JSONResponse:
     return JSONResponse(
         {
             "object": "list",
@@ -149,9 +149,9 @@ async def _with_hello(hello: bytes, stream: AsyncIterator[bytes]) -> AsyncIterat
         yield chunk
 
 
-def _line(event: Happening) -> dict[str, Any]:
-    told = as_json(event)
-    return {key: told[key] for key in ("id", "created_at", "level", "source", "message")}
+def _line(event: LoggedEvent) -> dict[str, Any]:
+    reported = as_json(event)
+    return {key: reported[key] for key in ("id", "created_at", "level", "source", "message")}
 
 
 @router.get(

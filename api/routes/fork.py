@@ -32,8 +32,8 @@ from ratchet.configs.run import RunConfig
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 
-def _steps(found: list[Found]) -> str:
-    return ", ".join(str(item.step) for item in found) or "none"
+def _steps(result: list[Found]) -> str:
+    return ", ".join(str(item.step) for item in result) or "none"
 
 
 async def resume_ended(services: Services, execution: Execution, once: Once | None = None) -> Run:
@@ -54,29 +54,29 @@ async def resume_ended(services: Services, execution: Execution, once: Once | No
     if status == "succeeded" and done:
         why = "all its steps are done. Fork it with a larger max_steps to go on"
         raise conflict("resume", execution, why)
-    found = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
-    if not found:
+    result = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
+    if not result:
         why = "it has no checkpoint to go on from. Create it anew"
         raise conflict("resume", execution, why)
     config = await asyncio.to_thread(services.current_config, execution)
     # Whoever is found here holds the newest; a damaged one is passed over when it is restored.
-    source = RestoreInput(execution.id, found[-1].attempt, None)
+    source = RestoreInput(execution.id, result[-1].attempt, None)
     await start_attempt(services, execution, config, source, once)
     return await services.show(await newest(services, execution.id))
 
 
 async def _source(services: Services, execution: Execution, step: int | None) -> Found:
     """The checkpoint that a fork begins with; raises 409 naming those there are."""
-    found = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
-    pick = next((item for item in found if item.step == step), None)
+    result = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
+    pick = next((item for item in result if item.step == step), None)
     if step is None:
-        for item in reversed(found):
+        for item in reversed(result):
             seen = await asyncio.to_thread(checkpoint, services.records.store, item, verify=False)
             if seen is not None and seen.sound:
                 return item
     if pick is None:
         wanted = "any sound checkpoint" if step is None else f"a checkpoint of step {step}"
-        message = f"run {execution.id} has not {wanted}; steps it has: {_steps(found)}"
+        message = f"run {execution.id} has not {wanted}; steps it has: {_steps(result)}"
         raise ApiProblem(
             409,
             "no-checkpoint",
@@ -92,7 +92,7 @@ async def _source(services: Services, execution: Execution, step: int | None) ->
             409,
             "damaged-checkpoint",
             "The checkpoint is damaged",
-            f"The checkpoint of step {step}: {problem}; steps there are: {_steps(found)}.",
+            f"The checkpoint of step {step}: {problem}; steps there are: {_steps(result)}.",
             errors=[FieldError(pointer="/step", key="step", value=step, message=str(problem))],
             run_status=status_of(execution),
         )
@@ -176,8 +176,8 @@ async def fork_run(
     data = await read_bytes(request, MAX_BODY)
     once = Once.of(request, data) if not dry_run else None
     store = services.records.store
-    if once is not None and (given := await asyncio.to_thread(once.reply, store)):
-        return replied(given, 201, located=True)
+    if once is not None and (input := await asyncio.to_thread(once.reply, store)):
+        return replied(input, 201, located=True)
     body = read_as(ForkBody, optional_json(request, data))
     execution = await newest(services, run_id)
     base = await asyncio.to_thread(services.current_config, execution)

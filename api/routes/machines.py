@@ -36,8 +36,8 @@ async def engines_of(services: Services) -> list[Engine]:
     hosts = await services.temporal.listed(query, MOST_ENGINES * 4)
     ids = sorted({host.id for host in hosts if ENGINE in host.id})[:MOST_ENGINES]
     versions = {run.id: run.memo.get("policy_version") for run in await services.runs()}
-    found = await asyncio.gather(*(_engine(services, host, versions) for host in ids))
-    return [engine for engine in found if engine is not None]
+    result = await asyncio.gather(*(_engine(services, host, versions) for host in ids))
+    return [engine for engine in result if engine is not None]
 
 
 async def _engine(services: Services, host: str, versions: dict[str, Any]) -> Engine | None:
@@ -105,30 +105,30 @@ async def workers_of(services: Services) -> list[WorkerItem]:
             )
 
     answers = await asyncio.gather(*(polled(queue, kind) for _, queue, kind in wanted))
-    found: dict[tuple[str, str], WorkerItem] = {}
+    result: dict[tuple[str, str], WorkerItem] = {}
     for (role, queue, _), answer in zip(wanted, answers, strict=True):
         for poller in answer.pollers:
             seen = poller.last_access_time.ToDatetime().replace(tzinfo=UTC)
-            before = found.get((role, poller.identity))
+            before = result.get((role, poller.identity))
             if before is None or before.last_seen is None or before.last_seen < seen:
-                found[role, poller.identity] = WorkerItem(
+                result[role, poller.identity] = WorkerItem(
                     id=poller.identity, role=role, queue=queue, last_seen=seen
                 )
-    return [found[key] for key in sorted(found)]
+    return [result[key] for key in sorted(result)]
 
 
 def live_gauges(services: Services, run_ids: list[str]) -> list[dict[str, Any]]:
     """What rollout workers last told of these runs, with `run_id` and `source`. Blocks."""
     store = services.records.store
     now = datetime.now(UTC).timestamp()
-    found = []
+    result = []
     for run_id in run_ids:
         for key in store.live_keys(keys.live_records(run_id)):
-            told = store.read_live(key)
-            if told and now - float(told["time"]) <= services.settings.live_max_age_s:
+            reported = store.read_live(key)
+            if reported and now - float(reported["time"]) <= services.settings.live_max_age_s:
                 source = key.rpartition("/")[2].removesuffix(".json")
-                found.append({"run_id": run_id, "source": source, **told})
-    return found
+                result.append({"run_id": run_id, "source": source, **reported})
+    return result
 
 
 def _same(identity: str, source: str) -> bool:
@@ -150,8 +150,8 @@ async def list_workers(services: Served) -> ListOf[WorkerItem]:
     """
     workers = await workers_of(services)
     running = [run.id for run in await services.runs() if run.state in OPEN]
-    told = await asyncio.to_thread(live_gauges, services, running)
+    reported = await asyncio.to_thread(live_gauges, services, running)
     for worker in workers:
         if worker.role == "rollout":
-            worker.gauges = [gauge for gauge in told if _same(worker.id, gauge["source"])]
+            worker.gauges = [gauge for gauge in reported if _same(worker.id, gauge["source"])]
     return ListOf[WorkerItem](data=workers, has_more=False)

@@ -106,7 +106,7 @@ def run_gauges(runs: list[Execution]) -> list[GaugeMetricFamily]:
         counts[status_of(run)] = counts.get(status_of(run), 0) + 1
     for status, count in sorted(counts.items()):
         by_status.add_metric([status], count)
-    told = {
+    reported = {
         "step": _gauge("run_step", "Trainer steps done.", ["run"]),
         "policy_version": _gauge("run_policy_version", "Version engines serve.", ["run"]),
         "reward": _gauge("run_reward", "Mean train reward of the last step.", ["run"]),
@@ -114,13 +114,13 @@ def run_gauges(runs: list[Execution]) -> list[GaugeMetricFamily]:
     restarts = _gauge("run_restarts", "Restarts of servers.", ["run", "role"])
     is_open = sorted((run for run in runs if run.state in OPEN), key=lambda run: run.started)
     for run in is_open[-MOST_RUNS:]:
-        for key, family in told.items():
+        for key, family in reported.items():
             value = run.memo.get(key)
             if isinstance(value, int | float):
                 family.add_metric([run.id], float(value))
         for role, count in (run.memo.get("restarts") or {}).items():
             restarts.add_metric([run.id, role], count)
-    return [by_status, *told.values(), restarts]
+    return [by_status, *reported.values(), restarts]
 
 
 async def _families(services: Services) -> list[GaugeMetricFamily]:
@@ -157,8 +157,8 @@ def install(app: FastAPI) -> None:
         except ApiProblem:
             families = []
             away.add_metric([], 0)
-        found = CollectorRegistry()
-        found.register(_Found([*families, away]))
+        result = CollectorRegistry()
+        result.register(_Found([*families, away]))
         return Response(
-            generate_latest(requests.registry) + generate_latest(found), media_type=MEDIA
+            generate_latest(requests.registry) + generate_latest(result), media_type=MEDIA
         )

@@ -67,10 +67,10 @@ async def get_rollout(
     policy version; and the other members of its group.
     """
     await require_recorded(services, run_id)
-    found = await asyncio.to_thread(services.rollouts.full, run_id, rid)
-    if found is None:
+    result = await asyncio.to_thread(services.rollouts.full, run_id, rid)
+    if result is None:
         raise _unknown(run_id, rid)
-    return found
+    return result
 
 
 def _unknown(run_id: str, rid: str) -> ApiProblem:

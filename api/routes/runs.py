@@ -99,8 +99,8 @@ async def create_run(
     data = await read_bytes(request, services.settings.max_body_bytes)
     once = Once.of(request, data) if not dry_run else None
     store = services.records.store
-    if once is not None and (given := await asyncio.to_thread(once.reply, store)):
-        return replied(given, 201, located=True)
+    if once is not None and (input := await asyncio.to_thread(once.reply, store)):
+        return replied(input, 201, located=True)
     config = read_config(data, media)
     if dry_run:
         require_allowed(services, config)

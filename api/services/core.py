@@ -49,10 +49,10 @@ class Services:
         """The run's newest execution; raises 404."""
         if RUN_ID.fullmatch(run_id) is None:
             raise unknown_run(run_id)
-        found = await self._executions.get(run_id, lambda: self.temporal.describe(run_id))
-        if found is None:
+        result = await self._executions.get(run_id, lambda: self.temporal.describe(run_id))
+        if result is None:
             raise unknown_run(run_id)
-        return found
+        return result
 
     async def runs(self) -> list[Execution]:
         """The newest execution of every run."""
@@ -63,8 +63,8 @@ class Services:
 
         async def look() -> list[Run]:
             ui, namespace = self.settings.temporal_ui, self.temporal.namespace
-            found = [run_object(e, ui=ui, namespace=namespace) for e in await self.runs()]
-            return sorted(found, key=lambda run: (run.created_at, run.id), reverse=True)
+            result = [run_object(e, ui=ui, namespace=namespace) for e in await self.runs()]
+            return sorted(result, key=lambda run: (run.created_at, run.id), reverse=True)
 
         return await self._listed.get("", look)
 

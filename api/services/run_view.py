@@ -25,8 +25,8 @@ FALLBACK = {
 
 def status_of(execution: Execution) -> str:
     """The run's status."""
-    told = execution.memo.get("status")
-    known: str | None = told if isinstance(told, str) and told in STATUSES else None
+    reported = execution.memo.get("status")
+    known: str | None = reported if isinstance(reported, str) and reported in STATUSES else None
     if execution.state == "paused":
         return "paused"
     if execution.state in FALLBACK:
@@ -38,9 +38,9 @@ def status_of(execution: Execution) -> str:
 
 
 def _error(execution: Execution, status: str, reason: str) -> RunError | None:
-    told = execution.memo.get("error")
-    if isinstance(told, dict) and told.get("code"):
-        return RunError.model_validate(redacted_all(told))
+    reported = execution.memo.get("error")
+    if isinstance(reported, dict) and reported.get("code"):
+        return RunError.model_validate(redacted_all(reported))
     if status != "failed":
         return None
     said = {
@@ -53,9 +53,13 @@ def _error(execution: Execution, status: str, reason: str) -> RunError | None:
     )
 
 
-def _lineage(told: Any) -> dict[str, Any] | None:
+def _lineage(reported: Any) -> dict[str, Any] | None:
     """Where the run comes from, with runs named by their own ids."""
-    return {**told, "source": workflow_of(told["source"])} if isinstance(told, dict) else None
+    return (
+        {**reported, "source": workflow_of(reported["source"])}
+        if isinstance(reported, dict)
+        else None
+    )
 
 
 def links(run_id: str, ui: str, namespace: str) -> Links:

@@ -46,14 +46,14 @@ def checkpoints_of(records: Records, run_id: str) -> list[Found]:
     """Checkpoints that a run can be restored from, by step. A step is held by the newest attempt
     that has it.
     """
-    found: dict[int, Found] = {}
+    result: dict[int, Found] = {}
     for span in records.spans(run_id):
         kept = records.store.committed_keys(keys.checkpoints(span.attempt))
         for step in {step for key in kept if (step := number_of(key)) is not None}:
             named = variants(keys.checkpoint(span.attempt, step), kept)
             if named and (span.last is None or step <= span.last):
-                found[step] = Found(step, span.attempt, tuple(reversed(named)))
-    return [found[step] for step in sorted(found)]
+                result[step] = Found(step, span.attempt, tuple(reversed(named)))
+    return [result[step] for step in sorted(result)]
 
 
 def _problem(store: ArtifactStore, ref: ArtifactRef, *, verify: bool) -> str | None:
@@ -66,10 +66,10 @@ def _problem(store: ArtifactStore, ref: ArtifactRef, *, verify: bool) -> str | N
         return "its manifest is not the one committed"
     for name, (_, size) in json.loads(manifest).items():
         try:
-            found = store.info(f"{ref.path}/{name}")["size"]
+            result = store.info(f"{ref.path}/{name}")["size"]
         except FileNotFoundError:
             return f"{name} is missing"
-        if found != size:
+        if result != size:
             return f"{name} has another size than was committed"
     if verify:
         try:
@@ -79,12 +79,12 @@ def _problem(store: ArtifactStore, ref: ArtifactRef, *, verify: bool) -> str | N
     return None
 
 
-def checkpoint(store: ArtifactStore, found: Found, *, verify: bool) -> Checkpoint | None:
+def checkpoint(store: ArtifactStore, result: Found, *, verify: bool) -> Checkpoint | None:
     """A checkpoint as the API shows it: the first of its variants that is sound, or else the first;
     None if it has been deleted in the meantime.
     """
     shown: Checkpoint | None = None
-    for key in found.keys:
+    for key in result.keys:
         ref: ArtifactRef | None = None
         problem: str | None
         try:
@@ -96,8 +96,8 @@ def checkpoint(store: ArtifactStore, found: Found, *, verify: bool) -> Checkpoin
                 continue
             problem = _problem(store, ref, verify=verify)
         one = Checkpoint(
-            step=found.step,
-            attempt=found.attempt,
+            step=result.step,
+            attempt=result.attempt,
             created_at=committed_at(store, key),
             size=ref.size if ref else 0,
             sha256=ref.sha256 if ref else "",
@@ -113,19 +113,20 @@ def checkpoint(store: ArtifactStore, found: Found, *, verify: bool) -> Checkpoin
 def checkpoints(records: Records, run_id: str, *, verify: bool) -> list[Checkpoint]:
     """All checkpoints of a run, by step."""
     shown = [
-        checkpoint(records.store, found, verify=verify) for found in checkpoints_of(records, run_id)
+        checkpoint(records.store, result, verify=verify)
+        for result in checkpoints_of(records, run_id)
     ]
     return [item for item in shown if item is not None]
 
 
 def revisions(store: ArtifactStore, attempt: str) -> list[ConfigRevision]:
     """Revisions of an attempt's config that are kept, ascending."""
-    found: list[ConfigRevision] = []
+    result: list[ConfigRevision] = []
     number = 0
     while store.committed(key := keys.config(attempt, number)) is not None:
-        found.append(ConfigRevision(revision=number, created_at=committed_at(store, key)))
+        result.append(ConfigRevision(revision=number, created_at=committed_at(store, key)))
         number += 1
-    return found
+    return result
 
 
 def batches(records: Records, run_id: str, after: int, limit: int) -> tuple[list[Batch], bool]:
@@ -133,7 +134,7 @@ def batches(records: Records, run_id: str, after: int, limit: int) -> tuple[list
     wrong with a marker is told.
     """
     store = records.store
-    found: list[tuple[int, Span, str]] = []
+    result: list[tuple[int, Span, str]] = []
     for span in records.spans(run_id):
         folder = keys.batch(span.attempt, 0).rpartition("/")[0]
         for key in store.committed_keys(folder):
@@ -141,10 +142,10 @@ def batches(records: Records, run_id: str, after: int, limit: int) -> tuple[list
             if step is None or (span.last is not None and step > span.last):
                 continue
             if step > max(after, span.first):
-                found.append((step, span, key))
-    found.sort(key=lambda item: item[0])
+                result.append((step, span, key))
+    result.sort(key=lambda item: item[0])
     shown = []
-    for step, span, key in found[:limit]:
+    for step, span, key in result[:limit]:
         problem: str | None = None
         ref: ArtifactRef | None = None
         try:
@@ -164,4 +165,4 @@ def batches(records: Records, run_id: str, after: int, limit: int) -> tuple[list
                 problem=problem,
             )
         )
-    return shown, len(found) > limit
+    return shown, len(result) > limit

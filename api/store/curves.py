@@ -38,9 +38,9 @@ _RECORD = re.compile(r"step-([0-9]{1,18})\.json")
 logger = logging.getLogger(__name__)
 
 
-def _steps_of(found: Sequence[str]) -> list[int]:
+def _steps_of(result: Sequence[str]) -> list[int]:
     """The steps that keys are of, in their order; without those that are of none."""
-    names = (_RECORD.fullmatch(key.rpartition("/")[2]) for key in found)
+    names = (_RECORD.fullmatch(key.rpartition("/")[2]) for key in result)
     return [int(name[1]) for name in names if name]
 
 
@@ -116,8 +116,8 @@ class Columns:
 
     def _read_all(self) -> None:
         """Reads all steps that are committed: by chunks where whole ones are ahead."""
-        found = _steps_of(self._store.committed_keys(keys.step_records(self._attempt)))
-        ahead = [step for step in found if step > self._last]
+        result = _steps_of(self._store.committed_keys(keys.step_records(self._attempt)))
+        ahead = [step for step in result if step > self._last]
         # An outage of the store is no damage, and raises.
         self.healed = any(self._sound(step) for step in self.damaged)
         chunks: set[int] = set()
@@ -137,8 +137,8 @@ class Columns:
                     record = self._record(step)
                 except FileNotFoundError:
                     continue
-                told = self.damaged[step] if record is None else chunked.time_of(record)
-                if self._awaited(step, told):
+                reported = self.damaged[step] if record is None else chunked.time_of(record)
+                if self._awaited(step, reported):
                     return
                 self._add(step, record)
             else:
@@ -147,11 +147,11 @@ class Columns:
                 self._extend(chunk)
                 row = bisect_right(ahead, end)
 
-    def _awaited(self, step: int, told: float) -> bool:
+    def _awaited(self, step: int, reported: float) -> bool:
         """Whether a step before `step`, which was recorded at `told`, may yet come."""
         if self._last < 0 or step == self._last + 1:
             return False
-        return time.time() - told < GAP_S
+        return time.time() - reported < GAP_S
 
     def _add(self, step: int, record: dict[str, Any] | None) -> None:
         if record is None:
@@ -161,11 +161,11 @@ class Columns:
 
     def _extend(self, chunk: chunked.Chunk) -> None:
         rows, more = len(self.steps), len(chunk.steps)
-        for name, given in chunk.metrics.items():
+        for name, input in chunk.metrics.items():
             column = self.values.get(name)
             if column is None:
                 column = self.values[name] = array("d", [NAN]) * rows
-            column.extend([NAN if value is None else value for value in given])
+            column.extend([NAN if value is None else value for value in input])
         for column in self.values.values():
             if len(column) == rows:
                 column.extend(array("d", [NAN]) * more)
@@ -227,13 +227,13 @@ class Table:
         """The rows as the API shows them; what is missing is left out, what is not finite null."""
         names = list(self.columns)
         for row, step in enumerate(self.steps):
-            found = {name: self.columns[name][row] for name in names}
+            result = {name: self.columns[name][row] for name in names}
             yield {
                 "step": step,
                 "time": self.times[row] or None,
                 "metrics": {
                     name: value if math.isfinite(value) else None
-                    for name, value in found.items()
+                    for name, value in result.items()
                     if value == value
                 },
             }
@@ -272,14 +272,14 @@ class Curves:
 
     def _columns(self, attempt: str) -> Columns:
         with self._lock:
-            found = self._kept.get(attempt)
-            if found is None or found.healed:
-                found = self._kept[attempt] = Columns(self._store, attempt)
+            result = self._kept.get(attempt)
+            if result is None or result.healed:
+                result = self._kept[attempt] = Columns(self._store, attempt)
                 while len(self._kept) > KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(attempt)
-        found.renew()
-        return found
+        result.renew()
+        return result
 
     def table(
         self,
@@ -309,8 +309,8 @@ class Curves:
                 continue
             for name in list(held.values) if names is None else names:
                 column = columns.setdefault(name, array("d", [NAN]) * len(steps))
-                found = held.values.get(name)
-                column.extend(found[start:stop] if found is not None else [NAN] * (stop - start))
+                result = held.values.get(name)
+                column.extend(result[start:stop] if result is not None else [NAN] * (stop - start))
             steps += held.steps[start:stop]
             times += held.times[start:stop]
             for column in columns.values():

@@ -108,13 +108,13 @@ class Records:
         A later one counts once its checkpoint was restored: before that, all there is to see is
         what came before it.
         """
-        found, number = [run_id], 2
+        result, number = [run_id], 2
         while self.store.committed(keys.config(attempt_id(run_id, number))) is not None:
             attempt = attempt_id(run_id, number)
             if self.store.committed(keys.lineage(attempt)) is not None:
-                found.append(attempt)
+                result.append(attempt)
             number += 1
-        return found
+        return result
 
     def spans(self, run_id: str) -> list[Span]:
         """Which steps of which attempts make up a run, oldest first."""
@@ -131,22 +131,22 @@ class Records:
 
         Where a restored run evaluated a step again, its own record counts.
         """
-        found: dict[tuple[Any, Any, str], dict[str, Any]] = {}
+        result: dict[tuple[Any, Any, str], dict[str, Any]] = {}
         for span in self.spans(run_id):
             for record in self._evals_of(span.attempt):
                 step = record.get("step") or 0
                 if span.last is None or step <= span.last:
                     epoch = record["epoch"]
-                    found[step, record.get("env"), epoch] = record
-        return [found[key] for key in sorted(found, key=lambda key: (key[0], key[2]))]
+                    result[step, record.get("env"), epoch] = record
+        return [result[key] for key in sorted(result, key=lambda key: (key[0], key[2]))]
 
     def _evals_of(self, attempt: str) -> list[dict[str, Any]]:
         root = keys.eval_records(attempt)
-        found = self.store.committed_keys(root)
+        result = self.store.committed_keys(root)
         for folder in self.store.folders(root):
-            found += self.store.committed_keys(f"{root}/{folder}")
+            result += self.store.committed_keys(f"{root}/{folder}")
         return [
-            self._eval(key, key.removeprefix(f"{root}/").removesuffix(".json")) for key in found
+            self._eval(key, key.removeprefix(f"{root}/").removesuffix(".json")) for key in result
         ]
 
     def _eval(self, key: str, epoch: str) -> dict[str, Any]:
@@ -171,8 +171,8 @@ class Records:
         rates are each worker's own and add up.
         """
         now = time.time()
-        found = self.store.live_keys(keys.live_records(run_id))
-        records = [self.store.read_live(key) for key in found]
+        result = self.store.live_keys(keys.live_records(run_id))
+        records = [self.store.read_live(key) for key in result]
         fresh = [r for r in records if r is not None and now - float(r["time"]) <= max_age_s]
         if not fresh:
             return None

@@ -92,8 +92,8 @@ def rollout_id(group: str, index: int) -> str:
 
 
 def _versions(samples: list[dict[str, Any]]) -> tuple[int, int] | None:
-    found = [v for sample in samples for v in sample["versions"] if v >= 0]
-    return (min(found), max(found)) if found else None
+    result = [v for sample in samples for v in sample["versions"] if v >= 0]
+    return (min(result), max(result)) if result else None
 
 
 def items_of(document: dict[str, Any], attempt: str) -> list[RolloutItem]:
@@ -137,7 +137,7 @@ class _Listing:
         self._folder = keys.group(attempt, "train/0").rpartition("/")[0]
         self._lock = threading.Lock()
         self._until = -math.inf
-        self._found: list[tuple[int, int]] = []
+        self._result: list[tuple[int, int]] = []
 
     def counters(self) -> list[tuple[int, int]]:
         """The counters as of a moment ago; the list is not to be changed."""
@@ -148,12 +148,12 @@ class _Listing:
                     key.rpartition("/")[2].removesuffix(".json")
                     for key in self._store.committed_keys(self._folder)
                 )
-                self._found = sorted(
+                self._result = sorted(
                     _counter(name) for name in names if GROUP.fullmatch(f"train/{name}")
                 )
                 ended = time.monotonic()
                 self._until = ended + LISTING_SHARE * (ended - began)
-            return self._found
+            return self._result
 
 
 def _among(counter: tuple[int, int], counters: list[tuple[int, int]]) -> bool:
@@ -195,13 +195,13 @@ class Rollouts:
             ref = self._store.committed(key)
             if ref is not None:
                 try:
-                    found = self._remembered("batch", key, partial(self._groups_in, ref))
+                    result = self._remembered("batch", key, partial(self._groups_in, ref))
                 except CorruptArtifact:
                     # Retention deletes batches while a run goes on.
                     if self._store.committed(key) is not None:
                         raise
                     continue
-                return [GroupAt(span.attempt, group, step) for group in found]
+                return [GroupAt(span.attempt, group, step) for group in result]
         return []
 
     def _groups_in(self, ref: ArtifactRef) -> list[str]:
@@ -223,20 +223,20 @@ class Rollouts:
         newer: list[list[tuple[int, int]]] = []
         first = _counter(begin) if begin is not None else None
         for attempt in reversed(self._records.attempts(run_id)):
-            found = self._listing(attempt)
-            end = len(found)
+            result = self._listing(attempt)
+            end = len(result)
             if first is not None:
-                if not _among(first, found):
-                    newer.append(found)
+                if not _among(first, result):
+                    newer.append(result)
                     continue
-                end = bisect_right(found, first)
+                end = bisect_right(result, first)
                 first = None
-            for counter in islice(reversed(found), len(found) - end, None):
+            for counter in islice(reversed(result), len(result) - end, None):
                 if not any(_among(counter, known) for known in newer):
                     number, again = counter
                     name = f"{number}.{again}" if again else f"{number}"
                     yield GroupAt(attempt, f"train/{name}")
-            newer.append(found)
+            newer.append(result)
 
     def _evals(self, run_id: str, wanted: Wanted, begin: str | None) -> Iterator[GroupAt]:
         """Eval groups, the newest epoch first, examples ascending; from the epoch of group `begin`
@@ -261,8 +261,8 @@ class Rollouts:
                 for env in self._store.folders(f"{root}/{epoch}"):
                     if wanted.env is not None and env != wanted.env:
                         continue
-                    found = self._store.committed_keys(f"{root}/{epoch}/{env}")
-                    names = [key.rpartition("/")[2].removesuffix(".json") for key in found]
+                    result = self._store.committed_keys(f"{root}/{epoch}/{env}")
+                    names = [key.rpartition("/")[2].removesuffix(".json") for key in result]
                     for name in sorted(filter(EXAMPLE.fullmatch, names), key=int):
                         group = f"eval/{epoch}/{env}/{name}"
                         if group not in seen and not any(self._has(a, group) for a in newer):
@@ -278,9 +278,9 @@ class Rollouts:
     def _groups(self, run_id: str, wanted: Wanted, begin: str | None) -> Iterator[GroupAt]:
         """Groups that may hold what is wanted; those before `begin` may be left out."""
         if wanted.group is not None:
-            found = self._find(run_id, wanted.group)
-            if found is not None:
-                yield found
+            result = self._find(run_id, wanted.group)
+            if result is not None:
+                yield result
             return
         in_evals = begin is not None and begin.startswith("eval/")
         if wanted.kind != "eval" and not in_evals:
@@ -349,13 +349,13 @@ class Rollouts:
             return items_of(self._store.get_json(self._store.require(key)), at.attempt)
 
         try:
-            found: list[RolloutItem] = self._remembered("items", key, read)
+            result: list[RolloutItem] = self._remembered("items", key, read)
         except FileNotFoundError:
             # Of a run that is being taken out of the store.
             return []
         if at.step is None:
-            return found
-        return [item.model_copy(update={"step": at.step}) for item in found]
+            return result
+        return [item.model_copy(update={"step": at.step}) for item in result]
 
     def page(self, run_id: str, wanted: Wanted, after: str | None, limit: int) -> RolloutPage:
         """Rollouts after the one of id `after`, at most `limit`. A page may be short, or empty, and
@@ -364,13 +364,13 @@ class Rollouts:
         deadline = time.monotonic() + SCAN_S
         matched = RID.fullmatch(after) if after is not None else None
         begin = (matched[1].replace(":", "/"), int(matched[2])) if matched else None
-        found: list[RolloutItem] = []
+        result: list[RolloutItem] = []
         damaged: list[str] = []
         last = after
 
         def page(cursor: str | None) -> RolloutPage:
             more = cursor is not None
-            return RolloutPage(data=found, has_more=more, next_after=cursor, damaged=damaged)
+            return RolloutPage(data=result, has_more=more, next_after=cursor, damaged=damaged)
 
         for at in self._groups(run_id, wanted, begin[0] if begin else None):
             if begin is not None and at.group != begin[0]:
@@ -386,11 +386,11 @@ class Rollouts:
             for item in items:
                 if begin is not None and item.index <= begin[1]:
                     continue
-                if len(found) == limit:
+                if len(result) == limit:
                     return page(last)
                 last = item.id
                 if wanted.admits(item):
-                    found.append(item)
+                    result.append(item)
             begin = None
             if time.monotonic() > deadline:
                 return page(last)
@@ -408,20 +408,20 @@ class Rollouts:
         if index >= len(members):
             return None
         stored = self._store.committed(keys.rollout(at.attempt, at.group, index))
-        told: dict[str, Any] = self._store.get_json(stored) if stored is not None else {}
+        reported: dict[str, Any] = self._store.get_json(stored) if stored is not None else {}
         scored = document["rollouts"][index]
-        samples = scored.get("samples") or told.get("samples") or []
+        samples = scored.get("samples") or reported.get("samples") or []
         trained = scored.get("samples") if document["kind"] == "train" else None
         told_by_trainer = self._trainer_logprobs(run_id, at, index, trained) if trained else {}
         return RolloutFull(
             **members[index].model_dump(),
-            rewards=told.get("rewards") or {},
-            metrics=told.get("metrics") or scored.get("metrics") or {},
-            timing=told.get("timing") or scored.get("timing") or {},
-            labels=told.get("labels") or scored.get("labels") or [],
-            temperature=told.get("temperature"),
-            engine=told.get("engine"),
-            messages=told.get("messages") or [],
+            rewards=reported.get("rewards") or {},
+            metrics=reported.get("metrics") or scored.get("metrics") or {},
+            timing=reported.get("timing") or scored.get("timing") or {},
+            labels=reported.get("labels") or scored.get("labels") or [],
+            temperature=reported.get("temperature"),
+            engine=reported.get("engine"),
+            messages=reported.get("messages") or [],
             samples=[
                 TokenStrip(
                     **sample,

@@ -32,10 +32,10 @@ def _kinds(part: Any) -> set[str]:
     """Types of a tokenizer's part and of what it is a sequence of."""
     if not isinstance(part, dict):
         return set()
-    found = {str(part.get("type"))}
+    result = {str(part.get("type"))}
     for inner in part.get("decoders") or part.get("pretokenizers") or []:
-        found |= _kinds(inner)
-    return found
+        result |= _kinds(inner)
+    return result
 
 
 def pieces_by_id(tokenizer: dict[str, Any]) -> dict[int, str]:

@@ -45,7 +45,7 @@ ASKED = ("stop", "pause", "resume", "trigger_eval", "checkpoint")
 
 
 @dataclass(frozen=True)
-class Happening:
+class LoggedEvent:
     """One event. `place` (history event, k) orders the events of one execution."""
 
     execution: str
@@ -108,7 +108,7 @@ class Teller:
         self._decode = decode
         self._memo: dict[str, Any] = {}
         self._begun: dict[int, _Begun] = {}
-        self._found: list[Happening] = []
+        self._result: list[LoggedEvent] = []
         self._event: HistoryEvent = HistoryEvent()
         self._evals: set[str] = set()
         """Epochs of evals whose beginning was told."""
@@ -121,9 +121,9 @@ class Teller:
         """Temporal's id of the execution that goes on, once this one has continued as new."""
         self.ended = False
 
-    async def take(self, event: HistoryEvent) -> list[Happening]:
+    async def take(self, event: HistoryEvent) -> list[LoggedEvent]:
         """What the next event of the history tells, in order."""
-        self._found, self._event = [], event
+        self._result, self._event = [], event
         match event.WhichOneof("attributes"):
             case "workflow_execution_started_event_attributes":
                 await self._on_started()
@@ -147,10 +147,10 @@ class Teller:
             case "activity_task_scheduled_event_attributes":
                 await self._on_scheduled()
             case "activity_task_started_event_attributes":
-                told = event.activity_task_started_event_attributes
-                if begun := self._begun.get(told.scheduled_event_id):
-                    begun.started, begun.attempt = _when(event.event_time), told.attempt
-                    begun.retried = _cause(told.last_failure) if told.attempt > 1 else ""
+                reported = event.activity_task_started_event_attributes
+                if begun := self._begun.get(reported.scheduled_event_id):
+                    begun.started, begun.attempt = _when(event.event_time), reported.attempt
+                    begun.retried = _cause(reported.last_failure) if reported.attempt > 1 else ""
             case "activity_task_completed_event_attributes":
                 self._on_done(event.activity_task_completed_event_attributes.scheduled_event_id)
             case "activity_task_failed_event_attributes":
@@ -189,7 +189,7 @@ class Teller:
                 self._on_end("failed", said)
             case _:
                 pass
-        return self._found
+        return self._result
 
     def _tell(
         self,
@@ -200,10 +200,10 @@ class Teller:
         source: str = "run",
         data: dict[str, Any] | None = None,
     ) -> None:
-        self._found.append(
-            Happening(
+        self._result.append(
+            LoggedEvent(
                 self._execution,
-                (self._event.event_id, len(self._found)),
+                (self._event.event_id, len(self._result)),
                 kind,
                 _when(self._event.event_time),
                 redacted(message, 4000),
@@ -216,15 +216,17 @@ class Teller:
     # -- the run ----------------------------------------------------------------------------
 
     async def _on_started(self) -> None:
-        told = self._event.workflow_execution_started_event_attributes
+        reported = self._event.workflow_execution_started_event_attributes
         self.began = _when(self._event.event_time)
-        payload = told.memo.fields.get(MEMO_KEY)
+        payload = reported.memo.fields.get(MEMO_KEY)
         memo = await self._decode(payload) if payload is not None else {}
         memo = memo if isinstance(memo, dict) else {}
-        if told.continued_execution_run_id:
-            self.predecessor = told.continued_execution_run_id
+        if reported.continued_execution_run_id:
+            self.predecessor = reported.continued_execution_run_id
             self._memo = memo
-            given = await self._decode(told.input.payloads[0]) if told.input.payloads else None
+            given = (
+                await self._decode(reported.input.payloads[0]) if reported.input.payloads else None
+            )
             state = given.get("state") if isinstance(given, dict) else None
             state = state if isinstance(state, dict) else {}
             if any(each["state"] != "closed" for each in state.get("generations") or []):
@@ -297,22 +299,22 @@ class Teller:
 
     def _on_control(self, control: Any) -> None:
         """Dispatch hears of an eval as soon as its groups may begin."""
-        for told in (control.get("evals") or []) if isinstance(control, dict) else []:
-            if told["epoch"] not in self._evals:
-                self._evals.add(told["epoch"])
-                data = {key: told.get(key) for key in ("epoch", "env", "step")}
-                text = f"eval of {told['env']} at step {told['step']} begins"
+        for reported in (control.get("evals") or []) if isinstance(control, dict) else []:
+            if reported["epoch"] not in self._evals:
+                self._evals.add(reported["epoch"])
+                data = {key: reported.get(key) for key in ("epoch", "env", "step")}
+                text = f"eval of {reported['env']} at step {reported['step']} begins"
                 self._tell("run.eval_started", text, data=data)
 
     # -- signals and servers ----------------------------------------------------------------
 
     async def _on_signal(self) -> None:
-        told = self._event.workflow_execution_signaled_event_attributes
-        payloads = told.input.payloads
-        if told.signal_name == "host_report":
+        reported = self._event.workflow_execution_signaled_event_attributes
+        payloads = reported.input.payloads
+        if reported.signal_name == "host_report":
             self._on_report(await self._decode(payloads[0]) if payloads else None)
             return
-        asked = normal_signal_name(told.signal_name)
+        asked = normal_signal_name(reported.signal_name)
         if asked not in ASKED:
             return
         value = await self._decode(payloads[0]) if payloads else None
@@ -342,18 +344,18 @@ class Teller:
     # -- work -------------------------------------------------------------------------------
 
     async def _on_scheduled(self) -> None:
-        told = self._event.activity_task_scheduled_event_attributes
+        reported = self._event.activity_task_scheduled_event_attributes
         summary = ""
         if self._event.user_metadata.HasField("summary"):
             summary = str(await self._decode(self._event.user_metadata.summary))
         self._begun[self._event.event_id] = _Begun(
-            told.activity_type.name,
+            reported.activity_type.name,
             summary,
-            told.task_queue.name,
+            reported.task_queue.name,
             _when(self._event.event_time),
         )
-        if told.activity_type.name == names.FINALIZE_EVAL and told.input.payloads:
-            given = await self._decode(told.input.payloads[0])
+        if reported.activity_type.name == names.FINALIZE_EVAL and reported.input.payloads:
+            given = await self._decode(reported.input.payloads[0])
             if isinstance(given, dict):
                 self._begun[self._event.event_id].epoch = str(given.get("epoch") or "")
 

@@ -26,7 +26,7 @@ from ratchet.activities.contracts.wire import WIRE
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.temporal.client import Execution, Temporal
-from ratchet.api.temporal.event_log import Happening, Teller, parse_cursor
+from ratchet.api.temporal.event_log import LoggedEvent, Teller, parse_cursor
 
 IDLE_S = 60.0
 """A reader nobody asked for this long ends."""
@@ -43,10 +43,10 @@ MOST_LOOKED_AT = 100_000
 MOST_AT_ONCE = 500
 """Events in one piece of a stream."""
 
-Wanted = Callable[[Happening], bool]
+Wanted = Callable[[LoggedEvent], bool]
 
 
-def everything(_: Happening) -> bool:
+def everything(_: LoggedEvent) -> bool:
     """What is wanted where no more is said."""
     return True
 
@@ -98,19 +98,19 @@ class Page:
     It is the id of the last event looked at, so that a page without any leads on, too.
     """
 
-    events: list[Happening]
+    events: list[LoggedEvent]
     next_after: str | None = None
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """An event with its wire form, which is made once for all who watch."""
 
-    happening: Happening
+    logged: LoggedEvent
     sse: bytes
 
 
-def as_json(event: Happening) -> dict[str, Any]:
+def as_json(event: LoggedEvent) -> dict[str, Any]:
     """The event as the API shows it."""
     return {
         "id": event.id,
@@ -124,9 +124,9 @@ def as_json(event: Happening) -> dict[str, Any]:
     }
 
 
-def _told(event: Happening) -> Told:
+def _reported(event: LoggedEvent) -> Reported:
     data = json.dumps(as_json(event), separators=(",", ":"))
-    return Told(event, f"id: {event.id}\nevent: {event.type}\ndata: {data}\n\n".encode())
+    return Reported(event, f"id: {event.id}\nevent: {event.type}\ndata: {data}\n\n".encode())
 
 
 class Reader:
@@ -142,7 +142,7 @@ class Reader:
         )
         self.execution = execution
         self.teller = Teller(execution, _decode)
-        self.events: list[Told] = []
+        self.events: list[Reported] = []
         self.seen = 0
         self.used = time.monotonic()
         self.failure: ApiProblem | None = None
@@ -188,7 +188,7 @@ class Reader:
             for event in answer.history.events:
                 # A page that is read again after a fault was told already.
                 if event.event_id > self.seen:
-                    self.events += [_told(found) for found in await self.teller.take(event)]
+                    self.events += [_reported(result) for result in await self.teller.take(event)]
                     self.seen = event.event_id
             self._notify()
             token = answer.next_page_token
@@ -248,13 +248,13 @@ class Reader:
         """Index of the first event after `place`."""
         if place is None:
             return 0
-        return bisect_right(self.events, place, key=lambda told: told.happening.place)
+        return bisect_right(self.events, place, key=lambda reported: reported.logged.place)
 
     def before(self, place: tuple[int, int] | None) -> int:
         """How many events are before `place`."""
         if place is None:
             return len(self.events)
-        return bisect_left(self.events, place, key=lambda told: told.happening.place)
+        return bisect_left(self.events, place, key=lambda reported: reported.logged.place)
 
 
 class Histories:
@@ -286,12 +286,12 @@ class Histories:
         return await self._chains.get(run_id, lambda: self._look_up(run_id))
 
     async def _look_up(self, run_id: str) -> list[Execution]:
-        found = await self._temporal.listed(f"WorkflowId = '{run_id}'")
+        result = await self._temporal.listed(f"WorkflowId = '{run_id}'")
         newest = await self._temporal.describe(run_id)
-        if newest is not None and newest.run not in {execution.run for execution in found}:
+        if newest is not None and newest.run not in {execution.run for execution in result}:
             # The list of executions is renewed a moment after the executions themselves.
-            found.append(newest)
-        return sorted(found, key=lambda execution: execution.started)
+            result.append(newest)
+        return sorted(result, key=lambda execution: execution.started)
 
     async def _next(self, run_id: str, reader: Reader) -> str:
         """The execution that goes on after `reader`'s has ended; '' if none does yet."""
@@ -342,7 +342,7 @@ class Histories:
         reader = self._reader(newest.id, newest.run)
         if not await reader.caught_up(newest.events, time.monotonic() + CATCH_UP_S):
             raise _still_reading()
-        return reader.events[-1].happening.id if reader.events else f"{newest.run}.0.0"
+        return reader.events[-1].logged.id if reader.events else f"{newest.run}.0.0"
 
     async def page(
         self,
@@ -362,7 +362,7 @@ class Histories:
         run_id = newest.id
         deadline = time.monotonic() + CATCH_UP_S
         reader, place = await self._begin(newest, after, deadline, desc=desc)
-        found: list[Happening] = []
+        result: list[LoggedEvent] = []
         last: str | None = None
         looked = 0
         while True:
@@ -378,23 +378,23 @@ class Histories:
             else:
                 span = range(reader.after(place), len(reader.events))
             for index in span:
-                event = reader.events[index].happening
-                if looked >= MOST_LOOKED_AT or (len(found) >= limit and wanted(event)):
-                    return Page(found, last)
+                event = reader.events[index].logged
+                if looked >= MOST_LOOKED_AT or (len(result) >= limit and wanted(event)):
+                    return Page(result, last)
                 looked += 1
                 last = event.id
                 if wanted(event):
-                    found.append(event)
+                    result.append(event)
             if not whole:
                 if last is None:
                     raise _still_reading()
-                return Page(found, last)
+                return Page(result, last)
             if desc:
                 following = await self._previous(run_id, reader)
             else:
                 following = await self._next(run_id, reader) if reader.teller.ended else ""
             if not following:
-                return Page(found)
+                return Page(result)
             reader, place = self._reader(run_id, following), None
 
     async def stream(
@@ -411,9 +411,9 @@ class Histories:
         sent, for a cursor that is none.
         """
         reader, place = await self._begin(newest, after, time.monotonic() + CATCH_UP_S)
-        return self._told(newest.id, reader, place, wanted, keep_alive_s)
+        return self._reported(newest.id, reader, place, wanted, keep_alive_s)
 
-    async def _told(
+    async def _reported(
         self,
         run_id: str,
         reader: Reader,
@@ -423,9 +423,9 @@ class Histories:
     ) -> AsyncIterator[bytes]:
         said_at = time.monotonic()
         while True:
-            while told := reader.events[reader.after(place) :][:MOST_AT_ONCE]:
-                place = told[-1].happening.place
-                if piece := b"".join(item.sse for item in told if wanted(item.happening)):
+            while reported := reader.events[reader.after(place) :][:MOST_AT_ONCE]:
+                place = reported[-1].logged.place
+                if piece := b"".join(item.sse for item in reported if wanted(item.logged)):
                     yield piece
                     said_at = time.monotonic()
             if reader.teller.ended:

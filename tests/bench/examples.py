@@ -23,7 +23,7 @@ from rich.console import Console
 from ratchet.configs.home import home_folder
 from ratchet.configs.load import load
 from ratchet.worker import teacher
-from ratchet.worker.demo import Outcome, Refused, carry_out, wants_teacher
+from ratchet.worker.demo import Outcome, Refused, perform, wants_teacher
 from ratchet.worker.stack import Stack, StackError
 from tests import ROOT
 
@@ -119,7 +119,7 @@ def bench(names: Sequence[str], say: Callable[[str], None], console: Console) ->
             for name, config in configs.items():
                 say(f"{name}:")
                 try:
-                    found[name] = judge(carry_out(where.api, config, console), BARS[name])
+                    found[name] = judge(perform(where.api, config, console), BARS[name])
                 except Refused as error:
                     found[name] = {"ok": False, "error": str(error)}
                 say(f"{name}: {json.dumps(found[name])}")

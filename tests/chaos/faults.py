@@ -72,10 +72,10 @@ def possible(disk: Disk, specs: list[Spec]) -> list[Spec]:
 
 async def inject(world: World, spec: Spec) -> Witness:
     """Carries one fault out, up to its end; raises nothing that can happen to a fault."""
-    carry_out = _CARRIERS[spec.what]
+    perform = _CARRIERS[spec.what]
     at = time.time()
     try:
-        at, proof = await carry_out(world, spec)
+        at, proof = await perform(world, spec)
     except (NotLanded, psutil.NoSuchProcess, ProcessLookupError) as error:
         return Witness(spec, at, time.time(), False, str(error))
     return Witness(spec, at, time.time(), True, proof)

@@ -124,7 +124,7 @@ class Session:
     def __post_init__(self) -> None:
         self.witnesses = []
 
-    async def carry_out(self, overrides: Sequence[str]) -> dict[str, Any]:
+    async def perform(self, overrides: Sequence[str]) -> dict[str, Any]:
         """Everything from the run's start to the figures."""
         self.run_id = await asyncio.to_thread(launch, self.base.api, overrides)
         self.say(f"run {self.run_id}")
@@ -303,4 +303,4 @@ async def session(folder: Path, plan: Plan, overrides: Sequence[str], say: Say) 
     """Carries a plan out under `folder`; returns the figures."""
     async with base(folder, plan.disk_mib, say) as ready:
         client = await Client.connect(ready.stack.direct, data_converter=WIRE)
-        return await Session(ready, client, plan, say).carry_out(overrides)
+        return await Session(ready, client, plan, say).perform(overrides)

@@ -12,7 +12,7 @@ from temporalio.client import Client, WorkflowHandle
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.hosting import HostReport
 from ratchet.workflows.dispatch import TRIES_OF_ITS_OWN
-from ratchet.workflows.run import outages, trainer
+from ratchet.workflows.protocol import policies, trainer
 from tests.workflow.running import (
     WITHIN_S,
     at_rest,
@@ -303,7 +303,7 @@ async def test_host_that_is_closed_holds_nothing(temporal: Client, end: str) -> 
 async def test_of_many_works_that_are_held_one_tries_for_all(
     temporal: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outages, "RESTS_S", (0.5, 0.5))
+    monkeypatch.setattr(policies, "RESTS_S", (0.5, 0.5))
     async with world_of(temporal) as world:
         world.store_fails[names.RUN_ROLLOUTS] = 10**6
         train = {"env": [{"id": "reverse-text"}], "batch_size": 32, "group_size": 2}

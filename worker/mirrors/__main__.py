@@ -72,28 +72,28 @@ class Watchdog:
         os._exit(1)
 
 
-def forward(given: argparse.Namespace) -> None:
+def forward(input: argparse.Namespace) -> None:
     """Mirrors to the one target given; never returns."""
-    dog = Watchdog(given.child_of)
-    (spec,) = given.to
-    with Ratchet(given.api) as client:
-        root = given.state or home_folder() / "mirrors"
+    dog = Watchdog(input.child_of)
+    (spec,) = input.to
+    with Ratchet(input.api) as client:
+        root = input.state or home_folder() / "mirrors"
         states = States(state_folder(root, spec, client.address))
         target = target_of(spec)
-        Forwarder(client, target, states, given.run, dog.alive).run_forever(given.every)
+        Forwarder(client, target, states, input.run, dog.alive).run_forever(input.every)
 
 
-def _command(given: argparse.Namespace, spec: str) -> list[str]:
-    command = [sys.executable, "-m", "ratchet.worker.mirrors", "--to", spec, "--run", *given.run]
+def _command(input: argparse.Namespace, spec: str) -> list[str]:
+    command = [sys.executable, "-m", "ratchet.worker.mirrors", "--to", spec, "--run", *input.run]
     for name in ("api", "every", "state"):
-        if (value := getattr(given, name)) is not None:
+        if (value := getattr(input, name)) is not None:
             command += [f"--{name}", str(value)]
     return [*command, "--child-of", str(os.getpid())]
 
 
-def supervise(given: argparse.Namespace) -> None:
+def supervise(input: argparse.Namespace) -> None:
     """Keeps a process per target running until SIGTERM or Ctrl-C."""
-    commands = {spec: _command(given, spec) for spec in given.to}
+    commands = {spec: _command(input, spec) for spec in input.to}
     children = {spec: subprocess.Popen(command) for spec, command in commands.items()}
     again = {spec: (AGAIN_S, 0.0) for spec in commands}
     try:
@@ -124,18 +124,18 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit status: 0 stopped, 2 wrong usage."""
     made = parser()
-    given = made.parse_args(arguments)
-    name = "/".join(given.to) if given.child_of else "mirrors"
+    input = made.parse_args(arguments)
+    name = "/".join(input.to) if input.child_of else "mirrors"
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {name}: %(message)s")
     logging.getLogger("ratchet.mirrors").setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        if given.child_of:
-            forward(given)
-        for spec in given.to:
+        if input.child_of:
+            forward(input)
+        for spec in input.to:
             target_of(spec)
-        Ratchet(given.api).close()
-        supervise(given)
+        Ratchet(input.api).close()
+        supervise(input)
     except ValueError as error:
         made.error(str(error))
     except KeyboardInterrupt:

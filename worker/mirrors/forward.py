@@ -32,23 +32,23 @@ def step_record(row: MetricsRow) -> Record:
     return Record(row.step, row.time, values)
 
 
-def eval_record(found: EvalRecord) -> Record:
+def eval_record(result: EvalRecord) -> Record:
     """An eval as a record: its numbers as `eval/<env>/<name>`, nested ones by '/'."""
-    extra: Mapping[str, Any] = found.model_extra or {}
-    values = dict(_numbers(f"eval/{found.env}", extra))
-    told = extra.get("time")
-    when = float(told) if isinstance(told, int | float) else None
-    return Record(found.step or 0, when, values, eval=found.epoch)
+    extra: Mapping[str, Any] = result.model_extra or {}
+    values = dict(_numbers(f"eval/{result.env}", extra))
+    reported = extra.get("time")
+    when = float(reported) if isinstance(reported, int | float) else None
+    return Record(result.step or 0, when, values, eval=result.epoch)
 
 
 def _numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, float]]:
-    found: list[tuple[str, float]] = []
+    result: list[tuple[str, float]] = []
     for name, value in values.items():
         if isinstance(value, Mapping):
-            found += _numbers(f"{prefix}/{name}", value)
+            result += _numbers(f"{prefix}/{name}", value)
         elif isinstance(value, int | float) and not isinstance(value, bool) and name != "time":
-            found.append((f"{prefix}/{name}", float(value)))
-    return found
+            result.append((f"{prefix}/{name}", float(value)))
+    return result
 
 
 class Forwarder:
@@ -104,16 +104,16 @@ class Forwarder:
         return well
 
     def _runs(self) -> list[Run]:
-        found: list[Run] = []
+        result: list[Run] = []
         for run_id in self._wanted:
             try:
                 if run_id == "all":
-                    found += self._client.runs.list(limit=100)
+                    result += self._client.runs.list(limit=100)
                 else:
-                    found.append(self._client.runs.retrieve(run_id))
+                    result.append(self._client.runs.retrieve(run_id))
             except RatchetError as error:
                 log.warning("%s: %s", run_id, error)
-        return sorted(found, key=lambda run: self._failures.get(run.id, 0))
+        return sorted(result, key=lambda run: self._failures.get(run.id, 0))
 
     def _fail(self, run_id: str, error: Exception) -> None:
         self._failures[run_id] = self._failures.get(run_id, 0) + 1
@@ -183,7 +183,7 @@ class Forwarder:
             rows = rows[1:]
         more, rows = page.has_more or len(rows) > BATCH, rows[:BATCH]
         known = set(sent.evals)
-        evals = [eval_record(found) for found in self._client.runs.evals(run.id)]
+        evals = [eval_record(result) for result in self._client.runs.evals(run.id)]
         fresh = [record for record in evals if record.eval not in known]
         if more:
             # The rest of the evals goes with the rest of the steps.

@@ -71,9 +71,9 @@ class States:
         file = self._file(run_id)
         if not file.exists():
             return Sent(run_id)
-        told = json.loads(file.read_text())
-        pending = tuple(Record(**record) for record in told.pop("pending"))
-        return Sent(**{**told, "evals": tuple(told["evals"])}, pending=pending)
+        reported = json.loads(file.read_text())
+        pending = tuple(Record(**record) for record in reported.pop("pending"))
+        return Sent(**{**reported, "evals": tuple(reported["evals"])}, pending=pending)
 
     def save(self, run_id: str, sent: Sent) -> None:
         """Replaces the file; it is on the disk when this returns."""

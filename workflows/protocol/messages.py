@@ -250,9 +250,9 @@ def parse_pause(value: Any = None) -> PauseRequest:
     is no mode is a reason.
     """
     value = plain(value)
-    given = value if isinstance(value, dict) else {"mode": value}
-    mode: Literal["drain", "cancel"] = "cancel" if given.get("mode") == "cancel" else "drain"
-    said = given.get("reason")
+    input = value if isinstance(value, dict) else {"mode": value}
+    mode: Literal["drain", "cancel"] = "cancel" if input.get("mode") == "cancel" else "drain"
+    said = input.get("reason")
     if not said and isinstance(value, str) and value not in ("drain", "cancel"):
         said = value
     return PauseRequest(mode, printable(said)) if said else PauseRequest(mode)

@@ -33,19 +33,19 @@ def run_state_from_0_to_1(state: Document) -> Document:
     return {"wished_evals": [], **state, "hosts": hosts}
 
 
-def run_input_from_0_to_1(given: Document) -> Document:
+def run_input_from_0_to_1(input: Document) -> Document:
     """Schema 1 is the first with a number; its keys are those of before."""
-    return given
+    return input
 
 
-def dispatch_input_from_0_to_1(given: Document) -> Document:
+def dispatch_input_from_0_to_1(input: Document) -> Document:
     """Schema 1 is the first with a number; its keys are those of before."""
-    return given
+    return input
 
 
-def host_workflow_input_from_0_to_1(given: Document) -> Document:
+def host_workflow_input_from_0_to_1(input: Document) -> Document:
     """Schema 1 is the first with a number; its keys are those of before."""
-    return given
+    return input
 
 
 RUN_STATE = Versions("the run's state", {0: run_state_from_0_to_1})

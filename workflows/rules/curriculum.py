@@ -229,16 +229,16 @@ class Curriculum:
         'curriculum/<env>/pool/<pool>' for pool envs, 'curriculum/<env>/{admitted,rejected}' for
         envs with gates.
         """
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         for env in self._samplers:
             pools = self._pools_of(env)
             whole = sum(pools.counts)
             for pool, count in zip(POOLS, pools.counts, strict=True):
-                found[f"curriculum/{env}/pool/{pool}"] = count / whole
+                result[f"curriculum/{env}/pool/{pool}"] = count / whole
         for env in self._gates:
-            found[f"curriculum/{env}/admitted"] = float(self.state.admitted.pop(env, 0))
-            found[f"curriculum/{env}/rejected"] = float(self.state.rejected.pop(env, 0))
-        return found
+            result[f"curriculum/{env}/admitted"] = float(self.state.admitted.pop(env, 0))
+            result[f"curriculum/{env}/rejected"] = float(self.state.rejected.pop(env, 0))
+        return result
 
 
 def _rejects(gate: AdvantageRangeConfig, group: GroupResult) -> bool:

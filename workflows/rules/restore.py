@@ -62,7 +62,7 @@ def restored(
     state.trainer_losses = state.generation_deaths = state.config_revision = 0
     state.hosts = _hosts(config, state.hosts)
     state.limits = limits_of(config, state.limits)
-    _lease_anew(state)
+    _lease_again(state)
     TrainSink(before, state.train).uncut()
     if not resumed:
         state.overrides = {}
@@ -84,7 +84,7 @@ def _hosts(config: RunConfig, before: list[HostState]) -> list[HostState]:
     return hosts
 
 
-def _lease_anew(state: RunState) -> None:
+def _lease_again(state: RunState) -> None:
     """No generation is left; what they had in flight is to be rolled out by the next one."""
     lease = state.generations[-1].lease if state.generations else Lease()
     places = enumerate(state.put_backs, start=state.put_backs_before)

@@ -374,30 +374,30 @@ class Scheduler:
     def _admit(self, now: float) -> Part | Blocked:
         if self.control.stop or self.control.pause == "cancel":
             return Blocked("the run is stopping" if self.control.stop else "the run is paused")
-        found = self._next()
-        if found is None and self.control.pause:
+        result = self._next()
+        if result is None and self.control.pause:
             return Blocked("the run is paused")
-        if found is None:
+        if result is None:
             return Blocked(f"policy v{self.control.version + 1}")
-        if isinstance(found, GroupWork):
+        if isinstance(result, GroupWork):
             engine = self.engine()
             if engine is None:
                 return Blocked("an engine at a verified version")
-            if self.env_address(found.env) is None:
-                return Blocked(f"the env server of {found.env}")
-            found = Flight(found, engine, self.control.version)
-        size = found.work.size
-        count = min(self._part_size or size, size - found.begun)
+            if self.env_address(result.env) is None:
+                return Blocked(f"the env server of {result.env}")
+            result = Flight(result, engine, self.control.version)
+        size = result.work.size
+        count = min(self._part_size or size, size - result.begun)
         if waits := self._held_back(now, count):
             return waits
         if self.admitting:
             self.limiter.take(count)
-        if found.begun == 0:
-            self._enter(found)
-        first = found.begun
-        found.parts[first] = PartProgress(count)
-        found.begun += count
-        return Part(found.work, found.engine, first, found.begun)
+        if result.begun == 0:
+            self._enter(result)
+        first = result.begun
+        result.parts[first] = PartProgress(count)
+        result.begun += count
+        return Part(result.work, result.engine, first, result.begun)
 
     def _held_back(self, now: float, count: int) -> Blocked | None:
         """Why `count` rollouts may not start at `now`, if so."""

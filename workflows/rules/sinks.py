@@ -138,7 +138,7 @@ class TrainSink:
         self.progress.empty_batches += 1
 
     @property
-    def barren_batches(self) -> float:
+    def empty_batches_allowed(self) -> float:
         """Batches' worth of groups in a row that gave nothing to train on."""
         progress = self.progress
         rollouts = self._rollouts or self._wanted_for(self._tokens or 1)

@@ -19,22 +19,22 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.workflows.protocol.messages import RunInput
     from ratchet.workflows.protocol.state import RunState
     from ratchet.workflows.rules.live_config import limits_of, shares_after
-    from ratchet.workflows.run.outages import Mending
+    from ratchet.workflows.run.outages import Outages
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json")
 
 
-class Revisions:
+class ConfigChanges:
     """The config of one run. `config` is its newest revision; once one was `made`, the run is to go
     on with it as a new execution.
     """
 
-    def __init__(self, arg: RunInput, config: RunConfig, state: RunState, mending: Mending) -> None:
+    def __init__(self, arg: RunInput, config: RunConfig, state: RunState, mending: Outages) -> None:
         self._arg = arg
         self._state = state
-        self._mending = mending
+        self._outages = mending
         self.config = config
         self.made = False
 
@@ -82,6 +82,6 @@ class Revisions:
                 summary=f"config revision {revision}",
             )
 
-        await self._mending.carry_out(f"config revision {revision}", save)
+        await self._outages.perform(f"config revision {revision}", save)
         state.shares = shares_after(state.shares, self.config, after, state.drawn_below)
         state.config_revision, self.config, self.made = revision, after, True

@@ -17,7 +17,7 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.workflows.protocol.state import EvalEpoch, EvalProgress, RunState
     from ratchet.workflows.rules.sinks import eval_arrival
     from ratchet.workflows.rules.sources import eval_group, fired_evals
-    from ratchet.workflows.run.outages import Mending
+    from ratchet.workflows.run.outages import Outages
     from ratchet.workflows.run.status import RunLog
 
 MAX_PENDING_EVALS = 4
@@ -28,12 +28,12 @@ class Evals:
     """Acts on the evals of a run's state."""
 
     def __init__(
-        self, arg: RunInput, config: RunConfig, state: RunState, mending: Mending, log: RunLog
+        self, arg: RunInput, config: RunConfig, state: RunState, mending: Outages, log: RunLog
     ) -> None:
         self._arg = arg
         self._config = config
         self._state = state
-        self._mending = mending
+        self._outages = mending
         self._log = log
 
     def fire(self, step: int) -> None:
@@ -118,7 +118,7 @@ class Evals:
                 summary=f"eval of {epoch.env} at step {epoch.step}",
             )
 
-        result = await self._mending.carry_out(f"eval {epoch.epoch}", finalize)
+        result = await self._outages.perform(f"eval {epoch.epoch}", finalize)
         self._state.last_eval[epoch.env] = {
             "step": float(result.step),
             "reward": result.reward_mean,

@@ -296,7 +296,7 @@ class Generations:
         if broken is not None:
             text = f"{broken.name} failed {broken.downs} times in a row: {broken.detail}"
             raise RunFailed(broken.role, text)
-        if self._sink.barren_batches >= MAX_BARREN_BATCHES:
+        if self._sink.empty_batches_allowed >= MAX_BARREN_BATCHES:
             raise RunFailed(
                 "rollouts",
                 f"{state.train.barren} groups in a row had no rollout to train on; "

@@ -28,7 +28,7 @@ MENDABLE = (names.STORE_FAILED, names.NO_SPACE)
 T = TypeVar("T")
 
 
-class Mending:
+class Outages:
     """Carries out what may have to wait for the store of one run."""
 
     def __init__(self, state: RunState, log: RunLog) -> None:
@@ -37,7 +37,7 @@ class Mending:
         # What was held when the run continued as new is begun anew; only hosts live on.
         state.holds = held_hosts(state.hosts)
 
-    async def carry_out(self, what: str, make: Callable[[], Awaitable[T]]) -> T:
+    async def perform(self, what: str, make: Callable[[], Awaitable[T]]) -> T:
         """The result of `make()`, tried until it does not fail for the store's sake."""
         began: float | None = None
         try:

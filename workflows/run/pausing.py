@@ -69,7 +69,7 @@ class Pausing:
         )
         if failure is None or self._trainer.stands_at(state.step):
             await self._checkpoint()
-        await self._log.carry_out("servers to end", self._servers.put_away(), START_AT_MOST)
+        await self._log.perform("servers to end", self._servers.put_away(), START_AT_MOST)
         for host in self._fleet.hosts:
             host.downs = host.gate_failures = 0
         self._log.set_status("paused")

@@ -21,7 +21,7 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput, RunInput
     from ratchet.workflows.protocol.state import HostState, RunState
     from ratchet.workflows.rules.fleet import Fleet
-    from ratchet.workflows.run.outages import Mending
+    from ratchet.workflows.run.outages import Outages
     from ratchet.workflows.run.status import RunLog
 
 MAX_GATE_FAILURES = 3
@@ -39,7 +39,7 @@ class Servers:
         arg: RunInput,
         state: RunState,
         fleet: Fleet,
-        mending: Mending,
+        mending: Outages,
         log: RunLog,
         tolerance: float,
         *,
@@ -48,7 +48,7 @@ class Servers:
         self._arg = arg
         self._state = state
         self._fleet = fleet
-        self._mending = mending
+        self._outages = mending
         self._log = log
         self._tolerance = tolerance
         self._adaptive = adaptive
@@ -77,7 +77,7 @@ class Servers:
             if host.managed:
                 await self._gone(self._host_id(host))
                 host.up, host.verified = False, -1
-                self._mending.on_closed(host)
+                self._outages.on_closed(host)
                 host.opened += 1
 
     async def _gone(self, workflow_id: str) -> None:
@@ -176,11 +176,9 @@ class Servers:
                 summary=summary,
             )
             # An engine that is gone passes no gate.
-            return self._log.carry_out_unless(
-                lambda: live.epoch > engine.epoch or not live.up, work
-            )
+            return self._log.perform_unless(lambda: live.epoch > engine.epoch or not live.up, work)
 
-        return await self._mending.carry_out(summary, push)
+        return await self._outages.perform(summary, push)
 
     async def _on_push_failed(
         self, host: HostState, engine: HostState, version: int, error: ActivityError

@@ -125,7 +125,7 @@ class RunLog:
             return False
         return True
 
-    async def carry_out(
+    async def perform(
         self, name: str, work: Awaitable[T], at_most: timedelta, *, stoppable: bool = False
     ) -> T:
         """Awaits an activity under a name and a bound; raises as `wait` does."""
@@ -137,7 +137,7 @@ class RunLog:
             raise
         return await task
 
-    async def carry_out_unless(self, gone: Callable[[], bool], work: Awaitable[T]) -> T:
+    async def perform_unless(self, gone: Callable[[], bool], work: Awaitable[T]) -> T:
         """Awaits an activity of a particular server, and gives it up, as a cancelled one, once that
         is `gone`: what a dead process was to do would else be waited for until its time-out.
         """

@@ -31,7 +31,7 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.workflows.rules.fleet import Fleet
     from ratchet.workflows.rules.sinks import Arrivals, ship_input
     from ratchet.workflows.run.generations import Generations
-    from ratchet.workflows.run.outages import Mending
+    from ratchet.workflows.run.outages import Outages
     from ratchet.workflows.run.permits import Permits
     from ratchet.workflows.run.servers import Servers
     from ratchet.workflows.run.status import RunLog
@@ -68,7 +68,7 @@ class Steps:
         servers: Servers,
         trainer: Trainer,
         generations: Generations,
-        mending: Mending,
+        mending: Outages,
         log: RunLog,
     ) -> None:
         self._arg = arg
@@ -81,7 +81,7 @@ class Steps:
         self._servers = servers
         self._trainer = trainer
         self._generations = generations
-        self._mending = mending
+        self._outages = mending
         self._log = log
         self.shipping = False
         self.on_hold = False
@@ -139,7 +139,7 @@ class Steps:
             )
 
         try:
-            batch = await self._mending.carry_out(f"batch {step}", write)
+            batch = await self._outages.perform(f"batch {step}", write)
         except ActivityError as error:
             self._put_back_damaged(error, barren)
             return
@@ -294,4 +294,4 @@ class Steps:
                 summary=f"record step {step}",
             )
 
-        self._log.in_background(self._mending.carry_out(f"record of step {step}", record))
+        self._log.in_background(self._outages.perform(f"record of step {step}", record))

@@ -29,7 +29,7 @@ with workflow.unsafe.imports_passed_through():
     from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
     from ratchet.workflows.protocol.state import HostState, Recording, RunState, TrainedBatch
     from ratchet.workflows.rules.fleet import Fleet
-    from ratchet.workflows.run.outages import Mending
+    from ratchet.workflows.run.outages import Outages
     from ratchet.workflows.run.servers import Servers
     from ratchet.workflows.run.status import RunLog
 
@@ -50,14 +50,14 @@ class Trainer:
         state: RunState,
         fleet: Fleet,
         servers: Servers,
-        mending: Mending,
+        mending: Outages,
         log: RunLog,
     ) -> None:
         self._run_id = run_id
         self._state = state
         self._fleet = fleet
         self._servers = servers
-        self._mending = mending
+        self._outages = mending
         self._log = log
 
     async def train(self, step: int, batch: ArtifactRef) -> TrainStepResult:
@@ -225,10 +225,10 @@ class Trainer:
                 summary=summary,
             )
             # Once there is a later trainer, nobody is left to carry this out.
-            work = self._log.carry_out_unless(lambda: live.epoch > host.epoch, work)
-            return self._log.carry_out(waits_for or summary, work, policies.STEP_TIMEOUT)
+            work = self._log.perform_unless(lambda: live.epoch > host.epoch, work)
+            return self._log.perform(waits_for or summary, work, policies.STEP_TIMEOUT)
 
-        return await self._mending.carry_out(summary, attempt)
+        return await self._outages.perform(summary, attempt)
 
     async def _on_lost(self, host: HostState, error: ActivityError) -> None:
         state, reason = self._state, cause_of(error)

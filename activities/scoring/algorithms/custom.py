@@ -38,12 +38,12 @@ def _import_from(folder: str, module: str) -> ModuleType:
     if they are of the same package and imported relatively.
     """
     top, _, rest = module.partition(".")
-    found = PathFinder.find_spec(top, [str(Path(folder).expanduser())])
-    if found is None or found.origin is None:
+    result = PathFinder.find_spec(top, [str(Path(folder).expanduser())])
+    if result is None or result.origin is None:
         raise ModuleNotFoundError(f"there is no module {top!r} in {folder!r}")
     alias = f"ratchet_custom_{uuid.uuid4().hex[:12]}_{top}"
     spec = importlib.util.spec_from_file_location(
-        alias, found.origin, submodule_search_locations=found.submodule_search_locations
+        alias, result.origin, submodule_search_locations=result.submodule_search_locations
     )
     assert spec is not None and spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
@@ -116,23 +116,23 @@ class Custom(Algorithm):
         """Calls the function and checks what it returns."""
         name = self._config.function
         try:
-            found = self._function(list(rollouts), **self._config.kwargs)
-            if inspect.isawaitable(found):
-                found = await found
+            result = self._function(list(rollouts), **self._config.kwargs)
+            if inspect.isawaitable(result):
+                result = await result
         except Exception as error:
             raise CreditError(f"{name} raised {_said(error)}") from error
-        found = _plain(found)
-        if not isinstance(found, list | tuple):
+        result = _plain(result)
+        if not isinstance(result, list | tuple):
             raise CreditError(
-                f"{name} must return a list with one entry per rollout, not {type(found).__name__}"
+                f"{name} must return a list with one entry per rollout, not {type(result).__name__}"
             )
-        if len(found) != len(rollouts):
+        if len(result) != len(rollouts):
             raise CreditError(
-                f"{name} returned {len(found)} entries for {len(rollouts)} rollouts; it must "
+                f"{name} returned {len(result)} entries for {len(rollouts)} rollouts; it must "
                 "return one for each"
             )
         return credits_of(
-            [self._checked(one, rollout) for one, rollout in zip(found, rollouts, strict=True)]
+            [self._checked(one, rollout) for one, rollout in zip(result, rollouts, strict=True)]
         )
 
     def _checked(self, value: Any, rollout: RolloutView) -> Advantage:

@@ -42,5 +42,5 @@ class HierarchicalGrpo(Algorithm):
         self, rollouts: Sequence[RolloutView], state: Mapping[str, float]
     ) -> list[Credit]:
         """The advantages as credit."""
-        found = self.advantages(rollouts)
-        return [Credit(per_agent(r, own)) for r, own in zip(rollouts, found, strict=True)]
+        result = self.advantages(rollouts)
+        return [Credit(per_agent(r, own)) for r, own in zip(rollouts, result, strict=True)]

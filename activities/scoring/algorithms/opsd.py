@@ -41,14 +41,14 @@ class Opsd(Algorithm):
         """
         key = self._config.demo_key
         info = task.get("info")
-        found = info.get(key) if isinstance(info, Mapping) else None
-        found = task.get(key) if found is None else found
-        if not isinstance(found, str) or not found.strip():
+        result = info.get(key) if isinstance(info, Mapping) else None
+        result = task.get(key) if result is None else result
+        if not isinstance(result, str) or not result.strip():
             raise CreditError(
                 f"algorithm 'opsd' needs a demonstration, and task {task.get('idx', '')} has no "
                 f"text {key!r} in its info or at its top level; set algo.demo_key to where it is"
             )
-        return found
+        return result
 
     async def score_rollout(self, rollout: RolloutView) -> Credit:
         """The component, so that filters see a rollout without advantages."""

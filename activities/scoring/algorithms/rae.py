@@ -21,11 +21,11 @@ class Rae(Algorithm):
 
     def observed(self, rollouts: Sequence[RolloutView]) -> dict[str, list[float]]:
         """Rewards by agent, in rollout order."""
-        found: dict[str, list[float]] = {}
+        result: dict[str, list[float]] = {}
         for rollout in rollouts:
             for trace in rollout.agents:
-                found.setdefault(trace.agent, []).append(trace.reward)
-        return found
+                result.setdefault(trace.agent, []).append(trace.reward)
+        return result
 
     async def score_group(
         self, rollouts: Sequence[RolloutView], state: Mapping[str, float]

@@ -5,7 +5,7 @@ import gzip
 import pytest
 from temporalio.client import WorkflowHistory
 
-from ratchet.api.temporal.event_log import Happening, Teller, parse_cursor
+from ratchet.api.temporal.event_log import LoggedEvent, Teller, parse_cursor
 from ratchet.api.temporal.histories import _decode
 from tests import ROOT
 
@@ -13,10 +13,10 @@ HISTORIES = ROOT / "tests" / "workflow" / "histories"
 EXECUTION = "00000000-0000-0000-0000-000000000000"
 
 
-async def told(name: str) -> tuple[list[Happening], Teller]:
+async def told(name: str) -> tuple[list[LoggedEvent], Teller]:
     raw = gzip.decompress((HISTORIES / f"{name}.json.gz").read_bytes()).decode()
     teller = Teller(EXECUTION, _decode)
-    found: list[Happening] = []
+    found: list[LoggedEvent] = []
     for event in WorkflowHistory.from_json("run", raw).events:
         found += await teller.take(event)
     return found, teller
