@@ -96,7 +96,7 @@ nightly-growth: bench-growth
 nightly-python313:
 	tests/nightly/python313.sh
 
-# Faults on the real stack, and proof that nothing was lost: every role once, some 7 minutes on two
+# Faults on the real stack, and proof that nothing was lost: every role once, some 5 minutes on two
 # cores. SOAK=1h for randomly spaced faults, FAULTS=150 of them; SEED=1 for others.
 chaos: setup
 	@$(BIN)/python -m tests.chaos --seed $(SEED) $(if $(SOAK),--soak $(SOAK),--quick) $(if $(FAULTS),--faults $(FAULTS)) $(if $(EVERY),--every $(EVERY))

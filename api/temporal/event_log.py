@@ -108,7 +108,7 @@ class Teller:
         self._decode = decode
         self._memo: dict[str, Any] = {}
         self._begun: dict[int, _Begun] = {}
-        self._result: list[LoggedEvent] = []
+        self._events: list[LoggedEvent] = []
         self._event: HistoryEvent = HistoryEvent()
         self._evals: set[str] = set()
         """Epochs of evals whose beginning was told."""
@@ -123,7 +123,7 @@ class Teller:
 
     async def take(self, event: HistoryEvent) -> list[LoggedEvent]:
         """What the next event of the history tells, in order."""
-        self._result, self._event = [], event
+        self._events, self._event = [], event
         match event.WhichOneof("attributes"):
             case "workflow_execution_started_event_attributes":
                 await self._on_started()
@@ -189,7 +189,7 @@ class Teller:
                 self._on_end("failed", said)
             case _:
                 pass
-        return self._result
+        return self._events
 
     def _tell(
         self,
@@ -200,10 +200,10 @@ class Teller:
         source: str = "run",
         data: dict[str, Any] | None = None,
     ) -> None:
-        self._result.append(
+        self._events.append(
             LoggedEvent(
                 self._execution,
-                (self._event.event_id, len(self._result)),
+                (self._event.event_id, len(self._events)),
                 kind,
                 _when(self._event.event_time),
                 redacted(message, 4000),
