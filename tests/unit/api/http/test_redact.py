@@ -191,7 +191,7 @@ def test_events_tell_no_secrets() -> None:
     teller._on_memo({"error": {"code": "x", "message": SAID}, "end_reason": SAID})
     teller._on_end("failed", SAID)
     assert len(teller._events) >= 4
-    assert "hunter2" not in str(teller._events) and HIDDEN in str(teller._found[-1].data["error"])
+    assert "hunter2" not in str(teller._events) and HIDDEN in str(teller._events[-1].data["error"])
 
 
 def test_errors_of_rollouts_tell_no_secrets() -> None:
