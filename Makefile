@@ -16,9 +16,12 @@ SEED ?= 0
 SET ?=
 PORT ?= 8070
 HARDWARE := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo cuda || echo cpu)
-LOCK := requirements/$(HARDWARE).lock
+# GPU images bring Python 3.12, for which vLLM takes other versions.
+ON_312 := $(shell $(PYTHON) -c 'import sys; print("-312" * (sys.version_info[:2] == (3, 12)))' 2>/dev/null)
+LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
+GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: setup browser demo teacher examples test e2e-stack e2e-others test-long chaos nightly up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
+.PHONY: setup browser demo teacher examples test e2e-stack e2e-others test-long chaos nightly gpu up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
 
 setup: $(VENV)/.ready
 
@@ -101,6 +104,12 @@ nightly-python313:
 chaos: setup
 	@$(BIN)/python -m tests.chaos --seed $(SEED) $(if $(SOAK),--soak $(SOAK),--quick) $(if $(FAULTS),--faults $(FAULTS)) $(if $(EVERY),--every $(EVERY))
 
+# Tests that need an NVIDIA GPU. GPU_PYTHON=python3 for a machine whose own Python has torch, vLLM and
+# the rest: Ratchet is then imported from this checkout, by a folder that holds nothing beside it.
+gpu:
+	@mkdir -p .ratchet/gpu && ln -sfn "$(CURDIR)/ratchet" .ratchet/gpu/ratchet
+	PYTHONPATH="$(CURDIR)/.ratchet/gpu$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m pytest -q -m gpu tests
+
 # Trains recorded batches again and compares the bits: RUN=…, FROM=0 TO=20, OPTIONS="--threads 2".
 replay: setup
 	@$(BIN)/python -m ratchet.activities.training.replay $(RUN) $(if $(FROM),--from $(FROM)) $(if $(TO),--to $(TO)) $(OPTIONS)
@@ -144,6 +153,7 @@ LOCAL := pyproject.toml --extra rollout --extra trainer --extra stack --group de
 lock: setup
 	$(COMPILE) $(WITHOUT_TORCH) requirements/cpu.in $(LOCAL) -o requirements/cpu.lock
 	$(COMPILE) $(LOCAL) --extra cuda -o requirements/cuda.lock
+	$(COMPILE) --python-version 3.12 $(LOCAL) --extra cuda -o requirements/cuda-312.lock
 	$(COMPILE) -c requirements/cpu.lock pyproject.toml --extra api -o requirements/control.lock
 	$(COMPILE) -c requirements/cpu.lock $(WITHOUT_TORCH) pyproject.toml --extra rollout -o requirements/rollout.lock
 	$(COMPILE) -c requirements/cpu.lock --group build -o requirements/build.lock

@@ -20,6 +20,7 @@ LOCAL = {"rollout", "trainer", "stack"}
 LOCKS = {
     "cpu": LOCAL,
     "cuda": LOCAL | {"cuda"},
+    "cuda-312": LOCAL | {"cuda"},
     "control": {"api"},
     "rollout": {"rollout"},
 }

@@ -202,6 +202,7 @@ def test_a_step_has_no_operation_that_is_refused_on_a_gpu(
     assert not found.seen & {*REFUSED, "cumsum of floats"}
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.timeout(600)
