@@ -159,3 +159,15 @@ async def reading(
     # A handler that is at work when its page goes would raise in whatever is done next.
     await reader.page.unroute_all(behavior="ignoreErrors")
     await context.close()
+
+
+async def confirm(page: Any) -> None:
+    """Sends the open dialog, which closes once the API has answered."""
+    await page.locator("dialog button[type=submit]").click()
+    await page.locator("dialog").wait_for(state="detached")
+
+
+async def act(page: Any, verb: str) -> None:
+    """Asks something of the run that is shown."""
+    await page.locator(f"button[data-verb={verb}]").click()
+    await confirm(page)

@@ -1,4 +1,4 @@
-"""The dashboard in real Chromium: on recorded runs, one of them 10,000 steps long, and a live one.
+"""The dashboard in real Chromium: on recorded runs, one of them 10,000 steps long.
 
 The recorded runs are served by an API process; Temporal knows each as an execution that nobody
 works on. Chromium and the package playwright are needed. RATCHET_SCREENSHOTS names a folder to
@@ -27,9 +27,8 @@ from ratchet.activities.contracts.wire import WIRE
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.http.keys import digest
 from ratchet.worker.compat import Worker
-from ratchet.worker.stack import Stack
 from tests.e2e import recorded
-from tests.e2e.browsing import DESKTOP, PHONE, ROOT, browsing, reading, serving
+from tests.e2e.browsing import DESKTOP, PHONE, act, browsing, confirm, reading, serving
 from tests.unit.api.conftest import temporal_binary
 from tests.unit.api.standin import Preflight, TrainingRun
 
@@ -111,18 +110,6 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
                     kept = os.environ.get("RATCHET_SCREENSHOTS")
                     pictures = Path(kept) if kept else home / "screenshots"
                     yield Site(api, browser, address, pictures)
-
-
-async def confirm(page: Any) -> None:
-    """Sends the open dialog, which closes once the API has answered."""
-    await page.locator("dialog button[type=submit]").click()
-    await page.locator("dialog").wait_for(state="detached")
-
-
-async def act(page: Any, verb: str) -> None:
-    """Asks something of the run that is shown."""
-    await page.locator(f"button[data-verb={verb}]").click()
-    await confirm(page)
 
 
 @pytest.mark.alone
@@ -593,46 +580,3 @@ async def test_launch_and_every_control(site: Site) -> None:
             await expect(page.locator(".events")).to_contain_text(word)
         # A refused fork is an answer of the API, which Chromium counts among errors.
         assert [c for c in reader.complaints if "409" not in c] == []
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-async def test_a_live_run_from_launch_to_fork(stack: Stack) -> None:
-    """On the whole real stack: launch, watch it move, read a rollout, eval, pause, resume, fork."""
-    where = stack.up()
-    async with browsing() as browser, reading(browser, where.api) as reader:
-        page = reader.page
-        page.set_default_timeout(240_000)
-
-        await reader.open("#/launch", '="launch"')
-        text = (ROOT / "configs" / "examples" / "reverse_text.toml").read_text()
-        await page.get_by_label("Language of the text").select_option("toml")
-        await page.get_by_label("Config as text").fill(text)
-        await page.locator(".verdict .fine").wait_for()
-        await page.get_by_role("button", name="Launch").click()
-        await page.get_by_role("heading", name="reverse-text-").wait_for()
-        address = page.url
-        await page.wait_for_selector("#link[data-state=live]")
-        await page.wait_for_selector("#panel-reward canvas")
-        step = page.locator(".facts div").first.locator("dd")
-        before = await step.inner_text()
-        await expect(step).not_to_have_text(before, use_inner_text=True, timeout=240_000)
-        await act(page, "eval")
-        await page.get_by_role("link", name="Rollouts").click()
-        await page.locator("a.rollout").first.click()
-        await page.wait_for_selector("article.card.current .token")
-        await page.get_by_role("link", name="Timeline").click()
-        await page.wait_for_selector('html[data-ready="timeline"]', state="attached")
-        await act(page, "pause")
-        await page.locator(".badge.warn", has_text="paused").wait_for()
-        await act(page, "resume")
-        await page.locator(".badge.good", has_text="running").wait_for()
-        await act(page, "fork")
-        await page.wait_for_url(lambda url: "/runs/" in url and not url.startswith(address))
-        await page.locator(".badge.good", has_text="running").wait_for()
-        await act(page, "stop")
-        await page.locator(".badge.done", has_text="succeeded").wait_for()
-        await page.goto(address)
-        await act(page, "stop")
-        await page.locator(".badge.done", has_text="succeeded").wait_for()
-        assert reader.complaints == []

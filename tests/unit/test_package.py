@@ -149,7 +149,7 @@ def test_locks_hold_what_the_extras_ask_for(lock: str) -> None:
         dockerfile = (ROOT / "docker" / "Dockerfile").read_text()
         assert f"ARG TORCH_VERSION={str(torch.specifier).removeprefix('==')}\n" in dockerfile
     missed = [str(r) for r in asked if not r.specifier.contains(versions.get(r.name, "0"))]
-    assert not missed, "`make lock` resolves them anew"
+    assert not missed, "`make lock` resolves them again"
 
 
 def test_pre_commit_has_the_locked_ruff() -> None:
