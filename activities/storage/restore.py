@@ -32,7 +32,7 @@ from ratchet.configs.upgrades import read_config
 from ratchet.configs.versions import NewerSchema, Versions
 
 _REFERENCE = frozenset(field.name for field in fields(ArtifactRef))
-"""By which a reference is told from other objects of a state, which is not read otherwise."""
+"""Keys that tell a reference from any other object of a state, which is not decoded here."""
 
 
 @dataclass(frozen=True)

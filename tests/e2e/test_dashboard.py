@@ -183,7 +183,7 @@ async def test_pages_are_accessible_and_quiet(site: Site, name: str, scheme: str
 
 
 async def test_a_button_is_not_lost_while_it_is_pressed(site: Site) -> None:
-    """What is told of the run is written anew between press and release."""
+    """The facts of the run are drawn again between press and release."""
     async with reading(site.browser, site.api) as reader:
         page = reader.page
         await reader.open("#/runs/short", '="all"')
