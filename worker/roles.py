@@ -15,6 +15,7 @@ from ratchet.activities.contracts.names import Queues
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import StorageFailures
 from ratchet.worker.compat import Worker
+from ratchet.worker.sandbox import SANDBOX
 from ratchet.worker.settings import Deployment
 
 HEARTBEATS_AT_LEAST_EVERY = timedelta(seconds=1)
@@ -71,6 +72,7 @@ def orchestrator(
             interceptors=[StorageFailures(), *watching, *interceptors_of(deployment)],
             max_concurrent_workflow_tasks=8,
             max_concurrent_activities=32,
+            workflow_runner=SANDBOX,
             sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,
             graceful_shutdown_timeout=GRACE,
             **options_of(deployment),

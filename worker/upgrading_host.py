@@ -3,10 +3,8 @@
 from temporalio import workflow
 from temporalio.common import VersioningBehavior
 
-with workflow.unsafe.imports_passed_through():
-    from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput
-
 from ratchet.workflows.host import Host
+from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput
 
 
 @workflow.defn(name=HOST, versioning_behavior=VersioningBehavior.AUTO_UPGRADE)

@@ -7,36 +7,34 @@ what it admits.
 """
 
 import asyncio
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, Literal
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
 
-with workflow.unsafe.imports_passed_through():
-    from dataclasses import dataclass, field, replace
-    from datetime import timedelta
-    from typing import Any, Literal
-
-    from ratchet.activities.contracts import names
-    from ratchet.activities.contracts.rollouts import (
-        EngineTarget,
-        FinalizeGroupInput,
-        GroupResult,
-        GroupWork,
-        Released,
-        RunRolloutsInput,
-    )
-    from ratchet.configs.upgrades import read_config
-    from ratchet.workflows.protocol import policies
-    from ratchet.workflows.protocol.errors import cause_of, type_of
-    from ratchet.workflows.protocol.messages import (
-        DISPATCH,
-        Control,
-        DispatchInput,
-        DispatchReport,
-        LostServer,
-    )
-    from ratchet.workflows.protocol.policies import rest_after
-    from ratchet.workflows.rules.scheduler import Part, Scheduler
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.rollouts import (
+    EngineTarget,
+    FinalizeGroupInput,
+    GroupResult,
+    GroupWork,
+    Released,
+    RunRolloutsInput,
+)
+from ratchet.configs.upgrades import read_config
+from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.errors import cause_of, type_of
+from ratchet.workflows.protocol.messages import (
+    DISPATCH,
+    Control,
+    DispatchInput,
+    DispatchReport,
+    LostServer,
+)
+from ratchet.workflows.protocol.policies import rest_after
+from ratchet.workflows.rules.scheduler import Part, Scheduler
 
 SIGN_OF_LIFE = timedelta(seconds=60)
 MAX_ADMISSIONS_PER_TASK = 64

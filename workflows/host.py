@@ -6,19 +6,17 @@ reports only what the activity cannot: that it gave up.
 """
 
 import asyncio
+from dataclasses import replace
+from functools import partial
 
 from temporalio import workflow
 
-with workflow.unsafe.imports_passed_through():
-    from dataclasses import replace
-    from functools import partial
-
-    from ratchet.activities.contracts import names
-    from ratchet.activities.contracts.hosting import HostInput, HostReport
-    from ratchet.activities.contracts.names import workflow_of
-    from ratchet.workflows.protocol import policies
-    from ratchet.workflows.protocol.errors import cause_of
-    from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.hosting import HostInput, HostReport
+from ratchet.activities.contracts.names import workflow_of
+from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.errors import cause_of
+from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput
 
 EPOCHS_PER_RESTART = 1000
 

@@ -9,13 +9,12 @@ from typing import Any
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
-with workflow.unsafe.imports_passed_through():
-    from ratchet.activities.contracts import names
-    from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
-    from ratchet.configs.upgrades import read_config
-    from ratchet.workflows.protocol import policies
-    from ratchet.workflows.protocol.messages import PREFLIGHT, PreflightInput
-    from ratchet.workflows.rules.curriculum import too_large
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+from ratchet.configs.upgrades import read_config
+from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.messages import PREFLIGHT, PreflightInput
+from ratchet.workflows.rules.curriculum import too_large
 
 OUTSIDE = ("custom", "echo", "opd", "opsd", "sft")
 

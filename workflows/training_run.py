@@ -12,61 +12,57 @@ servers are kept alive by Host workflows; both report by signal. Invariants:
 """
 
 import asyncio
+import json
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
 from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ApplicationError
 
-with workflow.unsafe.imports_passed_through():
-    import json
-    from dataclasses import replace
-    from datetime import timedelta
-
-    from ratchet.activities.contracts import names
-    from ratchet.activities.contracts.checks import CheckResult
-    from ratchet.activities.contracts.hosting import ENGINE_LOAD, EngineLoad, HostReport
-    from ratchet.activities.contracts.training import (
-        PolicyResult,
-        PreparePolicyInput,
-        RestoreInput,
-        RestoreResult,
-    )
-    from ratchet.activities.contracts.upgrades import CHECKPOINT_STATE
-    from ratchet.activities.contracts.wire import decoded
-    from ratchet.configs.upgrades import config_document, read_config
-    from ratchet.workflows.protocol import policies
-    from ratchet.workflows.protocol.errors import Paused, RunFailed, Stopped, cause_of
-    from ratchet.workflows.protocol.messages import (
-        CHANGE_CONFIG,
-        TRAINING_RUN,
-        DispatchReport,
-        PreflightInput,
-        RunInput,
-        normal_signal_name,
-        parse_pause,
-        parse_stop,
-    )
-    from ratchet.workflows.protocol.state import RunState
-    from ratchet.workflows.rules.curriculum import Curriculum
-    from ratchet.workflows.rules.fleet import Fleet, hosts_of
-    from ratchet.workflows.rules.live_config import limits_of
-    from ratchet.workflows.rules.restore import kept, restored
-    from ratchet.workflows.rules.sinks import Arrivals, TrainSink
-    from ratchet.workflows.run.config_changes import ConfigChanges
-    from ratchet.workflows.run.evals import Evals
-    from ratchet.workflows.run.generations import OVER, Generations
-    from ratchet.workflows.run.outages import Outages
-    from ratchet.workflows.run.pausing import Pausing
-    from ratchet.workflows.run.permits import Permits
-    from ratchet.workflows.run.servers import Servers
-    from ratchet.workflows.run.status import RunLog, progress
-    from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after
-    from ratchet.workflows.run.trainer import MOST_RECORDED, Trainer
-
-# With the rooms it would escape the sandbox, being a workflow's module.
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.checks import CheckResult
+from ratchet.activities.contracts.hosting import ENGINE_LOAD, EngineLoad, HostReport
+from ratchet.activities.contracts.training import (
+    PolicyResult,
+    PreparePolicyInput,
+    RestoreInput,
+    RestoreResult,
+)
+from ratchet.activities.contracts.upgrades import CHECKPOINT_STATE
+from ratchet.activities.contracts.wire import decoded
+from ratchet.configs.upgrades import config_document, read_config
 from ratchet.workflows.preflight import run_preflight
+from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.errors import Paused, RunFailed, Stopped, cause_of
+from ratchet.workflows.protocol.messages import (
+    CHANGE_CONFIG,
+    TRAINING_RUN,
+    DispatchReport,
+    PreflightInput,
+    RunInput,
+    normal_signal_name,
+    parse_pause,
+    parse_stop,
+)
+from ratchet.workflows.protocol.state import RunState
+from ratchet.workflows.rules.curriculum import Curriculum
+from ratchet.workflows.rules.fleet import Fleet, hosts_of
+from ratchet.workflows.rules.live_config import limits_of
+from ratchet.workflows.rules.restore import kept, restored
+from ratchet.workflows.rules.sinks import Arrivals, TrainSink
+from ratchet.workflows.run.config_changes import ConfigChanges
+from ratchet.workflows.run.evals import Evals
+from ratchet.workflows.run.generations import OVER, Generations
+from ratchet.workflows.run.outages import Outages
+from ratchet.workflows.run.pausing import Pausing
+from ratchet.workflows.run.permits import Permits
+from ratchet.workflows.run.servers import Servers
+from ratchet.workflows.run.status import RunLog, progress
+from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after
+from ratchet.workflows.run.trainer import MOST_RECORDED, Trainer
 
 QUEUED_AT_MOST = timedelta(days=7)
 CLOSE_AT_MOST = timedelta(seconds=60)

@@ -39,6 +39,7 @@ from ratchet.activities.contracts.wire import WIRE
 from ratchet.configs.load import validate
 from ratchet.worker.compat import Worker
 from ratchet.worker.roles import STICKY_TIMEOUT
+from ratchet.worker.sandbox import SANDBOX
 from ratchet.worker.stack import DYNAMIC_CONFIG, SQLITE_PRAGMAS
 from ratchet.workflows.dispatch import Dispatch
 from ratchet.workflows.host import Host
@@ -188,6 +189,7 @@ def worker(world: BenchWorld, at_once: int) -> Worker:
         task_queue=world.queues.orchestrator,
         workflows=[TrainingRun, Dispatch, Host, Preflight],
         activities=world.activities(),
+        workflow_runner=SANDBOX,
         max_concurrent_workflow_tasks=8,
         max_concurrent_activities=at_once + 64,
         sticky_queue_schedule_to_start_timeout=STICKY_TIMEOUT,

@@ -14,6 +14,7 @@ from ratchet.activities.contracts.names import HOST_SERVER, Queues
 from ratchet.configs.load import validate
 from ratchet.worker.compat import Worker
 from ratchet.worker.roles import HEARTBEATS_AT_LEAST_EVERY
+from ratchet.worker.sandbox import SANDBOX
 from ratchet.workflows.dispatch import Dispatch
 from ratchet.workflows.host import Host
 from ratchet.workflows.preflight import Preflight
@@ -60,6 +61,7 @@ def worker(world: World, cached: int = 100) -> Worker:
         task_queue=world.queues.orchestrator,
         workflows=[TrainingRun, Dispatch, Host, Preflight],
         activities=world.activities(),
+        workflow_runner=SANDBOX,
         max_cached_workflows=cached,
         max_concurrent_workflow_task_polls=2 if cached else 1,
         **BEATS,

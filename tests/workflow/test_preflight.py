@@ -13,6 +13,7 @@ from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.scoring.check import AlgorithmActivities
 from ratchet.configs.load import validate
 from ratchet.worker.compat import Worker
+from ratchet.worker.sandbox import SANDBOX
 from ratchet.workflows.preflight import Preflight
 from ratchet.workflows.protocol.messages import PREFLIGHT, PreflightInput
 from tests.workflow.world import World
@@ -41,7 +42,13 @@ async def test_custom_function_is_checked_before_a_run(temporal: Client, tmp_pat
         return result
 
     activities = [*world.activities(), checks]
-    async with Worker(temporal, task_queue=queue, workflows=[Preflight], activities=activities):
+    async with Worker(
+        temporal,
+        task_queue=queue,
+        workflows=[Preflight],
+        workflow_runner=SANDBOX,
+        activities=activities,
+    ):
         good = await preflight("my_credit:half")
         bad = await preflight("my_credit:whole")
     assert good.problems == [] and good.examples

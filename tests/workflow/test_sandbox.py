@@ -58,7 +58,7 @@ HEAVY = {"fastapi", "torch", "transformers", "uvicorn", "verifiers", "vllm"}
 LOADS = """
 import asyncio, json, sys
 from temporalio import workflow
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
+from ratchet.worker.sandbox import SANDBOX
 from ratchet.worker.settings import Deployment
 from ratchet.worker.versioning import workflows_of
 
@@ -72,7 +72,7 @@ async def main():
         for defined in workflows_of(deployment):
             Asked.names = found[defined.__module__] = []
             prepared = workflow._Definition.must_from_class(defined)
-            SandboxedWorkflowRunner().prepare_workflow(prepared)
+            SANDBOX.prepare_workflow(prepared)
 
 found = {"the worker": Asked.names}
 sys.meta_path.insert(0, Asked())

@@ -37,6 +37,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.activities.contracts.names import Queues
 from ratchet.worker.compat import Worker
+from ratchet.worker.sandbox import SANDBOX
 from ratchet.worker.settings import Deployment
 from ratchet.worker.versioning import interceptors_of, make_first_current, options_of, workflows_of
 from tests import ROOT
@@ -77,6 +78,7 @@ def build(world: World, deployment: Deployment) -> Worker:
         world.client,
         task_queue=world.queues.orchestrator,
         workflows=workflows_of(deployment),
+        workflow_runner=SANDBOX,
         activities=world.activities(),
         sticky_queue_schedule_to_start_timeout=timedelta(seconds=2),
         interceptors=interceptors_of(deployment),

@@ -4,22 +4,21 @@ Invariants: whatever was changed is durable; a revision is in the store before a
 it, and the run goes on as a new execution whose every part knows it.
 """
 
+from collections.abc import Awaitable
+from typing import Any
+
 from temporalio import workflow
 
-with workflow.unsafe.imports_passed_through():
-    from collections.abc import Awaitable
-    from typing import Any
-
-    from ratchet.activities.contracts import names
-    from ratchet.activities.contracts.training import SaveConfigInput
-    from ratchet.configs.live import changed, needs_revision
-    from ratchet.configs.run import RunConfig
-    from ratchet.configs.upgrades import config_document
-    from ratchet.workflows.protocol import policies
-    from ratchet.workflows.protocol.messages import RunInput
-    from ratchet.workflows.protocol.state import RunState
-    from ratchet.workflows.rules.live_config import limits_of, shares_after
-    from ratchet.workflows.run.outages import Outages
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.training import SaveConfigInput
+from ratchet.configs.live import changed, needs_revision
+from ratchet.configs.run import RunConfig
+from ratchet.configs.upgrades import config_document
+from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.messages import RunInput
+from ratchet.workflows.protocol.state import RunState
+from ratchet.workflows.rules.live_config import limits_of, shares_after
+from ratchet.workflows.run.outages import Outages
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:

@@ -4,21 +4,20 @@ Invariants: an eval that a step makes due is opened once, over any resume; an ep
 once, when all of its groups were delivered.
 """
 
+from collections.abc import Awaitable
+
 from temporalio import workflow
 
-with workflow.unsafe.imports_passed_through():
-    from collections.abc import Awaitable
-
-    from ratchet.activities.contracts import names
-    from ratchet.activities.contracts.rollouts import EvalResult, FinalizeEvalInput, GroupResult
-    from ratchet.configs.run import RunConfig
-    from ratchet.workflows.protocol import policies
-    from ratchet.workflows.protocol.messages import RunInput, parse_trigger_eval
-    from ratchet.workflows.protocol.state import EvalEpoch, EvalProgress, RunState
-    from ratchet.workflows.rules.sinks import eval_arrival
-    from ratchet.workflows.rules.sources import eval_group, fired_evals
-    from ratchet.workflows.run.outages import Outages
-    from ratchet.workflows.run.status import RunLog
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.rollouts import EvalResult, FinalizeEvalInput, GroupResult
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.messages import RunInput, parse_trigger_eval
+from ratchet.workflows.protocol.state import EvalEpoch, EvalProgress, RunState
+from ratchet.workflows.rules.sinks import eval_arrival
+from ratchet.workflows.rules.sources import eval_group, fired_evals
+from ratchet.workflows.run.outages import Outages
+from ratchet.workflows.run.status import RunLog
 
 MAX_PENDING_EVALS = 4
 """Of one env; what is triggered beyond them is ignored."""

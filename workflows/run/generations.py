@@ -6,30 +6,29 @@ handing over delivers nothing more: what it had in flight is rolled out by the n
 same ids, so that whatever its activities committed is adopted.
 """
 
+from dataclasses import replace
+from datetime import datetime, timedelta
+
 from temporalio import workflow
 
-with workflow.unsafe.imports_passed_through():
-    from dataclasses import replace
-    from datetime import datetime, timedelta
-
-    from ratchet.activities.contracts.rollouts import GroupResult
-    from ratchet.activities.contracts.statuses import ENDED
-    from ratchet.configs.run import RunConfig
-    from ratchet.workflows.protocol.errors import RunFailed
-    from ratchet.workflows.protocol.messages import (
-        DISPATCH,
-        Control,
-        DispatchInput,
-        DispatchReport,
-        RunInput,
-    )
-    from ratchet.workflows.protocol.state import GenerationState, Lease, RunState
-    from ratchet.workflows.rules.curriculum import Curriculum
-    from ratchet.workflows.rules.fleet import Fleet
-    from ratchet.workflows.rules.sinks import TrainSink
-    from ratchet.workflows.rules.sources import TrainSource, next_attempt
-    from ratchet.workflows.run.servers import Servers, is_running
-    from ratchet.workflows.run.status import RunLog
+from ratchet.activities.contracts.rollouts import GroupResult
+from ratchet.activities.contracts.statuses import ENDED
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol.errors import RunFailed
+from ratchet.workflows.protocol.messages import (
+    DISPATCH,
+    Control,
+    DispatchInput,
+    DispatchReport,
+    RunInput,
+)
+from ratchet.workflows.protocol.state import GenerationState, Lease, RunState
+from ratchet.workflows.rules.curriculum import Curriculum
+from ratchet.workflows.rules.fleet import Fleet
+from ratchet.workflows.rules.sinks import TrainSink
+from ratchet.workflows.rules.sources import TrainSource, next_attempt
+from ratchet.workflows.run.servers import Servers, is_running
+from ratchet.workflows.run.status import RunLog
 
 MAX_BARREN_BATCHES = 10
 LAST_WORD_WITHIN = timedelta(seconds=10)

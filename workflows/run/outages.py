@@ -8,20 +8,18 @@ Invariants:
   lasted for hours is not mended sooner for being asked every moment.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
-with workflow.unsafe.imports_passed_through():
-    from collections.abc import Awaitable, Callable
-
-    from ratchet.activities.contracts import names
-    from ratchet.workflows.protocol.errors import cause_of, type_of
-    from ratchet.workflows.protocol.policies import rest_after
-    from ratchet.workflows.protocol.state import HostState, RunState
-    from ratchet.workflows.rules.fleet import held_hosts, hold_of
-    from ratchet.workflows.run.status import RunLog
+from ratchet.activities.contracts import names
+from ratchet.workflows.protocol.errors import cause_of, type_of
+from ratchet.workflows.protocol.policies import rest_after
+from ratchet.workflows.protocol.state import HostState, RunState
+from ratchet.workflows.rules.fleet import held_hosts, hold_of
+from ratchet.workflows.run.status import RunLog
 
 MENDABLE = (names.STORE_FAILED, names.NO_SPACE)
 

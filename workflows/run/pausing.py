@@ -5,20 +5,17 @@ rolled out twice. Groups that are given up to pause at once are leased anew unde
 that their rollouts that had ended are adopted.
 """
 
-from temporalio import workflow
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
 
-with workflow.unsafe.imports_passed_through():
-    from collections.abc import Awaitable, Callable
-    from datetime import timedelta
-
-    from ratchet.workflows.protocol.errors import RunFailed
-    from ratchet.workflows.protocol.state import RunState
-    from ratchet.workflows.rules.fleet import Fleet
-    from ratchet.workflows.run.generations import Generations
-    from ratchet.workflows.run.servers import Servers
-    from ratchet.workflows.run.status import RunLog
-    from ratchet.workflows.run.steps import START_AT_MOST, Steps
-    from ratchet.workflows.run.trainer import Trainer
+from ratchet.workflows.protocol.errors import RunFailed
+from ratchet.workflows.protocol.state import RunState
+from ratchet.workflows.rules.fleet import Fleet
+from ratchet.workflows.run.generations import Generations
+from ratchet.workflows.run.servers import Servers
+from ratchet.workflows.run.status import RunLog
+from ratchet.workflows.run.steps import START_AT_MOST, Steps
+from ratchet.workflows.run.trainer import Trainer
 
 PAUSED_AT_MOST = timedelta(days=3650)
 

@@ -4,25 +4,23 @@ Invariant: an engine is verified at a version only after a push of exactly that 
 gate in the engine's current epoch. An engine that fails the gate is restarted.
 """
 
+from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
-with workflow.unsafe.imports_passed_through():
-    from collections.abc import Awaitable
-    from dataclasses import replace
-
-    from ratchet.activities.contracts import names
-    from ratchet.activities.contracts.hosting import DescribeInput, HostInput, HostRole
-    from ratchet.activities.contracts.training import PUSH_TRIES, SyncInput, SyncResult, push_label
-    from ratchet.workflows.protocol import policies
-    from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
-    from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput, RunInput
-    from ratchet.workflows.protocol.state import HostState, RunState
-    from ratchet.workflows.rules.fleet import Fleet
-    from ratchet.workflows.run.outages import Outages
-    from ratchet.workflows.run.status import RunLog
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.hosting import DescribeInput, HostInput, HostRole
+from ratchet.activities.contracts.training import PUSH_TRIES, SyncInput, SyncResult, push_label
+from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
+from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput, RunInput
+from ratchet.workflows.protocol.state import HostState, RunState
+from ratchet.workflows.rules.fleet import Fleet
+from ratchet.workflows.run.outages import Outages
+from ratchet.workflows.run.status import RunLog
 
 MAX_GATE_FAILURES = 3
 

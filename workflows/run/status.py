@@ -7,20 +7,18 @@ is an event; the details are free and follow every wait.
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import ActivityError
 
-with workflow.unsafe.imports_passed_through():
-    from datetime import timedelta
-
-    from ratchet.configs.run import RunConfig
-    from ratchet.workflows.protocol.errors import Paused, RunFailed, Stopped, cause_of
-    from ratchet.workflows.protocol.messages import MEMO_KEY, RunInput
-    from ratchet.workflows.protocol.state import RunState, Waiting
-    from ratchet.workflows.rules.fleet import Fleet
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol.errors import Paused, RunFailed, Stopped, cause_of
+from ratchet.workflows.protocol.messages import MEMO_KEY, RunInput
+from ratchet.workflows.protocol.state import RunState, Waiting
+from ratchet.workflows.rules.fleet import Fleet
 
 STATUS = SearchAttributeKey.for_keyword("RatchetStatus")
 STEP = SearchAttributeKey.for_int("RatchetStep")

@@ -11,31 +11,30 @@ one before is trained. Invariants:
 - The version rises by one, and only after every engine that is up was verified at it.
 """
 
+import contextlib
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
-with workflow.unsafe.imports_passed_through():
-    import contextlib
-    from collections.abc import Awaitable, Callable
-    from datetime import timedelta
-
-    from ratchet.activities.contracts import names
-    from ratchet.activities.contracts.refs import ArtifactRef
-    from ratchet.activities.contracts.rollouts import BatchResult, FilterTally, GroupResult
-    from ratchet.activities.contracts.training import StepRecord
-    from ratchet.configs.run import RunConfig
-    from ratchet.workflows.protocol import policies
-    from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
-    from ratchet.workflows.protocol.messages import RunInput
-    from ratchet.workflows.protocol.state import RunState, ShippedBatch, TrainedBatch
-    from ratchet.workflows.rules.fleet import Fleet
-    from ratchet.workflows.rules.sinks import Arrivals, ship_input
-    from ratchet.workflows.run.generations import Generations
-    from ratchet.workflows.run.outages import Outages
-    from ratchet.workflows.run.permits import Permits
-    from ratchet.workflows.run.servers import Servers
-    from ratchet.workflows.run.status import RunLog
-    from ratchet.workflows.run.trainer import Trainer
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.rollouts import BatchResult, FilterTally, GroupResult
+from ratchet.activities.contracts.training import StepRecord
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
+from ratchet.workflows.protocol.messages import RunInput
+from ratchet.workflows.protocol.state import RunState, ShippedBatch, TrainedBatch
+from ratchet.workflows.rules.fleet import Fleet
+from ratchet.workflows.rules.sinks import Arrivals, ship_input
+from ratchet.workflows.run.generations import Generations
+from ratchet.workflows.run.outages import Outages
+from ratchet.workflows.run.permits import Permits
+from ratchet.workflows.run.servers import Servers
+from ratchet.workflows.run.status import RunLog
+from ratchet.workflows.run.trainer import Trainer
 
 START_AT_MOST = timedelta(minutes=30)
 STALLED_AFTER = timedelta(minutes=30)

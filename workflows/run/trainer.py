@@ -4,34 +4,32 @@ Invariant: trainer state is a function of (checkpoint, batches since), so a trai
 is replaced by one that loads the checkpoint and trains the recorded batches again.
 """
 
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
-with workflow.unsafe.imports_passed_through():
-    from collections.abc import Awaitable, Callable
-    from dataclasses import replace
-    from datetime import timedelta
-
-    from ratchet.activities.contracts import names
-    from ratchet.activities.contracts.refs import ArtifactRef
-    from ratchet.activities.contracts.training import (
-        CheckpointResult,
-        LoadTrainerInput,
-        LoadTrainerResult,
-        SaveCheckpointInput,
-        TrainerTarget,
-        TrainStepInput,
-        TrainStepResult,
-    )
-    from ratchet.workflows.protocol import policies
-    from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
-    from ratchet.workflows.protocol.state import HostState, Recording, RunState, TrainedBatch
-    from ratchet.workflows.rules.fleet import Fleet
-    from ratchet.workflows.run.outages import Outages
-    from ratchet.workflows.run.servers import Servers
-    from ratchet.workflows.run.status import RunLog
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.training import (
+    CheckpointResult,
+    LoadTrainerInput,
+    LoadTrainerResult,
+    SaveCheckpointInput,
+    TrainerTarget,
+    TrainStepInput,
+    TrainStepResult,
+)
+from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
+from ratchet.workflows.protocol.state import HostState, Recording, RunState, TrainedBatch
+from ratchet.workflows.rules.fleet import Fleet
+from ratchet.workflows.run.outages import Outages
+from ratchet.workflows.run.servers import Servers
+from ratchet.workflows.run.status import RunLog
 
 MAX_LOSSES = 10
 COMES_UP_WITHIN = timedelta(minutes=30)

@@ -1,0 +1,20 @@
+"""What workflows share with their worker; the SDK's sandbox loads all else for each run.
+
+Invariant: neither `ratchet` nor one of the four workflow modules is shared. These run in the
+sandbox, where clocks and randomness are barred; the rooms beneath them are loaded once.
+"""
+
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+SHARED = (
+    "ratchet.activities",
+    "ratchet.configs",
+    "ratchet.workflows.protocol",
+    "ratchet.workflows.rules",
+    "ratchet.workflows.run",
+)
+"""Prefixes of module names."""
+
+SANDBOX = SandboxedWorkflowRunner(
+    restrictions=SandboxRestrictions.default.with_passthrough_modules(*SHARED)
+)
