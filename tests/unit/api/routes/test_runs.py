@@ -167,25 +167,26 @@ async def test_a_workflow_paused_in_temporal_breaks_neither_get_nor_list(served:
     await served.env.client.get_workflow_handle(run["id"]).terminate()
 
 
-async def test_pages_cover_all_runs_once_newest_first(served: Served) -> None:
-    ids = [(await served.start("paged"))["id"] for _ in range(5)]
-
-    async def look() -> Any:
-        return (await served.http.get("/v1/runs?limit=100")).json()
-
-    everything = await eventually(look, lambda e: set(ids) <= {run["id"] for run in e["data"]})
-    order = [run["id"] for run in everything["data"]]
-    assert order[:5] == ids[::-1]
-    assert everything["has_more"] is False and everything["object"] == "list"
-    seen: list[str] = []
+async def ids_by_page(served: Served, limit: int) -> list[str]:
+    """The ids of all runs, asked for `limit` at a time. Others than this test's are among them."""
+    ids: list[str] = []
     cursor = ""
     while True:
-        page = (await served.http.get(f"/v1/runs?limit=2{cursor}")).json()
-        seen += [run["id"] for run in page["data"]]
+        page = (await served.http.get(f"/v1/runs?limit={limit}{cursor}")).json()
+        assert page["object"] == "list" and len(page["data"]) <= limit
+        ids += [run["id"] for run in page["data"]]
         if not page["has_more"]:
-            break
-        cursor = f"&after={seen[-1]}"
-    assert seen == order
+            return ids
+        assert len(page["data"]) == limit
+        cursor = f"&after={ids[-1]}"
+
+
+async def test_pages_cover_all_runs_once_newest_first(served: Served) -> None:
+    ids = [(await served.start("paged"))["id"] for _ in range(5)]
+    order = await eventually(lambda: ids_by_page(served, 100), lambda seen: set(ids) <= set(seen))
+    assert order[:5] == ids[::-1]
+    assert len(set(order)) == len(order)
+    assert await ids_by_page(served, 2) == order
 
 
 async def test_unknown_runs_and_parameters(served: Served) -> None:
