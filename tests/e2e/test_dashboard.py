@@ -10,7 +10,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,9 +76,14 @@ class Site:
     screenshots: Path
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with recorded.folder(tmp_path_factory.mktemp("dashboard")) as home:
+        yield home
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
-    home = tmp_path_factory.mktemp("dashboard")
+async def site(home: Path) -> AsyncIterator[Site]:
     store = ArtifactStore(f"file://{home}/store")
     now = time.time()
     recorded.write(store, "long", steps=LONG, ended=now)
