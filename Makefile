@@ -51,11 +51,13 @@ examples: setup
 
 # What `make test` leaves to `make test-long` and `make nightly`.
 QUICK := not long and not nightly
+# The files that hold a test which has the machine to itself: collecting all others takes a minute.
+ALONE = $(shell grep -rl 'mark\.alone' tests/unit tests/workflow tests/e2e --include='test_*.py')
 # Tests wait more than they compute, and run side by side; what measures time has the machine to
 # itself.
 test: setup browser
 	$(BIN)/python -m pytest -q -n 4 --dist loadfile -m "not alone and $(QUICK)" tests/unit tests/workflow
-	$(BIN)/python -m pytest -q -m "alone and $(QUICK)" tests/unit tests/workflow tests/e2e
+	$(BIN)/python -m pytest -q -m "alone and $(QUICK)" $(ALONE)
 	$(MAKE) -j 2 -O e2e-stack e2e-others
 
 # Runs on the one stack that they share, and beside them all that needs none.
