@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ratchet.configs.load import ConfigError, Problem, validate
+from ratchet.configs.pointers import pointer
 from ratchet.configs.run import RunConfig
 
 AT_ONCE = ("dispatch.max_inflight_rollouts", "dispatch.tasks_per_minute", "metadata.*")
@@ -29,27 +30,34 @@ LIVE_KEYS = (*AT_ONCE, *FROM_NEXT_STEP)
 """What may be changed while a run runs."""
 
 
-def _leaves(patch: dict[str, Any], above: str = "") -> list[str]:
+Key = tuple[str, ...]
+
+
+def _problem(key: Key, value: Any, message: str) -> Problem:
+    return Problem(pointer(*key), ".".join(key), value, message)
+
+
+def _leaves(patch: dict[str, Any], above: Key = ()) -> list[Key]:
     keys = []
     for name, value in patch.items():
-        key = f"{above}{name}"
-        keys += _leaves(value, f"{key}.") if isinstance(value, dict) and value else [key]
+        key = (*above, name)
+        keys += _leaves(value, key) if isinstance(value, dict) and value else [key]
     return keys
 
 
-def _is_one_of(key: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(key, pattern.replace("<name>", "*")) for pattern in patterns)
+def _is_one_of(key: Key, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(".".join(key), pattern.replace("<name>", "*")) for pattern in patterns)
 
 
-def merged(base: dict[str, Any], patch: dict[str, Any], above: str = "") -> dict[str, Any]:
+def merged(base: dict[str, Any], patch: dict[str, Any], above: Key = ()) -> dict[str, Any]:
     """`base` with the values of `patch` put in, section by section; sections of a list go by their
     name. Raises ConfigError for a name that is not there. `above` is the key of `base` itself.
     """
     result = dict(base)
     for name, value in patch.items():
-        below, key = result.get(name), f"{above}{name}"
+        below, key = result.get(name), (*above, name)
         if isinstance(value, dict) and isinstance(below, dict):
-            result[name] = merged(below, value, f"{key}.")
+            result[name] = merged(below, value, key)
         elif isinstance(value, dict) and isinstance(below, list):
             result[name] = _merged_by_name(below, value, key)
         else:
@@ -57,15 +65,13 @@ def merged(base: dict[str, Any], patch: dict[str, Any], above: str = "") -> dict
     return result
 
 
-def _merged_by_name(base: list[Any], patch: dict[str, Any], key: str) -> list[Any]:
+def _merged_by_name(base: list[Any], patch: dict[str, Any], key: Key) -> list[Any]:
     names = [section["name"] for section in base]
     if unknown := [name for name in patch if name not in names]:
-        pointer = "/" + key.replace(".", "/")
-        text = f"no {key} is named so; there are: {', '.join(names) or 'none'}"
-        raise ConfigError([Problem(f"{pointer}/{n}", f"{key}.{n}", None, text) for n in unknown])
+        text = f"no {'.'.join(key)} is named so; there are: {', '.join(names) or 'none'}"
+        raise ConfigError([_problem((*key, name), None, text) for name in unknown])
     return [
-        merged(section, patch.get(section["name"], {}), f"{key}.{section['name']}.")
-        for section in base
+        merged(section, patch.get(section["name"], {}), (*key, section["name"])) for section in base
     ]
 
 
@@ -81,14 +87,12 @@ def changed(
     if not keys:
         raise ConfigError([Problem("", "(config)", patch, f"nothing to change; {may}")])
     if fixed := [key for key in keys if not _is_one_of(key, LIVE_KEYS)]:
-        pointers = [(key, "/" + key.replace(".", "/")) for key in fixed]
-        raise ConfigError([Problem(p, key, None, f"cannot change; {may}") for key, p in pointers])
+        raise ConfigError([_problem(key, None, f"cannot change; {may}") for key in fixed])
     together = merged(overrides, patch)
     result = validate(_without_nulls(merged(config, together)))
     if result.permits is None and validate(config).permits is not None:
-        key = "dispatch.max_inflight_rollouts"
         text = "cannot become 'auto': only the engines of a run that began so report their load"
-        raise ConfigError([Problem("/" + key.replace(".", "/"), key, "auto", text)])
+        raise ConfigError([_problem(("dispatch", "max_inflight_rollouts"), "auto", text)])
     return together, result
 
 

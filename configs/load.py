@@ -15,6 +15,7 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from ratchet.configs.pointers import pointer
 from ratchet.configs.run import RunConfig
 
 
@@ -59,7 +60,6 @@ def _fields_at(location: Iterable[int | str]) -> dict[str, Any]:
 def _problem(error: Any) -> Problem:
     location = tuple(error["loc"])
     key = ".".join(str(part) for part in location) or "(config)"
-    pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
     value = error.get("input")
     shown = repr(value) if not isinstance(value, dict | list) else "this value"
     message = error["msg"].removeprefix("Value error, ")
@@ -72,7 +72,7 @@ def _problem(error: Any) -> Problem:
         message = "is required and missing"
     elif error["type"] != "value_error":
         message = f"{message}, got {shown}"
-    return Problem(pointer=pointer, key=key, value=value, message=message)
+    return Problem(pointer=pointer(*location), key=key, value=value, message=message)
 
 
 def validate(data: Any) -> RunConfig:

@@ -11,6 +11,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+from ratchet.configs.pointers import pointer_to
 from ratchet.configs.upgrades import read_config
 from ratchet.workflows.protocol import policies
 from ratchet.workflows.protocol.messages import PREFLIGHT, PreflightInput
@@ -54,7 +55,7 @@ async def run_preflight(arg: PreflightInput) -> CheckResult:
     if not problems:
         config = read_config(arg.config)
         problems = [
-            CheckProblem("/" + key.replace(".", "/"), key, message)
+            CheckProblem(pointer_to(key), key, message)
             for key, message in too_large(config, examples)
         ]
     return CheckResult(problems=problems, examples=examples)

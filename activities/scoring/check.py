@@ -22,6 +22,7 @@ from ratchet.activities.scoring.algorithms.custom import load_function
 from ratchet.activities.scoring.reference_check import check_references
 from ratchet.activities.scoring.references import ReferenceLost, References
 from ratchet.configs.algorithm import AlgorithmConfig, CustomConfig, OpsdConfig, teacher_of
+from ratchet.configs.pointers import pointer_to
 from ratchet.configs.reference import FrozenModelConfig, ModelReference
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import read_config
@@ -117,8 +118,8 @@ def check_algorithms(config: RunConfig) -> list[CheckProblem]:
         try:
             load_function(algo)
         except CreditError as error:
-            pointer = "/" + key.replace(".", "/") + "/function"
-            problems.append(CheckProblem(pointer, f"{key}.function", str(error)))
+            place = f"{key}.function"
+            problems.append(CheckProblem(pointer_to(place), place, str(error)))
     return problems
 
 

@@ -19,6 +19,7 @@ from ratchet.activities.scoring.references import (
 )
 from ratchet.configs.algorithm import AlgorithmConfig, demo_tokens_of, source_of, teacher_of
 from ratchet.configs.model import DEFAULT_POLICY
+from ratchet.configs.pointers import pointer_to
 from ratchet.configs.reference import DEFAULT_KEY_VAR, FrozenModelConfig
 from ratchet.configs.run import RunConfig
 
@@ -30,7 +31,7 @@ PROBE = "The quick brown fox jumps over 12345 lazy dogs;\n\tit's <b>(x + y) / 67
 
 
 def _problem(key: str, message: str) -> CheckProblem:
-    return CheckProblem("/" + key.replace(".", "/"), key, message)
+    return CheckProblem(pointer_to(key), key, message)
 
 
 async def check_references(config: RunConfig) -> list[CheckProblem]:

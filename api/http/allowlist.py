@@ -15,7 +15,8 @@ stands for one that is not in force:
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel
@@ -25,27 +26,32 @@ from ratchet.api.http.security import is_loopback
 from ratchet.api.schemas.problems import FieldError, printable, shown
 from ratchet.configs.base import FunctionSection
 from ratchet.configs.env import EnvConfig
+from ratchet.configs.pointers import pointer
 from ratchet.configs.reference import FrozenModelConfig
 from ratchet.configs.run import RunConfig
 
 Allowed = Sequence[str] | None
-Refuse = Callable[[str, str, str, str], None]
-"""Takes the pointer to a value, the value, what it does, and the setting that could allow it."""
+Place = tuple[str | int, ...]
+"""Where in the config something is: keys and indexes, from the outermost inwards."""
 
 CODE, HOSTS, VARIABLES = "RATCHET_CUSTOM_CODE", "RATCHET_ENDPOINT_HOSTS", "RATCHET_KEY_VARS"
 JUDGES = ("decision", "reference", "rubric")
 """Judges that verifiers ships."""
 
 
-def _sections(value: Any, pointer: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, FunctionSection | EnvConfig | FrozenModelConfig):
-        yield pointer, value
-    if isinstance(value, BaseModel):
-        for name in type(value).model_fields:
-            yield from _sections(getattr(value, name), f"{pointer}/{name}")
-    elif isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from _sections(item, f"{pointer}/{place}")
+class _Named(NamedTuple):
+    """Something that a config names: `setting` is the list that could allow it, and `admits` tells
+    whether what stands in that list does.
+    """
+
+    place: Place
+    value: str
+    what: str
+    setting: str
+    admits: Callable[[Sequence[str]], bool]
+
+
+# -- what a list admits -----------------------------------------------------------------------
 
 
 def _below(folder: str, allowed: Sequence[str]) -> bool:
@@ -54,7 +60,7 @@ def _below(folder: str, allowed: Sequence[str]) -> bool:
     return any(path == root or path.startswith(f"{root.rstrip('/')}/") for root in roots)
 
 
-def _named(module: str, allowed: Sequence[str]) -> bool:
+def _within(module: str, allowed: Sequence[str]) -> bool:
     return any(module == entry or module.startswith(f"{entry}.") for entry in allowed)
 
 
@@ -63,16 +69,17 @@ def _module(plugin: str) -> str:
     return plugin.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
 
 
-def _plugged(plugin: str, allowed: Sequence[str], shipped: Sequence[str]) -> bool:
+def _plugged(plugin: str, shipped: Sequence[str], allowed: Sequence[str]) -> bool:
     modules = [_module(entry) for entry in allowed if not entry.startswith("/")]
-    return _named(_module(plugin), modules) or _module(plugin) in map(_module, shipped)
+    return _within(_module(plugin), modules) or _module(plugin) in map(_module, shipped)
 
 
 def _function(path: str, allowed: Sequence[str]) -> bool:
     """Whether a function that verifiers imports may be: by module, or in a file."""
-    if "/" in path or path.partition(":")[0].endswith(".py"):
-        return path.startswith("/") and _below(path.partition(":")[0], allowed)
-    return _named(path.partition(":")[0], allowed)
+    module = path.partition(":")[0]
+    if "/" in path or module.endswith(".py"):
+        return path.startswith("/") and _below(module, allowed)
+    return _within(module, allowed)
 
 
 def _reachable(url: str, hosts: Sequence[str]) -> bool:
@@ -89,73 +96,87 @@ def _reachable(url: str, hosts: Sequence[str]) -> bool:
     return is_loopback(host) or bool({host, f"{host}:{port}", f"[{host}]:{port}"} & listed)
 
 
-class _Rules:
-    """Checks values against the lists that are in force, and refuses what none of them has."""
+def _readable(variable: str, variables: Sequence[str]) -> bool:
+    own = re.fullmatch(r"RATCHET_[A-Z0-9_]+_KEY", variable) and variable != "RATCHET_API_KEY"
+    return bool(own) or variable in variables
 
-    def __init__(self, code: Allowed, hosts: Allowed, variables: Allowed, refuse: Refuse) -> None:
-        self._code, self._hosts, self._variables = code, hosts, variables
-        self._refuse = refuse
 
-    def function(self, pointer: str, module: str, value: str) -> None:
-        if self._code is not None and not _named(module, self._code):
-            self._refuse(pointer, value, "names code", CODE)
+# -- what a config names ----------------------------------------------------------------------
 
-    def folder(self, pointer: str, value: str | None) -> None:
-        if self._code is not None and value is not None and not _below(value, self._code):
-            self._refuse(pointer, value, "names a folder of code", CODE)
 
-    def env(self, pointer: str, value: str) -> None:
-        if self._code is not None and not _plugged(value, self._code, SHIPPED_ENVS):
-            self._refuse(pointer, value, "names an environment", CODE)
+def _host(place: Place, value: str) -> _Named:
+    return _Named(place, value, "names a host", HOSTS, partial(_reachable, value))
 
-    def host(self, pointer: str, value: str | None) -> None:
-        if self._hosts is not None and value is not None and not _reachable(value, self._hosts):
-            self._refuse(pointer, value, "names a host", HOSTS)
 
-    def variable(self, pointer: str, value: str) -> None:
-        own = re.fullmatch(r"RATCHET_[A-Z0-9_]+_KEY", value) and value != "RATCHET_API_KEY"
-        if self._variables is not None and not own and value not in self._variables:
-            self._refuse(pointer, value, "names a variable of workers", VARIABLES)
+def _variable(place: Place, value: str) -> _Named:
+    return _Named(place, value, "names a variable of workers", VARIABLES, partial(_readable, value))
 
-    def args(self, pointer: str, value: Any) -> None:
-        """What verifiers lets the args of any environment plug in, wherever it stands in them."""
-        if isinstance(value, list):
-            for number, item in enumerate(value):
-                self.args(f"{pointer}/{number}", item)
-        if not isinstance(value, dict):
-            return
-        for name, item in value.items():
-            place = f"{pointer}/{str(name).replace('~', '~0').replace('/', '~1')}"
-            if name == "judges" and item:
-                self._judges(place, item)
-            elif name == "headers_from_env" and isinstance(item, dict):
-                for header, variable in item.items():
-                    self.variable(f"{place}/{header}", str(variable))
-            elif isinstance(item, str):
-                self._arg(place, name, item)
-            self.args(place, item)
 
-    def _arg(self, pointer: str, name: str, value: str) -> None:
-        if name == "fn" and self._code is not None and not _function(value, self._code):
-            self._refuse(pointer, value, "names code", CODE)
-        elif name == "system_prompt" and self._code is not None and not _below(value, self._code):
-            self._refuse(pointer, value, "names a file", CODE)
-        elif name == "base_url":
-            self.host(pointer, value)
-        elif name == "api_key_var":
-            self.variable(pointer, value)
+def _folder(place: Place, value: str, what: str) -> _Named:
+    return _Named(place, value, what, CODE, partial(_below, value))
 
-    def _judges(self, pointer: str, judges: Any) -> None:
-        if self._code is None:
-            return
-        for place, judge in enumerate(judges if isinstance(judges, list) else [None]):
-            # Pairs would do for verifiers, too, and could hold anything unseen.
-            input = judge if isinstance(judge, dict) else {}
-            plugin, prompt = str(input.get("id")), input.get("prompt")
-            if not _plugged(plugin, self._code, JUDGES):
-                self._refuse(f"{pointer}/{place}/id", plugin, "names a judge", CODE)
-            if prompt is not None and not _below(str(prompt), self._code):
-                self._refuse(f"{pointer}/{place}/prompt", str(prompt), "names a file", CODE)
+
+def _plugin(place: Place, value: str, what: str, shipped: Sequence[str]) -> _Named:
+    return _Named(place, value, what, CODE, partial(_plugged, value, shipped))
+
+
+def _in_section(section: BaseModel, place: Place) -> Iterator[_Named]:
+    match section:
+        case FrozenModelConfig():
+            yield _host((*place, "base_url"), section.base_url)
+            yield _variable((*place, "api_key_var"), section.api_key_var)
+        case FunctionSection():
+            admits = partial(_within, section.function.partition(":")[0])
+            yield _Named((*place, "function"), section.function, "names code", CODE, admits)
+        case EnvConfig():
+            yield _plugin((*place, "id"), section.id, "names an environment", SHIPPED_ENVS)
+            yield from _in_args(section.args, (*place, "args"))
+    if isinstance(section, FunctionSection | EnvConfig) and section.path is not None:
+        yield _folder((*place, "path"), section.path, "names a folder of code")
+    if isinstance(section, EnvConfig) and section.address is not None:
+        yield _host((*place, "address"), section.address)
+
+
+def _in_config(value: Any, place: Place = ()) -> Iterator[_Named]:
+    if isinstance(value, BaseModel):
+        yield from _in_section(value, place)
+        for name in type(value).model_fields:
+            yield from _in_config(getattr(value, name), (*place, name))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _in_config(item, (*place, number))
+
+
+def _in_args(value: Any, place: Place) -> Iterator[_Named]:
+    """What verifiers lets the args of any environment plug in, wherever it stands in them."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for name, item in inner:
+        below = (*place, name)
+        match name, item:
+            case "judges", _ if item:
+                yield from _in_judges(item, below)
+            case "headers_from_env", dict():
+                yield from (_variable((*below, key), str(named)) for key, named in item.items())
+            case "fn", str():
+                yield _Named(below, item, "names code", CODE, partial(_function, item))
+            case "system_prompt", str():
+                yield _folder(below, item, "names a file")
+            case "base_url", str():
+                yield _host(below, item)
+            case "api_key_var", str():
+                yield _variable(below, item)
+        if isinstance(item, dict | list):
+            yield from _in_args(item, below)
+
+
+def _in_judges(judges: Any, place: Place) -> Iterator[_Named]:
+    # Pairs would do for verifiers, too, and could hold anything unseen.
+    for number, judge in enumerate(judges if isinstance(judges, list) else [None]):
+        input = judge if isinstance(judge, dict) else {}
+        plugin, prompt = str(input.get("id")), input.get("prompt")
+        yield _plugin((*place, number, "id"), plugin, "names a judge", JUDGES)
+        if prompt is not None:
+            yield _folder((*place, number, "prompt"), str(prompt), "names a file")
 
 
 def refused(
@@ -168,33 +189,14 @@ def refused(
         HOSTS: "loopback, and",
         VARIABLES: "RATCHET_…_KEY, and",
     }
-    errors: list[FieldError] = []
-
-    def refuse(pointer: str, value: str, what: str, setting: str) -> None:
-        listed = ", ".join(lists[setting] or ()) or "nothing"
-        errors.append(
-            FieldError(
-                pointer=printable(pointer),
-                key=printable(pointer.strip("/").replace("/", ".")),
-                value=shown(value),
-                message=f"{what} that the API does not allow; allowed: {besides[setting]} what "
-                f"{setting} of the API lists: {listed}",
-            )
+    return [
+        FieldError(
+            pointer=printable(pointer(*named.place)),
+            key=printable(".".join(map(str, named.place))),
+            value=shown(named.value),
+            message=f"{named.what} that the API does not allow; allowed: {besides[named.setting]} "
+            f"what {named.setting} of the API lists: {', '.join(allowed) or 'nothing'}",
         )
-
-    rules = _Rules(code, hosts, variables, refuse)
-    for pointer, section in _sections(config):
-        match section:
-            case FrozenModelConfig():
-                rules.host(f"{pointer}/base_url", section.base_url)
-                rules.variable(f"{pointer}/api_key_var", section.api_key_var)
-            case FunctionSection():
-                module = section.function.partition(":")[0]
-                rules.function(f"{pointer}/function", module, section.function)
-                rules.folder(f"{pointer}/path", section.path)
-            case EnvConfig():
-                rules.env(f"{pointer}/id", section.id)
-                rules.args(f"{pointer}/args", section.args)
-                rules.folder(f"{pointer}/path", section.path)
-                rules.host(f"{pointer}/address", section.address)
-    return errors
+        for named in _in_config(config)
+        if (allowed := lists[named.setting]) is not None and not named.admits(allowed)
+    ]

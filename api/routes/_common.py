@@ -16,6 +16,7 @@ from ratchet.api.schemas.run import Run
 from ratchet.api.services.core import Services
 from ratchet.api.services.run_view import status_of
 from ratchet.api.temporal.client import Execution
+from ratchet.configs.pointers import pointer
 
 Body = TypeVar("Body", bound=BaseModel)
 MAX_BODY = 64 * 1024
@@ -43,7 +44,7 @@ def read_as(model: type[Body], data: dict[str, Any]) -> Body:
         raise invalid(
             [
                 FieldError(
-                    pointer="/" + key.replace("~", "~0").replace("/", "~1"),
+                    pointer=pointer(key),
                     key=shown(key),
                     value=shown(data[key]),
                     message=f"unknown key; valid keys: {valid}",
@@ -57,7 +58,7 @@ def read_as(model: type[Body], data: dict[str, Any]) -> Body:
         raise invalid(
             [
                 FieldError(
-                    pointer="".join(f"/{part}" for part in e["loc"]),
+                    pointer=pointer(*e["loc"]),
                     key=".".join(str(part) for part in e["loc"]),
                     value=shown(e.get("input")),
                     message=e["msg"],

@@ -27,6 +27,7 @@ from ratchet.api.store.artifacts import Found, checkpoint, checkpoints_of
 from ratchet.api.temporal.client import Execution
 from ratchet.configs.live import merged
 from ratchet.configs.load import ConfigError
+from ratchet.configs.pointers import pointer_to
 from ratchet.configs.run import RunConfig
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
@@ -126,8 +127,8 @@ def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
     def fixed(key: str, before: Any, after: Any) -> None:
         if before != after:
             message = f"a fork goes on with what its checkpoint holds, which is {before!r}"
-            pointer = f"/config/{key.replace('.', '/')}"
-            errors.append(FieldError(pointer=pointer, key=key, value=after, message=message))
+            place = _place(pointer_to(key))
+            errors.append(FieldError(pointer=place, key=key, value=after, message=message))
 
     fixed("model.name", base.model.name, config.model.name)
     fixed("model.dtype", base.model.dtype, config.model.dtype)

@@ -22,6 +22,7 @@ from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, i
 from ratchet.api.services.core import Services
 from ratchet.api.temporal.client import Unanswered, a_worker_on
 from ratchet.configs.load import ConfigError, validate
+from ratchet.configs.pointers import value_at
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document
 from ratchet.workflows.protocol.messages import PreflightInput, RunInput
@@ -58,19 +59,6 @@ def resolved(config: RunConfig) -> dict[str, Any]:
     """The config with every default written out, as plain JSON data."""
     data = json.loads(json.dumps(config.model_dump(mode="json")))
     assert isinstance(data, dict)
-    return data
-
-
-def value_at(data: Any, pointer: str) -> Any:
-    """The value a JSON pointer (RFC 6901) names, or None where there is none."""
-    for part in pointer.split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(data, dict):
-            data = data.get(key)
-        elif isinstance(data, list) and key.isdecimal() and int(key) < len(data):
-            data = data[int(key)]
-        else:
-            return None
     return data
 
 
