@@ -3,22 +3,12 @@
 import { fill, h } from "./dom.js";
 import { duration, num, tick } from "./format.js";
 import { aligned, smoothed, stacked } from "./smooth.js";
-import { cssVar, seriesColor } from "./theme.js";
+import { cssVar, resolved, seriesColor } from "./theme.js";
 
 const HEIGHT = 190;
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
 
 const faded = (color, share) => `color-mix(in srgb, ${color} ${share}%, transparent)`;
-
-/** The color as canvas understands it. */
-function resolved(color) {
-	const probe = document.createElement("i");
-	probe.style.color = color;
-	document.body.append(probe);
-	const value = getComputedStyle(probe).color;
-	probe.remove();
-	return value;
-}
 
 /**
  * A chart of `panel`. `sync` names the charts whose cursors move together; `onZoom(range)` is called
@@ -119,7 +109,7 @@ export class Chart {
 
 	#lines() {
 		const { panel, view } = this;
-		const colors = this.series.map((s) => resolved(seriesColor(s.color)));
+		const colors = this.series.map((s) => seriesColor(s.color));
 		const stack = panel.stack && !view.log;
 		const line = (i, more) => ({ label: this.series[i].label, stroke: colors[i], width: 1.6, dash: DASHES[this.series[i].dash ?? 0], spanGaps: true, points: { show: panel.points === true, size: 6, fill: colors[i] }, show: !this.hidden.has(this.series[i].label), ...more });
 		const all = this.series.map((_, i) => i);

@@ -41,8 +41,17 @@ export function themeButton(button) {
 	show();
 }
 
-/** The value of a CSS variable at this moment. */
-export const cssVar = (name) =>
-	getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+/** A CSS color as canvas understands it, in the theme of this moment. */
+export function resolved(color) {
+	const probe = document.createElement("i");
+	probe.style.color = color;
+	document.body.append(probe);
+	const value = getComputedStyle(probe).color;
+	probe.remove();
+	return value;
+}
+
+/** The color that a CSS variable holds. */
+export const cssVar = (name) => resolved(`var(${name})`);
 
 export const seriesColor = (i) => cssVar(`--series-${i % 8}`);
