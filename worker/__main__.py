@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 
+from ratchet.activities.contracts.roles import SERVERS, WORKER_ROLES
 from ratchet.activities.hosting.reaper import sweep
 from ratchet.activities.hosting.scratch import sweep_folders
 from ratchet.activities.runtime.children import hide_rooms
@@ -17,11 +18,10 @@ from ratchet.worker.client import TemporalUnreachable, connect, register_search_
 from ratchet.worker.health import Pulse, serve_health
 from ratchet.worker.lag import LagRecorder
 from ratchet.worker.roles import BUILDERS
-from ratchet.worker.settings import ROLES, WorkerSettings, own_queue, parse_roles
+from ratchet.worker.settings import WorkerSettings, own_queue, parse_roles
 from ratchet.worker.versioning import make_first_current
 
 LOW_DISK_BYTES = 1024**3
-SERVER_ROLES = {"trainer", "inference", "env"}
 
 
 async def serve(roles: list[str], settings: WorkerSettings) -> None:
@@ -38,7 +38,7 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
             settings.store_url,
             free / 2**20,
         )
-    if SERVER_ROLES & set(roles):
+    if any(role.kept_by in roles for role in SERVERS.values()):
         sweep(settings.home)
         sweep_folders(settings.home / "scratch" / "training")
     lag = LagRecorder(store)
@@ -47,7 +47,7 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
         ctx = WorkerContext(
             home=settings.home,
             store_url=settings.store_url,
-            own_queue=own_queue(getattr(settings.queues, role)),
+            own_queue=own_queue(settings.queues.of(role)),
         )
         versioned = {"deployment": settings.deployment} if role == "orchestrator" else {}
         workers += BUILDERS[role](client, ctx, settings.queues, lag.interceptors(role), **versioned)
@@ -75,7 +75,9 @@ def main() -> int:
     """Entry point; returns the exit status."""
     hide_rooms()
     parser = argparse.ArgumentParser(prog="python -m ratchet.worker", description=__doc__)
-    parser.add_argument("--roles", default=",".join(ROLES), help=f"any of {', '.join(ROLES)}")
+    parser.add_argument(
+        "--roles", default=",".join(WORKER_ROLES), help=f"any of {', '.join(WORKER_ROLES)}"
+    )
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     for noisy in ("httpx", "temporalio.activity"):

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.roles import WORKER_ROLES
 from ratchet.configs.home import home_folder
-
-ROLES = ("orchestrator", "rollout", "trainer", "inference", "env")
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,10 @@ def _deployment(env: Mapping[str, str]) -> Deployment | None:
 def parse_roles(text: str) -> list[str]:
     """Roles from a comma-separated list; raises ValueError naming what is allowed."""
     roles = [role.strip() for role in text.split(",") if role.strip()]
-    unknown = [role for role in roles if role not in ROLES]
+    unknown = [role for role in roles if role not in WORKER_ROLES]
     if unknown or not roles:
         what = f"unknown role {unknown[0]!r}" if unknown else "no role given"
-        raise ValueError(f"{what}; allowed: {', '.join(ROLES)}")
+        raise ValueError(f"{what}; allowed: {', '.join(WORKER_ROLES)}")
     return list(dict.fromkeys(roles))
 
 

@@ -25,11 +25,11 @@ from typing import Any
 import httpx
 import psutil
 
+from ratchet.activities.contracts.roles import WORKER_ROLES
 from ratchet.activities.hosting.keeper import write_record
 from ratchet.activities.hosting.reaper import sweep
 from ratchet.activities.runtime.children import module_command
 from ratchet.configs.home import home_folder
-from ratchet.worker.settings import ROLES
 from ratchet.workflows.protocol.messages import SEARCH_ATTRIBUTES
 
 PREFERRED_PORTS = {"temporal": 7233, "temporal_ui": 8233, "api": 8080}
@@ -107,12 +107,12 @@ class Stack:
             self._keep_ended_runs(port)
         api = self._port("api", "api")
         self._start("api", module_command("ratchet.api", "--port", str(api)), env)
-        for role in ROLES:
+        for role in WORKER_ROLES:
             health = self._port(f"worker-{role}", f"worker-{role}")
             command = module_command("ratchet.worker", "--roles", role)
             self._start(f"worker-{role}", command, {**env, "RATCHET_HEALTH_PORT": str(health)})
         self._wait("api", lambda: _healthy(api))
-        for role in ROLES:
+        for role in WORKER_ROLES:
             health = self.record["ports"][f"worker-{role}"]
             self._wait(f"worker-{role}", lambda health=health: _healthy(health))  # type: ignore[misc]
         return self.addresses()
@@ -211,7 +211,7 @@ class Stack:
 
     def down(self) -> None:
         """Stops workers, then the API, then Temporal; reaps every server of every run."""
-        names = [f"worker-{role}" for role in ROLES]
+        names = [f"worker-{role}" for role in WORKER_ROLES]
         self._stop(names)
         sweep(self.home, everything=True)
         self._stop(["api"])

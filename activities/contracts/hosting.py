@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.roles import SERVERS, ServerRole
 from ratchet.activities.contracts.upgrades import HOST_INPUT
 from ratchet.activities.contracts.versioned import versioned
 from ratchet.configs.run import RunConfig
 
-HostRole = Literal["engine", "env", "trainer"]
 ServerState = Literal["starting", "up", "down", "failed"]
 
 ENGINE_LOAD = "engine_load"
@@ -20,13 +20,14 @@ ENGINE_LOAD = "engine_load"
 class HostInput:
     """One server to keep alive for a run.
 
-    `name` is the env's name for role 'env'. `weights` is the folder an engine or trainer starts
-    from. Epochs of this host are `epoch_base + attempt`, so they rise over restarts. With
-    `report_load` the run also gets the load of an engine, as ENGINE_LOAD signals.
+    It has a `name` where servers of its role are named (`contracts/roles.py`). `weights` is the
+    folder an engine or trainer starts from. Epochs of this host are `epoch_base + attempt`, so they
+    rise over restarts. With `report_load` the run also gets the load of an engine, as ENGINE_LOAD
+    signals.
     """
 
     run_id: str
-    role: HostRole
+    role: ServerRole
     index: int
     queue: str
     name: str = ""
@@ -52,7 +53,7 @@ class HostReport:
     mistaken for a fresh server.
     """
 
-    role: HostRole
+    role: ServerRole
     index: int
     epoch: int
     state: ServerState
@@ -95,7 +96,7 @@ class EngineLoad:
 class PlannedHost:
     """A server that a run needs; one given by `address` is not `managed` by us."""
 
-    role: HostRole
+    role: ServerRole
     index: int
     name: str
     address: str = ""
@@ -107,13 +108,9 @@ class PlannedHost:
 
 
 def planned_hosts(config: RunConfig) -> list[PlannedHost]:
-    """Every server the run needs: trainer, engines, and one env server per env name."""
-    addresses: dict[str, str] = {}
-    for env in [*config.train.env, *config.eval.env]:
-        addresses.setdefault(env.name, env.address or "")
-    engines = range(config.inference.engines)
+    """Every server the run needs, by role."""
     return [
-        PlannedHost("trainer", 0, "trainer"),
-        *(PlannedHost("engine", k, f"engine-{k}") for k in engines),
-        *(PlannedHost("env", k, *result) for k, result in enumerate(addresses.items())),
+        PlannedHost(name, index, server, address)
+        for name, role in SERVERS.items()
+        for index, (server, address) in enumerate(role.plan(config).items())
     ]

@@ -1,6 +1,6 @@
 """Names on the wire: activities, task queues, error types. Activities are called by these names."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 # Activities, by the room that carries them out.
 CHECK_ENVS = "check_envs"
@@ -76,7 +76,7 @@ def attempt_id(run: str, attempt: int) -> str:
 
 @dataclass(frozen=True)
 class Queues:
-    """Task queue of each worker role."""
+    """Task queue of each worker role. Runs hold these; `of` knows those of later roles, too."""
 
     orchestrator: str = "ratchet-orchestrator"
     rollout: str = "ratchet-rollout"
@@ -87,5 +87,10 @@ class Queues:
     @staticmethod
     def prefixed(prefix: str) -> "Queues":
         """Queues `<prefix>-<role>`, so that several stacks can share one namespace."""
-        roles = ("orchestrator", "rollout", "trainer", "inference", "env")
-        return Queues(*(f"{prefix}-{role}" for role in roles))
+        return Queues(**{field.name: f"{prefix}-{field.name}" for field in fields(Queues)})
+
+    def of(self, role: str) -> str:
+        """The queue of a worker role."""
+        prefix = self.orchestrator.removesuffix("-orchestrator")
+        queue: str = getattr(self, role, f"{prefix}-{role}")
+        return queue

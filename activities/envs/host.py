@@ -10,6 +10,7 @@ from typing import Any
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.envs import loading
 from ratchet.activities.envs.probe import probe
+from ratchet.activities.hosting.process import GRACE_S
 from ratchet.activities.hosting.spec import ServerSpec
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.context import WorkerContext
@@ -67,4 +68,5 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
         probe=healthy,
         env=loading.process_env(env.path, scratch),
         start_timeout_s=120.0,
+        grace_s=GRACE_S,
     )

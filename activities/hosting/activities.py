@@ -32,11 +32,11 @@ from ratchet.activities.contracts.hosting import (
     EngineLoad,
     HostInput,
     HostReport,
-    HostRole,
     ServerState,
 )
+from ratchet.activities.contracts.roles import ServerRole
 from ratchet.activities.hosting import reaper
-from ratchet.activities.hosting.process import GRACE_S, ServerProcess, describe_exit
+from ratchet.activities.hosting.process import ServerProcess, describe_exit
 from ratchet.activities.hosting.spec import ServerSpec, SpecBuilder
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import failure_of
@@ -48,8 +48,6 @@ SERVER_LOST = "ServerLost"
 REPORT_SIGNAL = "host_report"
 PROBE_EVERY_S = 1.0
 STARTING_PROBED_EVERY_S = 0.25
-QUICK_GRACE_S = 1.0
-"""For servers that keep nothing which a termination in good order would save."""
 PROBE_LIMIT_S = 5.0
 LOST_AFTER_PROBES = 3
 RUN_CHECK_EVERY_S = 10.0
@@ -99,7 +97,7 @@ class HostActivities:
         self,
         ctx: WorkerContext,
         client: Client,
-        builders: Mapping[HostRole, SpecBuilder],
+        builders: Mapping[ServerRole, SpecBuilder],
     ) -> None:
         self.ctx = ctx
         self.client = client
@@ -139,7 +137,7 @@ class HostActivities:
                     run=host.run_id,
                     host=host.host_id,
                     epoch=epoch,
-                    grace_s=GRACE_S if host.role == "env" else QUICK_GRACE_S,
+                    grace_s=spec.grace_s,
                 )
                 await process.start()
                 return process

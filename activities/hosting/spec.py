@@ -9,6 +9,8 @@ from ratchet.activities.runtime.context import WorkerContext
 
 LOST_AFTER_S = 12.0
 """How long a server may be silent, in seconds."""
+QUICK_GRACE_S = 1.0
+"""For servers that keep nothing which a termination in good order would save."""
 
 
 SendLoad = Callable[[EngineLoad], Awaitable[None]]
@@ -20,8 +22,9 @@ class ServerSpec:
 
     `env` is added to the worker's environment. `probe` answers whether the server is healthy now;
     it is called about once a second and bounds its own time. A server that was healthy and then is
-    not for `lost_after_s` is ended. `model` is reported as it is. `report_load` sends the load of a
-    server that is up, for ever; it raises ValueError if the server cannot say how loaded it is.
+    not for `lost_after_s` is ended; one that is stopped has `grace_s` to end by itself. `model` is
+    reported as it is. `report_load` sends the load of a server that is up, for ever; it raises
+    ValueError if the server cannot say how loaded it is.
     """
 
     name: str
@@ -33,6 +36,7 @@ class ServerSpec:
     model: str = ""
     start_timeout_s: float = 240.0
     lost_after_s: float = LOST_AFTER_S
+    grace_s: float = QUICK_GRACE_S
     report_load: Callable[[SendLoad], Awaitable[None]] | None = None
 
 

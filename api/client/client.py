@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
+from ratchet.activities.contracts.roles import WorkerRole
 from ratchet.activities.contracts.statuses import RunStatus
 from ratchet.api.client.pages import Page, page_of
 from ratchet.api.client.streams import SILENCE_S, EventStream
@@ -25,7 +26,6 @@ from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.configs.run import RunConfig
 
 Config = RunConfig | Mapping[str, Any]
-Role = Literal["orchestrator", "rollout", "trainer", "inference", "env"]
 
 PATIENCE_S = 300.0
 
@@ -211,7 +211,7 @@ class Runs:
         *,
         after: float = 0.0,
         limit: int = 1000,
-        role: Role | Literal["all"] = "rollout",
+        role: Literal[WorkerRole, "all"] = "rollout",
     ) -> Page[GaugeSample | LagSample]:
         """Gauges of the workers of a role, ascending, taken later than `after` (Unix seconds)."""
         params = {"after": after, "limit": limit, "role": role}

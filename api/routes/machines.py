@@ -15,6 +15,7 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.activities.contracts.names import workflow_of
+from ratchet.activities.contracts.roles import WORKER_ROLES
 from ratchet.activities.storage import keys
 from ratchet.api.http.problems import documented
 from ratchet.api.http.redact import redacted
@@ -88,11 +89,7 @@ async def workers_of(services: Services) -> list[WorkerItem]:
     )
     wanted = [
         ("orchestrator", queues.orchestrator, workflow),
-        ("orchestrator", queues.orchestrator, activity),
-        ("rollout", queues.rollout, activity),
-        ("trainer", queues.trainer, activity),
-        ("inference", queues.inference, activity),
-        ("env", queues.env, activity),
+        *((role, queues.of(role), activity) for role in WORKER_ROLES),
     ]
 
     async def polled(queue: str, kind: TaskQueueType.ValueType) -> Any:

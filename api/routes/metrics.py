@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
+from ratchet.activities.contracts.roles import WorkerRole
 from ratchet.api.http.problems import documented
 from ratchet.api.schemas.common import ListOf
 from ratchet.api.schemas.gauges import GaugeSample, LagSample
@@ -179,7 +180,7 @@ async def list_gauges(
     ] = 0.0,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most samples in the answer.")] = 1000,
     role: Annotated[
-        Literal["orchestrator", "rollout", "trainer", "inference", "env", "all"],
+        Literal[WorkerRole, "all"],
         Query(description="Whose samples; all but rollout workers tell their event-loop lag only."),
     ] = "rollout",
 ) -> Response:

@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ratchet.activities.contracts.roles import LagRole
+
 
 class LoopLag(BaseModel):
     """How late a worker's event loop woke up since the sample before, in seconds."""
@@ -31,7 +33,7 @@ class LagSample(BaseModel):
     )
     time: float = Field(description="Unix time in seconds.")
     source: str = Field(description="The worker process that took the sample.")
-    role: Literal["orchestrator", "trainer", "inference", "env"]
+    role: LagRole
     event_loop_lag: LoopLag | None = None
 
 

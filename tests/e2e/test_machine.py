@@ -22,11 +22,11 @@ import httpx
 import psutil
 import pytest
 
+from ratchet.activities.contracts.roles import WORKER_ROLES
 from ratchet.activities.hosting import reaper
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import decode_batch
 from ratchet.activities.storage.store import ArtifactStore
-from ratchet.worker.settings import ROLES
 from ratchet.worker.stack import Addresses, Stack
 from tests.e2e.driving import ENDED, ENGINE, get, launch, processes_of, wait_until
 
@@ -45,7 +45,7 @@ EARLIER_BOOT = "0f0f0f0f-0000-4000-8000-000000000000/pid:[4026531836]"
 PARTS = {
     "Temporal": "server start-dev",
     "API": "-m ratchet.api",
-    **{f"{role} worker": f"-m ratchet.worker --roles {role}" for role in ROLES},
+    **{f"{role} worker": f"-m ratchet.worker --roles {role}" for role in WORKER_ROLES},
     "keeper": "hosting/keeper.py",
     "engine": ENGINE,
     "env server": "ratchet.activities.envs.server",
@@ -149,7 +149,11 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survived]:
         fresh = Stack(home)
         assert fresh.running() == []
         where = fresh.up()
-        assert set(fresh.running()) == {"temporal", "api", *(f"worker-{role}" for role in ROLES)}
+        assert set(fresh.running()) == {
+            "temporal",
+            "api",
+            *(f"worker-{role}" for role in WORKER_ROLES),
+        }
         assert not any(path.exists() for path in worthless), "swept before any worker is healthy"
         after = told(where, run_id)
         yield Survived(home, where, run_id, before, after, told(where, run_id, ENDED, 360))

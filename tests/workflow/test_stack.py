@@ -9,7 +9,7 @@ import httpx
 import pytest
 from temporalio.client import Client
 
-from ratchet.worker.settings import ROLES
+from ratchet.activities.contracts.roles import WORKER_ROLES
 from tests import ROOT
 
 # The stack gives each of its processes two minutes.
@@ -41,7 +41,7 @@ async def test_up_uses_the_server_that_the_environment_names(
         assert address in printed
         api = printed.split()[1]
         assert httpx.get(f"{api}/readyz", timeout=60).status_code == 200
-        expected = sorted(["api", *(f"worker-{role}" for role in ROLES)])
+        expected = sorted(["api", *(f"worker-{role}" for role in WORKER_ROLES)])
         assert sorted(stack(tmp_path, address, "status").split()) == expected
         assert stack(tmp_path, address, "up") == printed, "a second up changes nothing"
     finally:

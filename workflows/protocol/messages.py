@@ -14,9 +14,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ratchet.activities.contracts.hosting import HostInput, HostRole
+from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.names import MEMO_KEY as MEMO_KEY
 from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.roles import ServerRole
 from ratchet.activities.contracts.rollouts import EngineTarget, GroupResult
 from ratchet.activities.contracts.training import RestoreInput
 from ratchet.activities.contracts.versioned import versioned
@@ -134,7 +135,7 @@ class DispatchInput:
 class LostServer:
     """A server that a generation's rollouts found gone, and keep finding gone."""
 
-    role: HostRole
+    role: ServerRole
     index: int
     epoch: int
     reason: str

@@ -8,8 +8,8 @@ here needs a new schema number and an upgrader: `upgrades.py` says what to do.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ratchet.activities.contracts.hosting import HostRole
 from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.roles import ServerRole
 from ratchet.activities.contracts.rollouts import FilterTally, GroupResult
 from ratchet.activities.contracts.training import CheckpointResult
 from ratchet.activities.contracts.versioned import versioned
@@ -61,7 +61,7 @@ class HostState:
     from starting its server.
     """
 
-    role: HostRole
+    role: ServerRole
     index: int
     name: str = ""
     epoch: int = 0

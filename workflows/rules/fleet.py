@@ -4,7 +4,8 @@ Invariant: an engine is offered to dispatch only while it is up and verified at 
 this epoch; a report about an older epoch changes nothing.
 """
 
-from ratchet.activities.contracts.hosting import HostReport, HostRole, planned_hosts
+from ratchet.activities.contracts.hosting import HostReport, planned_hosts
+from ratchet.activities.contracts.roles import ServerRole
 from ratchet.activities.contracts.rollouts import EngineTarget
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import EnvTarget
@@ -47,11 +48,11 @@ class Fleet:
     def __init__(self, hosts: list[HostState]) -> None:
         self.hosts = hosts
 
-    def host(self, role: HostRole, index: int) -> HostState:
+    def host(self, role: ServerRole, index: int) -> HostState:
         """The host at (role, index)."""
         return next(h for h in self.hosts if h.role == role and h.index == index)
 
-    def of(self, role: HostRole) -> list[HostState]:
+    def of(self, role: ServerRole) -> list[HostState]:
         """All hosts of a role, by index."""
         return [h for h in self.hosts if h.role == role]
 
@@ -84,7 +85,7 @@ class Fleet:
             host.detail = report.detail
         return True
 
-    def mark_down(self, role: HostRole, index: int, epoch: int, detail: str) -> None:
+    def mark_down(self, role: ServerRole, index: int, epoch: int, detail: str) -> None:
         """Takes a server out of use that an activity found gone."""
         host = self.host(role, index)
         if host.epoch == epoch and host.up:

@@ -12,7 +12,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from ratchet.activities.contracts import names
-from ratchet.activities.contracts.hosting import DescribeInput, HostInput, HostRole
+from ratchet.activities.contracts.hosting import DescribeInput, HostInput
+from ratchet.activities.contracts.roles import SERVERS, ServerRole
 from ratchet.activities.contracts.training import PUSH_TRIES, SyncInput, SyncResult, push_label
 from ratchet.workflows.protocol import policies
 from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
@@ -54,7 +55,7 @@ class Servers:
         self.pushes_to_serving = 0
         self.changed = False
 
-    async def open(self, role: HostRole | None = None) -> None:
+    async def open(self, role: ServerRole | None = None) -> None:
         """Starts a Host workflow for every server that is ours to keep, or for those of a role."""
         for host in self._state.hosts:
             if host.managed and role in (None, host.role):
@@ -95,7 +96,7 @@ class Servers:
             return False
         return True
 
-    def lose(self, role: HostRole, index: int, epoch: int, reason: str) -> None:
+    def lose(self, role: ServerRole, index: int, epoch: int, reason: str) -> None:
         """Takes a server out of use that a rollout found gone, and has it restarted."""
         host = self._fleet.host(role, index)
         if host.epoch == epoch and host.up and host.managed:
@@ -199,8 +200,7 @@ class Servers:
             await self.restart(engine)
 
     async def _open_host(self, host: HostState) -> None:
-        queues = self._arg.queues
-        queue = {"engine": queues.inference, "env": queues.env, "trainer": queues.trainer}
+        role = SERVERS[host.role]
         await workflow.start_child_workflow(
             HOST,
             HostWorkflowInput(
@@ -208,8 +208,8 @@ class Servers:
                     run_id=self._arg.run_id,
                     role=host.role,
                     index=host.index,
-                    queue=queue[host.role],
-                    name=host.name if host.role == "env" else "",
+                    queue=self._arg.queues.of(role.kept_by),
+                    name=host.name if role.named else "",
                     weights=self._state.weights,
                     ui_label=f"host {host.name}",
                     epoch_base=host.epoch,

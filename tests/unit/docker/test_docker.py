@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
+from ratchet.activities.contracts.roles import WORKER_ROLES
 from ratchet.api.__main__ import parse_arguments, settings_for
 from ratchet.api.http.keys import add
 from ratchet.api.settings import Settings
 from ratchet.worker.health import Pulse, serve_health
-from ratchet.worker.settings import ROLES, WorkerSettings, parse_roles
+from ratchet.worker.settings import WorkerSettings, parse_roles
 from tests import ROOT
 
 DOCKER = ROOT / "docker"
@@ -73,7 +74,7 @@ def test_every_role_has_one_service_and_every_command_is_ours(compose: dict[str,
                 assert f"127.0.0.1:{parsed.port}:{parsed.port}" in service["ports"]
             case other:
                 raise AssertionError(f"{name} runs {other}")
-    assert sorted(hosted) == sorted(ROLES)
+    assert sorted(hosted) == sorted(WORKER_ROLES)
 
 
 def test_images_run_what_compose_runs(compose: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from temporalio.client import Client
 from temporalio.worker import UnsandboxedWorkflowRunner
 
 from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.roles import WORKER_ROLES
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys, series
 from ratchet.activities.storage.store import ArtifactStore
@@ -23,7 +24,6 @@ from ratchet.worker import lag as recording
 from ratchet.worker.compat import Worker
 from ratchet.worker.lag import LagRecorder
 from ratchet.worker.roles import BUILDERS
-from ratchet.worker.settings import ROLES
 from ratchet.workflows.protocol.messages import PREFLIGHT, TRAINING_RUN
 
 SAMPLE_S = 0.2
@@ -242,7 +242,7 @@ async def test_workers_of_all_roles_watch_but_those_of_rollouts(
 ) -> None:
     recorder = LagRecorder(store)
     assert recorder.interceptors("rollout") == []
-    for role in set(ROLES) - {"rollout"}:
+    for role in set(WORKER_ROLES) - {"rollout"}:
         ctx = WorkerContext(home=tmp_path, store_url=store.url, own_queue=f"lag-own-{role}")
         watching = recorder.interceptors(role)
         for worker in BUILDERS[role](temporal, ctx, Queues.prefixed("lag"), watching):

@@ -110,7 +110,7 @@ export class RunData {
 	}
 
 	get roles() {
-		return [...new Set(this.heard.map((g) => g.role))];
+		return [...new Set(this.heard.map((g) => g.role))].sort();
 	}
 
 	/** The run object. */

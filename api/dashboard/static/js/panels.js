@@ -38,8 +38,6 @@ const together =
 
 const gauge = (label, value, more = {}) => ({ from: "gauges", label, value, ...more });
 
-const ROLES = ["rollout", "trainer", "inference", "env", "orchestrator"];
-
 export const PANELS = [
 	{ id: "reward", title: "Reward", note: "Mean train reward of each batch, by environment.", wide: true, series: scoped("reward") },
 	{
@@ -126,7 +124,7 @@ export const PANELS = [
 		note: "99th percentile of how late the event loop of each role's worst worker woke, seconds.",
 		unit: "s",
 		zero: true,
-		series: ({ roles }) => ROLES.filter((role) => roles.includes(role)).map((role) => gauge(role, (g) => g.event_loop_lag?.p99, { role, worst: true })),
+		series: ({ roles }) => roles.map((role) => gauge(role, (g) => g.event_loop_lag?.p99, { role, worst: true })),
 	},
 ];
 
