@@ -11,8 +11,8 @@ from temporalio.client import Client, WorkflowHandle
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.hosting import HostReport
-from ratchet.workflows.dispatch import TRIES_OF_ITS_OWN
 from ratchet.workflows.protocol import policies
+from ratchet.workflows.rules.held_work import TRIES_OF_ITS_OWN
 from ratchet.workflows.run import trainer
 from tests.workflow.running import (
     WITHIN_S,

@@ -14,7 +14,6 @@ from temporalio.client import WorkflowHistory
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner
 
 from ratchet.activities.contracts.checks import CheckResult
-from ratchet.activities.contracts.rollouts import EngineTarget, GroupResult, GroupWork
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.workflows.dispatch import Dispatch
 from ratchet.workflows.host import Host
@@ -29,6 +28,7 @@ from ratchet.workflows.protocol.messages import (
     PreflightInput,
     RunInput,
 )
+from ratchet.workflows.rules.scheduler import Flight
 from ratchet.workflows.training_run import TrainingRun
 from tests.workflow.kinds import KINDS
 from tests.workflow.record import HISTORIES, WORKFLOW_TYPES, missing, read, started
@@ -107,10 +107,8 @@ class SilentRun(TrainingRun):
 class HastyDispatch(Dispatch):
     """Delivers groups as failed, without an activity that finalizes them."""
 
-    async def _finalize_once(
-        self, work: GroupWork, version: int, lost: str, engine: EngineTarget
-    ) -> GroupResult:
-        return self._failed(work, version, lost)
+    async def _finalize(self, flight: Flight) -> None:
+        self._generation.on_finalized(flight.work.group, None, flight.lost)
 
     @workflow.run
     async def run(self, arg: DispatchInput) -> None:

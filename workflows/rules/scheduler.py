@@ -10,14 +10,17 @@ Invariants:
 - One rate limiter and one burst cap for train and eval.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ratchet.activities.contracts.rollouts import EngineTarget, Gauges, GroupWork
 from ratchet.configs.run import RunConfig
-from ratchet.workflows.protocol.messages import Control, EnvTarget
+from ratchet.workflows.protocol.messages import Control
 from ratchet.workflows.protocol.state import Lease, Shares
 from ratchet.workflows.rules.concurrency import InFlight, youngest
+from ratchet.workflows.rules.placement import Places
 from ratchet.workflows.rules.rate_limits import BurstCap, RateLimiter, burst_of
 from ratchet.workflows.rules.sources import (
     TrainSource,
@@ -26,6 +29,9 @@ from ratchet.workflows.rules.sources import (
     interleave,
     train_group,
 )
+
+Cause = Literal["", "stale", "overload", "damaged", "pause", "stop"]
+"""Why a group was given up; '' if it was not."""
 
 
 @dataclass
@@ -41,7 +47,9 @@ class PartProgress:
 class Flight:
     """A group in flight. `begun` rollouts have been handed out, in `parts` by first rollout.
 
-    `version` is the policy version at which the group began; `given_up` groups get no more parts.
+    `version` is the policy version at which the group began. What is `cancelled` gets no more
+    parts; `lost` says why rollouts of it were given up, which with a `user_error` is the group's
+    own mistake. It is `finalizing` once all of its rollouts have ended.
     """
 
     work: GroupWork
@@ -49,7 +57,10 @@ class Flight:
     version: int
     begun: int = 0
     parts: dict[int, PartProgress] = field(default_factory=dict)
-    given_up: bool = False
+    lost: str = ""
+    user_error: bool = False
+    cancelled: Cause = ""
+    finalizing: bool = False
 
     @property
     def ended(self) -> int:
@@ -62,9 +73,14 @@ class Flight:
         return self.begun - self.ended
 
     @property
-    def complete(self) -> bool:
-        """Whether every rollout was handed out and every part was carried out."""
-        return self.begun == self.work.size and all(part.done for part in self.parts.values())
+    def busy(self) -> bool:
+        """Whether an activity works on the group."""
+        return self.finalizing or not all(part.done for part in self.parts.values())
+
+    @property
+    def to_begin(self) -> int:
+        """Rollouts that are still to be handed out."""
+        return 0 if self.cancelled else self.work.size - self.begun
 
 
 @dataclass(frozen=True)
@@ -102,6 +118,7 @@ class Scheduler:
         self.next_train = lease.next_train
         self.put_backs = lease.put_backs
         self._ahead = set(lease.ahead)
+        self.places = Places()
         self.eval_cursors = dict(lease.evals)
         self.limiter = RateLimiter(None, config.largest_part, lease.tokens, lease.tokens_at)
         self.burst_cap = BurstCap(lease.burst_base, lease.burst_at)
@@ -109,8 +126,6 @@ class Scheduler:
         self.blocked = Blocked("")
         self.flights: dict[str, Flight] = {}
         self.admitting = True
-        self._bad_engines: set[tuple[int, int]] = set()
-        self._bad_envs: set[str] = set()
 
     # -- events -----------------------------------------------------------------------------
 
@@ -119,6 +134,7 @@ class Scheduler:
         if control.seq <= self.control.seq:
             return False
         self.control = control
+        self.places.engines, self.places.envs = control.engines, control.envs
         self.limiter.per_minute = control.tasks_per_minute
         # A finished epoch never returns: without this the cursor would grow with every eval.
         self.eval_cursors = {e.epoch: self.eval_cursors.get(e.epoch, 0) for e in control.evals}
@@ -143,15 +159,7 @@ class Scheduler:
         part = flight.parts[first]
         assert not part.done
         part.ended, part.done = part.size, True
-        return flight.complete
-
-    def on_finished(self, group: str) -> None:
-        """The group has left the engines for good."""
-        del self.flights[group]
-
-    def give_up(self, group: str) -> None:
-        """No more of the group is handed out."""
-        self.flights[group].given_up = True
+        return flight.begun == flight.work.size and not flight.busy
 
     def stale(self) -> list[str]:
         """Train groups in flight that are too old for the batch after `next_version`."""
@@ -165,25 +173,9 @@ class Scheduler:
         known = {
             group: InFlight(order, flight.executing, flight.work.kind)
             for order, (group, flight) in enumerate(self.flights.items())
-            if not flight.given_up
+            if not flight.cancelled
         }
         return youngest(known, self.control.permits)
-
-    def avoid_engine(self, engine: EngineTarget) -> None:
-        """An activity found this engine gone: no work for now."""
-        self._bad_engines.add((engine.index, engine.epoch))
-
-    def forgive_engine(self, engine: EngineTarget) -> None:
-        """The engine may be tried again, if the run still names it."""
-        self._bad_engines.discard((engine.index, engine.epoch))
-
-    def avoid_env(self, address: str) -> None:
-        """An activity found this env server gone: no work for now."""
-        self._bad_envs.add(address)
-
-    def forgive_env(self, address: str) -> None:
-        """The env server may be tried again, if the run still names it."""
-        self._bad_envs.discard(address)
 
     def close(self) -> None:
         """Ends admission of groups; `cursor` is then what the next generation goes on with.
@@ -191,8 +183,7 @@ class Scheduler:
         What is left of begun groups is paid for here, since the bucket is the next generation's.
         """
         self.admitting = False
-        if self.limiter.per_minute is not None:
-            self.limiter.take(self.reserved - self.inflight_train - self.inflight_eval)
+        self.limiter.take(self.reserved - self.executing())
 
     def cursor(self) -> Lease:
         """What has not been admitted."""
@@ -209,18 +200,9 @@ class Scheduler:
 
     # -- what is under way ------------------------------------------------------------------
 
-    def _executing(self, kind: str) -> int:
-        return sum(f.executing for f in self.flights.values() if f.work.kind == kind)
-
-    @property
-    def inflight_train(self) -> int:
-        """Train rollouts executing."""
-        return self._executing("train")
-
-    @property
-    def inflight_eval(self) -> int:
-        """Eval rollouts executing."""
-        return self._executing("eval")
+    def executing(self, kind: str = "") -> int:
+        """Rollouts that hold a permit, of one kind or of both."""
+        return sum(f.executing for f in self.flights.values() if kind in ("", f.work.kind))
 
     def _aging(self) -> Iterator[tuple[str, Flight]]:
         """Train groups in flight that the policy samples, in the order in which they began."""
@@ -236,8 +218,7 @@ class Scheduler:
     @property
     def reserved(self) -> int:
         """Permits that begun groups need: executing rollouts, and those still to be handed out."""
-        flights = self.flights.values()
-        return sum(f.executing if f.given_up else f.work.size - f.ended for f in flights)
+        return sum(flight.executing + flight.to_begin for flight in self.flights.values())
 
     @property
     def queued_eval(self) -> int:
@@ -246,23 +227,21 @@ class Scheduler:
             (epoch.num_examples - self.eval_cursors.get(epoch.epoch, 0)) * epoch.group_size
             for epoch in self.control.evals
         )
-        begun = (f for f in self.flights.values() if f.work.kind == "eval" and not f.given_up)
-        return waiting + sum(flight.work.size - flight.begun for flight in begun)
+        return waiting + sum(f.to_begin for f in self.flights.values() if f.work.kind == "eval")
 
     def gauges(self) -> Gauges:
         """What rides in activity inputs."""
-        inflight: dict[str, int] = {}
+        inflight: Counter[str] = Counter()
         for flight in self.flights.values():
-            name = f"{flight.work.kind}/{flight.work.env}"
-            inflight[name] = inflight.get(name, 0) + flight.executing
+            inflight[f"{flight.work.kind}/{flight.work.env}"] += flight.executing
         ages = [max(self.control.version - flight.version, 0) for _, flight in self._aging()]
         queued = self.queued_eval
         return Gauges(
-            inflight_train=self.inflight_train,
-            inflight_eval=self.inflight_eval,
+            inflight_train=self.executing("train"),
+            inflight_eval=self.executing("eval"),
             permits=self.control.permits,
             version=self.control.version,
-            inflight=inflight,
+            inflight=dict(inflight),
             mode="eval" if queued else "train",
             queued_eval=queued,
             groups=len(self.flights),
@@ -271,36 +250,19 @@ class Scheduler:
             waiting_for=self.blocked.reason,
         )
 
-    # -- places -----------------------------------------------------------------------------
+    # -- decisions --------------------------------------------------------------------------
 
     def engine(self) -> EngineTarget | None:
         """The least loaded engine that may take work."""
-        usable = [e for e in self.control.engines if (e.index, e.epoch) not in self._bad_engines]
-        if not usable:
-            return None
-        load = {e.index: 0 for e in usable}
+        load: Counter[int] = Counter()
         for flight in self.flights.values():
-            if flight.engine.index in load:
-                load[flight.engine.index] += flight.work.size - flight.ended
-        return min(usable, key=lambda e: (load[e.index], e.index))
-
-    def env_address(self, env: str) -> str | None:
-        """Address of the env's server, if it may take work."""
-        target = self.control.envs.get(env)
-        return None if target is None or target.address in self._bad_envs else target.address
-
-    def env(self, env: str) -> EnvTarget | None:
-        """The env's server as the run last named it."""
-        return self.control.envs.get(env)
-
-    # -- decisions --------------------------------------------------------------------------
+            load[flight.engine.index] += flight.work.size - flight.ended
+        return self.places.engine(load)
 
     def next_eval(self) -> GroupWork | None:
         """The next eval group whose env is up; None if there is no such work."""
-        for work in interleave(self.control.evals, self.eval_cursors):
-            if self.env_address(work.env) is not None:
-                return work
-        return None
+        evals = interleave(self.control.evals, self.eval_cursors)
+        return next((work for work in evals if self.places.address(work.env)), None)
 
     def next_put_back(self, kind: str) -> GroupWork | None:
         """The put-back group of `kind` that waits longest; None if there is none, or if it is a
@@ -318,7 +280,7 @@ class Scheduler:
             work = self._put_back_work(group)
             if work is None:
                 self._take_put_back(group)
-            elif self.env_address(work.env) is not None:
+            elif self.places.address(work.env):
                 return work
         return None
 
@@ -346,14 +308,14 @@ class Scheduler:
 
     def next_train_group(self) -> GroupWork | None:
         """The next train group that the limit allows; None if there is none."""
-        if self.next_train < self.control.train_limit:
-            return self._source.work(train_group(self.next_train), self.control.draws)
-        return None
+        if self.next_train >= self.control.train_limit:
+            return None
+        return self._source.work(train_group(self.next_train), self.control.draws)
 
     def _half_dispatched(self, kind: str) -> Flight | None:
         """The group of `kind` that began first and has rollouts left to hand out."""
-        begun = (f for f in self.flights.values() if f.begun < f.work.size and not f.given_up)
-        return next((f for f in begun if f.work.kind == kind), None)
+        flights = self.flights.values()
+        return next((f for f in flights if f.work.kind == kind and f.to_begin), None)
 
     def _next(self) -> Flight | GroupWork | None:
         """What goes first: evals before train, a group that has begun before a fresh one."""
@@ -383,7 +345,7 @@ class Scheduler:
             engine = self.engine()
             if engine is None:
                 return Blocked("an engine at a verified version")
-            if self.env_address(result.env) is None:
+            if not self.places.address(result.env):
                 return Blocked(f"the env server of {result.env}")
             result = Flight(result, engine, self.control.version)
         size = result.work.size
@@ -401,11 +363,12 @@ class Scheduler:
 
     def _held_back(self, now: float, count: int) -> Blocked | None:
         """Why `count` rollouts may not start at `now`, if so."""
-        executing, control = self.inflight_train + self.inflight_eval, self.control
+        executing, control = self.executing(), self.control
         if executing + count > control.permits:
             return Blocked("a free permit")
         total, everyone = control.permits + control.older, executing + control.older
-        burst = burst_of(self._burst_setting, total, self._config.largest_group)
+        setting = self._config.dispatch.burst or ("auto" if control.auto else None)
+        burst = burst_of(setting, total, self._config.largest_group)
         if wait_s := self.burst_cap.wait_s(now, everyone, count, burst):
             return Blocked("the burst cap", wait_s)
         if not self.admitting:
@@ -414,10 +377,6 @@ class Scheduler:
         if wait_s := self.limiter.wait_s(count):
             return Blocked("the rate limit (tasks_per_minute)", wait_s)
         return None
-
-    @property
-    def _burst_setting(self) -> int | str | None:
-        return self._config.dispatch.burst or ("auto" if self.control.auto else None)
 
     def _enter(self, flight: Flight) -> None:
         group = flight.work.group

@@ -1,46 +1,60 @@
-"""One dispatch generation without Temporal: the scheduler, wired as Dispatch wires it.
+"""One dispatch generation without Temporal: the object that decides for Dispatch, in a shell.
 
-Activities, time and signals are whatever the test makes happen; see pipeline.py for the run.
+Activities, time and signals are whatever the test makes happen; see pipeline.py for the run. What
+the generation reports is compared with what was made to happen, every broken promise is an
+AssertionError.
 """
 
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from ratchet.activities.contracts.rollouts import GroupResult, GroupWork
-from ratchet.workflows.protocol.messages import Control, DispatchReport
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.rollouts import EngineTarget, GroupResult, GroupWork
+from ratchet.workflows.protocol.messages import Control, DispatchInput
 from ratchet.workflows.protocol.state import Lease
-from ratchet.workflows.rules.scheduler import Part, Scheduler
+from ratchet.workflows.rules import generation as rules
+from ratchet.workflows.rules.placement import Attempt
+from ratchet.workflows.rules.scheduler import Part
 
 if TYPE_CHECKING:
     from tests.unit.workflows.pipeline import World
 
-Cause = Literal["stale", "overload", "stop"]
+MOST = 2
+"""Groups in a report: so few, that there are often more."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Running:
-    """A part that an activity carries out; `told` of its rollouts were reported as ended."""
+    """An activity of a group, and the task around it: one of its parts, or (without one) what
+    finalizes it. `told` of its rollouts were reported as ended.
+    """
 
-    part: Part
+    attempt: Attempt
+    part: Part | None
     version: int
     label: str
     told: int = 0
+    doing: Literal["work", "rest", "wait", "held"] = "work"
+    cancelled: bool = False
+    losses: int = 0
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+        return self.attempt.work.group
+
+    @property
+    def name(self) -> str:
+        """What Dispatch calls this work."""
+        return self.group if self.part is None else f"{self.group}/{self.part.first}"
 
     @property
     def size(self) -> int:
         """Rollouts of the part."""
-        return self.part.last - self.part.first
-
-
-@dataclass
-class Group:
-    """A group in flight, as Dispatch keeps it."""
-
-    work: GroupWork
-    version: int
-    parts: dict[int, Running] = field(default_factory=dict)
-    cancelled: Cause | Literal[""] = ""
-    finalizing: bool = False
+        return 0 if self.part is None else self.part.last - self.part.first
 
 
 class Generation:
@@ -49,142 +63,274 @@ class Generation:
     """
 
     def __init__(self, world: "World", number: int, lease: Lease, control: Control) -> None:
+        arg = DispatchInput(
+            "run", number, world.plain, world.state.examples, Queues(), lease, control
+        )
         self.granted = world.permits
         self.world = world
         self.number = number
-        self.scheduler = Scheduler(world.config, world.state.examples, lease)
-        self.scheduler.on_control(control)
-        self.groups: dict[str, Group] = {}
-        self.outbox: list[GroupResult] = []
+        self.decides = rules.Generation(world.config, arg)
+        self.scheduler = self.decides.scheduler
+        self.works: list[Running] = []
         self.inbox: list[tuple[Control, int]] = []
-        self.over = False
-        self._seq = 0
+        self.long = self.over = False
+        self._sent = replace(control, seq=0)
+        self._heard = [control]
+        self._rings_at = float("inf")
+        self._loop = self._turns()
+        # What reports must agree with: groups by name and what of them was handed out, those
+        # reported, why each was given up, and engines that were lost for good.
+        self._admitted: dict[str, GroupWork] = {}
+        self._begun: Counter[str] = Counter()
+        self._reported: set[str] = set()
+        self._causes: dict[str, str] = {}
+        self._gone: set[tuple[int, int]] = set()
+        self._unreported: set[tuple[int, int]] = set()
+        self._reports = 0
 
     @property
-    def running(self) -> list[Running]:
-        """Parts that activities carry out."""
-        return [p for g in self.groups.values() if not g.finalizing for p in g.parts.values()]
+    def groups(self) -> list[str]:
+        """Groups that are begun and not over."""
+        return list(self.decides.flights)
 
     @property
-    def finalizing(self) -> list[str]:
+    def parts(self) -> list[Running]:
+        """Parts that are under way."""
+        return [work for work in self.works if work.part is not None]
+
+    @property
+    def finalizing(self) -> list[Running]:
         """Groups whose rollouts have all ended."""
-        return [name for name, group in self.groups.items() if group.finalizing]
+        return [work for work in self.works if work.part is None]
+
+    # -- signals ----------------------------------------------------------------------------
+
+    def send(self, control: Control, permits: int) -> None:
+        """The run sends a control, if it is news to the generation."""
+        if replace(control, seq=0) != self._sent:
+            self._sent = replace(control, seq=0)
+            self.inbox.append((control, permits))
 
     def hear(self) -> None:
         """The next control arrives."""
         control, self.granted = self.inbox.pop(0)
-        self.scheduler.on_control(control)
+        self._heard.append(control)
+        self.decides.on_control(control)
+        assert self.scheduler.control == control
 
-    def turn(self, *, hand_over: bool = False, sign_of_life: bool = False) -> None:
-        """One turn of Dispatch's loop."""
-        scheduler = self.scheduler
-        if scheduler.admitting and (hand_over or scheduler.control.stop):
-            scheduler.close()
-            self._report("tail")
-        if scheduler.control.stop:
-            self._give_up(list(self.groups), "stop")
-        self._give_up(scheduler.stale(), "stale")
-        self._give_up(scheduler.overload(), "overload")
-        self._check_ages()
+    def hear_again(self, back: int) -> None:
+        """A control of before arrives once more, and changes nothing."""
+        before = self.decides.changed
+        self.decides.on_control(self._heard[-1 - back % len(self._heard)])
+        assert self.scheduler.control == self._heard[-1] and self.decides.changed == before
+
+    # -- Dispatch's loop --------------------------------------------------------------------
+
+    def turn(self, *, hand_over: bool = False, sign_of_life: bool = False) -> bool:
+        """Dispatch goes on until it next waits, if something wakes it: for a signal to be sent
+        (True) or for news.
+        """
+        self.long |= hand_over
+        self.decides.report_due |= sign_of_life
+        if self.world.now >= self._rings_at:
+            self._rings_at = float("inf")
+            self.decides.changed = True
+        return not self.over and next(self._loop)
+
+    def _turns(self) -> Iterator[bool]:
+        decides = self.decides
+        while True:
+            if decides.begin_turn(long=self.long):
+                self._report()
+                yield True
+            self._review()
+            self._admit()
+            if decides.must_report:
+                self._report()
+                yield True
+            if decides.is_over:
+                break
+            yield False
+            while not decides.has_news:
+                yield False
+        self._report(closed=True)
+        assert self._reported == self._admitted.keys(), "what was admitted is never delivered"
+        self.over = True
+        yield False
+
+    def _review(self) -> None:
+        control, train = self.scheduler.control, self.world.config.train
+        known = dict(self.decides.flights)
+        freshest = control.next_version - train.max_off_policy_steps
+        for group, flight in known.items():
+            aged = flight.work.kind == "train" and flight.version < freshest
+            due = ("stop" if control.stop else "pause") if self._told_to_end else ""
+            if due := due or ("stale" if aged else ""):
+                self._causes.setdefault(group, due)
+        given_up = self.decides.review()
+        for group in given_up:
+            assert group in self._causes or (control.trim and known[group].work.kind == "train")
+            self._causes.setdefault(group, "overload")
+        for work in self.works:
+            work.cancelled |= work.group in given_up
+        kept = [group for group in self.groups if not self.decides.flights[group].cancelled]
+        assert not self._causes.keys() & set(kept), "what must not go on is not given up"
+
+    @property
+    def _told_to_end(self) -> bool:
+        return self.scheduler.control.stop or self.scheduler.control.pause == "cancel"
+
+    def _admit(self) -> None:
         while True:
             evals_wait = self._evals_wait()
-            if not isinstance(part := scheduler.admit(self.world.now), Part):
+            decision = self.scheduler.admit(self.world.now)
+            if not isinstance(decision, Part):
                 break
-            assert not (evals_wait and part.work.kind == "train"), "an eval was passed by"
-            self._start(part)
-        if self.outbox or sign_of_life:
-            self._report("open" if scheduler.admitting else "tail")
-        if not scheduler.admitting and not self.groups and not self.outbox:
-            self._report("closed")
-            self.over = True
-
-    def release(self, running: Running, *, told: bool) -> None:
-        """A rollout ends while others of its part go on; `told` is whether the signal arrives."""
-        self.world.commit(running)
-        if told and running.told < running.size:
-            running.told += 1
-            name = f"{running.part.work.group}/{running.part.first}"
-            assert self.scheduler.on_released({name: running.told})
-            assert not self.scheduler.on_released({name: running.told})
-
-    def end(self, running: Running) -> None:
-        """A part's activity ends, cancelled or not."""
-        self.world.commit(running)
-        name, first = running.part.work.group, running.part.first
-        group = self.groups[name]
-        complete = self.scheduler.on_ended(name, first)
-        if len(group.parts) > 1 or not (complete or group.cancelled):
-            del group.parts[first]
-        elif group.cancelled:
-            self._deliver(group, self._cancelled(group))
-        else:
-            group.finalizing = True
-
-    def finalize(self, name: str, survivors: int, trainable: int) -> None:
-        """The finalized group is delivered, unless it was given up meanwhile."""
-        group = self.groups[name]
-        if group.cancelled:
-            self._deliver(group, self._cancelled(group))
-        else:
-            self._deliver(group, self.world.finalized(group.work, survivors, trainable))
+            assert not (evals_wait and decision.work.kind == "train"), "an eval was passed by"
+            self._start(decision)
+        if decision.retry_s:
+            self._rings_at = min(self._rings_at, self.world.now + decision.retry_s)
 
     def _evals_wait(self) -> bool:
         """Whether this generation has eval work that it could start."""
         scheduler = self.scheduler
         if scheduler.admitting and (scheduler.next_put_back("eval") or scheduler.next_eval()):
             return True
-        begun = (f for f in scheduler.flights.values() if f.work.kind == "eval")
-        return any(f.begun < f.work.size and not f.given_up for f in begun)
-
-    def _check_ages(self) -> None:
-        """Nothing goes on in flight that is too old for the batch after the next version."""
-        train = self.world.config.train
-        freshest = self.scheduler.control.next_version - train.max_off_policy_steps
-        for group in self.groups.values():
-            kept = group.work.kind == "train" and not group.cancelled
-            assert not kept or group.version >= freshest, f"{group.work.group} is stale"
+        return any(f.to_begin and f.work.kind == "eval" for f in scheduler.flights.values())
 
     def _start(self, part: Part) -> None:
-        name, version = part.work.group, self.scheduler.control.version
+        name, world = part.work.group, self.world
         if part.first == 0:
-            self.world.on_begun(self, part.work)
-            self.groups[name] = Group(part.work, version)
-        world, group = self.world, self.groups[name]
-        assert not group.cancelled, f"{name} was given up"
-        group.parts[part.first] = Running(part, world.sampled_at, world.label)
+            world.on_begun(self, part.work)
+            assert name not in self._admitted
+            self._admitted[name] = part.work
+        assert name not in self._causes, f"{name} was given up"
+        self._begun[name] += part.last - part.first
+        attempt = self.decides.attempt(part)
+        work = Running(attempt, part, world.sampled_at, world.label)
+        work.doing = "work" if attempt.address else "wait"
+        self.works.append(work)
         world.on_started()
 
-    def _give_up(self, names: list[str], why: Cause) -> None:
-        for name in names:
-            group = self.groups[name]
-            group.cancelled = group.cancelled or why
-            self.scheduler.give_up(name)
-            if not group.parts:
-                self._deliver(group, self._cancelled(group))
-
-    def _deliver(self, group: Group, result: GroupResult) -> None:
-        self.scheduler.on_finished(group.work.group)
-        del self.groups[group.work.group]
-        self.outbox.append(result)
-
-    def _cancelled(self, group: Group) -> GroupResult:
-        result = self.world.result(group.work, 0, 0, ref=None)
-        return replace(result, version_start=group.version, cancelled=group.cancelled)
-
-    def _report(self, state: Literal["open", "tail", "closed"]) -> None:
-        groups, self.outbox = self.outbox[:2], self.outbox[2:]
-        scheduler = self.scheduler
-        self._seq += 1
-        report = DispatchReport(
-            generation=self.number,
-            seq=self._seq,
-            state=state,
-            groups=groups,
-            inflight_train=scheduler.inflight_train,
-            inflight_eval=scheduler.inflight_eval,
-            reserved=scheduler.reserved,
-            lease=scheduler.cursor(),
-            oldest=scheduler.oldest,
-            outstanding=list(self.groups) + [group.group for group in self.outbox],
-        )
+    def _report(self, *, closed: bool = False) -> None:
+        report = self.decides.report(closed=closed, most=MOST)
+        assert report.seq == self._reports and report.generation == self.number
+        assert closed or report.state == ("open" if self.scheduler.admitting else "tail")
+        assert len(report.groups) <= MOST, "more groups in a report than it may carry"
+        for group in report.groups:
+            assert group.group not in self._reported, "a group is reported twice"
+            assert group.cancelled == self._causes.get(group.group, ""), "not the first cause"
+            self._reported.add(group.group)
+        known = [group for group in self._admitted if group not in self._reported]
+        assert Counter(report.outstanding) == Counter(known), "what is admitted is not outstanding"
+        held = sum(work.size - work.told for work in self.parts)
+        flights = [self._admitted[group] for group in self.groups]
+        ahead = [w.size - self._begun[w.group] for w in flights if w.group not in self._causes]
+        assert report.inflight_train + report.inflight_eval == held
+        assert report.reserved == held + sum(ahead), "permits are kept that nobody needs"
+        assert bool(report.trouble) == any(work.doing == "held" for work in self.works)
+        self._unreported -= {(s.index, s.epoch) for s in report.lost if s.role == "engine"}
+        assert not self._unreported, "a lost engine is not reported"
+        self._reports += 1
         self.world.mail.append(report)
+
+    # -- what becomes of activities ---------------------------------------------------------
+
+    def release(self, work: Running, *, told: bool) -> None:
+        """A rollout ends while others of its part go on; `told` is whether the signal arrives."""
+        if work.doing != "work" or work.cancelled:
+            return
+        self.world.commit(work)
+        if told and work.told < work.size:
+            work.told += 1
+            self.decides.on_released({work.name: work.told})
+            assert self.decides.changed
+            assert not self.scheduler.on_released({work.name: work.told})
+
+    def end(self, work: Running, result: GroupResult | None = None) -> None:
+        """The activity ends, cancelled or not; what finalizes a group has a `result`."""
+        if work.cancelled:
+            if work.doing == "rest":
+                self.decides.on_rested(work.attempt)
+            flight = self.decides.flights[work.group]
+            self._over(work, None, flight.lost or "cancelled from outside")
+        elif work.doing == "work":
+            self._over(work, result, "")
+        else:
+            self.go_on(work)
+
+    def fail(self, work: Running, kind: str) -> None:
+        """The activity fails: it lost its server, found something damaged, or the store is full."""
+        if work.doing != "work" or work.cancelled:
+            return
+        attempt, decides = work.attempt, self.decides
+        if work.part is not None:
+            self.world.commit(work)
+        if kind == names.STORE_FAILED:
+            decides.on_held(work.name, "disk full", self.world.now)
+            work.doing = "held"
+            return
+        if kind == names.CORRUPT and attempt.work.kind == "train":
+            self._causes.setdefault(work.group, "damaged")
+        if decides.on_failed(attempt, kind, f"groups/{work.group}.json"):
+            work.doing = "rest"
+            work.losses += 1
+            if work.losses >= 2:
+                self._lose_for_good(work, kind)
+        else:
+            self._over(work, None, attempt.failure)
+
+    def _lose_for_good(self, work: Running, kind: str) -> None:
+        if work.part is not None:
+            work.losses = 0
+        if kind == names.ENGINE_LOST:
+            assert self.decides.must_report and self.decides.has_news, "a loss wakes nobody"
+            engine = (work.attempt.engine.index, work.attempt.engine.epoch)
+            self._gone.add(engine)
+            self._unreported.add(engine)
+
+    def go_on(self, work: Running) -> None:
+        """A rest is over, or what the activity waits for is there."""
+        attempt, held = work.attempt, self.decides.held
+        if work.doing == "rest":
+            self.decides.on_rested(attempt)
+            work.doing = "wait"
+        elif work.doing == "wait" and self.decides.has_place(attempt):
+            self.decides.place(attempt)
+            work.doing = "work"
+            if attempt.failure:
+                self._over(work, None, attempt.failure)
+        elif work.doing == "held" and (not held.shares_tries(work.name) or held.may_try(work.name)):
+            held.take_turn()
+            held.on_stored()
+            self.decides.on_work_ended(work.name)
+            work.doing = "work"
+
+    def _over(self, work: Running, result: GroupResult | None, lost: str) -> None:
+        self.works.remove(work)
+        self.decides.on_work_ended(work.name)
+        if work.part is None:
+            self.decides.on_finalized(work.group, result, lost)
+            return
+        self.world.commit(work)
+        if self.decides.on_part_ended(work.part, lost):
+            flight = self.decides.flights[work.group]
+            attempt = Attempt(flight.work, flight.engine, finalizing=True)
+            self.works.append(Running(attempt, None, work.version, work.label))
+
+    # -- what always holds ------------------------------------------------------------------
+
+    def check(self) -> None:
+        """A permit is held by a rollout that runs, and no server is avoided without a reason."""
+        held = sum(flight.executing for flight in self.decides.flights.values())
+        assert held == sum(work.size - work.told for work in self.parts)
+        for engine in self.scheduler.control.engines:
+            key = (engine.index, engine.epoch)
+            rests = any(w.doing == "rest" and _at(w.attempt.engine, key) for w in self.works)
+            if not rests and key not in self._gone:
+                others = {e.index: 1 for e in self.scheduler.control.engines if e != engine}
+                assert self.scheduler.places.engine(others) == engine, "avoided for no reason"
+
+
+def _at(engine: EngineTarget, key: tuple[int, int]) -> bool:
+    return (engine.index, engine.epoch) == key

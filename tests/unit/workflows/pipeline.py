@@ -6,7 +6,7 @@ are whatever the test makes happen. Every broken promise is an AssertionError.
 """
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import GroupResult, GroupWork
@@ -40,7 +40,10 @@ class World:
 
     def __init__(self, config: RunConfig, examples: dict[str, int]) -> None:
         self.config = config
-        hosts = [replace(h, up=True, verified=0, epoch=1) for h in hosts_of(config)]
+        hosts = [
+            replace(h, up=True, verified=0, epoch=1, address=f"{h.name}@1")
+            for h in hosts_of(config)
+        ]
         state = RunState(status="running", examples=examples, hosts=hosts, version=0)
         state.limits = limits_of(config)
         self.state = state
@@ -112,7 +115,7 @@ class World:
     @property
     def may_open(self) -> bool:
         """Whether the next generation is due."""
-        running = self.state.status == "running"
+        running = self.state.status == "running" and not self.state.pause
         return running and not any(g.state == "open" for g in self.state.generations)
 
     def open(self) -> None:
@@ -132,8 +135,7 @@ class World:
         self.generations.put_back_refused()
         self.state.control_seq += 1
         for generation in self.live:
-            control = self.generations._control(generation.number)
-            generation.inbox.append((control, self.permits))
+            generation.send(self.generations._control(generation.number), self.permits)
 
     def receive(self) -> None:
         """The next report arrives."""
@@ -151,7 +153,11 @@ class World:
         self.generations._drop_admitted()
         for group in report.groups:
             assert group.group not in self.delivered, "a group was delivered twice"
-            self.delivered.add(group.group)
+            if group.cancelled == "pause":
+                # It is rolled out again after the pause, under the same id.
+                del self.begun_by[group.group]
+            else:
+                self.delivered.add(group.group)
             if group.cancelled:
                 self.generations.on_cancelled(group)
             elif group.kind == "eval":
@@ -161,6 +167,30 @@ class World:
         self.generations.put_back_refused()
         if report.state == "closed":
             self.live = [g for g in self.live if g.number != report.generation]
+        for lost in report.lost:
+            host = next(h for h in state.hosts if (h.role, h.index) == (lost.role, lost.index))
+            host.up &= host.epoch != lost.epoch
+
+    def revive(self) -> None:
+        """Servers that were lost are up again."""
+        for host in self.state.hosts:
+            if not host.up:
+                host.epoch, host.up = host.epoch + 1, True
+                host.address = f"{host.name}@{host.epoch}"
+
+    def pause(self, mode: Literal["drain", "cancel"]) -> None:
+        """Somebody asks for a pause, which is carried through whatever they ask for next."""
+        if self.state.status == "running":
+            self.state.pause, self.state.status = mode, "pausing"
+
+    def resume(self) -> None:
+        """Somebody asks for the run to go on."""
+        self.state.pause = ""
+
+    def settle(self) -> None:
+        """The pause was carried through, and may be over."""
+        if self.state.status in ("pausing", "paused") and not self.live:
+            self.state.status = "paused" if self.state.pause else "running"
 
     def _on_train(self, group: GroupResult) -> None:
         before = self.state.train.barren
@@ -238,7 +268,7 @@ class World:
         """Rollouts of the part are in the store; a later attempt at the group adopts them. They
         were sampled from whatever the engines had from their start on.
         """
-        name = running.part.work.group
+        name = running.group
         version, labels = self.committed.get(name, (running.version, set()))
         self.committed[name] = min(version, running.version), labels | {running.label, self.label}
 

@@ -11,11 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from ratchet.activities.contracts import names
 from ratchet.configs.load import validate
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.rules.sources import train_counter
 from ratchet.workflows.run.generations import MAX_DEATHS
-from tests.unit.workflows.dispatching import Generation
+from tests.unit.workflows.dispatching import Generation, Running
 from tests.unit.workflows.pipeline import World
 
 EXAMPLES = {"train/a": 7, "train/b": 5, "eval/a": 2, "eval/b": 2}
@@ -39,6 +40,7 @@ options = st.fixed_dictionaries(
         "part": st.sampled_from([None, 1]),
         "rate": st.sampled_from([None, None, 60]),
         "burst": st.sampled_from([None, None, 4, "auto"]),
+        "stopped": st.sampled_from([False, False, True]),
     }
 )
 
@@ -49,6 +51,7 @@ def config(of: dict[str, Any]) -> RunConfig:
     return validate(
         {
             "max_steps": MAX_STEPS,
+            "inference": {"engines": 2},
             "train": {
                 "env": [
                     {"id": "a", "ratio": 2, "group_size": 2},
@@ -82,19 +85,22 @@ def round_trip(world: World, *, stragglers: int = 0, survivors: int = 4) -> None
     """
     while world.mail:
         world.receive()
+    world.revive()
+    world.settle()
     if world.may_open:
         world.open()
     world.inform()
     for generation in world.live:
         while generation.inbox:
             generation.hear()
-        generation.turn()
-        late = list(generation.groups)[:stragglers]
-        for running in generation.running:
-            if running.part.work.group not in late:
-                generation.end(running)
-        for name in generation.finalizing:
-            generation.finalize(name, survivors, 4)
+        while generation.turn():
+            pass
+        late = generation.groups[:stragglers]
+        for work in generation.works[:]:
+            while work in generation.works and work.doing != "work" and not work.cancelled:
+                generation.go_on(work)
+            if work in generation.works and work.group not in late:
+                end_of(world, generation, work, survivors, 4)
     if world.pushing:
         world.verify()
     elif world.state.shipped:
@@ -114,10 +120,19 @@ def young(begun: list[T], rng: Random) -> T:
     return begun[int(len(begun) * rng.random() ** 0.25)]
 
 
+def end_of(
+    world: World, generation: Generation, work: Running, survivors: int, trainable: int
+) -> None:
+    """An activity ends, one that finalizes with no more than so many rollouts."""
+    finalizes = work.part is None and not work.cancelled
+    result = world.finalized(work.attempt.work, survivors, trainable) if finalizes else None
+    generation.end(work, result)
+
+
 def end(world: World, rng: Random, *, whole: bool, told: bool = True) -> None:
     """A part ends, or one of its rollouts while the others go on."""
-    if running := [(g, part) for g in there(world) for part in g.running]:
-        generation, part = young(running, rng)
+    if parts := [(g, part) for g in there(world) for part in g.parts]:
+        generation, part = young(parts, rng)
         if whole:
             generation.end(part)
         else:
@@ -126,9 +141,29 @@ def end(world: World, rng: Random, *, whole: bool, told: bool = True) -> None:
 
 def finalize(world: World, rng: Random, *, well: bool) -> None:
     """A group is finalized; `well` if no rollout of it is lost."""
-    if groups := [(g, name) for g in there(world) for name in g.finalizing]:
-        generation, name = young(groups, rng)
-        generation.finalize(name, *((4, 4) if well else (rng.randint(0, 4), rng.randint(0, 4))))
+    if works := [(g, work) for g in there(world) for work in g.finalizing]:
+        left = (4, 4) if well else (rng.randint(0, 4), rng.randint(0, 4))
+        end_of(world, *young(works, rng), *left)
+
+
+def fail(world: World, rng: Random, kind: str) -> None:
+    """An activity fails, or several on the same engine."""
+    if works := [(g, work) for g in there(world) for work in g.works]:
+        generation, work = young(works, rng)
+        engine = work.attempt.engine
+        for other in generation.works[:]:
+            if other is work or (other.attempt.engine == engine and rng.random() < 0.3):
+                generation.fail(other, kind)
+
+
+def go_on(world: World, rng: Random) -> None:
+    """Rests end, and servers that were lost come back."""
+    if rng.random() < 0.3:
+        world.revive()
+    for generation in there(world):
+        for work in generation.works[:]:
+            if not work.cancelled and rng.random() < 0.5:
+                generation.go_on(work)
 
 
 def hear(world: World, rng: Random) -> None:
@@ -139,10 +174,25 @@ def hear(world: World, rng: Random) -> None:
             generation.hear()
 
 
+def hear_again(world: World, rng: Random) -> None:
+    """A control of before arrives once more."""
+    if live := there(world):
+        rng.choice(live).hear_again(rng.randint(0, 9))
+
+
 def turn(world: World, rng: Random, *, hand_over: bool = False) -> None:
     """A generation acts on what it has heard."""
     if live := there(world):
         rng.choice(live).turn(hand_over=hand_over, sign_of_life=rng.random() < 0.1)
+
+
+def pause(world: World, rng: Random) -> None:
+    """Somebody asks for a pause, or for its end."""
+    world.settle()
+    if rng.random() < 0.5:
+        world.resume()
+    else:
+        world.pause("drain" if rng.random() < 0.5 else "cancel")
 
 
 def die(world: World, rng: Random) -> None:
@@ -210,13 +260,21 @@ EVENTS: dict[str, tuple[int, Callable[[World, Random], None]]] = {
     "a turn": (16, turn),
     "a hand-over": (1, partial(turn, hand_over=True)),
     "a death": (1, die),
+    "an engine is lost": (2, partial(fail, kind=names.ENGINE_LOST)),
+    "an env server is lost": (1, partial(fail, kind=names.ENV_LOST)),
+    "a group is damaged": (1, partial(fail, kind=names.CORRUPT)),
+    "a group cannot be played": (1, partial(fail, kind="TaskError")),
+    "the store is full": (1, partial(fail, kind=names.STORE_FAILED)),
+    "rests end": (6, go_on),
     "controls are sent": (8, lambda world, rng: world.inform()),
     "controls arrive": (12, hear),
+    "an old control arrives": (1, hear_again),
     "reports arrive": (14, deliver),
     "a generation opens": (5, reopen),
     "a batch ships": (12, ship),
     "training goes on": (8, train),
     "a person acts": (1, ask),
+    "a pause begins or ends": (1, pause),
     "the engines bear less": (2, squeeze),
     "time passes": (6, wait),
 }
@@ -227,9 +285,11 @@ class Pipeline(RuleBasedStateMachine):
     """A run to which anything may happen at any time."""
 
     world: World
+    stopped: bool
 
     @initialize(of=options)
     def begin(self, of: dict[str, Any]) -> None:
+        self.stopped = of["stopped"]
         self.world = World(config(of), dict(EXAMPLES))
         self.world.open()
 
@@ -259,20 +319,26 @@ class Pipeline(RuleBasedStateMachine):
     def books_balance(self) -> None:
         """A permit is held by a rollout that runs, and nothing is put back twice."""
         for generation in self.world.live:
-            flights = generation.scheduler.flights
-            held = sum(flight.executing for flight in flights.values())
-            assert held == sum(part.size - part.told for part in generation.running)
-            assert set(flights) == set(generation.groups)
+            generation.check()
         assert max(Counter(self.world.waiting).values(), default=1) == 1
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
-            finish(self.world)
+            (stop if self.stopped else finish)(self.world)
+
+
+def stop(world: World) -> None:
+    """The run is stopped, whatever state it is in: everything ends."""
+    world.state.status = "stopping"
+    for _ in range(5):
+        round_trip(world)
+    assert not world.live and not world.generations.live, "a generation never closed"
 
 
 def finish(world: World) -> None:
     """The run goes on to its end, whatever state it is in, and its books balance."""
     state = world.state
+    world.resume()
     for _ in range(ROUNDS_PER_STEP * (MAX_STEPS + 1)):
         if state.step == MAX_STEPS and not state.evals:
             break
@@ -290,10 +356,7 @@ def finish(world: World) -> None:
         str(n) for n in world.spent
     }
     served_in_turn(world, len(admitted))
-    state.status = "stopping"
-    for _ in range(3):
-        round_trip(world)
-    assert not world.live and not world.generations.live, "a generation never closed"
+    stop(world)
 
 
 def served_in_turn(world: World, counters: int) -> None:

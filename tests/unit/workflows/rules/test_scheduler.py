@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratchet.activities.contracts.names import ENGINE_LOST, ENV_LOST
+from ratchet.activities.contracts.rollouts import GroupWork
 from ratchet.workflows.protocol.state import EvalEpoch, Lease
+from ratchet.workflows.rules.placement import Attempt
 from ratchet.workflows.rules.scheduler import Blocked, Part, Scheduler
 from tests.unit.workflows.support import (
     ENGINES,
@@ -50,7 +53,7 @@ def test_parts_free_their_permits_and_a_begun_group_goes_first() -> None:
     (part,) = admitted(s)
     assert part.work.kind == "eval", "an eval stops new train work, half a group included"
     assert s.on_ended("train/0", 1)
-    s.on_finished("train/0")
+    del s.flights["train/0"]
     (part,) = admitted(s)
     assert (part.work.group, part.first) == ("eval/0-0/a/0", 1)
 
@@ -67,24 +70,24 @@ def test_part_ends_once() -> None:
 def test_rollouts_that_end_inside_a_part_free_their_permits_once() -> None:
     s = scheduler(permits=4)
     assert names(admitted(s)) == ["train/0", "train/1"]
-    assert s.on_released({"train/0/0": 1}) and s.inflight_train == 3
+    assert s.on_released({"train/0/0": 1}) and s.executing("train") == 3
     assert not s.on_released({"train/0/0": 1}), "a signal that came twice"
     assert not s.on_released({"train/0/0": 3}), "more than the part has"
     assert not s.on_released({"train/0/1": 1, "train/9/0": 1, "train/0": 1, "": 1, "x/y": 1})
-    assert s.on_released({"train/1/0": 1}) and s.inflight_train == 2
+    assert s.on_released({"train/1/0": 1}) and s.executing("train") == 2
     assert names(admitted(s)) == ["train/2"]
     assert s.on_ended("train/0", 0), "the part ends with all of its rollouts, told or not"
     assert not s.on_released({"train/0/0": 2}), "a signal that came too late"
-    s.on_finished("train/0")
+    del s.flights["train/0"]
     assert not s.on_released({"train/0/0": 2})
-    assert s.inflight_train == 3
+    assert s.executing("train") == 3
 
 
 def test_lowered_permits_stop_admission_alone() -> None:
     s = scheduler(permits=4)
     first, second = admitted(s)
     s.on_control(control(1, permits=2))
-    assert s.inflight_train == 4 and why(s) == "a free permit"
+    assert s.executing("train") == 4 and why(s) == "a free permit"
     finish(s, first)
     assert why(s) == "a free permit"
     finish(s, second)
@@ -94,27 +97,36 @@ def test_lowered_permits_stop_admission_alone() -> None:
 # -- places ---------------------------------------------------------------------------------
 
 
+def lose(s: Scheduler, part: Part) -> Attempt:
+    """The part finds its engine gone."""
+    attempt = Attempt(part.work, part.engine)
+    s.places.leave(attempt, ENGINE_LOST, "gone")
+    return attempt
+
+
 def test_groups_go_to_the_least_loaded_usable_engine() -> None:
     s = scheduler()
     parts = admitted(s)
     assert [part.engine.index for part in parts] == [0, 1, 0, 1]
-    s.avoid_engine(ENGINES[0])
+    lose(s, parts[0])
     finish(s, parts[1])
     assert [part.engine.index for part in admitted(s)] == [1]
     finish(s, parts[0])
-    s.avoid_engine(ENGINES[1])
+    lost = lose(s, parts[3])
     assert why(s) == "an engine at a verified version"
-    s.forgive_engine(ENGINES[1])
+    s.places.forgive(lost)
     assert admitted(s)
 
 
 def test_env_that_is_away_holds_back_its_own_evals_only() -> None:
     other = EvalEpoch("0-1/b", "b", 0, 1, 2)
     s = scheduler(evals=[EPOCH, other])
-    s.avoid_env(ENVS["a"].address)
+    work = GroupWork("eval/0-0/a/9", "eval", "a", 9, 2)
+    lost = Attempt(work, ENGINES[0], ENVS["a"].address)
+    s.places.leave(lost, ENV_LOST, "gone")
     assert names(admitted(s)) == ["eval/0-1/b/0"]
     assert why(s) == "the env server of a", "train counters go in order"
-    s.forgive_env(ENVS["a"].address)
+    s.places.forgive(lost)
     assert names(admitted(s))[0] == "eval/0-0/a/0"
 
 
@@ -278,7 +290,8 @@ def test_stale_groups_in_flight_are_named_and_evals_never() -> None:
 def test_given_up_group_is_handed_out_no_further() -> None:
     s = scheduler(dispatch={"rollouts_per_activity": 1}, permits=1)
     assert names(admitted(s)) == ["train/0"]
-    s.give_up("train/0")
+    s.flights["train/0"].cancelled = "stale"
+    assert s.reserved == 1, "it needs no permit for what is never handed out"
     assert not s.on_ended("train/0", 0)
     assert names(admitted(s)) == ["train/1"]
 
@@ -320,16 +333,16 @@ def test_whatever_happens_each_example_is_admitted_once_and_permits_hold(
         def end(place: int, s: Scheduler = s, running: list[Part] = running) -> None:
             part = running.pop(place)
             if s.on_ended(part.work.group, part.first):
-                s.on_finished(part.work.group)
+                del s.flights[part.work.group]
 
         for _ in range(data.draw(st.integers(1, 6))):
             seq += 1
             permits = data.draw(st.integers(2, 10))
             known = {"train_limit": limit, "evals": epochs, "put_backs": put_backs}
             s.on_control(control(seq, permits=permits, **known))
-            before = s.inflight_train + s.inflight_eval
+            before = s.executing()
             admit_all()
-            assert s.inflight_train + s.inflight_eval <= max(permits, before)
+            assert s.executing() <= max(permits, before)
             for _ in range(data.draw(st.integers(0, len(running)))):
                 end(data.draw(st.integers(0, len(running) - 1)))
         s.close()
@@ -339,7 +352,7 @@ def test_whatever_happens_each_example_is_admitted_once_and_permits_hold(
             assert {part.work.group for part in admit_all()} <= begun
             assert running, "deadlock: a group in flight that nothing finishes"
             end(-1)
-        assert s.inflight_train == s.inflight_eval == 0
+        assert s.executing() == 0
         lease = s.cursor()
         if len(rolled) == limit + 5 + 2:
             break

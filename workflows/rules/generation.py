@@ -1,0 +1,221 @@
+"""Everything that one dispatch generation decides. Pure: events in, decisions and reports out.
+
+The Scheduler decides what starts next; this class decides what is given up, what becomes of an
+activity that failed, and what the run is told. `Dispatch` turns that into activities, timers and
+signals. Invariants:
+
+- Every admitted group is delivered exactly once: as a result, as an error with its cause, or as
+  one cancellation with the first cause for which it was given up.
+- What was admitted and is in no report yet is `outstanding` in every report.
+- Whatever there is to act on or to report wakes the generation (`has_news`).
+"""
+
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.rollouts import GroupResult
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol.messages import (
+    Control,
+    DispatchInput,
+    DispatchReport,
+    LostServer,
+)
+from ratchet.workflows.rules.held_work import HeldWorks
+from ratchet.workflows.rules.placement import MAX_RELOCATIONS, Attempt
+from ratchet.workflows.rules.scheduler import Cause, Flight, Part, Scheduler
+
+GROUPS_PER_REPORT = 100
+"""Keeps a report, at some 500 B a group, below 64 KiB."""
+
+
+class Generation:
+    """Groups in flight, those to be reported, and when to look at them again."""
+
+    def __init__(self, config: RunConfig, arg: DispatchInput) -> None:
+        self._arg = arg
+        self.scheduler = Scheduler(config, arg.examples, arg.lease, arg.shares)
+        self.scheduler.on_control(arg.control)
+        self.flights = self.scheduler.flights
+        self.held = HeldWorks()
+        self.outbox: list[GroupResult] = []
+        self.changed = self.report_due = False
+        self._lost: list[LostServer] = []
+        self._seq = 0
+
+    # -- turns ------------------------------------------------------------------------------
+
+    @property
+    def has_news(self) -> bool:
+        """Whether the next turn is due."""
+        return self.changed or bool(self.outbox) or self.report_due
+
+    @property
+    def must_report(self) -> bool:
+        """Whether the run is to hear of something now."""
+        return bool(self.outbox or self._lost) or self.report_due
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more may be admitted and everything in flight was delivered."""
+        return not (self.scheduler.admitting or self.flights or self.outbox)
+
+    def must_hand_over(self, *, long: bool) -> bool:
+        """Whether the next generation should admit; `long` is whether this one's history is."""
+        control = self.scheduler.control
+        revised = control.revision != self._arg.control.revision
+        wanted = long or control.stop or bool(control.pause) or revised
+        return self.scheduler.admitting and wanted
+
+    def begin_turn(self, *, long: bool) -> bool:
+        """True if admission ends with this turn, of which the run must hear at once."""
+        self.changed = False
+        hands_over = self.must_hand_over(long=long)
+        if hands_over:
+            self.scheduler.close()
+        return hands_over
+
+    def review(self) -> list[str]:
+        """Gives up what must not go on; returns the groups whose activities are to be cancelled."""
+        control, scheduler = self.scheduler.control, self.scheduler
+        given_up = self.give_up(list(self.flights), "stop") if control.stop else []
+        if control.pause == "cancel":
+            given_up += self.give_up(list(self.flights), "pause")
+        given_up += self.give_up(scheduler.stale(), "stale")
+        return given_up + self.give_up(scheduler.overload(), "overload")
+
+    def give_up(self, groups: list[str], why: Cause) -> list[str]:
+        """No more of the groups is handed out; returns them. Those at which no activity works are
+        delivered at once, the others when their activities have ended.
+        """
+        for group in groups:
+            flight = self.flights[group]
+            flight.cancelled = flight.cancelled or why
+            if not flight.busy:
+                self._deliver(flight)
+        return groups
+
+    def report(self, *, closed: bool = False, most: int = GROUPS_PER_REPORT) -> DispatchReport:
+        """The next report, with `most` groups at most; the last one says that all is `closed`."""
+        scheduler, groups, lost = self.scheduler, self.outbox[:most], self._lost
+        self.outbox, self._lost, self.report_due = self.outbox[most:], [], False
+        self._seq += 1
+        return DispatchReport(
+            generation=self._arg.generation,
+            seq=self._seq - 1,
+            state="closed" if closed else "open" if scheduler.admitting else "tail",
+            groups=groups,
+            inflight_train=scheduler.executing("train"),
+            inflight_eval=scheduler.executing("eval"),
+            reserved=scheduler.reserved,
+            lease=scheduler.cursor(),
+            oldest=scheduler.oldest,
+            outstanding=[*self.flights, *(group.group for group in self.outbox)],
+            waiting_for=scheduler.blocked.reason,
+            lost=lost,
+            run_id=self._arg.run_id,
+            trouble=self.held.reason,
+        )
+
+    # -- events -----------------------------------------------------------------------------
+
+    def on_control(self, control: Control) -> None:
+        """The run's newest wishes; older ones are ignored."""
+        self.changed |= self.scheduler.on_control(control)
+
+    def on_released(self, ended: dict[str, int]) -> None:
+        """Rollouts ended inside activities that still run: their permits are free."""
+        if self.scheduler.on_released(ended):
+            self.changed = True
+            # A tail's permits are the next generation's, which hears of them through the run.
+            self.report_due |= not self.scheduler.admitting
+
+    def on_held(self, work: str, reason: str, now: float) -> None:
+        """What `work` made cannot be stored; the run hears of the first such work."""
+        self.report_due |= self.held.on_failed(work, reason, now)
+
+    def on_work_ended(self, work: str) -> None:
+        """`work` needs the store no more; the run hears of it when nothing is held."""
+        self.report_due |= self.held.on_ended(work)
+
+    def on_part_ended(self, part: Part, lost: str) -> bool:
+        """A part's activities are over, `lost` says why in vain; True if its group is now to be
+        finalized.
+        """
+        group = part.work.group
+        flight = self.flights[group]
+        flight.lost = lost or flight.lost
+        complete = self.scheduler.on_ended(group, part.first)
+        flight.finalizing = complete and not (flight.cancelled or flight.user_error)
+        if (complete or flight.cancelled) and not flight.busy:
+            self._deliver(flight, error=flight.lost)
+        self.changed = True
+        return flight.finalizing
+
+    def on_finalized(self, group: str, result: GroupResult | None, error: str) -> None:
+        """The group's result, or why there is none."""
+        self._deliver(self.flights[group], result, error)
+
+    # -- attempts ---------------------------------------------------------------------------
+
+    def attempt(self, part: Part) -> Attempt:
+        """How to begin with a part; it has no address where its env may not be used now."""
+        return Attempt(part.work, part.engine, self.scheduler.places.address(part.work.env))
+
+    def has_place(self, attempt: Attempt) -> bool:
+        """Whether there is an engine and an env server that the attempt may use."""
+        address = self.scheduler.places.address(attempt.work.env)
+        return bool(address) and self.scheduler.engine() is not None
+
+    def place(self, attempt: Attempt) -> None:
+        """Pins the attempt to such an engine and env server."""
+        engine = self.scheduler.engine()
+        assert engine is not None
+        # What is left of the group follows, for the prefix cache.
+        attempt.engine = self.flights[attempt.work.group].engine = engine
+        attempt.address = self.scheduler.places.address(attempt.work.env)
+
+    def on_failed(self, attempt: Attempt, kind: str, reason: str) -> bool:
+        """An activity failed by `kind`; True if a rest and a place are to follow, for a server was
+        lost. Then it is tried again unless the attempt has a failure.
+        """
+        work = attempt.work
+        if kind == names.ENGINE_LOST or (kind == names.ENV_LOST and not attempt.finalizing):
+            lost = self.scheduler.places.leave(attempt, kind, reason)
+            if lost is not None and lost not in self._lost:
+                self._lost.append(lost)
+                self.changed = True
+            if attempt.losses == MAX_RELOCATIONS:
+                attempt.failure = f"given up after {MAX_RELOCATIONS} relocations: {reason}"
+            return True
+        attempt.failure = reason
+        self.flights[work.group].user_error = kind == names.BAD_INPUT
+        # A train group of which something kept is damaged is rolled out again, under another id.
+        if kind == names.CORRUPT and work.kind == "train" and f"/{work.group}" in reason:
+            self.give_up([work.group], "damaged")
+        return False
+
+    def on_rested(self, attempt: Attempt) -> None:
+        """The rest after a loss is over, or was cut short."""
+        self.scheduler.places.forgive(attempt)
+
+    def _deliver(self, flight: Flight, result: GroupResult | None = None, error: str = "") -> None:
+        work, cancelled = flight.work, flight.cancelled
+        if result is None or cancelled:
+            result = GroupResult(
+                group=work.group,
+                kind=work.kind,
+                env=work.env,
+                ref=None,
+                size=work.size,
+                survivors=0,
+                errored=work.size,
+                reward_mean=0.0,
+                samples=0,
+                tokens=0,
+                version_start=flight.version,
+                error=f"Cancelled: {cancelled}" if cancelled else error,
+                cancelled=cancelled,
+                user_error=flight.user_error and not cancelled,
+            )
+        del self.flights[work.group]
+        self.outbox.append(result)
+        self.changed = True

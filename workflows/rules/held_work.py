@@ -1,0 +1,67 @@
+"""The patience of works whose results cannot be stored: who tries when.
+
+A generation may hold hundreds of works, and every try is events of its history. So each tries a
+few times for itself; then of all that are held the first tries for the others, and some of them
+follow once anything was stored.
+"""
+
+TRIES_OF_ITS_OWN = 3
+"""Times that a work is tried again for its own sake."""
+WOKEN_BY_ONE = 8
+"""Held works that are tried once another was stored, each of which then wakes as many."""
+
+
+class HeldWorks:
+    """Works that wait for the store, in the order in which they began to."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+        self._tries: dict[str, int] = {}
+        self._since = 0.0
+        self._turns = 0
+
+    @property
+    def reason(self) -> str:
+        """What keeps the first of them from being stored; '' if nothing is held."""
+        return next(iter(self._reasons.values()), "")
+
+    def held_s(self, now: float) -> float:
+        """Seconds for which something has been held."""
+        return now - self._since
+
+    def on_failed(self, work: str, reason: str, now: float) -> bool:
+        """The store failed under `work`; True if nothing was held before."""
+        first = not self._reasons
+        if first:
+            self._since = now
+        self._turns = 0
+        self._reasons[work] = reason
+        self._tries[work] = self._tries.get(work, 0) + 1
+        return first
+
+    def on_stored(self) -> None:
+        """The store took something: some of what is held may follow."""
+        self._turns = WOKEN_BY_ONE
+
+    def on_slow_try(self) -> None:
+        """A try takes long: another is made beside it, lest the store be back unnoticed."""
+        self._turns = max(self._turns, 1)
+
+    def on_ended(self, work: str) -> bool:
+        """`work` is held no more; True if it was the last."""
+        self._tries.pop(work, None)
+        return self._reasons.pop(work, None) is not None and not self._reasons
+
+    def shares_tries(self, work: str) -> bool:
+        """Whether `work` has used up the tries of its own."""
+        return self._tries.get(work, 0) > TRIES_OF_ITS_OWN
+
+    def may_try(self, work: str) -> bool:
+        """Whether it is the turn of `work`, which is held, to be tried for all."""
+        return bool(self._turns) or next(iter(self._reasons)) == work
+
+    def take_turn(self) -> bool:
+        """Whether there is a turn to take at once; without one, a rest goes before the try."""
+        taken = self._turns > 0
+        self._turns -= taken
+        return taken

@@ -1,0 +1,83 @@
+"""Which engine and env server a group uses, and which it avoids because an activity lost them.
+
+Invariants:
+
+- A server that an activity found gone is avoided by all while the activity rests, and then tried
+  once more, since a dropped connection is no dead server.
+- Found gone again, it is reported to the run and avoided for good: the run names what it has
+  restarted by another epoch or address. What is not ours to restart is only ever tried again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.rollouts import EngineTarget, GroupWork
+from ratchet.workflows.protocol.messages import EnvTarget, LostServer
+
+MAX_RELOCATIONS = 20
+"""Times an activity is tried again after its engine or env server was lost."""
+
+
+@dataclass
+class Attempt:
+    """Where one activity of a group is tried, and how it fares.
+
+    `losses` counts the servers that it found gone, `here` those since it was moved: rollouts move
+    as often as they must, while a group that is `finalizing` tries only the first place twice.
+    After the present rest `forgiven` may be used again. A `failure` is final.
+    """
+
+    work: GroupWork
+    engine: EngineTarget
+    address: str = ""
+    finalizing: bool = False
+    losses: int = 0
+    here: int = 0
+    forgiven: object = None
+    failure: str = ""
+
+
+class Places:
+    """The servers that the run named last, less those that are avoided: engines by index and
+    epoch, env servers by address.
+    """
+
+    def __init__(self) -> None:
+        self.engines: list[EngineTarget] = []
+        self.envs: dict[str, EnvTarget] = {}
+        self._avoided: set[object] = set()
+
+    def engine(self, load: Mapping[int, int]) -> EngineTarget | None:
+        """The engine with the least `load` (by index) that may take work."""
+        usable = [e for e in self.engines if (e.index, e.epoch) not in self._avoided]
+        return min(usable, key=lambda e: (load.get(e.index, 0), e.index), default=None)
+
+    def address(self, env: str) -> str:
+        """Address of the env's server; '' if it may not take work."""
+        target = self.envs.get(env)
+        return "" if target is None or target.address in self._avoided else target.address
+
+    def leave(self, attempt: Attempt, kind: str, reason: str) -> LostServer | None:
+        """Avoids the server that the attempt found gone; returns what the run must hear of it."""
+        attempt.losses += 1
+        attempt.here += 1
+        again, engine, target = attempt.here == 1, attempt.engine, self.envs.get(attempt.work.env)
+        gone: object = attempt.address
+        lost = None
+        if kind == names.ENGINE_LOST:
+            gone = engine.index, engine.epoch
+            lost = LostServer("engine", engine.index, engine.epoch, reason)
+        elif target is not None and target.address == attempt.address and target.epoch > 0:
+            lost = LostServer("env", target.index, target.epoch, reason)
+        self._avoided.add(gone)
+        attempt.forgiven = gone if again or lost is None else None
+        if again:
+            return None
+        if not attempt.finalizing:
+            attempt.here = 0
+        return lost
+
+    def forgive(self, attempt: Attempt) -> None:
+        """The attempt has rested: what it avoided for that long may be used, if still named."""
+        self._avoided.discard(attempt.forgiven)
