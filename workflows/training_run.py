@@ -13,7 +13,7 @@ servers are kept alive by Host workflows; both report by signal. Invariants:
 
 import asyncio
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -24,6 +24,14 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.checks import CheckResult
+from ratchet.activities.contracts.controls import (
+    CONTROLS,
+    EvalBody,
+    PauseBody,
+    ReasonBody,
+    Verb,
+    verb_of,
+)
 from ratchet.activities.contracts.hosting import ENGINE_LOAD, EngineLoad, HostReport
 from ratchet.activities.contracts.training import (
     PolicyResult,
@@ -43,9 +51,6 @@ from ratchet.workflows.protocol.messages import (
     DispatchReport,
     PreflightInput,
     RunInput,
-    normal_signal_name,
-    parse_pause,
-    parse_stop,
 )
 from ratchet.workflows.protocol.state import RunState
 from ratchet.workflows.rules.curriculum import Curriculum
@@ -127,56 +132,58 @@ class TrainingRun:
             self._save,
             drained_within=stalled_after(config),
         )
+        acts: dict[str, Callable[[Any], None]] = {
+            "stop": self._stop,
+            "pause": self._pause,
+            "resume": self._resume,
+            "checkpoint": self._checkpoint,
+            "eval": self._eval,
+        }
+        for verb in CONTROLS.values():
+            if verb.signal:
+                workflow.set_signal_handler(verb.signal, self._handler(verb, acts[verb.name]))
 
     # -- signals and queries ----------------------------------------------------------------
 
-    @workflow.signal
-    def stop(self, value: Any = None, *rest: Any) -> None:
-        """Ends the run gracefully, with a final checkpoint. Any payload will do."""
-        self._state.stop = self._state.stop or parse_stop(value).reason
+    def _handler(self, verb: Verb, act: Callable[[Any], None]) -> Callable[..., None]:
+        """Takes a public signal. Any payload will do; what of it means nothing is noted."""
 
-    @workflow.signal
-    def pause(self, value: Any = None, *rest: Any) -> None:
-        """Stands still with everything kept, until `resume`. Any payload will do."""
-        request = parse_pause(value)
+        def hear(value: Any = None, *rest: Any) -> None:
+            body, warning = verb.heard(value)
+            if warning:
+                self._log.note(f"{verb.signal}: {warning}")
+            act(body)
+
+        return hear
+
+    def _stop(self, body: ReasonBody) -> None:
+        self._state.stop = self._state.stop or body.reason or "stop signal"
+
+    def _pause(self, body: PauseBody) -> None:
         if self._state.stop or self._state.status in OVER:
             self._log.note("pause: ignored, since the run ends")
         elif self._state.pause != "cancel":
-            self._state.pause, self._state.pause_reason = request.mode, request.reason
+            self._state.pause = body.mode
+            self._state.pause_reason = body.reason or "pause signal"
             self._generations.wanted = True
 
-    @workflow.signal
-    def resume(self, value: Any = None, *rest: Any) -> None:
-        """Ends a pause; a run that is not paused goes on as it was."""
+    def _resume(self, body: ReasonBody) -> None:
         self._state.pause = ""
         self._generations.wanted = True
 
-    @workflow.signal
-    def checkpoint(self, value: Any = None, *rest: Any) -> None:
-        """Commits a checkpoint before the next step. Any payload will do."""
+    def _checkpoint(self, body: ReasonBody) -> None:
         self._state.checkpoint_wanted = True
 
-    @workflow.signal
-    def trigger_eval(self, value: Any = None, *rest: Any) -> None:
-        """Evaluates now: all envs, or those named."""
-        self._evals.on_trigger(value)
+    def _eval(self, body: EvalBody) -> None:
+        self._evals.on_trigger(body.envs)
         self._generations.wanted = True
 
     @workflow.signal(dynamic=True)
     def other_signal(self, name: str, args: Sequence[RawValue]) -> None:
         """Public signals under other spellings; anything else is logged and ignored."""
-        value = args[0].payload.data if args else None
-        known = normal_signal_name(name)
-        if known == "stop":
-            self.stop(value)
-        elif known == "trigger_eval":
-            self.trigger_eval(value)
-        elif known == "pause":
-            self.pause(value)
-        elif known == "resume":
-            self.resume(value)
-        elif known == "checkpoint":
-            self.checkpoint(value)
+        verb = verb_of(name)
+        if handler := verb and workflow.get_signal_handler(verb.signal):
+            handler(args[0].payload.data if args else None)
         else:
             self._log.note(f"unknown signal {name!r} was ignored")
 

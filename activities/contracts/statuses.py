@@ -14,4 +14,4 @@ RunStatus = Literal[
     "cancelled",
 ]
 STATUSES: tuple[str, ...] = get_args(RunStatus)
-ENDED = ("succeeded", "failed", "cancelled")
+ENDED: tuple[RunStatus, ...] = ("succeeded", "failed", "cancelled")

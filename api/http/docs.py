@@ -14,15 +14,9 @@ from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic.json_schema import models_json_schema
 
+from ratchet.activities.contracts.controls import CONTROLS
 from ratchet.api.http.security import documented_security
-from ratchet.api.schemas.bodies import (
-    ConfigPatch,
-    EvalBody,
-    ForkBody,
-    PauseBody,
-    ReasonBody,
-    StopBody,
-)
+from ratchet.api.schemas.bodies import ConfigPatch, ForkBody
 from ratchet.api.schemas.problems import ProblemDocument
 from ratchet.configs.run import RunConfig
 
@@ -41,11 +35,8 @@ def _schemas() -> dict[str, Any]:
     _, document = models_json_schema(
         [
             (RunConfig, "validation"),
-            (StopBody, "validation"),
-            (EvalBody, "validation"),
-            (PauseBody, "validation"),
+            *((verb.body, "validation") for verb in CONTROLS.values()),
             (ConfigPatch, "validation"),
-            (ReasonBody, "validation"),
             (ForkBody, "validation"),
             (ProblemDocument, "serialization"),
         ],

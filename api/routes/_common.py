@@ -1,4 +1,4 @@
-"""What handlers of verbs share: small JSON bodies, conflicts, and telling a run something."""
+"""What handlers of verbs share: small JSON bodies, conflicts, and answering a request once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from pydantic import BaseModel, ValidationError
 
-from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.http.bodies import optional_json, read_bytes
 from ratchet.api.http.idempotency import Once, replied
 from ratchet.api.schemas.problems import ApiProblem, FieldError, shown
@@ -117,23 +116,3 @@ def conflict(verb: str, execution: Execution, why: str = "") -> ApiProblem:
         f"Cannot {verb} run {execution.id}: it is {status}{f'; {why}' if why else '.'}",
         run_status=status,
     )
-
-
-async def tell(
-    services: Services, run_id: str, verb: str, signal: str, arg: Any, once: Once | None = None
-) -> Execution:
-    """Signals the run, once for `once`; raises 409 if it has ended, also if it ends just now."""
-    execution = await newest(services, run_id)
-    if status_of(execution) in ENDED:
-        raise conflict(verb, execution)
-    if once is not None:
-        await claimed(services, once, run_id)
-    if not await services.temporal.signal(run_id, signal, arg, once.key if once else ""):
-        raise conflict(verb, await newest(services, run_id))
-    services.touched(run_id)
-    return execution
-
-
-def with_status(run: Run, status: str) -> Run:
-    """The run as it is about to be."""
-    return run.model_copy(update={"status": status})

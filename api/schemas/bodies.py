@@ -1,25 +1,8 @@
-"""Bodies of requests that steer a run."""
+"""Bodies of requests that change a run or fork it; verbs have theirs in `CONTROLS`."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
-
-
-class StopBody(BaseModel):
-    """Optional body of a stop."""
-
-    reason: str = Field(default="", max_length=200, examples=["reward has converged"])
-
-
-class PauseBody(BaseModel):
-    """Optional body of a pause."""
-
-    mode: Literal["drain", "cancel"] = Field(
-        default="drain",
-        description="What becomes of rollouts in flight: they end first, or they are given up and "
-        "begin anew after the pause; what had ended is kept.",
-    )
-    reason: str = Field(default="", max_length=200, examples=["the GPUs are needed elsewhere"])
 
 
 class ConfigPatch(BaseModel):
@@ -39,18 +22,6 @@ class ConfigPatch(BaseModel):
     metadata: dict[str, str | None] | None = Field(
         default=None, description="Pairs to add or change; null takes one out."
     )
-
-
-class ReasonBody(BaseModel):
-    """Optional body of a verb that takes a reason, which is kept in the run's log."""
-
-    reason: str = Field(default="", max_length=200, examples=["before the GPUs are taken"])
-
-
-class EvalBody(BaseModel):
-    """Optional body of an eval request; no envs means all of them."""
-
-    envs: list[str] = Field(default_factory=list, examples=[["reverse-text"]])
 
 
 class ForkBody(BaseModel):

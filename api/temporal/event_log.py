@@ -18,8 +18,9 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 
 from ratchet.activities.contracts import names
+from ratchet.activities.contracts.controls import CONTROLS, Verb, verb_of
 from ratchet.api.http.redact import redacted, redacted_all
-from ratchet.workflows.protocol.messages import DISPATCH, MEMO_KEY, normal_signal_name
+from ratchet.workflows.protocol.messages import DISPATCH, MEMO_KEY
 
 Level = Literal["info", "warning", "error"]
 Decode = Callable[[Payload], Awaitable[Any]]
@@ -41,7 +42,6 @@ WORK = frozenset(
 CURSOR = re.compile(
     r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.([0-9]{1,9})\.([0-9]{1,9})", re.ASCII
 )
-ASKED = ("stop", "pause", "resume", "trigger_eval", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Teller:
                     given = await self._decode(child.input.payloads[0])
                     self._on_control(given.get("control") if isinstance(given, dict) else None)
             case "workflow_execution_cancel_requested_event_attributes":
-                self._tell("run.asked", "cancel was asked for", data={"asked": "cancel"})
+                self._on_asked(CONTROLS["cancel"])
             case "activity_task_scheduled_event_attributes":
                 await self._on_scheduled()
             case "activity_task_started_event_attributes":
@@ -314,18 +314,17 @@ class Teller:
         if reported.signal_name == "host_report":
             self._on_report(await self._decode(payloads[0]) if payloads else None)
             return
-        asked = normal_signal_name(reported.signal_name)
-        if asked not in ASKED:
-            return
-        value = await self._decode(payloads[0]) if payloads else None
-        data: dict[str, Any] = {"asked": asked}
+        if verb := verb_of(reported.signal_name):
+            self._on_asked(verb, await self._decode(payloads[0]) if payloads else None)
+
+    def _on_asked(self, verb: Verb, value: Any = None) -> None:
+        data: dict[str, Any] = {"asked": verb.asked}
         if isinstance(value, dict):
-            data |= {key: value[key] for key in ("mode", "envs") if key in value}
-        reason = _reason(value)
-        if reason:
+            fields = (key for key in verb.body.model_fields if key != "reason")
+            data |= {key: value[key] for key in fields if key in value}
+        if reason := _reason(value):
             data["reason"] = reason
-        said = f"{asked.replace('_', ' ')} was asked for"
-        self._tell("run.asked", f"{said}: {reason}" if reason else said, data=data)
+        self._tell("run.asked", f"{verb.event}: {reason}" if reason else verb.event, data=data)
 
     def _on_report(self, report: Any) -> None:
         if not isinstance(report, dict) or "role" not in report:

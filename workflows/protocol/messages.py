@@ -3,14 +3,9 @@
 Messages between workflows are frozen dataclasses. Inputs of workflows outlive the build that wrote
 them: a change of one needs a new schema number and an upgrader (`upgrades.py`). Signals are read
 leniently, since one that cannot be decoded would be dropped; their fields keep their names, and a
-new one has a default.
-
-Public signals come from people with any
-payload and any encoding: what parses them never raises, since an exception in a signal handler
-would stop the workflow for good.
+new one has a default. What people signal is in `activities/contracts/controls.py`.
 """
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -175,111 +170,3 @@ class HostWorkflowInput:
 
     host: HostInput
     schema: int = HOST_WORKFLOW_INPUT.current
-
-
-@dataclass(frozen=True)
-class StopRequest:
-    """A request to end the run gracefully, with a final checkpoint."""
-
-    reason: str = "stop signal"
-
-
-@dataclass(frozen=True)
-class PauseRequest:
-    """A request to stand still with everything kept: what is in flight ends first ('drain'), or is
-    given up and begins anew after the pause ('cancel'); what had ended is kept.
-    """
-
-    mode: Literal["drain", "cancel"] = "drain"
-    reason: str = "pause signal"
-
-
-@dataclass(frozen=True)
-class EvalRequest:
-    """A request for an eval now; no env named means all of them."""
-
-    envs: list[str] = field(default_factory=list)
-
-
-MAX_NAMED_ENVS = 1000
-
-_SIGNAL_NAMES = {
-    "stop": "stop",
-    "stoprun": "stop",
-    "triggereval": "trigger_eval",
-    "eval": "trigger_eval",
-    "pause": "pause",
-    "pauserun": "pause",
-    "resume": "resume",
-    "checkpoint": "checkpoint",
-    "savecheckpoint": "checkpoint",
-    "resumerun": "resume",
-    "unpause": "resume",
-}
-
-
-def plain(value: Any) -> Any:
-    """Undoes what CLIs do to a payload: bytes and JSON inside a string become plain data."""
-    if isinstance(value, bytes | bytearray):
-        value = bytes(value).decode(errors="replace")
-    if isinstance(value, str):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            # Not JSON, or JSON that Python refuses: a huge number, a bottomless nest.
-            return value
-    return value
-
-
-def printable(value: Any, limit: int = 200) -> str:
-    """Text that any payload converter can carry: lone surrogates replaced, cut at `limit`."""
-    return str(value)[:limit].encode("utf-8", "replace").decode()
-
-
-def parse_stop(value: Any = None) -> StopRequest:
-    """Reads a stop signal: nothing, a reason as text, or {"reason": ...}."""
-    value = plain(value)
-    if isinstance(value, dict) and value.get("reason"):
-        return StopRequest(printable(value["reason"]))
-    if isinstance(value, str) and value:
-        return StopRequest(printable(value))
-    return StopRequest()
-
-
-def parse_pause(value: Any = None) -> PauseRequest:
-    """Reads a pause signal: nothing, a mode as text, or {"mode": ..., "reason": ...}; a text that
-    is no mode is a reason.
-    """
-    value = plain(value)
-    input = value if isinstance(value, dict) else {"mode": value}
-    mode: Literal["drain", "cancel"] = "cancel" if input.get("mode") == "cancel" else "drain"
-    said = input.get("reason")
-    if not said and isinstance(value, str) and value not in ("drain", "cancel"):
-        said = value
-    return PauseRequest(mode, printable(said)) if said else PauseRequest(mode)
-
-
-def parse_trigger_eval(value: Any, known: list[str]) -> tuple[EvalRequest, str]:
-    """Reads an eval request: nothing, an env's name, a list of names, or {"envs": [...]}.
-
-    Returns the request for known envs and a warning about the rest ('' if there is none).
-    """
-    value = plain(value)
-    if isinstance(value, dict):
-        value = plain(value.get("envs") or value.get("env"))
-    if value is None or value == "" or value == []:
-        return EvalRequest(list(known)), ""
-    names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list):
-        text = printable(value)
-        return EvalRequest(list(known)), f"trigger_eval: {text!r} names no env; all are evaluated"
-    wanted = [printable(name) for name in names[:MAX_NAMED_ENVS]]
-    unknown = [name for name in wanted if name not in known]
-    warning = f"trigger_eval: no eval env {', '.join(unknown)}" if unknown else ""
-    return EvalRequest([name for name in known if name in wanted]), warning
-
-
-def normal_signal_name(name: str) -> str:
-    """'Stop', 'stop-run' and 'stopRun' mean 'stop'; likewise for the other signals."""
-    flat = "".join(c for c in name.lower() if c.isalnum())
-    return _SIGNAL_NAMES.get(flat, name)

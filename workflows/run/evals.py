@@ -12,7 +12,7 @@ from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rollouts import EvalResult, FinalizeEvalInput, GroupResult
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol import policies
-from ratchet.workflows.protocol.messages import RunInput, parse_trigger_eval
+from ratchet.workflows.protocol.messages import RunInput
 from ratchet.workflows.protocol.state import EvalEpoch, EvalProgress, RunState
 from ratchet.workflows.rules.sinks import eval_arrival
 from ratchet.workflows.rules.sources import eval_group, fired_evals
@@ -48,26 +48,26 @@ class Evals:
         wished, state.wished_evals = state.wished_evals, []
         self._open([env for env in wished if env not in open_now])
 
-    def on_trigger(self, value: object) -> None:
+    def on_trigger(self, named: list[str]) -> None:
         """Opens what a signal asks for: all envs, or those named."""
         state = self._state
         known = [env.name for env in self._config.eval.env]
-        request, warning = parse_trigger_eval(value, known)
-        if warning:
-            self._log.note(warning)
+        if unknown := [env for env in named if env not in known]:
+            self._log.note(f"trigger_eval: no eval env {', '.join(unknown)}")
+        envs = [env for env in known if env in named] if named else known
         if state.stop:
             self._log.note("trigger_eval: ignored, since the run is ending")
             return
         if state.version < 0:
             self._log.note("trigger_eval: kept until the run has a version to evaluate")
-            asked = [env for env in request.envs if env not in state.wished_evals]
+            asked = [env for env in envs if env not in state.wished_evals]
             state.wished_evals += asked
             return
         pending = [progress.epoch.env for progress in state.evals]
-        full = [env for env in request.envs if pending.count(env) >= MAX_PENDING_EVALS]
+        full = [env for env in envs if pending.count(env) >= MAX_PENDING_EVALS]
         if full:
             self._log.note(f"trigger_eval: {', '.join(full)} already wait; ignored")
-        self._open([env for env in request.envs if env not in full])
+        self._open([env for env in envs if env not in full])
 
     def _open(self, envs: list[str]) -> None:
         state = self._state

@@ -1,0 +1,292 @@
+"""What can be asked of a run: one table of verbs, read by all who ask, hear or show one.
+
+Each verb is a route of the API, a command, a method of the client, a button of the dashboard with
+its dialog, and, but for `cancel`, a signal of the run's workflow; the event log says it was asked
+for. Invariants: names of signals stay, since recorded histories hold them; what reads a signal's
+payload never raises, whatever it is given, since that would stop the workflow for good.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from ratchet.activities.contracts.statuses import ENDED, RunStatus
+
+MAX_NAMED_ENVS = 1000
+
+ALIVE: tuple[RunStatus, ...] = (
+    "queued",
+    "starting",
+    "running",
+    "pausing",
+    "paused",
+    "stopping",
+)
+
+
+class StopBody(BaseModel):
+    """Optional body of a stop."""
+
+    reason: str = Field(default="", max_length=200, examples=["reward has converged"])
+
+
+class PauseBody(BaseModel):
+    """Optional body of a pause."""
+
+    mode: Literal["drain", "cancel"] = Field(
+        default="drain",
+        description="What becomes of rollouts in flight: they end first, or they are given up and "
+        "begin anew after the pause; what had ended is kept.",
+    )
+    reason: str = Field(default="", max_length=200, examples=["the GPUs are needed elsewhere"])
+
+
+class ReasonBody(BaseModel):
+    """Optional body of a verb that takes a reason, which is kept in the run's log."""
+
+    reason: str = Field(default="", max_length=200, examples=["before the GPUs are taken"])
+
+
+class EvalBody(BaseModel):
+    """Optional body of an eval request; no envs means all of them."""
+
+    envs: list[str] = Field(default_factory=list, examples=[["reverse-text"]])
+
+
+Heard = tuple[BaseModel, str]
+"""A signal's payload as a body, and a warning about what of it means nothing ('' for none)."""
+
+
+def plain(value: Any) -> Any:
+    """Undoes what CLIs do to a payload: bytes and JSON inside a string become plain data."""
+    if isinstance(value, bytes | bytearray):
+        value = bytes(value).decode(errors="replace")
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            # Not JSON, or JSON that Python refuses: a huge number, a bottomless nest.
+            return value
+    return value
+
+
+def printable(value: Any, limit: int = 200) -> str:
+    """Text that any payload converter can carry: lone surrogates replaced, cut at `limit`."""
+    return str(value)[:limit].encode("utf-8", "replace").decode()
+
+
+def _read_reason(value: Any) -> Heard:
+    """Nothing, a reason as text, or {"reason": ...}."""
+    said = value.get("reason") if isinstance(value, dict) else value
+    usable = isinstance(value, dict | str) and said
+    return ReasonBody(reason=printable(said) if usable else ""), ""
+
+
+def _read_pause(value: Any) -> Heard:
+    """Nothing, a mode or a reason as text, or {"mode": ..., "reason": ...}."""
+    if value in ("drain", "cancel"):
+        value = {"mode": value}
+    body, _ = _read_reason(value)
+    cancels = isinstance(value, dict) and value.get("mode") == "cancel"
+    return PauseBody(mode="cancel" if cancels else "drain", **body.model_dump()), ""
+
+
+def _read_eval(value: Any) -> Heard:
+    """Nothing, an env's name, a list of names, or {"envs": [...]}."""
+    if isinstance(value, dict):
+        value = plain(value.get("envs") or value.get("env"))
+    if value is None or value == "":
+        return EvalBody(), ""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list):
+        return EvalBody(), f"{printable(value)!r} names no env; all are evaluated"
+    return EvalBody(envs=[printable(name) for name in names[:MAX_NAMED_ENVS]]), ""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb. `name` is its route, command and method; the texts say what it does: `help` on the
+    command line, `text` in its dialog, `about` in the API's documentation.
+    """
+
+    name: str
+    label: str
+    help: str
+    text: str
+    about: str
+    refused: tuple[RunStatus, ...]
+    """Statuses in which the API refuses it."""
+    offered: tuple[RunStatus, ...]
+    """Statuses in which the dashboard has its button; if 'succeeded', while steps are left."""
+    signal: str = ""
+    """Its signal; none is Temporal's own cancellation."""
+    spellings: tuple[str, ...] = ()
+    """Other names of the signal. Case, '-' and '_' never matter."""
+    body: type[BaseModel] = ReasonBody
+    read: Callable[[Any], Heard] = _read_reason
+    """Reads what `plain` makes of a signal's payload."""
+    told: tuple[str, ...] = ()
+    """The fields of its body that the run is told, and that the dialog asks for."""
+    example: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What people read for fields, and for the values of those with a choice."""
+    becomes: RunStatus | None = None
+    """The status that its answer shows already for a run in a status of `moves`."""
+    moves: tuple[RunStatus, ...] = ALIVE
+    answer: str = ""
+    """What the command says beside the run's status."""
+    danger: bool = False
+
+    @property
+    def asked(self) -> str:
+        """Its name in events, which is its signal's."""
+        return self.signal or self.name
+
+    @property
+    def event(self) -> str:
+        """The event log's text."""
+        return f"{self.asked.replace('_', ' ')} was asked for"
+
+    def heard(self, value: Any = None) -> Heard:
+        """Reads a signal's payload, whatever it is; never raises."""
+        return self.read(plain(value))
+
+
+REASON = {"reason": "Reason (optional)"}
+
+CONTROLS: dict[str, Verb] = {
+    verb.name: verb
+    for verb in (
+        Verb(
+            "pause",
+            "Pause",
+            help="Put a run to rest: nothing in flight, a checkpoint, no server kept.",
+            text="The run writes a checkpoint and gives back its servers. It stays paused until it "
+            "is resumed.",
+            about="Puts a run to rest: nothing in flight, a checkpoint, no server kept; all else "
+            "stays.",
+            refused=("stopping", *ENDED),
+            offered=("queued", "starting", "running"),
+            signal="pause",
+            spellings=("pause_run",),
+            body=PauseBody,
+            read=_read_pause,
+            told=("mode", "reason"),
+            example={"mode": "drain", "reason": "the GPUs are needed"},
+            labels={
+                "mode": "Rollouts in flight",
+                "drain": "finish first",
+                "cancel": "are given up and rolled out anew later",
+                **REASON,
+            },
+            becomes="pausing",
+            moves=("queued", "starting", "running", "pausing"),
+        ),
+        Verb(
+            "resume",
+            "Resume",
+            help="Wake a paused run, or go on with one that ended, from its newest checkpoint.",
+            text="The run goes on from its last checkpoint, on servers of its own.",
+            about="Wakes a paused run, on servers of its own; a run that goes on is answered as it "
+            "is.\n\nA run that failed, was cancelled, or was stopped before its last step goes on "
+            "from its newest sound checkpoint, under the same id and with the same curves, as its "
+            "next attempt.",
+            # One that has ended is started again.
+            refused=(),
+            offered=("pausing", "paused", *ENDED),
+            signal="resume",
+            spellings=("resume_run", "unpause"),
+            example={"reason": "the GPUs are back"},
+            labels=REASON,
+            becomes="starting",
+            moves=("pausing", "paused"),
+        ),
+        Verb(
+            "eval",
+            "Evaluate",
+            help="Ask for an eval at the next policy version.",
+            text="Evaluates the next policy version while training goes on.",
+            about="Asks for an eval at the run's next version, of all its eval envs or of those "
+            "named.",
+            refused=("stopping", *ENDED),
+            offered=("starting", "running"),
+            signal="trigger_eval",
+            spellings=("eval",),
+            body=EvalBody,
+            read=_read_eval,
+            told=("envs",),
+            example={"envs": ["reverse-text"]},
+            labels={"envs": "Eval envs; none: all"},
+            answer="an eval was asked for",
+        ),
+        Verb(
+            "checkpoint",
+            "Checkpoint",
+            help="Ask for a checkpoint at the next step boundary.",
+            text="Writes a checkpoint after the step under way.",
+            about="Asks for a checkpoint at the next step boundary; `checkpoint` of the run, and "
+            "its events, tell when it is committed.",
+            refused=("stopping", *ENDED),
+            offered=("running",),
+            signal="checkpoint",
+            spellings=("save_checkpoint",),
+            example={"reason": "before the GPUs are taken"},
+            labels=REASON,
+            answer="a checkpoint was asked for",
+        ),
+        Verb(
+            "stop",
+            "Stop",
+            help="End a run gracefully, with a final checkpoint.",
+            text="Ends the run after the step under way, with a final checkpoint. It can be "
+            "resumed later.",
+            about="Ends a run gracefully, with a final checkpoint; it can be resumed from there.",
+            refused=ENDED,
+            offered=("queued", "starting", "running", "pausing", "paused"),
+            signal="stop",
+            spellings=("stop_run",),
+            body=StopBody,
+            told=("reason",),
+            example={"reason": "reward has converged"},
+            labels=REASON,
+            becomes="stopping",
+            danger=True,
+        ),
+        Verb(
+            "cancel",
+            "Cancel",
+            help="End a run at once, without another checkpoint.",
+            text="Ends the run at once, without a checkpoint: the work since the last one is lost. "
+            "Stop is the gentle way.",
+            about="Ends a run now, without another checkpoint; it can be resumed from the last "
+            "one. One that was cancelled already is answered as it is.",
+            refused=("succeeded", "failed"),
+            offered=ALIVE,
+            example={"reason": "wrong data"},
+            labels=REASON,
+            becomes="stopping",
+            danger=True,
+        ),
+    )
+}
+"""By name, in the order of the dashboard's buttons."""
+
+
+def _flat(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+_BY_SPELLING = {
+    _flat(name): verb
+    for verb in CONTROLS.values()
+    for name in (verb.signal, *verb.spellings)
+    if name
+}
+
+
+def verb_of(signal: str) -> Verb | None:
+    """The verb that a signal's name means: 'Stop', 'stop-run' and 'stopRun' are 'stop'."""
+    return _BY_SPELLING.get(_flat(signal))
