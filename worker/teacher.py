@@ -27,13 +27,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ratchet.activities.hosting.process import ServerProcess
-from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.hosting.spec import ServerSpec, free_port
 from ratchet.activities.inference.engine import (
     HEALTH,
     engine_env,
     engine_healthy,
     engine_threads,
-    free_port,
     on_cpu,
 )
 from ratchet.activities.runtime.children import module_command

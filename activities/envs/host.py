@@ -4,14 +4,13 @@ One server a run and env name serves both training and evaluation.
 """
 
 import json
-import socket
 from typing import Any
 
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.envs import loading
 from ratchet.activities.envs.probe import probe
 from ratchet.activities.hosting.process import GRACE_S
-from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.hosting.spec import ServerSpec, free_port
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.configs.env import EnvConfig
@@ -30,13 +29,6 @@ def find_env(config: RunConfig, name: str) -> EnvConfig:
     raise ValueError(f"the run has no env {name!r}")
 
 
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 def longest_timeout(config: RunConfig, name: str) -> float:
     """The longest rollout of env `name` over training and evaluation, in seconds."""
     envs = (*config.train.env, *config.eval.env)
@@ -47,7 +39,7 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
     """The server of env `host.name` for one epoch, on a fresh port of this machine."""
     config = ctx.config(host.run_id)
     env = find_env(config, host.name)
-    address = f"tcp://127.0.0.1:{_free_port()}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     input: dict[str, Any] = {
         "id": env.id,
         "args": env.args,

@@ -1,5 +1,6 @@
 """What a role tells the host activity about the server it wants kept alive."""
 
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,14 @@ LOST_AFTER_S = 12.0
 """How long a server may be silent, in seconds."""
 QUICK_GRACE_S = 1.0
 """For servers that keep nothing which a termination in good order would save."""
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 SendLoad = Callable[[EngineLoad], Awaitable[None]]

@@ -20,7 +20,6 @@ RATCHET_ADVERTISE_HOST names an address for other machines, which then must be a
 import asyncio
 import importlib.metadata
 import os
-import socket
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ import httpx
 
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.refs import ArtifactRef
-from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.hosting.spec import ServerSpec, free_port
 from ratchet.activities.inference.load import report_load
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.context import WorkerContext
@@ -60,14 +59,6 @@ def engine_threads(cores: int, engines: int) -> int:
     Never more than that: threads that outnumber free cores wait for each other by spinning.
     """
     return max(1, cores // (engines + 1))
-
-
-def free_port(host: str) -> int:
-    """A TCP port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def served_name(run_id: str, index: int, epoch: int) -> str:
