@@ -6,6 +6,7 @@ sections (group sizes) is checked by `RunConfig`. All but 'sft' train on what th
 sampled, which their losses rely on: only 'sft' has a `source`.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -97,10 +98,27 @@ LengthPenaltyConfig = Annotated[
 
 
 class AlgorithmSection(Section):
-    """What every algorithm says of itself."""
+    """What every algorithm says of itself; all else that depends on an algorithm reads it here.
+
+    One with a field `teacher` needs that model's log-probabilities, of samples that may be longer
+    by its `demo_tokens`, if it has that field. One with a field `source` has its rollouts played by
+    that model. One that is a FunctionSection has its function imported by the workers' check.
+    """
 
     needs_task: ClassVar[bool] = False
     """Whether it looks at the data of a group's task."""
+    needs_render: ClassVar[bool] = False
+    """Whether it turns messages into the policy's prompts."""
+    needs_attribution: ClassVar[bool] = False
+    """Whether the renderer must tell what a message says from the template around it."""
+
+    def fold(
+        self, state: Mapping[str, float], observed: Mapping[str, Sequence[float]]
+    ) -> dict[str, float] | None:
+        """What the run keeps for an env, by agent, after the rewards of a group, in the order in
+        which groups are delivered; None: it keeps nothing. Pure.
+        """
+        return None
 
 
 class _GroupMeanSection(AlgorithmSection):
@@ -167,6 +185,10 @@ class RewardConfig(AlgorithmSection):
     type: Literal["reward"] = "reward"
 
 
+START = 0.0
+"""The average of an agent that has no rewards yet."""
+
+
 class RaeConfig(AlgorithmSection):
     """Reward minus a moving average of the agent's past rewards in this env."""
 
@@ -180,6 +202,26 @@ class RaeConfig(AlgorithmSection):
         description="How much of the average is kept when a reward comes in; the rest is the "
         "reward. The average begins at 0.",
     )
+
+    def advance(self, average: float, rewards: Sequence[float]) -> tuple[list[float], float]:
+        """Advantages [n] of rewards [n] in order, each against the average of before it, and the
+        average after them.
+        """
+        advantages = []
+        for reward in rewards:
+            advantages.append(reward - average)
+            average = self.decay * average + (1.0 - self.decay) * reward
+        return advantages, average
+
+    def fold(
+        self, state: Mapping[str, float], observed: Mapping[str, Sequence[float]]
+    ) -> dict[str, float]:
+        """The averages, each moved by its agent's rewards."""
+        moved = {
+            agent: self.advance(state.get(agent, START), rewards)[1]
+            for agent, rewards in observed.items()
+        }
+        return {**state, **moved}
 
 
 ObservedRole = Literal["system", "user", "tool"]
@@ -197,6 +239,8 @@ def _tools_only() -> dict[ObservedRole, EchoRoleConfig]:
 
 class EchoConfig(_GroupMeanSection):
     """grpo, and cross-entropy on what the env said in reply to the policy."""
+
+    needs_attribution: ClassVar[bool] = True
 
     type: Literal["echo"] = "echo"
     roles: dict[ObservedRole, EchoRoleConfig] = Field(
@@ -234,6 +278,7 @@ class OpsdConfig(AlgorithmSection):
 
     group_relative: ClassVar[bool] = False
     needs_task: ClassVar[bool] = True
+    needs_render: ClassVar[bool] = True
 
     type: Literal["opsd"] = "opsd"
     teacher: ModelReference = Field(
@@ -310,18 +355,18 @@ def _models_in_place(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     kind = data.get("type")
-    if kind not in [cls.model_fields["type"].default for cls in get_args(AnyAlgorithm)]:
+    fields = {cls.model_fields["type"].default: cls.model_fields for cls in get_args(AnyAlgorithm)}
+    if kind not in fields:
         return data
-    if "source" in data and kind != "sft":
+    if "source" in data and "source" not in fields[kind]:
         message = (
             f"algorithm {kind!r} trains on what the policy itself sampled; leave source out, or "
             "set algo.type to 'sft'"
         )
         raise refusal("algorithm", "source", message, HIDDEN)
-    if "teacher" in data and kind not in ("opd", "opsd"):
-        message = (
-            f"algorithm {kind!r} asks no teacher; leave it out, or set algo.type to 'opd' or 'opsd'"
-        )
+    if "teacher" in data and "teacher" not in fields[kind]:
+        taught = " or ".join(repr(name) for name in fields if "teacher" in fields[name])
+        message = f"algorithm {kind!r} asks no teacher; leave it out, or set algo.type to {taught}"
         raise refusal("algorithm", "teacher", message, HIDDEN)
     return data
 
@@ -336,14 +381,17 @@ AlgorithmConfig = Annotated[
 
 def teacher_of(algo: AlgorithmConfig) -> ModelReference | None:
     """The model whose log-probabilities an algorithm needs, if it needs any."""
-    return algo.teacher if isinstance(algo, OpdConfig | OpsdConfig) else None
+    teacher: ModelReference | None = getattr(algo, "teacher", None)
+    return teacher
 
 
 def source_of(algo: AlgorithmConfig) -> ModelReference:
     """The model that samples an algorithm's rollouts."""
-    return algo.source if isinstance(algo, SftConfig) else "policy"
+    source: ModelReference = getattr(algo, "source", "policy")
+    return source
 
 
 def demo_tokens_of(algo: AlgorithmConfig) -> int:
     """By how many tokens a teacher may have to read more than a sample holds."""
-    return algo.demo_tokens if isinstance(algo, OpsdConfig) else 0
+    tokens: int = getattr(algo, "demo_tokens", 0)
+    return tokens

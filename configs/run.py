@@ -7,7 +7,6 @@ from pydantic import Field, field_validator, model_validator
 
 from ratchet.configs.algorithm import (
     AlgorithmConfig,
-    EchoConfig,
     GrpoConfig,
     demo_tokens_of,
     source_of,
@@ -148,11 +147,11 @@ class RunConfig(Section):
                     f"{trained.name!r} have size 1; set group_size to 2 or more, or algo.type to "
                     "'reward'"
                 )
-            if isinstance(algo, EchoConfig) and self.model.renderer == UNATTRIBUTED:
+            if algo.needs_attribution and self.model.renderer == UNATTRIBUTED:
                 raise ValueError(
-                    f"algorithm 'echo' of env {trained.name!r} learns what messages say, and "
-                    f"renderer {UNATTRIBUTED!r} does not tell it from the template around it; set "
-                    "model.renderer to one made for the model"
+                    f"algorithm {algo.type!r} of env {trained.name!r} learns what messages say, "
+                    f"and renderer {UNATTRIBUTED!r} does not tell it from the template around it; "
+                    "set model.renderer to one made for the model"
                 )
             greedy = self.sampling(trained.name, "train").temperature == 0
             if greedy and not self.is_frozen(trained.name):

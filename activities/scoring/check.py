@@ -21,7 +21,8 @@ from ratchet.activities.scoring.algorithms import Algorithm, CreditError, Refere
 from ratchet.activities.scoring.algorithms.custom import load_function
 from ratchet.activities.scoring.reference_check import check_references
 from ratchet.activities.scoring.references import ReferenceLost, References
-from ratchet.configs.algorithm import AlgorithmConfig, CustomConfig, OpsdConfig, teacher_of
+from ratchet.configs.algorithm import AlgorithmConfig, teacher_of
+from ratchet.configs.base import FunctionSection
 from ratchet.configs.pointers import pointer_to
 from ratchet.configs.reference import FrozenModelConfig, ModelReference
 from ratchet.configs.run import RunConfig
@@ -73,7 +74,7 @@ class AlgorithmLibrary:
         self, run_id: str, config: RunConfig, env: str, engine: EngineTarget | None
     ) -> Algorithm:
         algo = config.algorithm(env)
-        render = self._render(run_id) if isinstance(algo, OpsdConfig) else None
+        render = self._render(run_id) if algo.needs_render else None
         try:
             return build(
                 algo,
@@ -113,7 +114,7 @@ def check_algorithms(config: RunConfig) -> list[CheckProblem]:
     places += [(f"train.env.{i}.algo", env.algo) for i, env in enumerate(config.train.env)]
     problems = []
     for key, algo in places:
-        if not isinstance(algo, CustomConfig):
+        if not isinstance(algo, FunctionSection):
             continue
         try:
             load_function(algo)

@@ -19,6 +19,41 @@ def change(copy: Copy, seam: str) -> None:
     assert len(copy.touches) <= LIMITS[seam], copy.touches
 
 
+def test_algorithm_with_state(copy: Copy) -> None:
+    change(copy, "an algorithm with state")
+    script = """
+import asyncio, json
+from dataclasses import replace
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.rollouts import GroupResult
+from ratchet.activities.scoring.algorithms import RolloutView, before_filters, build
+from ratchet.configs.load import validate
+from ratchet.workflows.protocol.state import RunState
+from ratchet.workflows.rules.curriculum import Curriculum
+from ratchet.workflows.rules.sinks import Arrivals, TrainSink
+
+algo = {"type": "record"}
+config = validate({"max_steps": 1, "algo": algo, "train": {"env": [{"id": "e"}], "group_size": 2}})
+algorithm = build(config.algo, seq_len=8)
+state = RunState()
+curriculum = Curriculum(config, {}, state.curriculum)
+arrivals = Arrivals(config, state, TrainSink(config, state.train), curriculum)
+advantages = []
+for number, rewards in enumerate([(0.25, 0.5), (1.0, 0.0), (0.0, 0.0)]):
+    views = [RolloutView(i, reward, 1) for i, reward in enumerate(rewards)]
+    kept = state.baselines.get("e", {})
+    credit = asyncio.run(before_filters(algorithm, views, kept))
+    advantages.append([one.advantage for one in credit])
+    group, ref = f"train/{number}", ArtifactRef("k", "0" * 64, 1, "p")
+    told = GroupResult(group, "train", "e", ref, 2, 2, 0, 0.0, 2, 2, 0)
+    arrivals.on_group(replace(told, observed=algorithm.observed(views)))
+print(json.dumps([advantages, arrivals.metrics()]))
+"""
+    advantages, metrics = copy.run(script)
+    assert advantages == [[0.25, 0.5], [0.5, -0.5], [-1.0, -1.0]]
+    assert metrics == {"baseline/e/policy": 1.0}
+
+
 def test_role(copy: Copy) -> None:
     change(copy, "a role")
     script = """

@@ -7,9 +7,7 @@ as its group may be put back.
 import hashlib
 from collections.abc import Callable
 
-from ratchet.activities.contracts.baselines import fold
 from ratchet.activities.contracts.rollouts import FilterTally, GroupResult, ShipBatchInput
-from ratchet.configs.algorithm import RaeConfig
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.state import EvalProgress, RunState, TrainProgress
 from ratchet.workflows.rules.curriculum import Curriculum
@@ -197,10 +195,12 @@ class Arrivals:
         self._state.train.ok_rollouts += group.size - group.errored
 
     def _observe(self, group: GroupResult) -> None:
-        algorithm = self._config.algorithm(group.env)
-        if isinstance(algorithm, RaeConfig) and group.observed:
-            before = self._state.baselines.get(group.env, {})
-            self._state.baselines[group.env] = fold(before, group.observed, algorithm.decay)
+        if not group.observed:
+            return
+        before = self._state.baselines.get(group.env, {})
+        after = self._config.algorithm(group.env).fold(before, group.observed)
+        if after is not None:
+            self._state.baselines[group.env] = after
 
     def cut(self) -> list[GroupResult]:
         """The next batch, to be written."""

@@ -6,7 +6,7 @@ credit, or None to leave what is there; what a later one says replaces it. `docs
 says how to add an algorithm.
 
 Invariant: algorithms hold no state. What one must remember between groups comes in as a snapshot
-and goes out as `observed` rewards; the run keeps it (`activities/contracts/baselines.py`).
+and goes out as `observed` rewards; the run keeps it (`fold` of its config).
 """
 
 import math

@@ -28,6 +28,7 @@ from ratchet.activities.scoring.algorithms.base import (
     credits_of,
 )
 from ratchet.configs.algorithm import CustomConfig
+from ratchet.configs.base import FunctionSection
 
 
 def _import_from(folder: str, module: str) -> ModuleType:
@@ -56,7 +57,7 @@ def _import_from(folder: str, module: str) -> ModuleType:
         raise
 
 
-def load_function(config: CustomConfig) -> Callable[..., Any]:
+def load_function(config: FunctionSection) -> Callable[..., Any]:
     """The function that `config` names. Raises CreditError, saying what is wrong with it."""
     module, _, name = config.function.partition(":")
     try:

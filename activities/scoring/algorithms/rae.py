@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from ratchet.activities.contracts.baselines import START, advance
 from ratchet.activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, per_agent
-from ratchet.configs.algorithm import RaeConfig
+from ratchet.configs.algorithm import START, RaeConfig
 
 
 class Rae(Algorithm):
@@ -17,7 +16,7 @@ class Rae(Algorithm):
     name = "rae"
 
     def __init__(self, config: RaeConfig) -> None:
-        self._decay = config.decay
+        self._config = config
 
     def observed(self, rollouts: Sequence[RolloutView]) -> dict[str, list[float]]:
         """Rewards by agent, in rollout order."""
@@ -32,7 +31,7 @@ class Rae(Algorithm):
     ) -> list[Credit]:
         """Advantages of each agent's rewards, one after the other."""
         left = {
-            agent: iter(advance(state.get(agent, START), rewards, self._decay)[0])
+            agent: iter(self._config.advance(state.get(agent, START), rewards)[0])
             for agent, rewards in self.observed(rollouts).items()
         }
         return [

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.activities.contracts.baselines import advance, fold
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import GroupWork
 from ratchet.activities.rollouts import groups
@@ -59,7 +58,7 @@ async def test_rae_golden() -> None:
     group = alone([1, 0, 1, -1])
     found = await advantages(algorithm, group)
     assert found == pytest.approx([1.0, -0.05, 0.9525, -1.095125], abs=1e-12)
-    after = fold({}, algorithm.observed(group), 0.95)
+    after = RaeConfig(decay=0.95).fold({}, algorithm.observed(group))
     assert after == {"policy": pytest.approx(0.04036875, abs=1e-12)}
 
 
@@ -72,7 +71,7 @@ async def test_rae_keeps_agents_apart_and_starts_from_the_snapshot() -> None:
         [-0.75, -0.75, 1.0, 1.0],
     ]
     assert algorithm.observed(group) == {"white": [1.0, 0.0], "black": [0.0, 1.0]}
-    after = fold(state, algorithm.observed(group), 0.5)
+    after = RaeConfig(decay=0.5).fold(state, algorithm.observed(group))
     assert after == {"white": 0.375, "gray": 7.0, "black": 0.5}
     assert state == {"white": 0.5, "gray": 7.0}
 
@@ -81,11 +80,12 @@ async def test_rae_keeps_agents_apart_and_starts_from_the_snapshot() -> None:
 def test_baselines_fold_in_any_portions(
     first: list[float], second: list[float], decay: float, start: float
 ) -> None:
-    whole = fold({"a": start}, {"a": first + second}, decay)
-    assert fold(fold({"a": start}, {"a": first}, decay), {"a": second}, decay) == whole
-    given_, last = advance(start, first + second, decay)
+    rae = RaeConfig(decay=decay)
+    whole = rae.fold({"a": start}, {"a": first + second})
+    assert rae.fold(rae.fold({"a": start}, {"a": first}), {"a": second}) == whole
+    given_, last = rae.advance(start, first + second)
     assert last == whole["a"] and len(given_) == len(first) + len(second)
-    ahead = [advance(start, first[:n], decay)[1] for n in range(len(first))]
+    ahead = [rae.advance(start, first[:n])[1] for n in range(len(first))]
     assert given_[: len(first)] == [r - b for r, b in zip(first, ahead, strict=True)]
     low, high = min(start, *first, *second), max(start, *first, *second)
     assert low - 1e-9 <= last <= high + 1e-9
