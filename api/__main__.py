@@ -76,7 +76,7 @@ def settings_for(host: str) -> Settings:
     if not is_loopback(host):
         raise ValueError(
             f"refusing to listen on {host} without API keys, since everyone who reaches it could "
-            "start and stop runs; make a key with `python -m ratchet.api.http.keys NAME`, set "
+            "start and stop runs; make a key with `ratchet keys new NAME`, set "
             "RATCHET_API_KEYS, or bind with --host 127.0.0.1"
         )
     return replace(settings, hosts=("localhost", "127.0.0.1", "::1", host))

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ratchet.activities.contracts.names import Queues
-from ratchet.api.http.keys import ApiKey, load_keys
 from ratchet.api.http.security import origin_of
+from ratchet.api.schemas.keys import ApiKey, load_keys
 from ratchet.configs.home import home_folder
 
 KIB = 1024

@@ -16,6 +16,7 @@ import typer
 
 from ratchet.api.client import cli_read, printing
 from ratchet.api.client.assignments import nested, one_line, pairs
+from ratchet.api.client.cli_keys import keys
 from ratchet.api.client.client import Ratchet, as_json
 from ratchet.api.client.options import Json, Metadata, RunId, asking, usable
 from ratchet.api.schemas.run import ResolvedConfig, Run
@@ -42,6 +43,7 @@ runs = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(runs, name="runs")
+app.add_typer(keys, name="keys")
 
 
 @app.callback()

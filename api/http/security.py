@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ratchet.api.http.keys import ApiKey, key_for
 from ratchet.api.http.problems import reply
+from ratchet.api.schemas.keys import ApiKey, key_for
 from ratchet.api.schemas.problems import ApiProblem
 
 SAFE = ("GET", "HEAD", "OPTIONS")
@@ -152,7 +152,7 @@ class Guard:
                 "no-key",
                 "A key is needed",
                 "Send `Authorization: Bearer KEY`; whoever runs this API makes keys with "
-                "`python -m ratchet.api.http.keys NAME`.",
+                "`ratchet keys new NAME`.",
             )
         needed = "read" if method in SAFE else "write"
         if needed not in key.scopes:

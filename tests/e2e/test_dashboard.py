@@ -25,7 +25,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.activities.storage.store import ArtifactStore
-from ratchet.api.http.keys import digest
+from ratchet.api.schemas.keys import digest
 from ratchet.worker.compat import Worker
 from tests.e2e import recorded
 from tests.e2e.browsing import DESKTOP, PHONE, act, browsing, confirm, reading, serving

@@ -150,7 +150,7 @@ def test_a_public_address_without_keys_is_one_clear_line(tmp_path: Path) -> None
         timeout=WITHIN_S,
     )
     assert done.returncode == 1
-    assert done.stderr.count("\n") == 1 and "python -m ratchet.api.http.keys" in done.stderr
+    assert done.stderr.count("\n") == 1 and "ratchet keys new" in done.stderr
 
 
 def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from ratchet.activities.contracts.roles import WORKER_ROLES
 from ratchet.api.__main__ import parse_arguments, settings_for
-from ratchet.api.http.keys import add
+from ratchet.api.schemas.keys import add
 from ratchet.api.settings import Settings
 from ratchet.worker.health import Pulse, serve_health
 from ratchet.worker.settings import WorkerSettings, parse_roles
@@ -139,7 +139,7 @@ def test_the_api_has_keys_or_says_how_to_make_them(
     api = compose["services"]["api"]
     host = parse_arguments(api["command"][3:]).host
     given = api["environment"]["RATCHET_API_KEYS"]
-    with pytest.raises(LookupError, match=r"python -m ratchet.api.http.keys NAME.*api_keys.json"):
+    with pytest.raises(LookupError, match=r"ratchet keys new NAME.*api_keys.json"):
         filled_in(given, {})
     monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
     monkeypatch.delenv("RATCHET_API_KEYS", raising=False)

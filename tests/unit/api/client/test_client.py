@@ -24,7 +24,7 @@ from ratchet.api.app import create_app
 from ratchet.api.client import Ratchet, Refused, Unreachable
 from ratchet.api.client.streams import MEDIA, Decoder, Message
 from ratchet.api.client.transport import DEFAULT_ADDRESS, default_address
-from ratchet.api.http import keys as api_keys
+from ratchet.api.schemas import keys as api_keys
 from ratchet.api.schemas.events import Event
 from ratchet.configs.load import load, validate
 from tests import ROOT

@@ -16,9 +16,9 @@ from ratchet.activities.contracts.names import Queues
 from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable
 from ratchet.api.__main__ import settings_for
 from ratchet.api.app import create_app
-from ratchet.api.http import keys as api_keys
 from ratchet.api.http.allowlist import refused
 from ratchet.api.http.security import is_loopback
+from ratchet.api.schemas import keys as api_keys
 from ratchet.api.services import core
 from ratchet.api.settings import Settings
 from ratchet.configs.load import validate
@@ -102,7 +102,7 @@ def test_key_files_that_are_none_stop_the_start_and_are_not_shown(home: Path, te
 
 
 def test_the_command_makes_a_key_once(home: Path) -> None:
-    command = [sys.executable, "-m", "ratchet.api.http.keys", "ana", "--read-only"]
+    command = [sys.executable, "-m", "ratchet.api.client", "keys", "new", "ana", "--read-only"]
     env = {"RATCHET_HOME": str(home), "PATH": "/usr/bin"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0

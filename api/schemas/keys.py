@@ -1,4 +1,4 @@
-"""API keys: who may use the API, and `python -m ratchet.api.http.keys`, which makes one.
+"""API keys: who may use the API. `ratchet keys new` makes one.
 
 A key is 256 random bits, so its SHA-256 needs no salt and tells nothing of it; only the hash is
 kept, in $RATCHET_HOME/api_keys.json or, as the same JSON, in RATCHET_API_KEYS:
@@ -6,23 +6,18 @@ kept, in $RATCHET_HOME/api_keys.json or, as the same JSON, in RATCHET_API_KEYS:
     {"keys": [{"name": "ci", "sha256": "…", "scopes": ["read", "write"], "per_minute": 600}]}
 """
 
-import argparse
 import hashlib
 import hmac
 import os
 import re
 import secrets
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ratchet.configs.home import home_folder
-
 PREFIX = "rk_"
-SCOPES = ("read", "write")
 PER_MINUTE = 6000
 
 
@@ -104,28 +99,3 @@ def add(path: Path, name: str, scopes: Sequence[str], per_minute: int) -> str:
         file.write(KeyFile(keys=(*kept, entry)).model_dump_json(indent=2) + "\n")
     part.replace(path)
     return key
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Makes a key, prints it once, and keeps its hash; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m ratchet.api.http.keys", description="Makes an API key."
-    )
-    parser.add_argument("name", help="whose key it is")
-    parser.add_argument("--read-only", action="store_true", help="it may change nothing")
-    parser.add_argument("--per-minute", type=int, default=PER_MINUTE, help="requests (%(default)s)")
-    arguments = parser.parse_args(argv)
-    home = home_folder()
-    scopes = SCOPES[:1] if arguments.read_only else SCOPES
-    try:
-        key = add(home / "api_keys.json", arguments.name, scopes, arguments.per_minute)
-    except ValueError as error:
-        print(f"ratchet api: {str(error).splitlines()[0]}", file=sys.stderr)
-        return 1
-    print(key)
-    print(f"Its hash is in {home / 'api_keys.json'}; restart the API.", file=sys.stderr)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
