@@ -16,10 +16,11 @@ import threading
 import time
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from cachetools import LRUCache
 
 from ratchet.activities.storage import curves as chunked
 from ratchet.activities.storage import keys
@@ -267,7 +268,7 @@ class Curves:
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
-        self._kept: OrderedDict[str, Columns] = OrderedDict()
+        self._kept: LRUCache[str, Columns] = LRUCache(KEPT)
         self._lock = threading.Lock()
 
     def _columns(self, attempt: str) -> Columns:
@@ -275,9 +276,6 @@ class Curves:
             result = self._kept.get(attempt)
             if result is None or result.healed:
                 result = self._kept[attempt] = Columns(self._store, attempt)
-                while len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(attempt)
         result.renew()
         return result
 

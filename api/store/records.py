@@ -7,9 +7,9 @@ what it left may lie under the ids of its attempts, and under those of the run i
 
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
 from typing import Any
+
+from cachetools import LRUCache, cachedmethod
 
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.storage import configs, keys, series
@@ -32,24 +32,13 @@ class Records:
     def __init__(self, store: ArtifactStore) -> None:
         self.store = store
         self.curves = Curves(store)
-        self._kept: OrderedDict[str, Any] = OrderedDict()
+        self._kept: LRUCache[str, Any] = LRUCache(KEPT)
         self._lock = threading.Lock()
 
+    @cachedmethod(lambda self: self._kept, lambda _, key: key, lambda self: self._lock)
     def read(self, key: str) -> Any:
         """A committed JSON value; raises FileNotFoundError."""
-        return self._once(key, lambda: self.store.get_json(self.store.require(key)))
-
-    def _once(self, key: str, load: Callable[[], Any]) -> Any:
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        value = load()
-        with self._lock:
-            self._kept[key] = value
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        return value
+        return self.store.get_json(self.store.require(key))
 
     # -- config -----------------------------------------------------------------------------
 
@@ -74,9 +63,13 @@ class Records:
         """A revision of the config of an attempt; raises FileNotFoundError, NewerSchema."""
         return read_config(self._stored_config(attempt, revision))
 
+    @cachedmethod(
+        lambda self: self._kept,
+        lambda _, attempt, revision=0: keys.config(attempt, revision),
+        lambda self: self._lock,
+    )
     def _stored_config(self, attempt: str, revision: int = 0) -> Any:
-        key = keys.config(attempt, revision)
-        return self._once(key, lambda: configs.document(self.store, attempt, revision))
+        return configs.document(self.store, attempt, revision)
 
     def config(self, run_id: str) -> RunConfig | None:
         """The config that a run's newest attempt began with, or None if there is no such run."""

@@ -8,23 +8,20 @@ attempt's is the run's. Everything blocks.
 
 import io
 import logging
-import math
 import re
 import threading
 import time
-from bisect import bisect_left, bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from typing import Any
+
+from cachetools import LRUCache, TLRUCache, cachedmethod
 
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.fencing import variants
 from ratchet.activities.storage.retention import number_of
-from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
+from ratchet.activities.storage.store import CorruptArtifact
 from ratchet.activities.storage.token_logprobs import SCHEMA_VERSION as SCORES_SCHEMA
 from ratchet.activities.storage.token_logprobs import decode_token_logprobs
 from ratchet.api.http.redact import redacted_all
@@ -74,16 +71,13 @@ class Wanted:
 
     def admits(self, item: RolloutItem) -> bool:
         """Whether a rollout is meant."""
-        if self.env is not None and item.env != self.env:
-            return False
-        if self.errored is not None and (item.error is not None) != self.errored:
-            return False
-        low, high = self.reward_min, self.reward_max
-        if low is None and high is None:
-            return True
-        if item.reward is None:
-            return False
-        return (low is None or item.reward >= low) and (high is None or item.reward <= high)
+        low, high, reward = self.reward_min, self.reward_max, item.reward
+        return (
+            self.env in (None, item.env)
+            and self.errored in (None, item.error is not None)
+            and (low is None or (reward is not None and reward >= low))
+            and (high is None or (reward is not None and reward <= high))
+        )
 
 
 def rollout_id(group: str, index: int) -> str:
@@ -127,38 +121,18 @@ def _counter(name: str) -> tuple[int, int]:
     return int(number), int(again or 0)
 
 
+@dataclass(frozen=True)
 class _Listing:
-    """Train groups of an attempt by counter, ascending. Folders grow as long as a run goes on, and
-    all pages share what was found.
+    """Train groups of an attempt by counter, ascending, and how long it took to list them. Folders
+    grow as long as a run goes on, and all pages share what was found.
     """
 
-    def __init__(self, store: ArtifactStore, attempt: str) -> None:
-        self._store = store
-        self._folder = keys.group(attempt, "train/0").rpartition("/")[0]
-        self._lock = threading.Lock()
-        self._until = -math.inf
-        self._result: list[tuple[int, int]] = []
-
-    def counters(self) -> list[tuple[int, int]]:
-        """The counters as of a moment ago; the list is not to be changed."""
-        with self._lock:
-            began = time.monotonic()
-            if began >= self._until:
-                names = (
-                    key.rpartition("/")[2].removesuffix(".json")
-                    for key in self._store.committed_keys(self._folder)
-                )
-                self._result = sorted(
-                    _counter(name) for name in names if GROUP.fullmatch(f"train/{name}")
-                )
-                ended = time.monotonic()
-                self._until = ended + LISTING_SHARE * (ended - began)
-            return self._result
+    counters: dict[tuple[int, int], None]
+    took_s: float
 
 
-def _among(counter: tuple[int, int], counters: list[tuple[int, int]]) -> bool:
-    place = bisect_left(counters, counter)
-    return place < len(counters) and counters[place] == counter
+def _listing_lasts(_: str, listing: _Listing, now: float) -> float:
+    return now + LISTING_SHARE * listing.took_s
 
 
 class Rollouts:
@@ -168,21 +142,10 @@ class Rollouts:
         self._records = records
         self._store = records.store
         self._tokens = Tokenizers(records.store)
-        self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
-        self._listings: OrderedDict[str, _Listing] = OrderedDict()
+        self._kept: LRUCache[str, Any] = LRUCache(KEPT)
         self._lock = threading.Lock()
-
-    def _remembered(self, kind: str, key: str, read: Callable[[], Any]) -> Any:
-        with self._lock:
-            if (kind, key) in self._kept:
-                self._kept.move_to_end((kind, key))
-                return self._kept[kind, key]
-        value = read()
-        with self._lock:
-            self._kept[kind, key] = value
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        return value
+        self._listings = TLRUCache[str, _Listing](LISTINGS, _listing_lasts)
+        self._listed = threading.Condition()
 
     # -- which groups -----------------------------------------------------------------------
 
@@ -195,7 +158,7 @@ class Rollouts:
             ref = self._store.committed(key)
             if ref is not None:
                 try:
-                    result = self._remembered("batch", key, partial(self._groups_in, ref))
+                    result = self._groups_in(ref)
                 except CorruptArtifact:
                     # Retention deletes batches while a run goes on.
                     if self._store.committed(key) is not None:
@@ -204,46 +167,44 @@ class Rollouts:
                 return [GroupAt(span.attempt, group, step) for group in result]
         return []
 
+    @cachedmethod(lambda self: self._kept, lambda _, ref: ref.key, lambda self: self._lock)
     def _groups_in(self, ref: ArtifactRef) -> list[str]:
         import pyarrow.parquet as pq
 
         table = pq.read_table(io.BytesIO(self._store.get(ref)), columns=["group"])
         return list(dict.fromkeys(table["group"].to_pylist()))
 
-    def _listing(self, attempt: str) -> list[tuple[int, int]]:
-        with self._lock:
-            listing = self._listings.setdefault(attempt, _Listing(self._store, attempt))
-            self._listings.move_to_end(attempt)
-            while len(self._listings) > LISTINGS:
-                self._listings.popitem(last=False)
-        return listing.counters()
+    @cachedmethod(
+        lambda self: self._listings, lambda _, attempt: attempt, condition=lambda self: self._listed
+    )
+    def _listing(self, attempt: str) -> _Listing:
+        began = time.monotonic()
+        committed = self._store.committed_keys(keys.group(attempt, "train/0").rpartition("/")[0])
+        names = (key.rpartition("/")[2].removesuffix(".json") for key in committed)
+        counters = sorted(_counter(name) for name in names if GROUP.fullmatch(f"train/{name}"))
+        return _Listing(dict.fromkeys(counters), time.monotonic() - began)
 
     def _all_trained(self, run_id: str, begin: str | None) -> Iterator[GroupAt]:
         """Train groups of the run's own attempts, the newest first, from group `begin` on."""
-        newer: list[list[tuple[int, int]]] = []
+        newer: list[dict[tuple[int, int], None]] = []
         first = _counter(begin) if begin is not None else None
         for attempt in reversed(self._records.attempts(run_id)):
-            result = self._listing(attempt)
-            end = len(result)
-            if first is not None:
-                if not _among(first, result):
-                    newer.append(result)
-                    continue
-                end = bisect_right(result, first)
+            result = self._listing(attempt).counters
+            if first is None or first in result:
+                for counter in reversed(result):
+                    passed = first is not None and counter > first
+                    if not passed and not any(counter in known for known in newer):
+                        number, again = counter
+                        name = f"{number}.{again}" if again else f"{number}"
+                        yield GroupAt(attempt, f"train/{name}")
                 first = None
-            for counter in islice(reversed(result), len(result) - end, None):
-                if not any(_among(counter, known) for known in newer):
-                    number, again = counter
-                    name = f"{number}.{again}" if again else f"{number}"
-                    yield GroupAt(attempt, f"train/{name}")
             newer.append(result)
 
     def _evals(self, run_id: str, wanted: Wanted, begin: str | None) -> Iterator[GroupAt]:
         """Eval groups, the newest epoch first, examples ascending; from the epoch of group `begin`
         on.
         """
-        seen: set[str] = set()
-        passed: list[tuple[str, str]] = []
+        holders: dict[str, list[str]] = {}
         first = begin.split("/")[1] if begin is not None else None
         for span in reversed(self._records.spans(run_id)):
             root = keys.group(span.attempt, "eval/0").rpartition("/")[0]
@@ -253,11 +214,11 @@ class Rollouts:
                 late = span.last is not None and step > span.last
                 if late or (wanted.step is not None and step != wanted.step):
                     continue
-                if first is not None and epoch != first:
-                    passed.append((span.attempt, epoch))
+                newer = holders.get(epoch, [])
+                holders[epoch] = [*newer, span.attempt]
+                if first not in (None, epoch):
                     continue
                 first = None
-                newer = [attempt for attempt, other in passed if other == epoch]
                 for env in self._store.folders(f"{root}/{epoch}"):
                     if wanted.env is not None and env != wanted.env:
                         continue
@@ -265,8 +226,7 @@ class Rollouts:
                     names = [key.rpartition("/")[2].removesuffix(".json") for key in result]
                     for name in sorted(filter(EXAMPLE.fullmatch, names), key=int):
                         group = f"eval/{epoch}/{env}/{name}"
-                        if group not in seen and not any(self._has(a, group) for a in newer):
-                            seen.add(group)
+                        if not any(self._has(a, group) for a in newer):
                             yield GroupAt(span.attempt, group, step)
 
     def _has(self, attempt: str, group: str) -> bool:
@@ -319,7 +279,7 @@ class Rollouts:
                 ref = self._store.committed(named[-1]) if named else None
                 if ref is None:
                     continue
-                if at.group in self._remembered("scores", ref.key, partial(self._groups_in, ref)):
+                if at.group in self._groups_in(ref):
                     return ref
                 if time.monotonic() > deadline:
                     return None
@@ -342,14 +302,13 @@ class Rollouts:
         rows = decode_token_logprobs(data, at.group, index) if data is not None else []
         return {row.sample: row.trainer_logprobs for row in rows}
 
+    @cachedmethod(lambda self: self._kept, lambda _, key, attempt: key, lambda self: self._lock)
+    def _items_in(self, key: str, attempt: str) -> list[RolloutItem]:
+        return items_of(self._store.get_json(self._store.require(key)), attempt)
+
     def _items(self, at: GroupAt) -> list[RolloutItem]:
-        key = keys.group(at.attempt, at.group)
-
-        def read() -> list[RolloutItem]:
-            return items_of(self._store.get_json(self._store.require(key)), at.attempt)
-
         try:
-            result: list[RolloutItem] = self._remembered("items", key, read)
+            result = self._items_in(keys.group(at.attempt, at.group), at.attempt)
         except FileNotFoundError:
             # Of a run that is being taken out of the store.
             return []

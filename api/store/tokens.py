@@ -6,9 +6,10 @@ of a character that spans tokens show as U+FFFD.
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
+
+from cachetools import LRUCache, cachedmethod
 
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
@@ -65,21 +66,18 @@ class Tokenizers:
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
-        self._kept: OrderedDict[str, dict[int, str] | None] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept: LRUCache[str, dict[int, str] | None] = LRUCache(KEPT)
+        self._read = threading.Condition()
 
     def texts(self, attempt: str, ids: Sequence[int]) -> list[str] | None:
         """The tokens [T] as text; None if the attempt keeps no readable tokenizer. Blocks."""
-        with self._lock:
-            if attempt not in self._kept:
-                self._kept[attempt] = self._read(attempt)
-                while len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(attempt)
-            pieces = self._kept[attempt]
+        pieces = self._pieces(attempt)
         return None if pieces is None else [pieces.get(number, "�") for number in ids]
 
-    def _read(self, attempt: str) -> dict[int, str] | None:
+    @cachedmethod(
+        lambda self: self._kept, lambda _, attempt: attempt, condition=lambda self: self._read
+    )
+    def _pieces(self, attempt: str) -> dict[int, str] | None:
         folder = keys.weights(attempt, 0).rpartition("/")[0]
         for key in reversed(self._store.committed_keys(folder)):
             try:
