@@ -1,0 +1,259 @@
+"""What becomes of a generation's groups: one delivery each, the first cause, reports in order.
+
+The generation as part of a whole run is tested in test_pipeline.py.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.rollouts import GroupResult
+from ratchet.workflows.protocol.messages import DispatchInput, LostServer
+from ratchet.workflows.protocol.state import Lease
+from ratchet.workflows.rules.generation import GROUPS_PER_REPORT, Generation
+from ratchet.workflows.rules.placement import MAX_RELOCATIONS, Attempt
+from ratchet.workflows.rules.scheduler import Part
+from tests.unit.workflows.support import ENGINES, EPOCH, EXAMPLES, admitted, config, control
+
+
+def generation(dispatch: dict[str, Any] | None = None, **changes: Any) -> Generation:
+    """A generation that has taken its first turn."""
+    made = config(dispatch=dispatch or {})
+    plain = made.model_dump(mode="json")
+    first = control(0, **changes)
+    arg = DispatchInput("run", 7, plain, EXAMPLES, Queues(), Lease(), first)
+    g = Generation(made, arg)
+    assert not g.has_news and not g.begin_turn(long=False)
+    return g
+
+
+def result(part: Part) -> GroupResult:
+    """The group, finalized."""
+    work = part.work
+    return GroupResult(work.group, work.kind, work.env, None, work.size, 2, 0, 0.5, 2, 8, 0)
+
+
+def finish(g: Generation, part: Part) -> None:
+    """The part ends well, and its group with it."""
+    assert g.on_part_ended(part, "")
+    g.on_finalized(part.work.group, result(part), "")
+
+
+def delivered(g: Generation) -> list[tuple[str, str, str]]:
+    """Groups of the next report: name, cause of cancellation, error."""
+    return [(group.group, group.cancelled, group.error) for group in g.report().groups]
+
+
+# -- reports --------------------------------------------------------------------------------
+
+
+def test_report_carries_a_hundred_groups_and_the_rest_stays_outstanding() -> None:
+    g = generation(permits=500, train_limit=250)
+    parts = admitted(g.scheduler)
+    for part in parts[:230]:
+        finish(g, part)
+    groups = [part.work.group for part in parts]
+    assert GROUPS_PER_REPORT == 100 and len(groups) == 250
+    for seq, start in enumerate((0, 100, 200)):
+        assert g.must_report and g.has_news
+        report = g.report()
+        end = min(start + 100, 230)
+        assert [group.group for group in report.groups] == groups[start:end]
+        assert sorted(report.outstanding) == sorted(groups[end:])
+        assert (report.seq, report.generation, report.run_id) == (seq, 7, "run")
+    assert not g.must_report
+
+
+def test_report_names_what_is_lost_once_and_what_is_held_until_it_is_not() -> None:
+    g = generation()
+    part = admitted(g.scheduler)[0]
+    for attempt in (g.attempt(part), g.attempt(part)):
+        attempt.here = 1
+        assert g.on_failed(attempt, names.ENGINE_LOST, "gone")
+    assert g.must_report and g.changed
+    assert g.report().lost == [LostServer("engine", 0, 1, "gone")]
+    assert not g.must_report and g.report().lost == []
+    g.on_held("train/0", "disk full", 1.0)
+    assert g.must_report and g.has_news and g.report().trouble == "disk full"
+    g.on_held("train/1", "no quota", 2.0)
+    g.on_held("train/0", "disk full", 3.0)
+    assert not g.must_report, "the run knows"
+    g.on_work_ended("train/0")
+    assert not g.must_report and g.report().trouble == "no quota"
+    g.on_work_ended("train/1")
+    assert g.must_report and g.report().trouble == ""
+    g.on_work_ended("train/1")
+    assert not g.must_report
+
+
+# -- turns ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [{"stop": True}, {"pause": "drain"}, {"revision": 1}])
+def test_generation_hands_over_once_when_it_is_told_to(change: dict[str, Any]) -> None:
+    g = generation()
+    admitted(g.scheduler)
+    g.on_control(control(1, **change))
+    assert g.has_news and g.must_hand_over(long=False)
+    assert g.begin_turn(long=False) and not g.changed
+    assert g.report().state == "tail"
+    assert not g.begin_turn(long=True) and not g.is_over
+
+
+def test_long_generation_hands_over_and_is_over_when_all_is_delivered() -> None:
+    g = generation(permits=2)
+    (part,) = admitted(g.scheduler)
+    assert g.report().state == "open"
+    assert g.begin_turn(long=True) and not g.is_over
+    finish(g, part)
+    assert g.has_news and not g.is_over
+    assert delivered(g) == [("train/0", "", "")]
+    assert g.is_over and g.report(closed=True).state == "closed"
+
+
+def test_permits_that_a_tail_frees_are_reported_and_others_only_used() -> None:
+    g = generation(permits=2)
+    admitted(g.scheduler)
+    g.on_released({"train/0/0": 1})
+    assert g.changed and not g.must_report
+    g.begin_turn(long=True)
+    g.report()
+    g.on_released({"train/0/0": 1})
+    assert not g.changed and not g.must_report, "it came twice"
+    g.on_released({"train/0/0": 2})
+    assert g.changed and g.must_report
+
+
+def test_older_control_wakes_nobody() -> None:
+    g = generation()
+    g.on_control(control(0, stop=True))
+    assert not g.has_news and not g.scheduler.control.stop
+
+
+# -- giving up ------------------------------------------------------------------------------
+
+
+def test_first_cause_counts_and_one_cancellation_follows_when_all_parts_have_ended() -> None:
+    g = generation({"rollouts_per_activity": 1}, permits=2)
+    first, second = admitted(g.scheduler)
+    g.on_control(control(1, permits=2, version=20, next_version=20))
+    assert g.review() == ["train/0"]
+    g.on_control(control(2, permits=2, version=20, next_version=20, stop=True))
+    assert g.review() == ["train/0", "train/0"], "what may have begun since is cancelled too"
+    assert not g.on_part_ended(first, "cancelled") and not g.outbox
+    assert not g.on_part_ended(second, "") and not g.flights
+    assert delivered(g) == [("train/0", "stale", "Cancelled: stale")]
+
+
+def test_group_between_two_parts_is_given_up_at_once() -> None:
+    g = generation({"rollouts_per_activity": 1}, permits=1)
+    (part,) = admitted(g.scheduler)
+    assert not g.on_part_ended(part, "") and not g.outbox
+    g.on_control(control(1, permits=1, pause="cancel"))
+    g.review()
+    assert delivered(g) == [("train/0", "pause", "Cancelled: pause")]
+
+
+def test_group_that_is_given_up_while_it_is_finalized_is_cancelled() -> None:
+    g = generation(permits=2)
+    (part,) = admitted(g.scheduler)
+    assert g.on_part_ended(part, "")
+    assert g.give_up(["train/0"], "stale") and not g.outbox, "an activity works on it"
+    g.on_finalized("train/0", result(part), "")
+    assert delivered(g) == [("train/0", "stale", "Cancelled: stale")]
+
+
+def test_pause_that_drains_gives_nothing_up() -> None:
+    g = generation()
+    admitted(g.scheduler)
+    g.on_control(control(1, pause="drain"))
+    assert g.review() == []
+
+
+def test_overload_is_a_cause_of_its_own() -> None:
+    g = generation(permits=4)
+    admitted(g.scheduler)
+    g.on_control(control(1, permits=2, trim=True))
+    assert g.review() == ["train/1"]
+    assert g.flights["train/1"].cancelled == "overload"
+
+
+# -- failures -------------------------------------------------------------------------------
+
+
+def test_lost_group_is_finalized_with_the_last_reason() -> None:
+    g = generation({"rollouts_per_activity": 1}, permits=2)
+    first, second = admitted(g.scheduler)
+    assert not g.on_part_ended(first, "broken reward")
+    assert g.on_part_ended(second, "")
+    assert g.flights["train/0"].lost == "broken reward"
+    g.on_finalized("train/0", None, "no scorer")
+    assert delivered(g) == [("train/0", "", "no scorer")]
+
+
+def test_users_mistake_is_delivered_as_such_and_never_finalized() -> None:
+    g = generation(permits=2)
+    (part,) = admitted(g.scheduler)
+    attempt = g.attempt(part)
+    assert not g.on_failed(attempt, names.BAD_INPUT, "no such key")
+    assert not g.on_part_ended(part, attempt.failure)
+    (group,) = g.report().groups
+    assert group.user_error and group.error == "no such key" and not group.cancelled
+
+
+def test_users_mistake_found_while_scoring_is_delivered_as_such() -> None:
+    g = generation(permits=2)
+    (part,) = admitted(g.scheduler)
+    assert g.on_part_ended(part, "")
+    attempt = Attempt(part.work, part.engine, finalizing=True)
+    assert not g.on_failed(attempt, names.BAD_INPUT, "no such function")
+    g.on_finalized("train/0", None, attempt.failure)
+    (group,) = g.report().groups
+    assert group.user_error and group.error == "no such function"
+
+
+def test_damaged_train_group_is_cancelled_and_an_eval_or_anothers_damage_is_an_error() -> None:
+    g = generation(evals=[replace(EPOCH, num_examples=1)], permits=6)
+    parts = {part.work.group: part for part in admitted(g.scheduler)}
+    for group, reason in [
+        ("train/0", "runs/r/groups/train/0.json"),
+        ("train/1", "runs/r/weights/v3"),
+        ("eval/0-0/a/0", "runs/r/groups/eval/0-0/a/0.json"),
+    ]:
+        attempt = g.attempt(parts[group])
+        assert not g.on_failed(attempt, names.CORRUPT, reason) and attempt.failure == reason
+        assert g.on_part_ended(parts[group], reason) == (group != "train/0")
+    assert delivered(g) == [("train/0", "damaged", "Cancelled: damaged")]
+
+
+def test_activity_that_finds_no_server_for_good_is_given_up() -> None:
+    g = generation(permits=2)
+    (part,) = admitted(g.scheduler)
+    attempt = g.attempt(part)
+    for number in range(1, MAX_RELOCATIONS + 1):
+        assert not attempt.failure and g.on_failed(attempt, names.ENV_LOST, "gone")
+        assert attempt.losses == number
+    assert attempt.failure == f"given up after {MAX_RELOCATIONS} relocations: gone"
+
+
+def test_env_that_is_lost_while_a_group_is_finalized_is_a_failure_like_any_other() -> None:
+    g = generation(permits=2)
+    (part,) = admitted(g.scheduler)
+    attempt = Attempt(part.work, part.engine, finalizing=True)
+    assert not g.on_failed(attempt, names.ENV_LOST, "gone") and attempt.failure == "gone"
+
+
+def test_group_follows_its_attempt_to_another_engine() -> None:
+    g = generation(permits=2)
+    (part,) = admitted(g.scheduler)
+    attempt = g.attempt(part)
+    assert attempt.engine == ENGINES[0] and attempt.address == "tcp://a"
+    assert g.on_failed(attempt, names.ENGINE_LOST, "gone") and g.has_place(attempt)
+    g.place(attempt)
+    assert attempt.engine == ENGINES[1] and g.flights["train/0"].engine == ENGINES[1]
+    assert g.on_failed(attempt, names.ENGINE_LOST, "gone")
+    g.on_rested(attempt)
+    assert g.scheduler.engine() is None and not g.has_place(attempt)

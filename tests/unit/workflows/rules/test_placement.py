@@ -1,0 +1,75 @@
+"""A lost server is tried once more, then reported and left; what is not ours is only ever tried."""
+
+import pytest
+
+from ratchet.activities.contracts.names import ENGINE_LOST, ENV_LOST
+from ratchet.activities.contracts.rollouts import GroupWork
+from ratchet.workflows.protocol.messages import EnvTarget, LostServer
+from ratchet.workflows.rules.placement import Attempt, Places
+from tests.unit.workflows.support import ENGINES, ENVS
+
+WORK = GroupWork("train/0", "train", "a", 0, 2)
+FIRST = LostServer("engine", 0, 1, "gone")
+
+
+def places() -> Places:
+    """Two engines and two envs."""
+    made = Places()
+    made.engines, made.envs = list(ENGINES), dict(ENVS)
+    return made
+
+
+def test_least_loaded_engine_is_used_and_of_two_the_first() -> None:
+    p = places()
+    assert p.engine({}) == p.engine({1: 4}) == ENGINES[0]
+    assert p.engine({0: 4, 1: 2}) == ENGINES[1]
+    p.engines = []
+    assert p.engine({}) is None
+
+
+def test_engine_is_avoided_for_a_rest_then_reported_and_avoided_for_good() -> None:
+    p, attempt = places(), Attempt(WORK, ENGINES[0], "tcp://a")
+    assert p.leave(attempt, ENGINE_LOST, "gone") is None
+    assert p.engine({}) == ENGINES[1]
+    p.forgive(attempt)
+    assert p.engine({}) == ENGINES[0]
+    assert p.leave(attempt, ENGINE_LOST, "gone") == FIRST
+    p.forgive(attempt)
+    assert p.engine({}) == ENGINES[1], "a rest mends it no more"
+    p.engines[0] = ENGINES[0].__class__(0, 2, "http://0", "m", 0)
+    assert p.engine({}) == p.engines[0], "it was restarted"
+
+
+def test_rollouts_try_every_place_twice_and_finalizing_only_the_first() -> None:
+    p, rollouts = places(), Attempt(WORK, ENGINES[0], "tcp://a")
+    seen = [p.leave(rollouts, ENGINE_LOST, "gone") for _ in range(4)]
+    assert seen == [None, FIRST, None, FIRST]
+    p, scoring = places(), Attempt(WORK, ENGINES[0], finalizing=True)
+    seen = [p.leave(scoring, ENGINE_LOST, "gone") for _ in range(4)]
+    assert seen == [None, FIRST, FIRST, FIRST]
+
+
+def test_env_server_is_reported_by_its_epoch_and_found_again_at_another_address() -> None:
+    p, attempt = places(), Attempt(WORK, ENGINES[0], "tcp://a")
+    p.leave(attempt, ENV_LOST, "gone")
+    assert p.address("a") == "" and p.address("b") == "tcp://b" and p.address("c") == ""
+    p.forgive(attempt)
+    assert p.address("a") == "tcp://a"
+    assert p.leave(attempt, ENV_LOST, "gone") == LostServer("env", 0, 1, "gone")
+    p.forgive(attempt)
+    assert p.address("a") == ""
+    p.envs["a"] = EnvTarget(0, 2, "tcp://a2")
+    assert p.address("a") == "tcp://a2"
+
+
+@pytest.mark.parametrize("target", [EnvTarget(0, 0, "tcp://a"), EnvTarget(0, 2, "tcp://a2"), None])
+def test_env_server_that_is_not_ours_or_not_the_present_one_is_never_reported(
+    target: EnvTarget | None,
+) -> None:
+    p, attempt = places(), Attempt(WORK, ENGINES[0], "tcp://a")
+    p.envs = {} if target is None else {"a": target}
+    for _ in range(3):
+        assert p.leave(attempt, ENV_LOST, "gone") is None
+        p.forgive(attempt)
+    p.envs["a"] = EnvTarget(0, 0, "tcp://a")
+    assert p.address("a") == "tcp://a", "it can only be tried again"
