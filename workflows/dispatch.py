@@ -8,12 +8,13 @@ continues as new: it ends, so its history is bounded by what it admits.
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
 
 from ratchet.activities.contracts import names
+from ratchet.activities.contracts.rests import rest_after
 from ratchet.activities.contracts.rollouts import (
     FinalizeGroupInput,
     GroupResult,
@@ -22,10 +23,16 @@ from ratchet.activities.contracts.rollouts import (
     RunRolloutsInput,
 )
 from ratchet.configs.upgrades import read_config
-from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.activities import (
+    FINALIZE_GROUP,
+    FROZEN_QUEUE,
+    RUN_ROLLOUTS,
+    Activity,
+    Input,
+    Result,
+)
 from ratchet.workflows.protocol.errors import cause_of, type_of
 from ratchet.workflows.protocol.messages import DISPATCH, Control, DispatchInput
-from ratchet.workflows.protocol.policies import rest_after
 from ratchet.workflows.rules.generation import Generation
 from ratchet.workflows.rules.placement import Attempt
 from ratchet.workflows.rules.scheduler import Flight, Part
@@ -158,7 +165,7 @@ class Dispatch:
             attempt,
             lambda: self._with_patience(
                 f"{work.group}/{part.first}",
-                names.RUN_ROLLOUTS,
+                RUN_ROLLOUTS,
                 RunRolloutsInput(
                     self._arg.run_id,
                     work,
@@ -168,12 +175,8 @@ class Dispatch:
                     part.first,
                     part.last,
                 ),
-                task_queue=self._arg.queues.rollout,
-                start_to_close_timeout=self._rollout_timeout(work),
-                heartbeat_timeout=policies.HEARTBEAT,
-                retry_policy=policies.ROLLOUTS,
-                cancellation_type=workflow.ActivityCancellationType.TRY_CANCEL,
-                summary=self._summary(work, attempt.engine.version, part),
+                self._summary(work, attempt.engine.version, part),
+                self._rollout_timeout(work),
             ),
         )
         return attempt.failure
@@ -189,9 +192,9 @@ class Dispatch:
 
     async def _finalize_once(self, flight: Flight) -> GroupResult:
         work, control = flight.work, self._generation.scheduler.control
-        result: GroupResult = await self._with_patience(
+        return await self._with_patience(
             work.group,
-            names.FINALIZE_GROUP,
+            FINALIZE_GROUP,
             FinalizeGroupInput(
                 self._arg.run_id,
                 work,
@@ -200,12 +203,8 @@ class Dispatch:
                 flight.engine,
                 control.baselines.get(work.env, {}),
             ),
-            result_type=GroupResult,
-            task_queue=self._arg.queues.rollout,
-            **policies.SCORING,
-            summary=f"finalize {self._summary(work, flight.version)}",
+            f"finalize {self._summary(work, flight.version)}",
         )
-        return result
 
     async def _try(self, attempt: Attempt, once: Callable[[], Awaitable[T]]) -> T | None:
         """Carries out an activity; where a server was lost, again there or elsewhere. Returns None
@@ -236,7 +235,14 @@ class Dispatch:
         await workflow.wait_condition(lambda: self._generation.has_place(attempt))
         self._generation.place(attempt)
 
-    async def _with_patience(self, work: str, name: str, arg: Any, **options: Any) -> Any:
+    async def _with_patience(
+        self,
+        work: str,
+        activity: Activity[Input, Result],
+        arg: Input,
+        summary: str,
+        timeout: timedelta | None = None,
+    ) -> Result:
         """Carries out an activity, again for as long as what it makes cannot be stored."""
         generation = self._generation
         held = generation.held
@@ -244,7 +250,7 @@ class Dispatch:
             while True:
                 wake = asyncio.create_task(self._wake()) if held.shares_tries(work) else None
                 try:
-                    result = await workflow.execute_activity(name, arg, **options)
+                    result = await activity(arg, self._arg.queues, summary, timeout=timeout)
                     held.on_stored()
                     return result
                 except ActivityError as error:
@@ -277,7 +283,7 @@ class Dispatch:
         """Twice the longest rollout: once to run, once to queue inside the engine. Those that a
         frozen model plays may have to queue for it among all others.
         """
-        queued = policies.FROZEN_QUEUE if work.env in self._frozen else timedelta()
+        queued = FROZEN_QUEUE if work.env in self._frozen else timedelta()
         return timedelta(seconds=2 * self._timeouts[work.env] + 60) + queued
 
     def _summary(self, work: GroupWork, version: int, part: Part | None = None) -> str:

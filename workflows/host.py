@@ -11,10 +11,9 @@ from functools import partial
 
 from temporalio import workflow
 
-from ratchet.activities.contracts import names
 from ratchet.activities.contracts.hosting import HostInput, HostReport
 from ratchet.activities.contracts.names import workflow_of
-from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.activities import HOST_SERVER
 from ratchet.workflows.protocol.errors import cause_of
 from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput
 
@@ -45,16 +44,8 @@ class Host:
         """Returns when the host was closed or its run is over."""
         host = arg.host
         while not self._closed:
-            task = workflow.start_activity(
-                names.HOST_SERVER,
-                host,
-                task_queue=host.queue,
-                start_to_close_timeout=policies.HOST_LIFETIME,
-                heartbeat_timeout=policies.HEARTBEAT,
-                retry_policy=policies.FOREVER,
-                cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-                summary=f"{host.ui_label or host.host_id} of {host.run_id}",
-            )
+            summary = f"{host.ui_label or host.host_id} of {host.run_id}"
+            task = HOST_SERVER.start(host, host.queue, summary)
             await workflow.wait_condition(partial(self._over, task, host.epoch_base))
             if task.done():
                 if (error := task.exception()) is not None:

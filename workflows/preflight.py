@@ -13,7 +13,12 @@ from ratchet.activities.contracts import names
 from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
 from ratchet.configs.pointers import pointer_to
 from ratchet.configs.upgrades import read_config
-from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.activities import (
+    CHECK_ALGORITHMS,
+    CHECK_ENVS,
+    CHECK_MODEL,
+    Activity,
+)
 from ratchet.workflows.protocol.messages import PREFLIGHT, PreflightInput
 from ratchet.workflows.rules.curriculum import too_large
 
@@ -23,19 +28,9 @@ OUTSIDE = ("custom", "echo", "opd", "opsd", "sft")
 async def run_preflight(arg: PreflightInput) -> CheckResult:
     """All problems of the config that workers can see, and the number of examples per env."""
 
-    async def check(name: str, queue: str, summary: str) -> CheckResult:
+    async def check(activity: Activity[CheckInput, CheckResult], summary: str) -> CheckResult:
         try:
-            result: CheckResult = await workflow.execute_activity(
-                name,
-                CheckInput(arg.config),
-                result_type=CheckResult,
-                task_queue=queue,
-                start_to_close_timeout=policies.PREFLIGHT_TIMEOUT,
-                heartbeat_timeout=policies.HEARTBEAT,
-                retry_policy=policies.LIGHT,
-                summary=summary,
-            )
-            return result
+            return await activity(CheckInput(arg.config), arg.queues, summary)
         except ActivityError as error:
             cause = error.cause
             if isinstance(cause, ApplicationError) and cause.type == names.BAD_INPUT:
@@ -43,12 +38,12 @@ async def run_preflight(arg: PreflightInput) -> CheckResult:
             raise
 
     checks = [
-        check(names.CHECK_ENVS, arg.queues.env, "check the environments"),
-        check(names.CHECK_MODEL, arg.queues.trainer, "check the model"),
+        check(CHECK_ENVS, "check the environments"),
+        check(CHECK_MODEL, "check the model"),
     ]
     if _looks_outside(arg.config):
         summary = "check what the algorithms name: functions, models, renderers"
-        checks.append(check(names.CHECK_ALGORITHMS, arg.queues.rollout, summary))
+        checks.append(check(CHECK_ALGORITHMS, summary))
     results = await asyncio.gather(*checks)
     problems = [problem for result in results for problem in result.problems]
     examples = {name: count for result in results for name, count in result.examples.items()}

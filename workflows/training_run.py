@@ -43,7 +43,7 @@ from ratchet.activities.contracts.upgrades import CHECKPOINT_STATE
 from ratchet.activities.contracts.wire import decoded
 from ratchet.configs.upgrades import config_document, read_config
 from ratchet.workflows.preflight import run_preflight
-from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.activities import PREPARE, PREPARE_POLICY, RESTORE_RUN
 from ratchet.workflows.protocol.errors import Paused, RunFailed, Stopped, cause_of
 from ratchet.workflows.protocol.messages import (
     CHANGE_CONFIG,
@@ -325,18 +325,10 @@ class TrainingRun:
         self._log.set_status("starting")
 
         def prepare() -> Awaitable[PolicyResult]:
-            work: Awaitable[PolicyResult] = workflow.execute_activity(
-                names.PREPARE_POLICY,
-                PreparePolicyInput(self._arg.run_id),
-                result_type=PolicyResult,
-                task_queue=queues.trainer,
-                start_to_close_timeout=policies.PREPARE_TIMEOUT,
-                heartbeat_timeout=policies.HEARTBEAT,
-                retry_policy=policies.ROLLOUTS,
-                summary=f"prepare policy {self._config.model.name}",
-            )
+            summary = f"prepare policy {self._config.model.name}"
+            work = PREPARE_POLICY(PreparePolicyInput(self._arg.run_id), queues, summary)
             name = "the policy to be prepared"
-            return self._log.perform(name, work, policies.PREPARE_TIMEOUT, stoppable=True)
+            return self._log.perform(name, work, PREPARE.timeout, stoppable=True)
 
         policy = await self._outages.perform("the policy", prepare)
         state.policy_origin = policy.origin
@@ -348,16 +340,9 @@ class TrainingRun:
         """Goes on, as a new execution, from where a checkpoint stands."""
 
         def read() -> Awaitable[RestoreResult]:
-            work: Awaitable[RestoreResult] = workflow.execute_activity(
-                names.RESTORE_RUN,
-                restore,
-                result_type=RestoreResult,
-                task_queue=self._arg.queues.orchestrator,
-                **{**policies.STORE_WORK, "start_to_close_timeout": policies.PREPARE_TIMEOUT},
-                summary=f"restore {restore.source}",
-            )
+            work = RESTORE_RUN(restore, self._arg.queues, f"restore {restore.source}")
             name = f"the checkpoint of {restore.source} to be copied"
-            return self._log.perform(name, work, policies.PREPARE_TIMEOUT, stoppable=True)
+            return self._log.perform(name, work, PREPARE.timeout, stoppable=True)
 
         result = await self._outages.perform("the checkpoint", read)
         for refused in result.refused:

@@ -34,6 +34,7 @@ from ratchet.activities.contracts.hosting import (
     HostReport,
     ServerState,
 )
+from ratchet.activities.contracts.rests import rest_after
 from ratchet.activities.contracts.roles import ServerRole
 from ratchet.activities.hosting import reaper
 from ratchet.activities.hosting.process import ServerProcess, describe_exit
@@ -51,8 +52,8 @@ STARTING_PROBED_EVERY_S = 0.25
 PROBE_LIMIT_S = 5.0
 LOST_AFTER_PROBES = 3
 RUN_CHECK_EVERY_S = 10.0
-DISK_RETRIED_S = (2.0, 30.0)
-"""The shortest and the longest rest before another try for a store or disk that failed."""
+DISK_RETRIED_S = 30.0
+"""The longest rest before another try for a store or disk that failed."""
 RETOLD_AT_MOST_EVERY_S = 300.0
 RPC_TIMEOUT = timedelta(seconds=5)
 DETAIL_LIMIT = 1500
@@ -189,8 +190,7 @@ class HostActivities:
                     waits = self._report(host, epoch, "starting", detail=reason)
                     await self._signal(host.run_id, REPORT_SIGNAL, waits)
                     reported, told_at = reason, now
-                shortest, longest = DISK_RETRIED_S
-                rest = min(max((now - began) / 8, shortest), longest)
+                rest = rest_after(now - began, DISK_RETRIED_S)
                 if (await asyncio.wait([closed], timeout=rest))[0]:
                     closed.result()
         finally:

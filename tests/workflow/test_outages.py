@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowHandle
 
-from ratchet.activities.contracts import names
+from ratchet.activities.contracts import names, rests
 from ratchet.activities.contracts.hosting import HostReport
-from ratchet.workflows.protocol import policies
 from ratchet.workflows.rules.held_work import TRIES_OF_ITS_OWN
 from ratchet.workflows.run import trainer
 from tests.workflow.running import (
@@ -304,7 +303,7 @@ async def test_host_that_is_closed_holds_nothing(temporal: Client, end: str) -> 
 async def test_of_many_works_that_are_held_one_tries_for_all(
     temporal: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policies, "RESTS_S", (0.5, 0.5))
+    monkeypatch.setattr(rests, "RESTS_S", (0.5, 0.5))
     async with world_of(temporal) as world:
         world.store_fails[names.RUN_ROLLOUTS] = 10**6
         train = {"env": [{"id": "reverse-text"}], "batch_size": 32, "group_size": 2}

@@ -4,17 +4,13 @@ Invariants: whatever was changed is durable; a revision is in the store before a
 it, and the run goes on as a new execution whose every part knows it.
 """
 
-from collections.abc import Awaitable
 from typing import Any
 
-from temporalio import workflow
-
-from ratchet.activities.contracts import names
 from ratchet.activities.contracts.training import SaveConfigInput
 from ratchet.configs.live import changed, needs_revision
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document
-from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.activities import SAVE_CONFIG
 from ratchet.workflows.protocol.messages import RunInput
 from ratchet.workflows.protocol.state import RunState
 from ratchet.workflows.rules.live_config import limits_of, shares_after
@@ -71,16 +67,8 @@ class ConfigChanges:
         state.config_pending = False
         _, after = self._changed(state.overrides)
         revision = state.config_revision + 1
-
-        def save() -> Awaitable[None]:
-            return workflow.execute_activity(
-                names.SAVE_CONFIG,
-                SaveConfigInput(self._arg.run_id, revision, config_document(after)),
-                task_queue=self._arg.queues.orchestrator,
-                **policies.STORE_WORK,
-                summary=f"config revision {revision}",
-            )
-
-        await self._outages.perform(f"config revision {revision}", save)
+        arg = SaveConfigInput(self._arg.run_id, revision, config_document(after))
+        what = f"config revision {revision}"
+        await self._outages.perform(what, lambda: SAVE_CONFIG(arg, self._arg.queues, what))
         state.shares = shares_after(state.shares, self.config, after, state.drawn_below)
         state.config_revision, self.config, self.made = revision, after, True

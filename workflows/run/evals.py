@@ -4,14 +4,9 @@ Invariants: an eval that a step makes due is opened once, over any resume; an ep
 once, when all of its groups were delivered.
 """
 
-from collections.abc import Awaitable
-
-from temporalio import workflow
-
-from ratchet.activities.contracts import names
-from ratchet.activities.contracts.rollouts import EvalResult, FinalizeEvalInput, GroupResult
+from ratchet.activities.contracts.rollouts import FinalizeEvalInput, GroupResult
 from ratchet.configs.run import RunConfig
-from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.activities import FINALIZE_EVAL
 from ratchet.workflows.protocol.messages import RunInput
 from ratchet.workflows.protocol.state import EvalEpoch, EvalProgress, RunState
 from ratchet.workflows.rules.sinks import eval_arrival
@@ -98,26 +93,19 @@ class Evals:
 
     async def _finalize(self, progress: EvalProgress) -> None:
         epoch = progress.epoch
-
-        def finalize() -> Awaitable[EvalResult]:
-            return workflow.execute_activity(
-                names.FINALIZE_EVAL,
-                FinalizeEvalInput(
-                    self._arg.run_id,
-                    epoch.epoch,
-                    epoch.env,
-                    epoch.step,
-                    epoch.num_examples,
-                    epoch.group_size,
-                    sorted(progress.missing),
-                ),
-                result_type=EvalResult,
-                task_queue=self._arg.queues.rollout,
-                **policies.STORE_WORK,
-                summary=f"eval of {epoch.env} at step {epoch.step}",
-            )
-
-        result = await self._outages.perform(f"eval {epoch.epoch}", finalize)
+        arg = FinalizeEvalInput(
+            self._arg.run_id,
+            epoch.epoch,
+            epoch.env,
+            epoch.step,
+            epoch.num_examples,
+            epoch.group_size,
+            sorted(progress.missing),
+        )
+        summary = f"eval of {epoch.env} at step {epoch.step}"
+        result = await self._outages.perform(
+            f"eval {epoch.epoch}", lambda: FINALIZE_EVAL(arg, self._arg.queues, summary)
+        )
         self._state.last_eval[epoch.env] = {
             "step": float(result.step),
             "reward": result.reward_mean,

@@ -217,8 +217,7 @@ class Generations:
 
     async def _look_at(self, generation: GenerationState) -> None:
         self.busy += 1
-        queue = self._arg.queues.orchestrator
-        running = await is_running(self._id(generation.number), queue)
+        running = await is_running(self._id(generation.number), self._arg.queues)
         self.busy -= 1
         if running:
             # Its workers may be away, or the server busy: it goes on when they are back.

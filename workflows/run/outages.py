@@ -15,8 +15,8 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from ratchet.activities.contracts import names
+from ratchet.activities.contracts.rests import rest_after
 from ratchet.workflows.protocol.errors import cause_of, type_of
-from ratchet.workflows.protocol.policies import rest_after
 from ratchet.workflows.protocol.state import HostState, RunState
 from ratchet.workflows.rules.fleet import held_hosts, hold_of
 from ratchet.workflows.run.status import RunLog

@@ -13,9 +13,10 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.hosting import DescribeInput, HostInput
+from ratchet.activities.contracts.names import Queues
 from ratchet.activities.contracts.roles import SERVERS, ServerRole
 from ratchet.activities.contracts.training import PUSH_TRIES, SyncInput, SyncResult, push_label
-from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.activities import IS_RUNNING, RETURN_TIMEOUT, SYNC_WEIGHTS
 from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
 from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput, RunInput
 from ratchet.workflows.protocol.state import HostState, RunState
@@ -81,7 +82,7 @@ class Servers:
 
     async def _gone(self, workflow_id: str) -> None:
         for seconds in (1, 2, 4, 8, 15, 30, 60):
-            if not await is_running(workflow_id, self._arg.queues.orchestrator):
+            if not await is_running(workflow_id, self._arg.queues):
                 return
             await workflow.sleep(seconds, summary=f"{workflow_id} to end")
         self._log.note(f"{workflow_id} does not end; its server may still hold its place")
@@ -111,7 +112,7 @@ class Servers:
         try:
             await workflow.wait_condition(
                 lambda: current.epoch > host.epoch,
-                timeout=policies.RETURN_TIMEOUT,
+                timeout=RETURN_TIMEOUT,
                 timeout_summary=f"{host.name} to come back by itself",
             )
         except TimeoutError:
@@ -163,17 +164,7 @@ class Servers:
         live = self._fleet.host("engine", engine.index)
 
         def push() -> Awaitable[SyncResult]:
-            work: Awaitable[SyncResult] = workflow.execute_activity(
-                names.SYNC_WEIGHTS,
-                arg,
-                result_type=SyncResult,
-                task_queue=engine.queue,
-                schedule_to_start_timeout=policies.QUEUE_TIMEOUT,
-                start_to_close_timeout=policies.SYNC_TIMEOUT,
-                heartbeat_timeout=policies.HEARTBEAT,
-                retry_policy=policies.ONCE,
-                summary=summary,
-            )
+            work = SYNC_WEIGHTS(arg, engine.queue, summary)
             # An engine that is gone passes no gate.
             return self._log.perform_unless(lambda: live.epoch > engine.epoch or not live.up, work)
 
@@ -226,14 +217,6 @@ class Servers:
         return f"{self._arg.run_id}/host/{host.role}/{host.index}{again}"
 
 
-async def is_running(workflow_id: str, queue: str) -> bool:
-    """Whether a workflow runs; `queue` is that of the orchestrator role."""
-    running: bool = await workflow.execute_activity(
-        names.IS_RUNNING,
-        DescribeInput(workflow_id),
-        result_type=bool,
-        task_queue=queue,
-        **policies.STORE_WORK,
-        summary=f"is {workflow_id} running?",
-    )
-    return running
+async def is_running(workflow_id: str, queues: Queues) -> bool:
+    """Whether a workflow runs."""
+    return await IS_RUNNING(DescribeInput(workflow_id), queues, f"is {workflow_id} running?")

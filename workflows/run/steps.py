@@ -12,7 +12,7 @@ one before is trained. Invariants:
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from datetime import timedelta
 
 from temporalio import workflow
@@ -20,10 +20,10 @@ from temporalio.exceptions import ActivityError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.refs import ArtifactRef
-from ratchet.activities.contracts.rollouts import BatchResult, FilterTally, GroupResult
+from ratchet.activities.contracts.rollouts import FilterTally, GroupResult
 from ratchet.activities.contracts.training import StepRecord
 from ratchet.configs.run import RunConfig
-from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.activities import RECORD_STEP, SHIP_BATCH
 from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
 from ratchet.workflows.protocol.messages import RunInput
 from ratchet.workflows.protocol.state import RunState, ShippedBatch, TrainedBatch
@@ -126,19 +126,12 @@ class Steps:
         began = workflow.now()
         progress, groups = self._state.train, self._arrivals.cut()
         barren, progress.barren_filters = progress.barren_filters, FilterTally()
-
-        def write() -> Awaitable[BatchResult]:
-            return workflow.execute_activity(
-                names.SHIP_BATCH,
-                ship_input(self._arg.run_id, step, groups, barren),
-                result_type=BatchResult,
-                task_queue=self._arg.queues.rollout,
-                **policies.STORE_WORK,
-                summary=f"ship batch {step} · {len(groups)} groups",
-            )
-
+        arg = ship_input(self._arg.run_id, step, groups, barren)
+        summary = f"ship batch {step} · {len(groups)} groups"
         try:
-            batch = await self._outages.perform(f"batch {step}", write)
+            batch = await self._outages.perform(
+                f"batch {step}", lambda: SHIP_BATCH(arg, self._arg.queues, summary)
+            )
         except ActivityError as error:
             self._put_back_damaged(error, barren)
             return
@@ -284,13 +277,9 @@ class Steps:
         return counts
 
     def _record(self, step: int, metrics: dict[str, float], parts: list[ArtifactRef]) -> None:
-        def record() -> Awaitable[None]:
-            return workflow.execute_activity(
-                names.RECORD_STEP,
-                StepRecord(self._arg.run_id, step, metrics, parts),
-                task_queue=self._arg.queues.orchestrator,
-                **policies.STORE_WORK,
-                summary=f"record step {step}",
-            )
-
-        self._log.in_background(self._outages.perform(f"record of step {step}", record))
+        record = StepRecord(self._arg.run_id, step, metrics, parts)
+        work = self._outages.perform(
+            f"record of step {step}",
+            lambda: RECORD_STEP(record, self._arg.queues, f"record step {step}"),
+        )
+        self._log.in_background(work)

@@ -7,15 +7,12 @@ is replaced by one that loads the checkpoint and trains the recorded batches aga
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, TypeVar
 
-from temporalio import workflow
 from temporalio.exceptions import ActivityError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.training import (
-    CheckpointResult,
     LoadTrainerInput,
     LoadTrainerResult,
     SaveCheckpointInput,
@@ -23,7 +20,14 @@ from ratchet.activities.contracts.training import (
     TrainStepInput,
     TrainStepResult,
 )
-from ratchet.workflows.protocol import policies
+from ratchet.workflows.protocol.activities import (
+    LOAD_TRAINER,
+    SAVE_CHECKPOINT,
+    TRAIN_STEP,
+    Activity,
+    Input,
+    Result,
+)
 from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
 from ratchet.workflows.protocol.state import HostState, Recording, RunState, TrainedBatch
 from ratchet.workflows.rules.fleet import Fleet
@@ -35,8 +39,6 @@ MAX_LOSSES = 10
 COMES_UP_WITHIN = timedelta(minutes=30)
 MOST_RECORDED = 150
 """Batches after which there is a checkpoint whatever its interval, to keep the state small."""
-
-T = TypeVar("T")
 
 
 class Trainer:
@@ -98,9 +100,7 @@ class Trainer:
             )
             summary = f"checkpoint at step {state.step}"
             try:
-                saved = await self._on_trainer(
-                    names.SAVE_CHECKPOINT, arg, CheckpointResult, host, summary
-                )
+                saved = await self._on_trainer(SAVE_CHECKPOINT, arg, host, summary)
             except ActivityError as error:
                 await self._on_lost(host, error)
                 continue
@@ -163,14 +163,13 @@ class Trainer:
     async def _load(self, host: HostState) -> LoadTrainerResult:
         state, checkpoint = self._state, self._state.checkpoint
         return await self._on_trainer(
-            names.LOAD_TRAINER,
+            LOAD_TRAINER,
             LoadTrainerInput(
                 self._run_id,
                 TrainerTarget(host.epoch, host.address),
                 checkpoint.ref if checkpoint else None,
                 revision=state.config_revision,
             ),
-            LoadTrainerResult,
             host,
             f"load trainer at step {checkpoint.step if checkpoint else 0}",
         )
@@ -191,40 +190,23 @@ class Trainer:
         step, target = batch.step, TrainerTarget(host.epoch, host.address)
         arg = TrainStepInput(self._run_id, step, batch.ref, target, batch.revision)
         summary = f"train step {step} · v{step - 1} → v{step}"
-        return await self._on_trainer(
-            names.TRAIN_STEP,
-            arg,
-            TrainStepResult,
-            host,
-            summary,
-            waits_for=f"policy v{step}: trainer step running",
-        )
+        waits_for = f"policy v{step}: trainer step running"
+        return await self._on_trainer(TRAIN_STEP, arg, host, summary, waits_for)
 
     async def _on_trainer(
         self,
-        name: str,
-        arg: Any,
-        result_type: type[T],
+        activity: Activity[Input, Result],
+        arg: Input,
         host: HostState,
         summary: str,
         waits_for: str = "",
-    ) -> T:
-        def attempt() -> Awaitable[T]:
+    ) -> Result:
+        def attempt() -> Awaitable[Result]:
             live = self._fleet.host("trainer", 0)
-            work: Awaitable[T] = workflow.execute_activity(
-                name,
-                arg,
-                result_type=result_type,
-                task_queue=host.queue,
-                schedule_to_start_timeout=policies.QUEUE_TIMEOUT,
-                start_to_close_timeout=policies.STEP_TIMEOUT,
-                heartbeat_timeout=policies.HEARTBEAT,
-                retry_policy=policies.ONCE,
-                summary=summary,
-            )
+            work = activity(arg, host.queue, summary)
             # Once there is a later trainer, nobody is left to carry this out.
             work = self._log.perform_unless(lambda: live.epoch > host.epoch, work)
-            return self._log.perform(waits_for or summary, work, policies.STEP_TIMEOUT)
+            return self._log.perform(waits_for or summary, work, activity.policy.timeout)
 
         return await self._outages.perform(summary, attempt)
 

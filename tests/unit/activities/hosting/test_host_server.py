@@ -306,7 +306,7 @@ async def _comes_up_in_its_first_epoch(stack: Stack) -> None:
 async def test_full_disk_under_a_builder_is_waited_out_and_told_once(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosting, "DISK_RETRIED_S", (0.1, 0.1))
+    monkeypatch.setattr(hosting, "DISK_RETRIED_S", 0.1)
     tried, full = 0, True
 
     def argv(epoch: int, port: int) -> list[str]:
@@ -328,7 +328,7 @@ async def test_full_disk_under_a_builder_is_waited_out_and_told_once(
 async def test_full_disk_under_the_log_is_waited_out(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosting, "DISK_RETRIED_S", (0.1, 0.1))
+    monkeypatch.setattr(hosting, "DISK_RETRIED_S", 0.1)
     tried = 0
 
     def argv(epoch: int, port: int) -> list[str]:
@@ -350,7 +350,7 @@ async def test_full_disk_under_the_log_is_waited_out(
 async def test_host_that_waits_for_a_disk_ends_with_its_run(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosting, "DISK_RETRIED_S", (0.1, 0.1))
+    monkeypatch.setattr(hosting, "DISK_RETRIED_S", 0.1)
     monkeypatch.setattr(hosting, "RUN_CHECK_EVERY_S", 0.5)
 
     def argv(epoch: int, port: int) -> list[str]:

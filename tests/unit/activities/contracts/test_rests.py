@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from ratchet.workflows.protocol.policies import rest_after
+from ratchet.activities.contracts.rests import rest_after
 
 
 def test_tries_come_quickly_at_first_and_are_few_in_a_day() -> None:
