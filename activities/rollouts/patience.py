@@ -5,11 +5,17 @@ may have other reasons. It is repeated whole, so it must be idempotent, as commi
 """
 
 import asyncio
-import random
 from collections.abc import Callable
 from typing import TypeVar
 
 from temporalio import activity
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_random,
+)
 
 from ratchet.activities.storage.store import StoreUnavailable
 
@@ -26,16 +32,17 @@ async def patiently(work: Callable[[], T]) -> T:
 
     After PATIENCE_S it raises what the last try raised. A caller that is cancelled tries no more.
     """
-    loop = asyncio.get_running_loop()
-    until = loop.time() + PATIENCE_S
-    reported = False
-    while True:
-        try:
-            return await asyncio.to_thread(work)
-        except StoreUnavailable as error:
-            if loop.time() >= until:
-                raise
-            if not reported:
-                activity.logger.warning("tried again for up to %.0f s: %s", PATIENCE_S, error)
-                reported = True
-        await asyncio.sleep(random.uniform(*REST_S))
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(StoreUnavailable),
+        wait=wait_random(*REST_S),
+        stop=stop_after_delay(PATIENCE_S),
+        before_sleep=_report_first,
+        reraise=True,
+    )
+    return await retrying(asyncio.to_thread, work)
+
+
+def _report_first(state: RetryCallState) -> None:
+    if state.attempt_number == 1 and state.outcome is not None:
+        error = state.outcome.exception()
+        activity.logger.warning("tried again for up to %.0f s: %s", PATIENCE_S, error)
