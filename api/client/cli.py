@@ -8,12 +8,14 @@ cannot be reached; 130 Ctrl-C, which never touches a run.
 """
 
 import json
-from enum import StrEnum
+from collections.abc import Callable
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ratchet.activities.contracts.controls import CONTROLS, Verb
 from ratchet.api.client import cli_read, printing
 from ratchet.api.client.assignments import nested, one_line, pairs
 from ratchet.api.client.cli_keys import keys
@@ -51,14 +53,6 @@ def _ratchet() -> None:
     """Ratchet's command line."""
 
 
-class PauseMode(StrEnum):
-    """What becomes of rollouts in flight."""
-
-    DRAIN = "drain"
-    CANCEL = "cancel"
-
-
-Reason = Annotated[str, typer.Option(help="Why; kept in the run's log.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Watch the run until it ends.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Validate and plan; start nothing.")]
 Key = Annotated[
@@ -161,69 +155,45 @@ for name, command in cli_read.OF_MACHINES.items():
 # -- asking -----------------------------------------------------------------------------------
 
 
-@runs.command()
-def pause(
-    run_id: RunId,
-    mode: Annotated[
-        PauseMode, typer.Option(help="Let rollouts in flight end first, or give them up.")
-    ] = PauseMode.DRAIN,
-    reason: Reason = "",
-    as_json_: Json = False,
-) -> None:
-    """Put a run to rest: nothing in flight, a checkpoint, no server kept."""
-    with asking(as_json_) as client:
-        _reported(client.runs.pause(run_id, mode=mode.value, reason=reason), as_json_=as_json_)
+def _option(name: str, kind: Any, default: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
-@runs.command()
-def resume(
-    run_id: RunId, reason: Reason = "", follow: Follow = False, as_json_: Json = False
-) -> None:
-    """Wake a paused run, or go on with one that ended, from its newest checkpoint."""
-    with asking(as_json_) as client:
-        run = client.runs.resume(run_id, reason=reason)
-        if not follow:
-            _reported(
-                run, as_json_=as_json_, what=f"attempt {run.attempt}" if run.attempt > 1 else ""
-            )
-            return
-        cli_read.watch_to_end(client, run, from_start=False, as_json_=as_json_)
+def _options(verb: Verb) -> list[Parameter]:
+    """The fields of its body: a list is given as arguments, all else by name."""
+    options = []
+    for name, field in verb.body.model_fields.items():
+        about = field.description or verb.labels[name]
+        default = field.get_default(call_default_factory=True)
+        shown: Any = typer.Option(help=about)
+        if isinstance(default, list):
+            shown = typer.Argument(metavar=f"[{name.removesuffix('s').upper()}]...", help=about)
+        options.append(_option(name, Annotated[field.annotation, shown], default))
+    return options
 
 
-@runs.command()
-def stop(run_id: RunId, reason: Reason = "", as_json_: Json = False) -> None:
-    """End a run gracefully, with a final checkpoint."""
-    with asking(as_json_) as client:
-        _reported(client.runs.stop(run_id, reason=reason), as_json_=as_json_)
+def _command(verb: Verb) -> Callable[..., None]:
+    def command(run_id: str, as_json_: bool, follow: bool = False, **body: Any) -> None:
+        with asking(as_json_) as client:
+            run = client.runs.ask(run_id, verb.name, **body)
+            if follow:
+                cli_read.watch_to_end(client, run, from_start=False, as_json_=as_json_)
+                return
+            attempt = f"attempt {run.attempt}" if run.attempt > 1 else ""
+            what = attempt if verb.name == "resume" else verb.answer
+            _reported(run, as_json_=as_json_, what=what)
+
+    options = [_option("run_id", RunId, Parameter.empty), *_options(verb)]
+    if verb.name == "resume":
+        options.append(_option("follow", Follow, False))
+    options.append(_option("as_json_", Json, False))
+    command.__signature__ = Signature(options)  # type: ignore[attr-defined]
+    command.__annotations__ = {option.name: option.annotation for option in options}
+    return command
 
 
-@runs.command()
-def cancel(run_id: RunId, reason: Reason = "", as_json_: Json = False) -> None:
-    """End a run at once, without another checkpoint."""
-    with asking(as_json_) as client:
-        _reported(client.runs.cancel(run_id, reason=reason), as_json_=as_json_)
-
-
-@runs.command("eval")
-def eval_run(
-    run_id: RunId,
-    envs: Annotated[
-        list[str] | None, typer.Argument(metavar="[ENV]...", help="Eval envs; none: all.")
-    ] = None,
-    as_json_: Json = False,
-) -> None:
-    """Ask for an eval at the next policy version."""
-    with asking(as_json_) as client:
-        run = client.runs.eval(run_id, envs=envs or [])
-        _reported(run, as_json_=as_json_, what="an eval was asked for")
-
-
-@runs.command()
-def checkpoint(run_id: RunId, reason: Reason = "", as_json_: Json = False) -> None:
-    """Ask for a checkpoint at the next step boundary."""
-    with asking(as_json_) as client:
-        run = client.runs.checkpoint(run_id, reason=reason)
-        _reported(run, as_json_=as_json_, what="a checkpoint was asked for")
+for verb in CONTROLS.values():
+    runs.command(verb.name, help=verb.help)(_command(verb))
 
 
 @runs.command("set")

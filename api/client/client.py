@@ -273,40 +273,39 @@ class Runs:
 
     # -- asking -----------------------------------------------------------------------------
 
+    def ask(self, run_id: str, verb: str, **body: Any) -> Run:
+        """Asks for a verb of `CONTROLS` by name; each has a method, too."""
+        return self._transport.ask_for(Run, "POST", _path(run_id, verb), body=body)
+
     def pause(
         self, run_id: str, *, mode: Literal["drain", "cancel"] = "drain", reason: str = ""
     ) -> Run:
         """Puts the run to rest. 'drain' lets rollouts in flight end first, 'cancel' does not."""
-        return self._ask(run_id, "pause", {"mode": mode, "reason": reason})
+        return self.ask(run_id, "pause", mode=mode, reason=reason)
 
     def resume(self, run_id: str, *, reason: str = "") -> Run:
         """Wakes a paused run; one that ended goes on from its newest sound checkpoint."""
-        return self._ask(run_id, "resume", {"reason": reason})
+        return self.ask(run_id, "resume", reason=reason)
 
     def stop(self, run_id: str, *, reason: str = "") -> Run:
         """Ends the run gracefully, with a final checkpoint."""
-        return self._ask(run_id, "stop", {"reason": reason})
+        return self.ask(run_id, "stop", reason=reason)
 
     def cancel(self, run_id: str, *, reason: str = "") -> Run:
         """Ends the run at once, without another checkpoint."""
-        return self._ask(run_id, "cancel", {"reason": reason})
+        return self.ask(run_id, "cancel", reason=reason)
 
     def eval(self, run_id: str, *, envs: Sequence[str] = ()) -> Run:
         """Asks for an eval at the next version, of all eval envs or of those named."""
-        return self._ask(run_id, "eval", {"envs": [*envs]})
+        return self.ask(run_id, "eval", envs=[*envs])
 
     def checkpoint(self, run_id: str, *, reason: str = "") -> Run:
         """Asks for a checkpoint at the next step boundary."""
-        return self._ask(run_id, "checkpoint", {"reason": reason})
+        return self.ask(run_id, "checkpoint", reason=reason)
 
     def update(self, run_id: str, changes: Mapping[str, Any]) -> Run:
         """Changes the config of a running run, and its metadata (None takes a pair out)."""
         return self._transport.ask_for(Run, "PATCH", _path(run_id), body=dict(changes))
-
-    # -- shared -----------------------------------------------------------------------------
-
-    def _ask(self, run_id: str, verb: str, body: dict[str, Any]) -> Run:
-        return self._transport.ask_for(Run, "POST", _path(run_id, verb), body=body)
 
 
 def _joined(names: Sequence[str] | None) -> str | None:

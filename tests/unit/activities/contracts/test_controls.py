@@ -115,5 +115,6 @@ def test_a_verb_is_offered_where_it_is_not_refused_and_its_words_fit() -> None:
     for verb in CONTROLS.values():
         assert {*verb.offered, *verb.refused} <= {*STATUSES}
         assert not {*verb.offered} & {*verb.refused}
-        assert {*verb.told} <= {*verb.body.model_fields} and {*verb.told} <= {*verb.labels}
+        fields = verb.body.model_fields
+        assert {*verb.told} <= {*fields} and {*fields} <= {*verb.labels}
         verb.body.model_validate(dict(verb.example))

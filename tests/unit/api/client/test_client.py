@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -17,11 +18,13 @@ from hypothesis import strategies as st
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ratchet.activities.contracts.controls import CONTROLS
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Series
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.app import create_app
 from ratchet.api.client import Ratchet, Refused, Unreachable
+from ratchet.api.client.client import Runs
 from ratchet.api.client.streams import MEDIA, Decoder, Message
 from ratchet.api.client.transport import DEFAULT_ADDRESS, default_address
 from ratchet.api.schemas import keys as api_keys
@@ -285,6 +288,15 @@ async def test_pages_go_through_everything_once(served: Served) -> None:
     async with serving(served) as address:
         with Ratchet(address) as client:
             await asyncio.to_thread(look)
+
+
+def test_every_verb_has_a_method_with_the_fields_of_its_body() -> None:
+    for verb in CONTROLS.values():
+        _, run_id, *said = signature(getattr(Runs, verb.name)).parameters.values()
+        assert run_id.name == "run_id"
+        assert {each.name for each in said} == {*verb.body.model_fields}
+        assert {each.kind for each in said} == {Parameter.KEYWORD_ONLY}
+        assert not [each for each in said if each.default is Parameter.empty]
 
 
 @on_server
