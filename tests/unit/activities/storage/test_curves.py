@@ -98,6 +98,7 @@ def test_what_is_read_is_what_was_recorded(
     curves.pack(store, "r", 100)
     chunk = curves.read(store, "r", 100)
     assert chunk is not None
+    assert chunk.metrics.keys() == {name for metrics in told for name in metrics}
     for row, step in enumerate(chunk.steps):
         metrics = told[step % len(told)]
         for name, column in chunk.metrics.items():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
+from starlette.types import ASGIApp, Message
 from temporalio.envconfig import ClientConnectConfig
 
 from ratchet.activities.contracts.names import Queues
@@ -58,9 +59,29 @@ def test_pages_are_served_and_stay_at_home(client: TestClient) -> None:
     assert missing.headers["content-type"] == "application/problem+json"
 
 
-def test_no_file_can_be_reached_outside(client: TestClient) -> None:
-    for path in ("../pages.py", "..%2fpages.py", "%2e%2e/pages.py", "js/..%2f..%2fpages.py"):
-        assert client.get(f"/dashboard/{path}").status_code == 404, path
+async def raw(app: ASGIApp, path: str) -> int:
+    """The status of a GET of `path` as a server hands it on. Clients resolve `..` by themselves."""
+    heard: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        heard.append(message)
+
+    asked = {"type": "http", "http_version": "1.1", "method": "GET", "scheme": "http"}
+    where = {"path": path, "raw_path": path.encode(), "query_string": b"", "root_path": ""}
+    address = {"server": ("127.0.0.1", 80), "client": ("127.0.0.1", 9)}
+    await app({**asked, **where, **address, "headers": [(b"host", b"127.0.0.1")]}, receive, send)
+    return int(heard[0]["status"])
+
+
+async def test_no_file_can_be_reached_outside(client: TestClient) -> None:
+    assert (FILES.parent / "pages.py").exists()
+    assert await raw(client.app, "/dashboard/js/main.js") == 200
+    assert await raw(client.app, "/dashboard/css/../js/main.js") == 200
+    for path in ("../pages.py", "js/../../pages.py", f"{FILES.parent}/pages.py", "..\\pages.py"):
+        assert await raw(client.app, f"/dashboard/{path}") == 404, path
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
