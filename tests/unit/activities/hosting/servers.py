@@ -1,6 +1,7 @@
 """Small servers and witnesses for the hosting tests.
 
-`python servers.py worker HOME` owns a server in another process, as a worker does.
+`python servers.py worker HOME` owns servers in another process, as a worker does; with `copied`
+added, a fork of it outlives it.
 `python servers.py family PORT` is a server with a child, a grandchild in a session of its own and
 a daemonized orphan; all ignore SIGTERM but the first.
 """
@@ -83,8 +84,10 @@ def family(port: int) -> None:
     serve(port)
 
 
-async def worker(home: Path) -> None:
-    """Owns two servers until it is killed; prints their pids."""
+async def worker(home: Path, *, copied: bool) -> None:
+    """Owns two servers until it is killed; prints their pids. With `copied` a fork of it, which
+    holds all of its pipes, too, goes on.
+    """
     from ratchet.activities.hosting.process import ServerProcess
     from ratchet.activities.hosting.spec import ServerSpec
 
@@ -104,6 +107,8 @@ async def worker(home: Path) -> None:
         )
         await process.start()
         print(process.pid, flush=True)
+    if copied and os.fork() == 0:
+        idle()
     await asyncio.Event().wait()
 
 
@@ -116,5 +121,5 @@ if __name__ == "__main__":
             family(int(port))
         case ["idle"]:
             idle()
-        case ["worker", home]:
-            asyncio.run(worker(Path(home)))
+        case ["worker", home, *copied]:
+            asyncio.run(worker(Path(home), copied=bool(copied)))

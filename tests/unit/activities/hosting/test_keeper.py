@@ -129,9 +129,9 @@ async def test_killed_keeper_is_noticed_and_swept_after(tmp_path: Path, tag: str
     assert servers.tagged(tag) == []
 
 
-def _worker(home: Path) -> subprocess.Popen[str]:
+def _worker(home: Path, *more: str) -> subprocess.Popen[str]:
     worker = subprocess.Popen(
-        [sys.executable, servers.ME, "worker", str(home)], stdout=subprocess.PIPE, text=True
+        [sys.executable, servers.ME, "worker", str(home), *more], stdout=subprocess.PIPE, text=True
     )
     assert worker.stdout is not None
     assert worker.stdout.readline() and worker.stdout.readline()
@@ -144,6 +144,17 @@ def test_killed_worker_leaves_nothing(tmp_path: Path, tag: str) -> None:
     worker.kill()
     worker.wait()
     assert servers.gone(tag)
+    assert list((tmp_path / "hosts").iterdir()) == []
+
+
+def test_a_copy_of_a_killed_worker_keeps_no_server(tmp_path: Path, tag: str) -> None:
+    """The copy holds the pipes to the keepers open, which so do not end."""
+    worker = _worker(tmp_path, "copied")
+    _complete_outside(tag, 2 + 2 * (FAMILY + 1))
+    (copy,) = psutil.Process(worker.pid).children()[-1:]
+    worker.kill()
+    worker.wait()
+    assert _complete_outside(tag, 1) == [copy]
     assert list((tmp_path / "hosts").iterdir()) == []
 
 

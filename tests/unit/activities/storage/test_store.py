@@ -8,7 +8,7 @@ import pytest
 from ratchet.activities.rollouts import groups
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import Sample, decode_batch, encode_batch
-from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, StoreUnavailable
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -62,6 +62,30 @@ def test_folder_is_one_artifact_and_verified_whole(store: ArtifactStore, tmp_pat
         store.fetch_folder(ref, tmp_path / "other")
     store.delete(ref)
     assert store.committed("w/v1") is None
+
+
+@pytest.mark.parametrize("kind", ["bytes", "folder"])
+def test_a_deletion_that_is_cut_short_leaves_no_reference_to_what_is_gone(
+    store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "x").write_text("data")
+    if kind == "bytes":
+        ref = store.put("a", b"data")
+    else:
+        ref = store.put_folder("a", tmp_path / "source", attempt="1")
+    remove = store.fs.rm
+
+    def once(path: str, **options: bool) -> None:
+        remove(path, **options)
+        raise TimeoutError("the connection is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.fs, "rm", once)
+        with pytest.raises(StoreUnavailable, match="cannot delete a"):
+            store.delete(ref)
+    assert store.committed("a") is None
+    store.verify(ref)
 
 
 def test_keys_cannot_leave_the_store(store: ArtifactStore) -> None:

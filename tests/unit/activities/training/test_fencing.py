@@ -18,7 +18,13 @@ from ratchet.activities.contracts.training import (
 )
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import encode_batch
-from ratchet.activities.storage.fencing import Nondeterministic, commit, variant, variants
+from ratchet.activities.storage.fencing import (
+    Nondeterministic,
+    commit,
+    holds,
+    variant,
+    variants,
+)
 from ratchet.activities.storage.retention import number_of
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 from ratchet.activities.training.activities import TrainerActivities
@@ -60,6 +66,19 @@ def test_what_lost_its_manifest_is_not_adopted(tmp_path: Path) -> None:
     first = commit(store, "k", one, epoch=1, attempt="t1")
     Path(store.path(f"{first.path}/manifest.json")).unlink()
     assert commit(store, "k", one, epoch=1, attempt="t2").key == "k.e1"
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_what_lost_a_part_of_its_content_is_not_adopted(tmp_path: Path, damage: str) -> None:
+    store = ArtifactStore(str(tmp_path / "store"))
+    one = folder(tmp_path / "one", a="1", note="x")
+    first = commit(store, "k", one, epoch=1, attempt="t1")
+    part = Path(store.path(f"{first.path}/sub/a"))
+    part.unlink() if damage == "gone" else part.write_bytes(b"")
+    assert not holds(store, first, one)
+    own = commit(store, "k", one, epoch=2, attempt="t2")
+    assert own.key == "k.e2"
+    assert (store.fetch_folder(own) / "sub" / "a").read_text() == "1"
 
 
 def test_variants_of_a_key_by_epoch() -> None:

@@ -1,6 +1,8 @@
 """`Idempotency-Key`, filters by metadata, and the plan of a dry run."""
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable
 from ratchet.api.app import create_app
 from ratchet.api.client import Ratchet
+from ratchet.api.http.keys import SCOPES, add, load_keys
 from ratchet.api.services.plan import plan_of
 from ratchet.configs.load import validate
 from tests.unit.api.client.test_client import breaking, serving
@@ -53,6 +56,20 @@ async def test_at_the_same_moment_they_are_one_run_too(served: Served) -> None:
     assert {answer.status_code for answer in answers} == {201}
     assert all(answer.json() == answers[0].json() for answer in answers)
     assert await ids(served, "metadata[twin]=yes") == [answers[0].json()["id"]]
+
+
+async def test_two_callers_may_choose_the_same_key(served: Served, tmp_path: Path) -> None:
+    callers = {name: add(tmp_path / "keys", name, SCOPES, 6000) for name in ("ana", "ben")}
+    guarded = replace(served.settings, keys=load_keys(None, tmp_path / "keys"))
+    made: dict[str, list[str]] = {}
+    async with asgi(create_app(guarded, connection(served.env))) as http:
+        for name, key in callers.items():
+            headers = {"Idempotency-Key": "first", "authorization": f"Bearer {key}"}
+            body = config("mine", metadata={"owner": "both"})
+            answers = [await http.post("/v1/runs", json=body, headers=headers) for _ in range(2)]
+            assert [answer.status_code for answer in answers] == [201, 201], answers[0].text
+            made[name] = [answer.json()["id"] for answer in answers]
+    assert made["ana"][0] == made["ana"][1] != made["ben"][0] == made["ben"][1]
 
 
 async def test_a_refused_request_uses_no_key_up(served: Served) -> None:

@@ -57,6 +57,47 @@ def test_secrets_go_and_what_is_around_them_stays(text: str, left: str) -> None:
     assert redacted(text) == left
 
 
+ISSUED = (
+    *("sk-", "sk_", "rk-", "rk_", "hf_", "github_pat_", "glpat-", "npm_", "dckr_pat_"),
+    *(f"gh{kind}_" for kind in "oprsu"),
+    *(f"xox{kind}-" for kind in "abeprs"),
+    *("AKIA", "ASIA", "AIza"),
+)
+NAMED = (
+    *("api_key", "api-key", "apikey", "secret", "passwd", "password", "passphrase"),
+    *(f"{kind}_token" for kind in ("access", "auth", "refresh", "session", "security", "bearer")),
+    *("bottoken", "bot-token"),
+    *(f"{kind}_key" for kind in ("access", "account", "encryption", "private", "shared")),
+    *("signing-key", "storagekey"),
+)
+QUERIED = (
+    *(f"{by}{what}" for by in ("", "x-amz-", "x-goog-") for what in ("credential", "signature")),
+    *("security-token", "x-amz-security-token", "auth", "code", "key", "pwd", "sig", "token"),
+)
+WRITTEN = (
+    *(f"{prefix}{{value}}" for prefix in ISSUED),
+    "eyJ0eXAiOiJ.{value}.c2ln",
+    *(f"{name}={{value}}" for name in NAMED),
+    *(f"see ?{name}={{value}}" for name in QUERIED),
+    *(f"--{name} {{value}}" for name in ("token", "password", "hub-token", "db-passphrase")),
+    *(f"SOME_{end}: {{value}}" for end in ("AUTH", "KEY", "PASS", "PAT", "PWD", "TOKEN")),
+    *(f"authorization: {way}{{value}}" for way in ("", "apikey ", "basic ", "digest ", "token ")),
+    *(f"('{name}', '{{value}}')" for name in ("cookie", "x-token", "proxy-authorization")),
+    *(f"{way} {{value}}" for way in ("Bearer", "basic")),
+    *("hf_token={value}", "token: {value}", "my-token: {value}", "Set-Cookie: a={value}; b"),
+    *("https://u:{value}@h/", "https://{value}@h/"),
+    "-----BEGIN OPENSSH PRIVATE KEY-----\n{value}\n-----END OPENSSH PRIVATE KEY-----",
+)
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_every_way_to_write_a_secret_is_known_by_itself(written: str) -> None:
+    """Nothing else in the text is suspect, and the value alone is not, either."""
+    value = "0A1B2C3D4E5F6G7H8I9J0K1L2M3N4O5P"
+    assert redacted(value) == value
+    assert value not in redacted(f"it said {written.format(value=value)} and went")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -83,6 +83,10 @@ def test_a_key_that_asks_too_often_waits(home: Path, monkeypatch: pytest.MonkeyP
     assert app.get("/v1/nope", headers=bearer(slow)).status_code == 404
     assert app.get("/v1/nope", headers=bearer(slow)).status_code == 429
     assert app.get("/v1/nope", headers=bearer(other)).status_code == 404
+    # However long nothing was asked, a tenth of a minute's worth may be asked at once.
+    now[0] += 86400
+    statuses = [app.get("/v1/nope", headers=bearer(slow)).status_code for _ in range(4)]
+    assert statuses == [404, 404, 429, 429]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,15 @@ def test_a_public_address_needs_keys(home: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_pages_of_other_sites_change_nothing(home: Path) -> None:
     app = TestClient(create_app(settings(home), AWAY), base_url="http://localhost:8080")
-    for origin in ("http://evil.example", "http://localhost:9090", "null"):
+    for origin in (
+        "http://evil.example",
+        "http://localhost:9090",
+        "http://localhost:808",
+        "http://localhost:80801",
+        "http://localhost:8080.evil.example",
+        "http://localhost:8080@evil.example",
+        "null",
+    ):
         answer = app.post("/v1/runs/x/stop", headers={"origin": origin})
         problem(answer, 403, "foreign-origin")
     own = app.post("/v1/runs/x/stop", headers={"origin": "http://localhost:8080"})
@@ -140,6 +152,8 @@ def test_pages_of_other_sites_change_nothing(home: Path) -> None:
         ("http://ratchet.example.org", 403),
         ("https://ratchet.example.org:444", 403),
         ("https://evil.example", 403),
+        ("https://ratchet.example.org.evil.example", 403),
+        ("https://ratchet.example.or", 403),
         ("null", 403),
     ):
         answer = behind.post("/v1/runs/x/stop", headers={"origin": origin})
