@@ -19,7 +19,7 @@ from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.core import RunId, Served
 from ratchet.api.services.run_view import OPEN
 from ratchet.api.temporal.event_log import LoggedEvent
-from ratchet.api.temporal.histories import Page, Wanted, as_json, everything
+from ratchet.api.temporal.histories import Page, Wanted, everything
 
 router = APIRouter(prefix="/v1/runs", tags=["events"])
 
@@ -129,7 +129,7 @@ async def list_events(
         hello = f"retry: 1000\nid: {cursor}\nevent: ready\ndata: {{}}\n\n".encode()
     if SSE not in accept:
         page = await histories.page(execution, cursor, limit, desc=order == "desc", wanted=wanted)
-        return _answer(page, as_json)
+        return _answer(page, LoggedEvent.as_json)
     if cursor is not None and execution.state not in OPEN:
         left = await histories.page(execution, cursor, 1, wanted=wanted)
         if not left.events and left.next_after is None:
@@ -150,8 +150,8 @@ async def _with_hello(hello: bytes, stream: AsyncIterator[bytes]) -> AsyncIterat
 
 
 def _line(event: LoggedEvent) -> dict[str, Any]:
-    reported = as_json(event)
-    return {key: reported[key] for key in ("id", "created_at", "level", "source", "message")}
+    whole = event.as_json()
+    return {key: whole[key] for key in ("id", "created_at", "level", "source", "message")}
 
 
 @router.get(

@@ -5,14 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
-from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import (
-    DescribeTaskQueueRequest,
-    DescribeWorkflowExecutionRequest,
-)
-from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.activities.contracts.names import workflow_of
 from ratchet.activities.contracts.roles import WORKER_ROLES
@@ -42,19 +35,9 @@ async def engines_of(services: Services) -> list[Engine]:
 
 
 async def _engine(services: Services, host: str, versions: dict[str, Any]) -> Engine | None:
-    temporal = services.temporal
-    request = DescribeWorkflowExecutionRequest(
-        namespace=temporal.namespace, execution=WorkflowExecution(workflow_id=host)
-    )
-    async with temporal.calling() as client:
-        try:
-            answer = await client.workflow_service.describe_workflow_execution(
-                request, timeout=temporal.timeout
-            )
-        except RPCError as error:
-            if error.status != RPCStatusCode.NOT_FOUND:
-                raise
-            return None
+    answer = await services.temporal.described(host)
+    if answer is None:
+        return None
     attempt_id, _, place = host.partition(ENGINE)
     run_id = workflow_of(attempt_id)
     version = versions.get(run_id)
@@ -72,7 +55,7 @@ async def _engine(services: Services, host: str, versions: dict[str, Any]) -> En
         started = pending.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
         since = pending.last_started_time if started else pending.scheduled_time
         engine.attempt = pending.attempt
-        engine.since = since.ToDatetime().replace(tzinfo=UTC)
+        engine.since = since.ToDatetime(UTC)
         engine.worker = pending.last_worker_identity
         engine.state = "up" if started else "restarting" if pending.attempt > 1 else "starting"
         if pending.HasField("last_failure"):
@@ -82,7 +65,7 @@ async def _engine(services: Services, host: str, versions: dict[str, Any]) -> En
 
 async def workers_of(services: Services) -> list[WorkerItem]:
     """Worker processes that poll a task queue of a role, by role and name."""
-    temporal, queues = services.temporal, services.settings.queues
+    queues = services.settings.queues
     activity, workflow = (
         TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
         TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
@@ -92,26 +75,19 @@ async def workers_of(services: Services) -> list[WorkerItem]:
         *((role, queues.of(role), activity) for role in WORKER_ROLES),
     ]
 
-    async def polled(queue: str, kind: TaskQueueType.ValueType) -> Any:
-        request = DescribeTaskQueueRequest(
-            namespace=temporal.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
-        )
-        async with temporal.calling() as client:
-            return await client.workflow_service.describe_task_queue(
-                request, timeout=temporal.timeout
-            )
-
-    answers = await asyncio.gather(*(polled(queue, kind) for _, queue, kind in wanted))
-    result: dict[tuple[str, str], WorkerItem] = {}
-    for (role, queue, _), answer in zip(wanted, answers, strict=True):
-        for poller in answer.pollers:
-            seen = poller.last_access_time.ToDatetime().replace(tzinfo=UTC)
-            before = result.get((role, poller.identity))
-            if before is None or before.last_seen is None or before.last_seen < seen:
-                result[role, poller.identity] = WorkerItem(
-                    id=poller.identity, role=role, queue=queue, last_seen=seen
-                )
-    return [result[key] for key in sorted(result)]
+    answers = await asyncio.gather(
+        *(services.temporal.pollers(queue, kind) for _, queue, kind in wanted)
+    )
+    polled = [
+        (poller.last_access_time.ToDatetime(UTC), role, poller.identity, queue)
+        for (role, queue, _), pollers in zip(wanted, answers, strict=True)
+        for poller in pollers
+    ]
+    newest = {
+        (role, name): WorkerItem(id=name, role=role, queue=queue, last_seen=seen)
+        for seen, role, name, queue in sorted(polled)
+    }
+    return [newest[key] for key in sorted(newest)]
 
 
 def live_gauges(services: Services, run_ids: list[str]) -> list[dict[str, Any]]:

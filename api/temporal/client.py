@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.common.v1 import Payloads, WorkflowExecution
 from temporalio.api.enums.v1 import (
     HistoryEventFilterType,
@@ -28,7 +27,6 @@ from temporalio.api.workflowservice.v1 import (
     SignalWorkflowExecutionRequest,
 )
 from temporalio.client import (
-    Client,
     WorkflowFailureError,
     WorkflowHandle,
     WorkflowUpdateFailedError,
@@ -40,7 +38,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.activities.contracts.checks import CheckResult
 from ratchet.activities.contracts.names import Queues, workflow_of
-from ratchet.api.temporal.connection import Connection
+from ratchet.activities.contracts.wire import WIRE
+from ratchet.api.temporal.connection import Connection, Missing
 from ratchet.workflows.protocol.messages import (
     CHANGE_CONFIG,
     MEMO_KEY,
@@ -82,10 +81,6 @@ def a_worker_on(queues: list[str]) -> str:
     return f"{plural} {', '.join(queues)}"
 
 
-def _when(stamp: Timestamp) -> datetime:
-    return stamp.ToDatetime().replace(tzinfo=UTC)
-
-
 async def _updated(handle: WorkflowHandle[Any, Any], patch: dict[str, Any]) -> bool:
     """Changes a run's config; False if it was just about to continue as new, and took nothing."""
     try:
@@ -103,56 +98,48 @@ class Temporal(Connection):
 
     async def ping(self) -> None:
         """Returns if Temporal answers for this namespace; raises ApiProblem."""
-        async with self.calling() as client:
-            await client.workflow_service.get_system_info(
-                GetSystemInfoRequest(), timeout=self.timeout
-            )
-            await self._list(client, "WorkflowId = 'none'", 1, b"")
+        await self.call("get_system_info", GetSystemInfoRequest())
+        await self._list("WorkflowId = 'none'", 1, b"")
 
     # -- reading ----------------------------------------------------------------------------
 
-    async def _execution(self, client: Client, info: WorkflowExecutionInfo) -> Execution:
+    async def _execution(self, info: WorkflowExecutionInfo) -> Execution:
         payload = info.memo.fields.get(MEMO_KEY)
-        memo = (await client.data_converter.decode([payload]))[0] if payload is not None else {}
+        memo = (await WIRE.decode([payload]))[0] if payload is not None else {}
         state = WorkflowExecutionStatus.Name(info.status) if info.status else "UNSPECIFIED"
         return Execution(
             id=info.execution.workflow_id,
             type=info.type.name,
             state=state.removeprefix("WORKFLOW_EXECUTION_STATUS_").lower(),
-            started=_when(info.start_time),
-            closed=_when(info.close_time) if info.HasField("close_time") else None,
+            started=info.start_time.ToDatetime(UTC),
+            closed=info.close_time.ToDatetime(UTC) if info.HasField("close_time") else None,
             memo=memo if isinstance(memo, dict) else {},
             run=info.execution.run_id,
             events=info.history_length,
         )
 
+    async def described(self, workflow: str) -> Any:
+        """All that Temporal tells of the newest execution of a workflow, or None."""
+        request = DescribeWorkflowExecutionRequest(
+            namespace=self.namespace, execution=WorkflowExecution(workflow_id=workflow)
+        )
+        try:
+            return await self.call("describe_workflow_execution", request)
+        except Missing:
+            return None
+
     async def describe(self, run_id: str) -> Execution | None:
         """The newest execution of a run, or None."""
-        async with self.calling() as client:
-            try:
-                answer = await client.workflow_service.describe_workflow_execution(
-                    DescribeWorkflowExecutionRequest(
-                        namespace=self.namespace, execution=WorkflowExecution(workflow_id=run_id)
-                    ),
-                    retry=True,
-                    timeout=self.timeout,
-                )
-            except RPCError as error:
-                missing = error.status == RPCStatusCode.NOT_FOUND
-                if missing and "amespace" not in error.message:
-                    return None
-                raise
-            found = await self._execution(client, answer.workflow_execution_info)
-            return found if found.type == TRAINING_RUN else None
+        answer = await self.described(run_id)
+        if answer is None or answer.workflow_execution_info.type.name != TRAINING_RUN:
+            return None
+        return await self._execution(answer.workflow_execution_info)
 
-    async def _list(self, client: Client, query: str, size: int, token: bytes) -> Any:
-        return await client.workflow_service.list_workflow_executions(
-            ListWorkflowExecutionsRequest(
-                namespace=self.namespace, page_size=size, next_page_token=token, query=query
-            ),
-            retry=True,
-            timeout=self.timeout,
+    async def _list(self, query: str, size: int, token: bytes) -> Any:
+        request = ListWorkflowExecutionsRequest(
+            namespace=self.namespace, page_size=size, next_page_token=token, query=query
         )
+        return await self.call("list_workflow_executions", request)
 
     async def runs(self) -> list[Execution]:
         """Every run that Temporal retains, in no particular order."""
@@ -169,37 +156,37 @@ class Temporal(Connection):
         """Executions that match a visibility query, at most `most` of them."""
         found: list[Execution] = []
         token = b""
-        async with self.calling() as client:
-            while True:
-                page = await self._list(client, query, min(PAGE, most or PAGE), token)
-                found += [await self._execution(client, info) for info in page.executions]
-                token = page.next_page_token
-                if not token or (most is not None and len(found) >= most):
-                    return found[:most]
+        while True:
+            page = await self._list(query, min(PAGE, most or PAGE), token)
+            found += [await self._execution(info) for info in page.executions]
+            token = page.next_page_token
+            if not token or (most is not None and len(found) >= most):
+                return found[:most]
 
     async def close_reason(self, run_id: str) -> str:
         """What Temporal recorded when the run's workflow was closed from outside or failed."""
-        async with self.calling() as client:
-            answer = await client.workflow_service.get_workflow_execution_history(
-                GetWorkflowExecutionHistoryRequest(
-                    namespace=self.namespace,
-                    execution=WorkflowExecution(workflow_id=run_id),
-                    history_event_filter_type=(
-                        HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT
-                    ),
-                ),
-                retry=True,
-                timeout=self.timeout,
-            )
+        request = GetWorkflowExecutionHistoryRequest(
+            namespace=self.namespace,
+            execution=WorkflowExecution(workflow_id=run_id),
+            history_event_filter_type=HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT,
+        )
+        answer = await self.call("get_workflow_execution_history", request)
         for event in answer.history.events:
             if event.HasField("workflow_execution_failed_event_attributes"):
                 failure = event.workflow_execution_failed_event_attributes.failure
                 while failure.HasField("cause"):
                     failure = failure.cause
-                return failure.message
+                return str(failure.message)
             if event.HasField("workflow_execution_terminated_event_attributes"):
-                return event.workflow_execution_terminated_event_attributes.reason
+                return str(event.workflow_execution_terminated_event_attributes.reason)
         return ""
+
+    async def pollers(self, queue: str, kind: TaskQueueType.ValueType) -> Any:
+        """Who polled a task queue lately."""
+        request = DescribeTaskQueueRequest(
+            namespace=self.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
+        )
+        return (await self.call("describe_task_queue", request)).pollers
 
     async def unpolled(self, queues: Queues) -> list[str]:
         """Task queues that a new run needs and no worker has polled lately."""
@@ -208,21 +195,7 @@ class Temporal(Connection):
             queues.env: TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
             queues.trainer: TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
         }
-        missing = []
-        async with self.calling() as client:
-            for name, kind in kinds.items():
-                answer = await client.workflow_service.describe_task_queue(
-                    DescribeTaskQueueRequest(
-                        namespace=self.namespace,
-                        task_queue=TaskQueue(name=name),
-                        task_queue_type=kind,
-                    ),
-                    retry=True,
-                    timeout=self.timeout,
-                )
-                if not answer.pollers:
-                    missing.append(name)
-        return missing
+        return [name for name, kind in kinds.items() if not await self.pollers(name, kind)]
 
     # -- acting -----------------------------------------------------------------------------
 
@@ -294,57 +267,44 @@ class Temporal(Connection):
 
     async def cancel(self, run_id: str) -> bool:
         """Asks for a run's end without any more work; False if it has ended."""
-        async with self.calling() as client:
-            try:
+        try:
+            async with self.calling() as client:
                 await client.get_workflow_handle(run_id).cancel(rpc_timeout=self.timeout)
-            except RPCError as error:
-                if error.status == RPCStatusCode.NOT_FOUND and "amespace" not in error.message:
-                    return False
-                raise
-            return True
+        except Missing:
+            return False
+        return True
 
     async def change(self, run_id: str, patch: dict[str, Any]) -> bool:
         """Changes the config of a run; False if it has ended in the meantime.
 
         Raises ValueError if the run refuses, Unanswered if no worker takes it up in time.
         """
-        async with self.calling() as client:
-            handle = client.get_workflow_handle(run_id)
-            try:
-                async with asyncio.timeout(self.timeout.total_seconds()):
-                    while not await _updated(handle, patch):
-                        await asyncio.sleep(UPDATE_AGAIN_AFTER_S)
-            except WorkflowUpdateFailedError as error:
-                raise ValueError(str(error.cause)) from None
-            except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError):
-                raise Unanswered("a worker that carries out the run's workflow") from None
-            except RPCError as error:
-                missing = error.status == RPCStatusCode.NOT_FOUND
-                if missing and "amespace" not in error.message:
-                    return False
-                raise
-            return True
+        try:
+            async with self.calling() as client, asyncio.timeout(self.timeout.total_seconds()):
+                while not await _updated(client.get_workflow_handle(run_id), patch):
+                    await asyncio.sleep(UPDATE_AGAIN_AFTER_S)
+        except WorkflowUpdateFailedError as error:
+            raise ValueError(str(error.cause)) from None
+        except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError):
+            raise Unanswered("a worker that carries out the run's workflow") from None
+        except Missing:
+            return False
+        return True
 
     async def signal(self, run_id: str, name: str, arg: Any, request_id: str = "") -> bool:
         """Signals a run; False if it has ended in the meantime. An execution of it hears what is
         sent again with the same `request_id` once.
         """
-        async with self.calling() as client:
-            request = SignalWorkflowExecutionRequest(
-                namespace=self.namespace,
-                workflow_execution=WorkflowExecution(workflow_id=run_id),
-                signal_name=name,
-                input=Payloads(payloads=await client.data_converter.encode([arg])),
-                identity=client.identity,
-                request_id=request_id or str(uuid.uuid4()),
-            )
-            try:
-                await client.workflow_service.signal_workflow_execution(
-                    request, retry=True, timeout=self.timeout
-                )
-            except RPCError as error:
-                missing = error.status == RPCStatusCode.NOT_FOUND
-                if missing and "amespace" not in error.message:
-                    return False
-                raise
-            return True
+        request = SignalWorkflowExecutionRequest(
+            namespace=self.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=run_id),
+            signal_name=name,
+            input=Payloads(payloads=await WIRE.encode([arg])),
+            identity=(await self.client()).identity,
+            request_id=request_id or str(uuid.uuid4()),
+        )
+        try:
+            await self.call("signal_workflow_execution", request)
+        except Missing:
+            return False
+        return True

@@ -23,6 +23,10 @@ UNREACHABLE = {
 }
 
 
+class Missing(Exception):
+    """Temporal knows no such execution, or the execution has ended."""
+
+
 def _cause(error: RuntimeError) -> str:
     """The operating system's words out of the SDK's nested connection error."""
     text = " ".join(str(error).split())
@@ -69,9 +73,8 @@ class Connection:
 
     @asynccontextmanager
     async def calling(self) -> AsyncIterator[Client]:
-        """The client, for calls whose failures become problem documents; raises ApiProblem 503.
-
-        What is not about reaching Temporal is raised as RPCError, as the SDK does.
+        """The client, for calls whose failures become problem documents; raises ApiProblem 503, and
+        Missing. All else is raised as RPCError, as the SDK does.
         """
         client = await self.client()
         try:
@@ -95,7 +98,9 @@ class Connection:
                     f"Temporal at {self.address} refused: {error.message}. Check TEMPORAL_API_KEY "
                     "and the TLS settings.",
                 ) from None
-            if error.status == RPCStatusCode.NOT_FOUND and "amespace" in error.message:
+            if error.status == RPCStatusCode.NOT_FOUND:
+                if "amespace" not in error.message:
+                    raise Missing(error.message) from None
                 raise ApiProblem(
                     503,
                     "temporal-namespace-missing",
@@ -104,3 +109,9 @@ class Connection:
                     "(`temporal operator namespace create`) or set TEMPORAL_NAMESPACE.",
                 ) from None
             raise
+
+    async def call(self, name: str, request: Any) -> Any:
+        """What Temporal's workflow service answers to a request; raises as `calling` does."""
+        async with self.calling() as client:
+            method = getattr(client.workflow_service, name)
+            return await method(request, retry=True, timeout=self.timeout)

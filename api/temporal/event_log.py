@@ -6,14 +6,15 @@ told by what the run says of itself (its memo) when that changes; work that took
 servers come from the history itself.
 """
 
+import json
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Literal
 
-from google.protobuf.timestamp_pb2 import Timestamp
-from temporalio.api.common.v1 import Payload
+from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 
@@ -62,6 +63,25 @@ class LoggedEvent:
         """Its cursor."""
         return f"{self.execution}.{self.place[0]}.{self.place[1]}"
 
+    def as_json(self) -> dict[str, Any]:
+        """The event as the API shows it."""
+        return {
+            "id": self.id,
+            "object": "event",
+            "type": self.type,
+            "created_at": _iso(self.time),
+            "level": self.level,
+            "source": self.source,
+            "message": self.message,
+            "data": self.data,
+        }
+
+    @cached_property
+    def sse(self) -> bytes:
+        """Its wire form, which is made once for all who watch."""
+        data = json.dumps(self.as_json(), separators=(",", ":"))
+        return f"id: {self.id}\nevent: {self.type}\ndata: {data}\n\n".encode()
+
 
 def parse_cursor(text: str) -> tuple[str, tuple[int, int]]:
     """Execution and place of an event's id; raises ValueError."""
@@ -71,8 +91,9 @@ def parse_cursor(text: str) -> tuple[str, tuple[int, int]]:
     return match[1], (int(match[2]), int(match[3]))
 
 
-def _when(stamp: Timestamp) -> datetime:
-    return stamp.ToDatetime().replace(tzinfo=UTC)
+def _dict(value: Any) -> dict[str, Any]:
+    """What anyone may have sent, if it is an object; else an empty one."""
+    return value if isinstance(value, dict) else {}
 
 
 def _cause(failure: Failure) -> str:
@@ -92,7 +113,6 @@ class _Begun:
 
     name: str
     summary: str
-    queue: str
     started: datetime
     attempt: int = 1
     retried: str = ""
@@ -124,72 +144,58 @@ class Teller:
     async def take(self, event: HistoryEvent) -> list[LoggedEvent]:
         """What the next event of the history tells, in order."""
         self._events, self._event = [], event
-        match event.WhichOneof("attributes"):
-            case "workflow_execution_started_event_attributes":
-                await self._on_started()
-            case "workflow_properties_modified_event_attributes":
-                changed = event.workflow_properties_modified_event_attributes.upserted_memo.fields
-                if MEMO_KEY in changed:
-                    self._on_memo(await self._decode(changed[MEMO_KEY]))
-            case "workflow_execution_signaled_event_attributes":
-                await self._on_signal()
-            case "signal_external_workflow_execution_initiated_event_attributes":
-                sent = event.signal_external_workflow_execution_initiated_event_attributes
-                if sent.signal_name == "control" and sent.input.payloads:
-                    self._on_control(await self._decode(sent.input.payloads[0]))
-            case "start_child_workflow_execution_initiated_event_attributes":
-                child = event.start_child_workflow_execution_initiated_event_attributes
-                if child.workflow_type.name == DISPATCH and child.input.payloads:
-                    given = await self._decode(child.input.payloads[0])
-                    self._on_control(given.get("control") if isinstance(given, dict) else None)
-            case "workflow_execution_cancel_requested_event_attributes":
+        kind = event.WhichOneof("attributes") or ""
+        given: Any = getattr(event, kind, None)
+        match kind.removesuffix("_event_attributes"):
+            case "workflow_execution_started":
+                await self._on_started(given)
+            case "workflow_properties_modified" if MEMO_KEY in given.upserted_memo.fields:
+                self._on_memo(await self._decode(given.upserted_memo.fields[MEMO_KEY]))
+            case "workflow_execution_signaled":
+                await self._on_signal(given)
+            case "signal_external_workflow_execution_initiated":
+                if given.signal_name == "control":
+                    self._on_control(await self._first(given.input))
+            case "start_child_workflow_execution_initiated":
+                if given.workflow_type.name == DISPATCH:
+                    self._on_control(_dict(await self._first(given.input)).get("control"))
+            case "workflow_execution_cancel_requested":
                 self._on_asked(CONTROLS["cancel"])
-            case "activity_task_scheduled_event_attributes":
-                await self._on_scheduled()
-            case "activity_task_started_event_attributes":
-                reported = event.activity_task_started_event_attributes
-                if begun := self._begun.get(reported.scheduled_event_id):
-                    begun.started, begun.attempt = _when(event.event_time), reported.attempt
-                    begun.retried = _cause(reported.last_failure) if reported.attempt > 1 else ""
-            case "activity_task_completed_event_attributes":
-                self._on_done(event.activity_task_completed_event_attributes.scheduled_event_id)
-            case "activity_task_failed_event_attributes":
-                failed = event.activity_task_failed_event_attributes
-                self._on_failed(failed.scheduled_event_id, _cause(failed.failure))
-            case "activity_task_timed_out_event_attributes":
-                late = event.activity_task_timed_out_event_attributes
-                self._on_failed(late.scheduled_event_id, f"timed out: {_cause(late.failure)}")
-            case "activity_task_canceled_event_attributes":
-                gone = event.activity_task_canceled_event_attributes
-                self._begun.pop(gone.scheduled_event_id, None)
-            case "workflow_task_failed_event_attributes":
-                cause = _cause(event.workflow_task_failed_event_attributes.failure)
-                self._tell(
-                    "run.stuck",
-                    f"a workflow task failed and is tried again: {cause}",
-                    level="error",
-                    source="orchestrator",
-                )
-            case "workflow_execution_continued_as_new_event_attributes":
-                told_new = event.workflow_execution_continued_as_new_event_attributes
-                self.successor, self.ended = told_new.new_execution_run_id, True
-            case "workflow_execution_completed_event_attributes":
+            case "activity_task_scheduled":
+                await self._on_scheduled(given)
+            case "activity_task_started":
+                if begun := self._begun.get(given.scheduled_event_id):
+                    begun.started, begun.attempt = event.event_time.ToDatetime(UTC), given.attempt
+                    begun.retried = _cause(given.last_failure) if given.attempt > 1 else ""
+            case "activity_task_completed":
+                self._on_done(given.scheduled_event_id)
+            case "activity_task_failed":
+                self._on_failed(given.scheduled_event_id, _cause(given.failure))
+            case "activity_task_timed_out":
+                self._on_failed(given.scheduled_event_id, f"timed out: {_cause(given.failure)}")
+            case "activity_task_canceled":
+                self._begun.pop(given.scheduled_event_id, None)
+            case "workflow_task_failed":
+                text = f"a workflow task failed and is tried again: {_cause(given.failure)}"
+                self._tell("run.stuck", text, level="error", source="orchestrator")
+            case "workflow_execution_continued_as_new":
+                self.successor, self.ended = given.new_execution_run_id, True
+            case "workflow_execution_completed":
                 self._on_end(str(self._memo.get("status") or "succeeded"), "")
-            case "workflow_execution_failed_event_attributes":
-                self._on_end(
-                    "failed", _cause(event.workflow_execution_failed_event_attributes.failure)
-                )
-            case "workflow_execution_timed_out_event_attributes":
+            case "workflow_execution_failed":
+                self._on_end("failed", _cause(given.failure))
+            case "workflow_execution_timed_out":
                 self._on_end("failed", "the workflow timed out in Temporal")
-            case "workflow_execution_canceled_event_attributes":
+            case "workflow_execution_canceled":
                 self._on_end("cancelled", "")
-            case "workflow_execution_terminated_event_attributes":
-                reason = event.workflow_execution_terminated_event_attributes.reason
-                said = f"terminated in Temporal: {redacted(reason, 300)}"
+            case "workflow_execution_terminated":
+                said = f"terminated in Temporal: {redacted(given.reason, 300)}"
                 self._on_end("failed", said)
-            case _:
-                pass
         return self._events
+
+    async def _first(self, input: Payloads) -> Any:
+        """The value of the first of some payloads; None without any."""
+        return await self._decode(input.payloads[0]) if input.payloads else None
 
     def _tell(
         self,
@@ -205,7 +211,7 @@ class Teller:
                 self._execution,
                 (self._event.event_id, len(self._events)),
                 kind,
-                _when(self._event.event_time),
+                self._event.event_time.ToDatetime(UTC),
                 redacted(message, 4000),
                 level,
                 source,
@@ -215,20 +221,13 @@ class Teller:
 
     # -- the run ----------------------------------------------------------------------------
 
-    async def _on_started(self) -> None:
-        reported = self._event.workflow_execution_started_event_attributes
-        self.began = _when(self._event.event_time)
-        payload = reported.memo.fields.get(MEMO_KEY)
-        memo = await self._decode(payload) if payload is not None else {}
-        memo = memo if isinstance(memo, dict) else {}
-        if reported.continued_execution_run_id:
-            self.predecessor = reported.continued_execution_run_id
-            self._memo = memo
-            given = (
-                await self._decode(reported.input.payloads[0]) if reported.input.payloads else None
-            )
-            state = given.get("state") if isinstance(given, dict) else None
-            state = state if isinstance(state, dict) else {}
+    async def _on_started(self, given: Any) -> None:
+        self.began = self._event.event_time.ToDatetime(UTC)
+        payload = given.memo.fields.get(MEMO_KEY)
+        memo = _dict(await self._decode(payload)) if payload is not None else {}
+        if given.continued_execution_run_id:
+            self.predecessor, self._memo = given.continued_execution_run_id, memo
+            state = _dict(_dict(await self._first(given.input)).get("state"))
             if any(each["state"] != "closed" for each in state.get("generations") or []):
                 # The evals under way began before; those of a checkpoint or a pause begin anew.
                 self._evals = {each["epoch"]["epoch"] for each in state.get("evals") or []}
@@ -299,7 +298,7 @@ class Teller:
 
     def _on_control(self, control: Any) -> None:
         """Dispatch hears of an eval as soon as its groups may begin."""
-        for reported in (control.get("evals") or []) if isinstance(control, dict) else []:
+        for reported in _dict(control).get("evals") or []:
             if reported["epoch"] not in self._evals:
                 self._evals.add(reported["epoch"])
                 data = {key: reported.get(key) for key in ("epoch", "env", "step")}
@@ -308,20 +307,15 @@ class Teller:
 
     # -- signals and servers ----------------------------------------------------------------
 
-    async def _on_signal(self) -> None:
-        reported = self._event.workflow_execution_signaled_event_attributes
-        payloads = reported.input.payloads
-        if reported.signal_name == "host_report":
-            self._on_report(await self._decode(payloads[0]) if payloads else None)
-            return
-        if verb := verb_of(reported.signal_name):
-            self._on_asked(verb, await self._decode(payloads[0]) if payloads else None)
+    async def _on_signal(self, given: Any) -> None:
+        if given.signal_name == "host_report":
+            self._on_report(await self._first(given.input))
+        elif verb := verb_of(given.signal_name):
+            self._on_asked(verb, await self._first(given.input))
 
     def _on_asked(self, verb: Verb, value: Any = None) -> None:
-        data: dict[str, Any] = {"asked": verb.asked}
-        if isinstance(value, dict):
-            fields = (key for key in verb.body.model_fields if key != "reason")
-            data |= {key: value[key] for key in fields if key in value}
+        fields = (key for key in verb.body.model_fields if key != "reason")
+        data = {"asked": verb.asked, **{k: _dict(value)[k] for k in fields if k in _dict(value)}}
         if reason := _reason(value):
             data["reason"] = reason
         self._tell("run.asked", f"{verb.event}: {reason}" if reason else verb.event, data=data)
@@ -342,21 +336,16 @@ class Teller:
 
     # -- work -------------------------------------------------------------------------------
 
-    async def _on_scheduled(self) -> None:
-        reported = self._event.activity_task_scheduled_event_attributes
-        summary = ""
-        if self._event.user_metadata.HasField("summary"):
-            summary = str(await self._decode(self._event.user_metadata.summary))
+    async def _on_scheduled(self, given: Any) -> None:
+        name, metadata = given.activity_type.name, self._event.user_metadata
+        summary = await self._decode(metadata.summary) if metadata.HasField("summary") else ""
+        finalized = await self._first(given.input) if name == names.FINALIZE_EVAL else None
         self._begun[self._event.event_id] = _Begun(
-            reported.activity_type.name,
-            summary,
-            reported.task_queue.name,
-            _when(self._event.event_time),
+            name,
+            str(summary),
+            self._event.event_time.ToDatetime(UTC),
+            epoch=str(_dict(finalized).get("epoch") or ""),
         )
-        if reported.activity_type.name == names.FINALIZE_EVAL and reported.input.payloads:
-            given = await self._decode(reported.input.payloads[0])
-            if isinstance(given, dict):
-                self._begun[self._event.event_id].epoch = str(given.get("epoch") or "")
 
     def _on_done(self, scheduled: int) -> None:
         begun = self._begun.pop(scheduled, None)
@@ -386,7 +375,7 @@ class Teller:
             "work": begun.name,
             "summary": begun.summary,
             "started_at": _iso(begun.started),
-            "finished_at": _iso(_when(self._event.event_time)),
+            "finished_at": _iso(self._event.event_time.ToDatetime(UTC)),
             "attempt": begun.attempt,
         }
 

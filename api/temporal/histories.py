@@ -6,7 +6,6 @@ here is state: whatever is lost with the process is read again.
 """
 
 import asyncio
-import json
 import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
@@ -20,12 +19,13 @@ from temporalio.api.workflowservice.v1 import (
     GetWorkflowExecutionHistoryRequest,
     GetWorkflowExecutionHistoryReverseRequest,
 )
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.temporal.client import Execution, Temporal
+from ratchet.api.temporal.connection import Missing
 from ratchet.api.temporal.event_log import LoggedEvent, Teller, parse_cursor
 
 IDLE_S = 60.0
@@ -102,33 +102,6 @@ class Page:
     next_after: str | None = None
 
 
-@dataclass(frozen=True)
-class Reported:
-    """An event with its wire form, which is made once for all who watch."""
-
-    logged: LoggedEvent
-    sse: bytes
-
-
-def as_json(event: LoggedEvent) -> dict[str, Any]:
-    """The event as the API shows it."""
-    return {
-        "id": event.id,
-        "object": "event",
-        "type": event.type,
-        "created_at": event.time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "level": event.level,
-        "source": event.source,
-        "message": event.message,
-        "data": event.data,
-    }
-
-
-def _reported(event: LoggedEvent) -> Reported:
-    data = json.dumps(as_json(event), separators=(",", ":"))
-    return Reported(event, f"id: {event.id}\nevent: {event.type}\ndata: {data}\n\n".encode())
-
-
 class Reader:
     """What one execution has told so far."""
 
@@ -142,7 +115,7 @@ class Reader:
         )
         self.execution = execution
         self.teller = Teller(execution, _decode)
-        self.events: list[Reported] = []
+        self.events: list[LoggedEvent] = []
         self.seen = 0
         self.used = time.monotonic()
         self.failure: ApiProblem | None = None
@@ -174,10 +147,10 @@ class Reader:
                     answer = await client.workflow_service.get_workflow_execution_history(
                         self._request, timeout=POLL
                     )
+            except Missing:
+                self.failure = unknown_cursor(self.execution)
+                break
             except (RPCError, ApiProblem) as error:
-                if isinstance(error, RPCError) and error.status == RPCStatusCode.NOT_FOUND:
-                    self.failure = unknown_cursor(self.execution)
-                    break
                 # Temporal is away: who waits is told, and who watches goes on waiting.
                 self.failure = _unreadable(error) if isinstance(error, RPCError) else error
                 self._notify()
@@ -188,7 +161,7 @@ class Reader:
             for event in answer.history.events:
                 # A page that is read again after a fault was told already.
                 if event.event_id > self.seen:
-                    self.events += [_reported(result) for result in await self.teller.take(event)]
+                    self.events += await self.teller.take(event)
                     self.seen = event.event_id
             self._notify()
             token = answer.next_page_token
@@ -238,23 +211,20 @@ class Reader:
             execution=self._request.execution,
             maximum_page_size=1,
         )
-        async with self._temporal.calling() as client:
-            answer = await client.workflow_service.get_workflow_execution_history_reverse(
-                request, timeout=self._temporal.timeout
-            )
+        answer = await self._temporal.call("get_workflow_execution_history_reverse", request)
         return max((event.event_id for event in answer.history.events), default=0)
 
     def after(self, place: tuple[int, int] | None) -> int:
         """Index of the first event after `place`."""
         if place is None:
             return 0
-        return bisect_right(self.events, place, key=lambda reported: reported.logged.place)
+        return bisect_right(self.events, place, key=lambda event: event.place)
 
     def before(self, place: tuple[int, int] | None) -> int:
         """How many events are before `place`."""
         if place is None:
             return len(self.events)
-        return bisect_left(self.events, place, key=lambda reported: reported.logged.place)
+        return bisect_left(self.events, place, key=lambda event: event.place)
 
 
 class Histories:
@@ -342,7 +312,7 @@ class Histories:
         reader = self._reader(newest.id, newest.run)
         if not await reader.caught_up(newest.events, time.monotonic() + CATCH_UP_S):
             raise _still_reading()
-        return reader.events[-1].logged.id if reader.events else f"{newest.run}.0.0"
+        return reader.events[-1].id if reader.events else f"{newest.run}.0.0"
 
     async def page(
         self,
@@ -378,7 +348,7 @@ class Histories:
             else:
                 span = range(reader.after(place), len(reader.events))
             for index in span:
-                event = reader.events[index].logged
+                event = reader.events[index]
                 if looked >= MOST_LOOKED_AT or (len(result) >= limit and wanted(event)):
                     return Page(result, last)
                 looked += 1
@@ -424,8 +394,8 @@ class Histories:
         said_at = time.monotonic()
         while True:
             while reported := reader.events[reader.after(place) :][:MOST_AT_ONCE]:
-                place = reported[-1].logged.place
-                if piece := b"".join(item.sse for item in reported if wanted(item.logged)):
+                place = reported[-1].place
+                if piece := b"".join(event.sse for event in reported if wanted(event)):
                     yield piece
                     said_at = time.monotonic()
             if reader.teller.ended:
