@@ -15,7 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from ratchet.api.schemas.problems import ApiProblem, FieldError, printable, shown
+from ratchet.api.schemas.problems import ApiProblem, FieldError, joined, printable, shown
 
 MEDIA = "application/problem+json"
 ANYWHERE = (500, 503)
@@ -43,62 +43,41 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {s: {"description": text, "content": {MEDIA: schema}} for s, text in reported.items()}
 
 
-async def _on_problem(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ApiProblem)
-    return reply(error)
-
-
-async def _on_http(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    phrase = HTTPStatus(error.status_code).phrase
-    details = {
-        404: f"Nothing is served at {printable(request.url.path)}; see /docs.",
-        405: f"{request.method} is not offered at {printable(request.url.path)}; see /docs.",
-    }
-    problem = ApiProblem(
-        error.status_code,
-        phrase.lower().replace(" ", "-"),
-        phrase,
-        details.get(error.status_code, str(error.detail)),
-    )
-    response = reply(problem)
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _on_parameters(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    errors = [
-        FieldError(
-            pointer="",
-            key=printable(".".join(str(part) for part in item["loc"])),
-            value=shown(item.get("input")),
-            message=printable(item["msg"]),
-        )
-        for item in error.errors()
-    ]
-    detail = "; ".join(f"{item.key}: {item.message}" for item in errors)
-    return reply(
-        ApiProblem(
-            422, "invalid-request", "The request has invalid parameters", detail, errors=errors
-        )
-    )
-
-
-async def _on_fault(_: Request, error: Exception) -> JSONResponse:
-    return reply(
-        ApiProblem(
-            500,
-            "internal-error",
-            "The API failed",
-            f"An unexpected {type(error).__name__}; the API's log has the traceback.",
-        )
-    )
-
-
 def install(app: FastAPI) -> None:
     """Makes every error of `app` a problem document."""
-    app.add_exception_handler(ApiProblem, _on_problem)
-    app.add_exception_handler(HTTPException, _on_http)
-    app.add_exception_handler(RequestValidationError, _on_parameters)
-    app.add_exception_handler(Exception, _on_fault)
+
+    @app.exception_handler(ApiProblem)
+    async def _on_problem(_: Request, error: ApiProblem) -> JSONResponse:
+        return reply(error)
+
+    @app.exception_handler(HTTPException)
+    async def _on_http(request: Request, error: HTTPException) -> JSONResponse:
+        status, path = HTTPStatus(error.status_code), printable(request.url.path)
+        details = {
+            404: f"Nothing is served at {path}; see /docs.",
+            405: f"{request.method} is not offered at {path}; see /docs.",
+        }
+        kind = status.phrase.lower().replace(" ", "-")
+        detail = details.get(status, str(error.detail))
+        response = reply(ApiProblem(status, kind, status.phrase, detail))
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(RequestValidationError)
+    async def _on_parameters(_: Request, error: RequestValidationError) -> JSONResponse:
+        errors = [
+            FieldError(
+                pointer="",
+                key=printable(".".join(str(part) for part in item["loc"])),
+                value=shown(item.get("input")),
+                message=printable(item["msg"]),
+            )
+            for item in error.errors()
+        ]
+        detail, title = joined(errors), "The request has invalid parameters"
+        return reply(ApiProblem(422, "invalid-request", title, detail, errors=errors))
+
+    @app.exception_handler(Exception)
+    async def _on_fault(_: Request, error: Exception) -> JSONResponse:
+        detail = f"An unexpected {type(error).__name__}; the API's log has the traceback."
+        return reply(ApiProblem(500, "internal-error", "The API failed", detail))

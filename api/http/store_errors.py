@@ -21,61 +21,36 @@ RETRY_S = 5
 logger = logging.getLogger(__name__)
 
 
-def unavailable(error: StoreUnavailable) -> ApiProblem:
-    """503: the artifact store cannot be used now."""
-    cause = error.__cause__ or error
-    why = os.strerror(error.errno) if error.errno else type(cause).__name__
-    return ApiProblem(
-        503,
-        "store-unavailable",
-        "The artifact store cannot be reached",
-        f"The artifact store cannot be read or written now ({why}): {remedy(cause)}. "
-        "RATCHET_STORE names it, and the API's log says what was asked of it.",
-        retry_after_s=RETRY_S,
-    )
-
-
-def damaged(error: CorruptArtifact, root: str) -> ApiProblem:
-    """500: what was asked for is damaged, and stays so; the store's `root` is not shown."""
-    return ApiProblem(
-        500,
-        "damaged-artifact",
-        "An artifact of the run is damaged",
-        f"{damage_in(error, root)}. To mend it, {error.remedy}.",
-    )
-
-
-def newer(error: NewerSchema) -> ApiProblem:
-    """503: what was asked for is of a newer build than this API."""
-    detail = f"{printable(str(error))}. Start this API by the newer build, too."
-    return ApiProblem(503, "newer-schema", "A newer build wrote it", detail)
-
-
 def damage_in(error: CorruptArtifact, root: str) -> str:
     """What is damaged, in words for replies, without the store's `root`."""
     return printable(str(error).replace(f"{root}/", ""))
 
 
-async def _on_unavailable(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, StoreUnavailable)
-    logger.warning("%s", error)
-    return reply(unavailable(error))
-
-
-async def _on_damage(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, CorruptArtifact)
-    logger.error("%s", error)
-    return reply(damaged(error, request.app.state.services.records.store.root))
-
-
-async def _on_newer(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, NewerSchema)
-    logger.error("%s", error)
-    return reply(newer(error))
-
-
 def install(app: FastAPI) -> None:
     """Makes trouble with the store a problem document, whichever route meets it."""
-    app.add_exception_handler(StoreUnavailable, _on_unavailable)
-    app.add_exception_handler(CorruptArtifact, _on_damage)
-    app.add_exception_handler(NewerSchema, _on_newer)
+
+    @app.exception_handler(StoreUnavailable)
+    async def _on_unavailable(_: Request, error: StoreUnavailable) -> JSONResponse:
+        logger.warning("%s", error)
+        cause = error.__cause__ or error
+        why = os.strerror(error.errno) if error.errno else type(cause).__name__
+        detail = (
+            f"The artifact store cannot be read or written now ({why}): {remedy(cause)}. "
+            "RATCHET_STORE names it, and the API's log says what was asked of it."
+        )
+        title = "The artifact store cannot be reached"
+        return reply(ApiProblem(503, "store-unavailable", title, detail, retry_after_s=RETRY_S))
+
+    @app.exception_handler(CorruptArtifact)
+    async def _on_damage(request: Request, error: CorruptArtifact) -> JSONResponse:
+        logger.error("%s", error)
+        what = damage_in(error, request.app.state.services.records.store.root)
+        detail = f"{what}. To mend it, {error.remedy}."
+        title = "An artifact of the run is damaged"
+        return reply(ApiProblem(500, "damaged-artifact", title, detail))
+
+    @app.exception_handler(NewerSchema)
+    async def _on_newer(_: Request, error: NewerSchema) -> JSONResponse:
+        logger.error("%s", error)
+        detail = f"{printable(str(error))}. Start this API by the newer build, too."
+        return reply(ApiProblem(503, "newer-schema", "A newer build wrote it", detail))

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from ratchet.api.http.bodies import optional_json, read_bytes
 from ratchet.api.http.idempotency import Once, replied
-from ratchet.api.schemas.problems import ApiProblem, FieldError, shown
+from ratchet.api.schemas.problems import ApiProblem, FieldError, joined, shown
 from ratchet.api.schemas.run import Run
 from ratchet.api.services.core import Services
 from ratchet.api.services.run_view import status_of
@@ -30,10 +30,8 @@ def optional_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, 
 
 def invalid(errors: list[FieldError]) -> ApiProblem:
     """422: the request was read, and these are its mistakes."""
-    detail = "; ".join(f"{e.key}: {e.message}" for e in errors)
-    return ApiProblem(
-        422, "invalid-request", "The request cannot be carried out", detail, errors=errors
-    )
+    title = "The request cannot be carried out"
+    return ApiProblem(422, "invalid-request", title, joined(errors), errors=errors)
 
 
 def read_as(model: type[Body], data: dict[str, Any]) -> Body:

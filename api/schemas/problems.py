@@ -93,10 +93,13 @@ def field_errors(problems: Sequence[Problem]) -> list[FieldError]:
     ]
 
 
+def joined(errors: Sequence[FieldError]) -> str:
+    """Mistakes in one line."""
+    return "; ".join(f"{error.key}: {error.message}" for error in errors)
+
+
 def invalid_config(errors: Sequence[FieldError]) -> ApiProblem:
     """422: the config was read, and these are its mistakes."""
-    detail = "; ".join(f"{error.key}: {error.message}" for error in errors[:3])
     more = f"; and {len(errors) - 3} more" if len(errors) > 3 else ""
-    return ApiProblem(
-        422, "invalid-config", "The run config cannot be used", detail + more, errors=errors
-    )
+    detail = joined(errors[:3]) + more
+    return ApiProblem(422, "invalid-config", "The run config cannot be used", detail, errors=errors)
