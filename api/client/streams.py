@@ -5,13 +5,12 @@ events are asked for page by page. The cursor moves only with a whole event, so 
 connection cut off is sent again and nothing else is.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from httpx_sse import EventSource
 
 from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.client.errors import Refused, Unreachable, refusal, why_lost
@@ -33,51 +32,6 @@ in a row: a page either passes, or is refused with a reason."""
 BREAKS_S = 1.0
 """A stream that ends this soon, and told nothing, broke with its hello."""
 IDLE_POLLS = 3
-_LINE_END = re.compile(rb"\r\n|\r|\n")
-
-
-@dataclass(frozen=True)
-class Message:
-    """One server-sent event; `id` is the last one that was given, '' if none was."""
-
-    id: str
-    event: str
-    data: str
-
-
-class Decoder:
-    """Reads `text/event-stream`, however it is cut (WHATWG HTML, 9.2.6)."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._id = ""
-        self._event = ""
-        self._data: list[str] = []
-
-    def feed(self, chunk: bytes) -> Iterator[Message]:
-        """The messages that `chunk` completes."""
-        self._rest += chunk
-        # A carriage return at the very end may be the first half of a line end.
-        held = b"\r" if self._rest.endswith(b"\r") else b""
-        *lines, rest = _LINE_END.split(self._rest.removesuffix(held) if held else self._rest)
-        self._rest = rest + held
-        for line in lines:
-            if line:
-                self._field(line.decode(errors="replace"))
-                continue
-            if self._data:
-                yield Message(self._id, self._event or "message", "\n".join(self._data))
-            self._event, self._data = "", []
-
-    def _field(self, line: str) -> None:
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "data":
-            self._data.append(value)
-        elif name == "event":
-            self._event = value
-        elif name == "id" and "\0" not in value:
-            self._id = value
 
 
 class EventStream:
@@ -121,22 +75,23 @@ class EventStream:
                         return
                     if not _streams(answer):
                         break
-                    decoder = Decoder()
-                    for chunk in answer.iter_bytes():
+                    for message in EventSource(answer).iter_sse():
                         heard = True
                         self._hears()
-                        for message in decoder.feed(chunk):
-                            self.cursor = message.id or self.cursor
-                            # What only gives a cursor to begin with is no event.
-                            if message.event != "ready":
-                                reported, silent = True, 0
-                                yield Event.model_validate_json(message.data)
+                        self.cursor = message.id or self.cursor
+                        # A hello, and what only gives a cursor to begin with, are no events.
+                        if message.data and message.event != "ready":
+                            reported, silent = True, 0
+                            yield Event.model_validate_json(message.data)
             except httpx.TransportError as error:
                 why = why_lost(error)
                 silent += isinstance(error, httpx.ReadTimeout) and not heard
             except Refused as refused:
                 self._wait_out(refused)
                 continue
+            if heard:
+                # Between events the API has said, up to now, that it is still there.
+                self._heard_at = time.monotonic()
             if not reported:
                 silent += heard and time.monotonic() - began < BREAKS_S
                 self._wait(why)

@@ -4,14 +4,17 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from inspect import Parameter, signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +28,7 @@ from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.app import create_app
 from ratchet.api.client import Ratchet, Refused, Unreachable
 from ratchet.api.client.client import Runs
-from ratchet.api.client.streams import MEDIA, Decoder, Message
+from ratchet.api.client.streams import MEDIA, EventStream
 from ratchet.api.client.transport import DEFAULT_ADDRESS, default_address
 from ratchet.api.schemas import keys as api_keys
 from ratchet.api.schemas.events import Event
@@ -113,33 +116,84 @@ def all_events(address: str, run_id: str, **options: Any) -> list[Event]:
 # -- what has no server ---------------------------------------------------------------------------
 
 
-ONE_LINE = st.text(st.characters(blacklist_characters="\r\n\0", blacklist_categories=["Cs"]))
+class Pieces:
+    """A transport whose streams come in the pieces given, one stream after the other."""
+
+    address = "http://pieces"
+    closed = False
+
+    def __init__(self, *streams: list[bytes]) -> None:
+        self.streams = [*streams]
+        self.begun: list[str | None] = []
+
+    @contextmanager
+    def stream(self, path: str, params: Any, headers: Any, silence_s: float) -> Iterator[Any]:
+        self.begun.append(headers.get("Last-Event-ID"))
+        if self.streams:
+            pieces = iter(self.streams.pop(0))
+            yield httpx.Response(200, headers={"content-type": MEDIA}, content=pieces)
+        else:
+            yield httpx.Response(204)
+
+
+def event(number: int, message: str = "said") -> Event:
+    return Event(
+        id=f"e.{number}",
+        type="run.step",
+        created_at=datetime.fromtimestamp(number, UTC),
+        level="info",
+        source="run",
+        message=message,
+        data={},
+    )
+
+
+def on_the_wire(told: Event, end: str = "\n") -> bytes:
+    data = json.dumps(told.model_dump(mode="json"), ensure_ascii=False)
+    text = f": hello{end}{end}id: {told.id}{end}event: {told.type}{end}data: {data}{end}{end}"
+    return text.encode()
 
 
 @given(
-    st.lists(st.tuples(ONE_LINE, st.lists(ONE_LINE, min_size=1, max_size=3)), max_size=5),
+    st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=5),
     st.sampled_from(["\n", "\r\n"]),
     st.lists(st.integers(1, 7), min_size=1),
 )
 def test_a_stream_reads_the_same_however_it_is_cut(
-    told: list[tuple[str, list[str]]], end: str, sizes: list[int]
+    messages: list[str], end: str, sizes: list[int]
 ) -> None:
-    text = ": hello" + end + end
-    for name, lines in told:
-        text += f"id: {name}{end}" + "".join(f"data: {line}{end}" for line in lines) + end
-    whole, found, decoder = text.encode(), list[Message](), Decoder()
-    place = 0
+    told = [event(number, message) for number, message in enumerate(messages)]
+    whole, pieces, place = b"".join(on_the_wire(item, end) for item in told), [], 0
     while place < len(whole):
-        size = sizes[place % len(sizes)]
-        found += decoder.feed(whole[place : place + size])
-        place += size
-    assert found == [Message(name, "message", "\n".join(lines)) for name, lines in told]
+        pieces.append(whole[place : place + sizes[place % len(sizes)]])
+        place += len(pieces[-1])
+    assert [*EventStream(Pieces(pieces), "", None, 1.0, lambda why: None)] == told  # type: ignore[arg-type]
 
 
 def test_half_a_message_is_none() -> None:
-    decoder = Decoder()
-    assert [*decoder.feed(b"id: 1\nevent: run.step\ndata: {}\n")] == []
-    assert [*decoder.feed(b"\nid: 2\nda")] == [Message("1", "run.step", "{}")]
+    whole = on_the_wire(event(2))
+    way = Pieces([on_the_wire(event(1)), whole[:-1]], [whole])
+    assert [*EventStream(way, "", None, 1.0, lambda why: None)] == [event(1), event(2)]  # type: ignore[arg-type]
+    assert way.begun == [None, "e.1", "e.2"]
+
+
+def test_patience_counts_from_the_last_sign_of_life_between_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: None)
+    monkeypatch.setattr("ratchet.api.client.streams.time", clock)
+
+    def quiet() -> Iterator[bytes]:
+        yield b"retry: 1000\n\n"
+        for _ in range(100):
+            now[0] += 15.0
+            yield b": still here\n\n"
+        raise httpx.ReadError("cut")
+
+    way = Pieces([on_the_wire(event(1))], quiet())  # type: ignore[arg-type]
+    assert [*EventStream(way, "", None, 60.0, lambda why: None)] == [event(1)]  # type: ignore[arg-type]
+    assert way.begun == [None, "e.1", "e.1"]
 
 
 def test_the_address_is_the_one_named_or_the_stack_s(tmp_path: Path) -> None:
