@@ -6,9 +6,9 @@ nothing a model says can steer a terminal, and no markup is read in it.
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -21,6 +21,7 @@ from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
 from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
 from ratchet.api.schemas.run import ResolvedConfig, Run
 
+Item = TypeVar("Item")
 BARS = "▁▂▃▄▅▆▇█"
 PIPE_WIDTH = 200
 STYLES = {
@@ -99,11 +100,18 @@ def pairs_table(rows: Iterable[tuple[str, RenderableType | None]]) -> Table:
     return table
 
 
-def listing(*names: str) -> Table:
-    """An empty table whose first column is never cut."""
+def listing(
+    names: Sequence[str],
+    items: Iterable[Item],
+    cells: Callable[[Item], Sequence[RenderableType]],
+    failed: Callable[[Item], object] = lambda item: False,
+) -> Table:
+    """A table with a line an item, whose first column is never cut."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for i, name in enumerate(names):
         table.add_column(name, no_wrap=i == 0, overflow="fold")
+    for item in items:
+        table.add_row(*cells(item), style=STYLES["error"] if failed(item) else "")
     return table
 
 
@@ -135,20 +143,20 @@ def waits_line(run: Run) -> str:
 
 def runs_table(runs: Iterable[Run]) -> Table:
     """Runs, a line each; `eval` is the latest reward of each env."""
-    table = listing("id", "status", "step", "reward", "eval", "created", "waits for")
-    table.columns[-1].no_wrap = True
-    table.columns[-1].overflow = "ellipsis"
-    for run in runs:
-        waits = run.paused_because or (run.waiting_for.name if run.waiting_for else "")
-        table.add_row(
+    table = listing(
+        ("id", "status", "step", "reward", "eval", "created", "waits for"),
+        runs,
+        lambda run: (
             run.id,
             Text(run.status, STYLES.get(run.status, "")),
             _steps(run),
             number(run.reward),
             " ".join(number(result.reward) for result in run.eval.values()),
             moment(run.created_at, "%m-%d %H:%M"),
-            one_line(waits),
-        )
+            one_line(run.paused_because or (run.waiting_for.name if run.waiting_for else "")),
+        ),
+    )
+    table.columns[-1].no_wrap, table.columns[-1].overflow = True, "ellipsis"
     return table
 
 
@@ -233,73 +241,91 @@ def metrics_table(rows: Sequence[MetricsRow], width: int = 40) -> Table:
         for name, value in row.metrics.items():
             if value is not None:
                 series.setdefault(name, []).append(value)
-    table = listing("metric", "first", "last", "lowest", "highest", "over the steps")
-    for name, values in sorted(series.items()):
-        cells = (values[0], values[-1], min(values), max(values))
-        table.add_row(clean(name), *map(number, cells), sparkline(values, width))
-    return table
+    return listing(
+        ("metric", "first", "last", "lowest", "highest", "over the steps"),
+        sorted(series.items()),
+        lambda item: (
+            clean(item[0]),
+            *map(number, (item[1][0], item[1][-1], min(item[1]), max(item[1]))),
+            sparkline(item[1], width),
+        ),
+    )
 
 
 def evals_table(items: Iterable[EvalRecord]) -> Table:
     """Evals, a line each; of one that is damaged, what is known."""
-    table = listing("step", "env", "reward", "rollouts", "failed", "versions", "state")
-    for item in items:
-        reported = item.model_extra or {}
-        table.add_row(
-            str(item.step) if item.step is not None else "-",
+
+    def measured(item: EvalRecord, name: str) -> Any:
+        return (item.model_extra or {}).get(name)
+
+    return listing(
+        ("step", "env", "reward", "rollouts", "failed", "versions", "state"),
+        items,
+        lambda item: (
+            _or_dash(item.step),
             clean(item.env or "-"),
-            number(reported.get("reward_mean")),
-            str(reported.get("rollouts", "-")),
-            str(reported.get("errored", "-")),
-            _versions(reported.get("versions")),
+            number(measured(item, "reward_mean")),
+            _or_dash(measured(item, "rollouts")),
+            _or_dash(measured(item, "errored")),
+            _versions(measured(item, "versions")),
             clean(f"damaged: {item.problem}") if item.problem else "sound",
-            style=STYLES["error"] if item.problem else "",
-        )
-    return table
+        ),
+        failed=lambda item: item.problem,
+    )
 
 
 def batches_table(items: Iterable[Batch]) -> Table:
     """Batches, a line each, with where their files lie in the store."""
-    table = listing("step", "MiB", "created", "attempt", "file")
-    for item in items:
-        table.add_row(
+    return listing(
+        ("step", "MiB", "created", "attempt", "file"),
+        items,
+        lambda item: (
             str(item.step),
             f"{item.size / 2**20:.1f}",
             moment(item.created_at),
             item.attempt,
             clean(f"damaged: {item.problem}" if item.problem else item.path),
-            style=STYLES["error"] if item.problem else "",
-        )
-    return table
+        ),
+        failed=lambda item: item.problem,
+    )
 
 
 def checkpoints_table(items: Iterable[Checkpoint]) -> Table:
     """Checkpoints, a line each."""
-    table = listing("step", "MiB", "created", "attempt", "state")
-    for item in items:
-        state = "sound" if item.sound else clean(item.problem or "damaged")
-        size = f"{item.size / 2**20:.1f}"
-        table.add_row(str(item.step), size, moment(item.created_at), item.attempt, state)
-    return table
+    return listing(
+        ("step", "MiB", "created", "attempt", "state"),
+        items,
+        lambda item: (
+            str(item.step),
+            f"{item.size / 2**20:.1f}",
+            moment(item.created_at),
+            item.attempt,
+            "sound" if item.sound else clean(item.problem or "damaged"),
+        ),
+    )
 
 
 def rollouts_table(items: Iterable[RolloutItem]) -> Table:
     """Rollouts, a line each."""
-    table = listing("id", "env", "step", "reward", "advantage", "tokens", "versions", "ended by")
-    for item in items:
-        failed = str((item.error or {}).get("type", "")) if item.error else ""
-        table.add_row(
+    return listing(
+        ("id", "env", "step", "reward", "advantage", "tokens", "versions", "ended by"),
+        items,
+        lambda item: (
             item.id,
             clean(item.env),
-            str(item.step) if item.step is not None else "-",
+            _or_dash(item.step),
             number(item.reward),
             number(item.advantage),
             str(item.sampled_tokens),
             _versions(item.versions),
-            one_line(failed or item.stop or "", 60),
-            style=STYLES["error"] if item.error else "",
-        )
-    return table
+            one_line(str((item.error or {}).get("type", "")) or item.stop or "", 60),
+        ),
+        failed=lambda item: item.error,
+    )
+
+
+def _or_dash(value: object) -> str:
+    return "-" if value is None else str(value)
 
 
 def _versions(span: Sequence[int] | None) -> str:
@@ -314,7 +340,6 @@ def _named(values: Mapping[str, Any]) -> str:
 
 def print_rollout(rollout: RolloutFull, out: Console) -> None:
     """A rollout: its figures, then all that was said."""
-    failed = clean(json.dumps(rollout.error)) if rollout.error else None
     rows = [
         ("id", rollout.id),
         ("env", clean(rollout.env)),
@@ -324,7 +349,7 @@ def print_rollout(rollout: RolloutFull, out: Console) -> None:
         ("rewards", _named(rollout.rewards)),
         ("metrics", _named(rollout.metrics)),
         ("tokens", str(rollout.sampled_tokens)),
-        ("error", failed),
+        ("error", clean(json.dumps(rollout.error)) if rollout.error else None),
         ("group", ", ".join(f"{m.id} {number(m.reward)}" for m in rollout.members)),
     ]
     out.print(pairs_table(rows))
@@ -340,30 +365,36 @@ def print_rollout(rollout: RolloutFull, out: Console) -> None:
 
 def engines_table(items: Iterable[Engine]) -> Table:
     """Engines, a line each."""
-    table = listing("id", "state", "starts", "since", "version", "worker", "last failure")
-    for item in items:
-        table.add_row(
+    return listing(
+        ("id", "state", "starts", "since", "version", "worker", "last failure"),
+        items,
+        lambda item: (
             item.id,
             Text(item.state, ENGINE_STYLES[item.state]),
             str(item.attempt),
             moment(item.since),
-            str(item.policy_version) if item.policy_version is not None else "-",
+            _or_dash(item.policy_version),
             clean(item.worker or "-"),
             one_line(item.last_failure or ""),
-        )
-    return table
+        ),
+    )
 
 
 def workers_table(items: Iterable[WorkerItem]) -> Table:
     """Worker processes, a line each; in flight are the rollouts that each last told of."""
-    table = listing("id", "role", "queue", "last seen", "in flight")
-    for item in items:
-        reported = [gauge["worker_inflight"] for gauge in item.gauges if "worker_inflight" in gauge]
-        table.add_row(
+
+    def in_flight(item: WorkerItem) -> str:
+        told = [gauge["worker_inflight"] for gauge in item.gauges if "worker_inflight" in gauge]
+        return str(sum(told)) if told else "-"
+
+    return listing(
+        ("id", "role", "queue", "last seen", "in flight"),
+        items,
+        lambda item: (
             clean(item.id),
             item.role,
             clean(item.queue),
             moment(item.last_seen),
-            str(sum(reported)) if reported else "-",
-        )
-    return table
+            in_flight(item),
+        ),
+    )
