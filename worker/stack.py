@@ -103,7 +103,7 @@ class Stack:
             env["TEMPORAL_ADDRESS"] = f"127.0.0.1:{port}"
             env["RATCHET_TEMPORAL_UI"] = f"http://127.0.0.1:{self.record['ports']['temporal_ui']}"
             self._start("temporal", self._temporal_command(), env)
-            self._wait("temporal", lambda: _answers(port))
+            self._wait("temporal", lambda: answers(port))
             self._keep_ended_runs(port)
         api = self._port("api", "api")
         self._start("api", module_command("ratchet.api", "--port", str(api)), env)
@@ -137,21 +137,17 @@ class Stack:
 
     def _temporal_command(self) -> list[str]:
         ports = self.record["ports"]
-        command = [str(TEMPORAL), "server", "start-dev", "--log-level", "error"]
-        command += [
-            "--db-filename",
-            str(self.home / "temporal.db"),
-            "--port",
-            str(ports["temporal"]),
+        options = [
+            ("--log-level", "error"),
+            ("--db-filename", self.home / "temporal.db"),
+            ("--port", ports["temporal"]),
+            ("--ui-port", ports["temporal_ui"]),
+            *(("--sqlite-pragma", pragma) for pragma in SQLITE_PRAGMAS),
+            *(("--dynamic-config-value", setting) for setting in DYNAMIC_CONFIG),
+            *(("--search-attribute", f"{n}={kind}") for n, kind in SEARCH_ATTRIBUTES.items()),
         ]
-        command += ["--ui-port", str(ports["temporal_ui"])]
-        for pragma in SQLITE_PRAGMAS:
-            command += ["--sqlite-pragma", pragma]
-        for setting in DYNAMIC_CONFIG:
-            command += ["--dynamic-config-value", setting]
-        for name, kind in SEARCH_ATTRIBUTES.items():
-            command += ["--search-attribute", f"{name}={kind}"]
-        return command
+        words = [str(word) for option in options for word in option]
+        return [str(TEMPORAL), "server", "start-dev", *words]
 
     def _port(self, name: str, process: str) -> int:
         """The port `name` has or gets: of last time, preferred, or any that is free."""
@@ -265,26 +261,23 @@ def _recorded(file: Path) -> dict[str, dict[str, Any]]:
         return empty
 
 
-def _free(port: int) -> bool:
+def answers(port: int) -> bool:
+    """Whether anything listens at a port of this machine."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return probe.connect_ex(("127.0.0.1", port)) != 0 and _bindable(port)
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _bindable(port: int) -> bool:
+def _free(port: int) -> bool:
+    if answers(port):
+        return False
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
             return False
-        return True
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    return True
 
 
 def _healthy(port: int) -> bool:

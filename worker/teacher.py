@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -40,7 +39,7 @@ from ratchet.activities.training.policy import Recipe, digest
 from ratchet.configs.home import home_folder
 from ratchet.configs.model import DEFAULT_POLICY
 from ratchet.configs.run import RunConfig
-from ratchet.worker.stack import StackError
+from ratchet.worker.stack import StackError, answers
 
 NAME = "teacher"
 PORT = 8070
@@ -170,13 +169,6 @@ async def start(server: ServerProcess) -> None:
         what = "ended" if server.exited.is_set() else "is not healthy"
         tail = server.log_tail(LOG_TAIL)
         raise StackError(f"{server.spec.name} {what}; the end of {server.log}:\n{tail}")
-
-
-def answers(port: int) -> bool:
-    """Whether anything listens at a port of this machine."""
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager

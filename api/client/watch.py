@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group, RenderableType
@@ -130,14 +131,24 @@ def ending(run: Run) -> str:
 
 
 class Watch:
-    """One watch of one run. `from_start` tells all that happened before, too."""
+    """One watch of one run. `from_start` tells all that happened before, too; `until` ends it
+    before the run ends.
+    """
 
     def __init__(
-        self, client: Ratchet, run: Run, out: Console, *, from_start: bool, lines_of_json: bool
+        self,
+        client: Ratchet,
+        run: Run,
+        out: Console,
+        *,
+        from_start: bool,
+        lines_of_json: bool,
+        until: Callable[[Run], bool] | None = None,
     ) -> None:
         self._client = client
         self._out = out
         self._lines_of_json = lines_of_json
+        self._until = until
         self._news: queue.SimpleQueue[Event | Trouble | RatchetError | None] = queue.SimpleQueue()
         self._view = View(run)
         self._live = out.is_terminal and not lines_of_json
@@ -177,9 +188,12 @@ class Watch:
     def _until_over(self, live: Live | None) -> None:
         drawn = 0.0
         while True:
-            if live is not None and time.monotonic() - drawn >= TICK_S:
+            if (live or self._until) and time.monotonic() - drawn >= TICK_S:
                 self._renew()
-                live.refresh()
+                if self._over(self._view.run):
+                    return
+                if live is not None:
+                    live.refresh()
                 drawn = time.monotonic()
             try:
                 item = self._news.get(timeout=TICK_S)
@@ -200,7 +214,10 @@ class Watch:
             if self._lines_of_json:
                 print(one_line(as_json(item)), flush=True)
             elif live is None and tells(item):
-                print(printing.event_line(item), flush=True)
+                self._out.print(printing.event_line(item), soft_wrap=True)
+
+    def _over(self, run: Run) -> bool:
+        return self._until is not None and self._until(run)
 
     def _renew(self) -> None:
         age_s = time.monotonic() - self._renewed
@@ -232,6 +249,6 @@ class Watch:
         deadline = time.monotonic() + END_WITHIN_S
         while True:
             run = self._client.runs.retrieve(self._view.run.id)
-            if run.status in ENDED or time.monotonic() > deadline:
+            if run.status in ENDED or self._over(run) or time.monotonic() > deadline:
                 return run
             time.sleep(TICK_S)

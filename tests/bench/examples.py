@@ -20,11 +20,13 @@ from typing import Any
 
 from rich.console import Console
 
+from ratchet.api.client import RatchetError
+from ratchet.api.schemas.metrics import EvalRecord
 from ratchet.configs.home import home_folder
 from ratchet.configs.load import load
 from ratchet.worker import teacher
-from ratchet.worker.demo import Outcome, Refused, perform, wants_teacher
-from ratchet.worker.stack import Stack, StackError
+from ratchet.worker.demo import Outcome, perform, wants_teacher
+from ratchet.worker.stack import Stack, StackError, answers
 from tests import ROOT
 
 SPAN = 3
@@ -76,20 +78,21 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
     return fmean(values[:SPAN]), fmean(values[-SPAN:])
 
 
-def _evals(records: Sequence[dict[str, Any]]) -> tuple[float, float]:
+def _evals(records: Sequence[EvalRecord]) -> tuple[float, float]:
     """Mean eval reward over envs, at the first and at the last step that has any."""
-    found = []
-    for step in (min(r["step"] for r in records), max(r["step"] for r in records)):
-        found.append(fmean(r["reward_mean"] for r in records if r["step"] == step))
+    found, scores = [], [(r.step or 0, (r.model_extra or {})["reward_mean"]) for r in records]
+    for step in (min(scores)[0], max(scores)[0]):
+        found.append(fmean(score for at, score in scores if at == step))
     return found[0], found[1]
 
 
 def judge(outcome: Outcome, bar: Bar) -> dict[str, Any]:
     """The figures of a run and whether they are good enough."""
-    status = outcome.run["status"]
-    if status != "succeeded":
-        return {"ok": False, "error": f"{status}: {outcome.run.get('error')}"}
-    metrics = [step["metrics"] for step in outcome.steps]
+    run = outcome.run
+    if run.status != "succeeded":
+        return {"ok": False, "error": f"{run.status}: {run.error}"}
+    steps = [step.metrics.items() for step in outcome.steps]
+    metrics = [{name: value for name, value in step if value is not None} for step in steps]
     train = _ends([step[REWARD] for step in metrics])
     # A batch may be without a component, if all of its groups are of another algorithm.
     moved = _ends([step[bar.metric] for step in metrics if bar.metric in step])
@@ -112,7 +115,7 @@ def bench(names: Sequence[str], say: Callable[[str], None], console: Console) ->
     found: dict[str, Any] = {}
     with contextlib.ExitStack() as held:
         wanted = any(wants_teacher(config) for config in configs.values())
-        if wanted and not teacher.answers(teacher.PORT):
+        if wanted and not answers(teacher.PORT):
             held.enter_context(teacher.running(stack.home, say))
         try:
             where = stack.up()
@@ -120,7 +123,7 @@ def bench(names: Sequence[str], say: Callable[[str], None], console: Console) ->
                 say(f"{name}:")
                 try:
                     found[name] = judge(perform(where.api, config, console), BARS[name])
-                except Refused as error:
+                except RatchetError as error:
                     found[name] = {"ok": False, "error": str(error)}
                 say(f"{name}: {json.dumps(found[name])}")
         finally:

@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from ratchet.worker.stack import Addresses, Stack, _answers
+from ratchet.worker.stack import Addresses, Stack, answers
 from tests.chaos.proxy import Proxy
 
 EVERY_S = 0.5
@@ -32,7 +32,7 @@ class ChaosStack(Stack):
             self._port("temporal_ui", "temporal")
             port = self._port("temporal", "temporal")
             self._start("temporal", self._temporal_command(), dict(os.environ))
-            self._wait("temporal", lambda: _answers(port))
+            self._wait("temporal", lambda: answers(port))
             self.proxy = Proxy(port)
             self.proxy.start()
             os.environ["TEMPORAL_ADDRESS"] = f"127.0.0.1:{self.proxy.port}"
