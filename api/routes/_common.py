@@ -1,4 +1,4 @@
-"""What handlers of verbs share: small JSON bodies, conflicts, and answering a request once."""
+"""What handlers share: small JSON bodies, conflicts, and answering a request once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,8 +11,10 @@ from pydantic import BaseModel, ValidationError
 from ratchet.api.http.bodies import optional_json, read_bytes
 from ratchet.api.http.idempotency import Once, replied
 from ratchet.api.schemas.problems import ApiProblem, FieldError, joined, shown
-from ratchet.api.schemas.run import Run
-from ratchet.api.services.core import Services
+from ratchet.api.schemas.run import ResolvedConfig, Run
+from ratchet.api.services.core import JSON, Services
+from ratchet.api.services.launch import Start, launch, require_allowed, resolved
+from ratchet.api.services.plan import plan_of
 from ratchet.api.services.run_view import status_of
 from ratchet.api.temporal.client import Execution
 from ratchet.configs.pointers import pointer
@@ -96,6 +98,32 @@ async def answer_once(
         kept = await asyncio.to_thread(once.keep, store, run_id, run.model_dump(mode="json"))
         return replied(kept, 202)
     return run
+
+
+async def answer_start(
+    services: Services,
+    request: Request,
+    data: bytes,
+    dry_run: bool,
+    prepare: Callable[[], Awaitable[Start]],
+) -> Response:
+    """What is answered to a request for a run: the run, as it was answered to the same request
+    before, or for a dry run what it would be. Raises what `prepare` and `launch` raise.
+    """
+    once, store = Once.of(request, data) if not dry_run else None, services.records.store
+    if once is not None and (input := await asyncio.to_thread(once.reply, store)):
+        return replied(input, 201, located=True)
+    start = await prepare()
+    if dry_run:
+        require_allowed(services, start.config, start.place)
+        shown = ResolvedConfig(config=resolved(start.config), plan=plan_of(start.config))
+        return Response(shown.model_dump_json(), media_type=JSON)
+    run_id = await launch(services, start, once)
+    run = (await services.show(await newest(services, run_id))).model_dump(mode="json")
+    kept = {"run_id": run_id, "run": run}
+    if once is not None:
+        kept = await asyncio.to_thread(once.keep, store, run_id, run)
+    return replied(kept, 201, located=True)
 
 
 async def newest(services: Services, run_id: str) -> Execution:

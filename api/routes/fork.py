@@ -3,25 +3,25 @@
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Request
 
 from ratchet.activities.contracts.training import RestoreInput
 from ratchet.api.http.bodies import optional_json, read_bytes
-from ratchet.api.http.idempotency import DOCUMENTED, Once, replied
+from ratchet.api.http.idempotency import DOCUMENTED, Once
 from ratchet.api.http.problems import documented
-from ratchet.api.routes._common import MAX_BODY, conflict, newest, optional_body, read_as
+from ratchet.api.routes._common import (
+    MAX_BODY,
+    answer_start,
+    conflict,
+    newest,
+    optional_body,
+    read_as,
+)
 from ratchet.api.schemas.bodies import ForkBody
 from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, invalid_config
 from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.api.services.core import RunId, Served, Services
-from ratchet.api.services.launch import (
-    launch,
-    require_allowed,
-    resolved,
-    start_attempt,
-    valid_config,
-)
-from ratchet.api.services.plan import plan_of
+from ratchet.api.services.launch import Start, resolved, start_attempt, valid_config
 from ratchet.api.services.run_view import OPEN, status_of
 from ratchet.api.store.artifacts import Found, checkpoint, checkpoints_of
 from ratchet.api.temporal.client import Execution
@@ -164,7 +164,6 @@ def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
 async def fork_run(
     run_id: RunId,
     request: Request,
-    response: Response,
     services: Served,
     dry_run: Annotated[bool, Query(description="Validate only; start nothing.")] = False,
 ) -> Any:
@@ -175,34 +174,17 @@ async def fork_run(
     up to the checkpoint.
     """
     data = await read_bytes(request, MAX_BODY)
-    once = Once.of(request, data) if not dry_run else None
-    store = services.records.store
-    if once is not None and (input := await asyncio.to_thread(once.reply, store)):
-        return replied(input, 201, located=True)
-    body = read_as(ForkBody, optional_json(request, data))
-    execution = await newest(services, run_id)
-    base = await asyncio.to_thread(services.current_config, execution)
-    source = await _source(services, execution, body.step)
-    config = forked_config(base, body, source.step)
-    require_allowed(services, config, _place)
-    if dry_run:
-        response.status_code = 200
-        plan = plan_of(config)
-        return Response(
-            ResolvedConfig(config=resolved(config), plan=plan).model_dump_json(),
-            media_type="application/json",
+
+    async def prepare() -> Start:
+        body = read_as(ForkBody, optional_json(request, data))
+        execution = await newest(services, run_id)
+        base = await asyncio.to_thread(services.current_config, execution)
+        source = await _source(services, execution, body.step)
+        return Start(
+            forked_config(base, body, source.step),
+            _place,
+            RestoreInput("", source.attempt, source.step),
+            {"source": execution.id, "step": source.step, "kind": "fork"},
         )
-    new_id = await launch(
-        services,
-        config,
-        once=once,
-        source=RestoreInput("", source.attempt, source.step),
-        lineage={"source": execution.id, "step": source.step, "kind": "fork"},
-        place=_place,
-    )
-    response.headers["Location"] = f"/v1/runs/{new_id}"
-    run = await services.show(await newest(services, new_id))
-    if once is not None:
-        kept = await asyncio.to_thread(once.keep, store, new_id, run.model_dump(mode="json"))
-        return replied(kept, 201, located=True)
-    return run
+
+    return await answer_start(services, request, data, dry_run, prepare)

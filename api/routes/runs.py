@@ -1,6 +1,5 @@
 """The runs resource: create, list, get."""
 
-import asyncio
 import re
 from typing import Annotated, Any
 
@@ -8,14 +7,13 @@ from fastapi import APIRouter, Query, Request, Response
 
 from ratchet.activities.contracts.statuses import RunStatus
 from ratchet.api.http.bodies import media_of, read_bytes
-from ratchet.api.http.idempotency import DOCUMENTED, Once, replied
+from ratchet.api.http.idempotency import DOCUMENTED
 from ratchet.api.http.problems import documented
-from ratchet.api.routes._common import newest
+from ratchet.api.routes._common import answer_start
 from ratchet.api.schemas.common import ListOf
 from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.api.services.core import JSON, RunId, Served, unknown_run
-from ratchet.api.services.launch import launch, read_config, require_allowed, resolved
-from ratchet.api.services.plan import plan_of
+from ratchet.api.services.launch import Start, read_config
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -84,7 +82,6 @@ FILTERS = {
 )
 async def create_run(
     request: Request,
-    response: Response,
     services: Served,
     dry_run: Annotated[bool, Query(description="Validate only; start nothing.")] = False,
 ) -> Any:
@@ -97,25 +94,11 @@ async def create_run(
     """
     media = media_of(request)
     data = await read_bytes(request, services.settings.max_body_bytes)
-    once = Once.of(request, data) if not dry_run else None
-    store = services.records.store
-    if once is not None and (input := await asyncio.to_thread(once.reply, store)):
-        return replied(input, 201, located=True)
-    config = read_config(data, media)
-    if dry_run:
-        require_allowed(services, config)
-        response.status_code = 200
-        return Response(
-            ResolvedConfig(config=resolved(config), plan=plan_of(config)).model_dump_json(),
-            media_type="application/json",
-        )
-    run_id = await launch(services, config, once=once)
-    response.headers["Location"] = f"/v1/runs/{run_id}"
-    run = await services.show(await newest(services, run_id))
-    if once is not None:
-        kept = await asyncio.to_thread(once.keep, store, run_id, run.model_dump(mode="json"))
-        return replied(kept, 201, located=True)
-    return run
+
+    async def prepare() -> Start:
+        return Start(read_config(data, media))
+
+    return await answer_start(services, request, data, dry_run, prepare)
 
 
 @router.get(

@@ -8,6 +8,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -97,23 +98,26 @@ def first_memo(config: RunConfig, created_at: str, missing: str) -> dict[str, An
     }
 
 
-async def launch(
-    services: Services,
-    config: RunConfig,
-    *,
-    once: Once | None = None,
-    source: RestoreInput | None = None,
-    lineage: dict[str, Any] | None = None,
-    place: Place = str,
-) -> str:
-    """Starts a run and returns its id; raises ApiProblem if it cannot start.
+@dataclass(frozen=True)
+class Start:
+    """A run that is to start. `source` names the checkpoint that it begins with, under whatever run
+    id; `place` is where its config lies in the request's body.
+    """
 
-    `source` names the checkpoint that it begins with, under whatever run id. With `once` a run
-    that the same request has started is returned as it is.
+    config: RunConfig
+    place: Place = str
+    source: RestoreInput | None = None
+    lineage: dict[str, Any] | None = None
+
+
+async def launch(services: Services, start: Start, once: Once | None = None) -> str:
+    """Starts a run and returns its id; raises ApiProblem if it cannot start. With `once` a run that
+    the same request has started is returned as it is.
     """
     settings, records = services.settings, services.records
+    config, source = start.config, start.source
     await asyncio.to_thread(records.require_space, settings.min_free_bytes)
-    require_allowed(services, config, place)
+    require_allowed(services, config, start.place)
     document = config_document(config)
     run_id = f"{config.name}-{secrets.token_hex(3)}"
     missing = a_worker_on([settings.queues.orchestrator])
@@ -122,13 +126,13 @@ async def launch(
         verdict = await services.temporal.preflight(
             run_id, PreflightInput(document, settings.queues), settings.preflight_timeout_s
         )
-        _refuse(verdict, document, place)
+        _refuse(verdict, document, start.place)
     except Unanswered as error:
         missing = str(error)
     if once is not None:
         run_id = await asyncio.to_thread(once.claim, records.store, run_id)
     created_at = now()
-    memo = {**first_memo(config, created_at, missing), "lineage": lineage}
+    memo = {**first_memo(config, created_at, missing), "lineage": start.lineage}
     restore = RestoreInput(run_id, source.source, source.step) if source is not None else None
     await asyncio.to_thread(records.save_config, run_id, config)
     started = await services.temporal.start_run(
