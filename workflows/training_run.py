@@ -22,7 +22,6 @@ from temporalio import workflow
 from temporalio.common import RawValue
 from temporalio.exceptions import ActivityError, ApplicationError
 
-from ratchet.activities.contracts import names
 from ratchet.activities.contracts.checks import CheckResult
 from ratchet.activities.contracts.controls import (
     CONTROLS,
@@ -52,16 +51,15 @@ from ratchet.workflows.protocol.messages import (
     PreflightInput,
     RunInput,
 )
-from ratchet.workflows.protocol.state import RunState
+from ratchet.workflows.protocol.state import Lifecycle, PermitsState, RunState
 from ratchet.workflows.rules.curriculum import Curriculum
-from ratchet.workflows.rules.fleet import Fleet, hosts_of
 from ratchet.workflows.rules.live_config import limits_of
 from ratchet.workflows.rules.restore import kept, restored
 from ratchet.workflows.rules.sinks import Arrivals, TrainSink
 from ratchet.workflows.run.config_changes import ConfigChanges
+from ratchet.workflows.run.context import Context
 from ratchet.workflows.run.evals import Evals
 from ratchet.workflows.run.generations import OVER, Generations
-from ratchet.workflows.run.outages import Outages
 from ratchet.workflows.run.pausing import Pausing
 from ratchet.workflows.run.permits import Permits
 from ratchet.workflows.run.servers import Servers
@@ -81,56 +79,28 @@ class TrainingRun:
     def __init__(self, arg: RunInput) -> None:
         self._config = config = read_config(arg.config)
         self._arg = arg = replace(arg, config=config_document(config))
-        self._state = state = arg.state or RunState(
-            created_at=arg.created_at, examples=dict(arg.examples)
+        self._state = arg.state or RunState(
+            lifecycle=Lifecycle(created_at=arg.created_at, examples=dict(arg.examples)),
+            permits=PermitsState(limits_of(config)),
         )
-        state.attempt = names.attempt_of(arg.run_id)
-        state.limits = state.limits or limits_of(config)
-        self._fleet = Fleet(state.hosts)
-        self._log = RunLog(config, state)
-        self._curriculum = Curriculum(config, state.examples, state.curriculum)
-        self._sink = TrainSink(config, state.train)
-        self._outages = mending = Outages(state, self._log)
-        self._servers = Servers(
-            arg,
-            state,
-            self._fleet,
-            mending,
-            self._log,
-            config.gate_tolerance,
-            adaptive=config.permits is None,
-        )
-        self._config_changes = ConfigChanges(arg, config, state, mending)
+        self._context = context = Context.of(arg, config, self._state)
+        self._fleet, self._log, self._news = context.fleet, context.log, context.news
+        self._outages = context.outages
+        state = self._state
+        curriculum = Curriculum(config, state.lifecycle.examples, state.curriculum)
+        sink = TrainSink(config, state.train)
+        self._arrivals = Arrivals(config, state.arrivals, sink, curriculum)
+        self._servers = Servers(context)
         self._permits = Permits(config, state, self._fleet)
-        self._trainer = Trainer(arg.run_id, state, self._fleet, self._servers, mending, self._log)
-        self._evals = Evals(arg, config, state, mending, self._log)
-        self._generations = Generations(
-            arg, config, state, self._fleet, self._sink, self._servers, self._curriculum, self._log
-        )
-        self._arrivals = Arrivals(config, state, self._sink, self._curriculum)
+        self._config_changes = ConfigChanges(context, self._permits)
+        self._trainer = Trainer(context, self._servers)
+        self._evals = Evals(context)
+        self._generations = Generations(context, sink, self._servers, curriculum)
         self._stepping = Steps(
-            arg,
-            config,
-            state,
-            self._fleet,
-            self._arrivals,
-            self._permits,
-            self._servers,
-            self._trainer,
-            self._generations,
-            mending,
-            self._log,
+            context, self._arrivals, self._permits, self._servers, self._trainer, self._generations
         )
         self._pausing = Pausing(
-            state,
-            self._fleet,
-            self._servers,
-            self._generations,
-            self._stepping,
-            self._trainer,
-            self._log,
-            self._save,
-            drained_within=stalled_after(config),
+            context, self._servers, self._generations, self._stepping, self._trainer, self._save
         )
         acts: dict[str, Callable[[Any], None]] = {
             "stop": self._stop,
@@ -157,26 +127,20 @@ class TrainingRun:
         return hear
 
     def _stop(self, body: ReasonBody) -> None:
-        self._state.stop = self._state.stop or body.reason or "stop signal"
+        self._pausing.on_stop(body.reason or "stop signal")
 
     def _pause(self, body: PauseBody) -> None:
-        if self._state.stop or self._state.status in OVER:
-            self._log.note("pause: ignored, since the run ends")
-        elif self._state.pause != "cancel":
-            self._state.pause = body.mode
-            self._state.pause_reason = body.reason or "pause signal"
-            self._generations.wanted = True
+        self._pausing.on_pause(body.mode, body.reason or "pause signal")
 
     def _resume(self, body: ReasonBody) -> None:
-        self._state.pause = ""
-        self._generations.wanted = True
+        self._pausing.on_resume()
 
     def _checkpoint(self, body: ReasonBody) -> None:
-        self._state.checkpoint_wanted = True
+        self._pausing.on_checkpoint()
 
     def _eval(self, body: EvalBody) -> None:
         self._evals.on_trigger(body.envs)
-        self._generations.wanted = True
+        self._news.wake()
 
     @workflow.signal(dynamic=True)
     def other_signal(self, name: str, args: Sequence[RawValue]) -> None:
@@ -190,17 +154,17 @@ class TrainingRun:
     @workflow.update(name=CHANGE_CONFIG)
     def change_config(self, patch: dict[str, Any]) -> dict[str, Any]:
         """Changes the config of the running run; returns all that was changed so far."""
-        state = self._state
         self._config_changes.take(patch)
         self._log.note(f"config changed: {json.dumps(patch)}")
         self._log.publish()
-        self._generations.wanted = True
-        return state.overrides
+        self._news.wake()
+        return self._state.live.overrides
 
     @change_config.validator
     def _check_change(self, patch: dict[str, Any]) -> None:
-        if self._state.stop or self._state.status in OVER:
-            raise ValueError(f"the run is {self._state.status} and changes no more")
+        status = self._state.lifecycle.status
+        if self._state.requests.stop or status in OVER:
+            raise ValueError(f"the run is {status} and changes no more")
         if self._arg.restore is not None:
             raise ValueError("the run is being restored and takes no change yet; try again")
         self._config_changes.check(patch)
@@ -211,7 +175,7 @@ class TrainingRun:
         if report.run_id and report.run_id != self._arg.run_id:
             return
         if self._fleet.on_report(report):
-            self._generations.wanted = True
+            self._news.wake()
             self._outages.hold_host(self._fleet.host(report.role, report.index))
             if report.state != "up":
                 text = f"{report.role} {report.index} (epoch {report.epoch}) is {report.state}"
@@ -227,7 +191,7 @@ class TrainingRun:
             return
         if reason := self._permits.on_load(workflow.time(), load):
             self._log.note(reason)
-            self._generations.wanted = True
+            self._news.wake()
 
     @workflow.signal
     def dispatch_report(self, report: DispatchReport) -> None:
@@ -250,8 +214,8 @@ class TrainingRun:
                 self._evals.on_group(group)
             else:
                 self._arrivals.on_group(group)
-        self._generations.put_back_refused()
-        self._generations.wanted = True
+        self._generations.requeue_refused()
+        self._news.wake()
 
     @workflow.query
     def status(self) -> dict[str, Any]:
@@ -282,7 +246,7 @@ class TrainingRun:
             await self._go_on_to_the_end()
             end_reason = f"all {self._config.max_steps} steps are done"
         except Stopped:
-            end_reason = f"stopped at step {self._state.step}: {self._state.stop}"
+            end_reason = f"stopped at step {self._state.steps.step}: {self._state.requests.stop}"
         except RunFailed as failure:
             return await self._fail(failure)
         except ActivityError as error:
@@ -290,7 +254,7 @@ class TrainingRun:
         except asyncio.CancelledError:
             await self._close("cancelled", end_reason="cancelled")
             raise
-        at_rest = self._state.status == "paused"
+        at_rest = self._state.lifecycle.status == "paused"
         self._log.set_status("stopping")
         try:
             if at_rest and not self._trainer.is_saved:
@@ -305,8 +269,8 @@ class TrainingRun:
         return self._log.memo()
 
     async def _start(self) -> None:
-        state, queues = self._state, self._arg.queues
-        if not state.examples:
+        queues = self._arg.queues
+        if not self._state.lifecycle.examples:
             self._log.set_status("queued")
 
             def check() -> Awaitable[CheckResult]:
@@ -318,11 +282,10 @@ class TrainingRun:
             if found.problems:
                 text = "; ".join(f"{p.key}: {p.message}" for p in found.problems)
                 raise RunFailed("preflight", text, code="bad_input", user=True)
-            state.examples.update(found.examples)
+            self._log.checked(found.examples)
         if self._arg.restore is not None:
             await self._restore(self._arg.restore)
-        state.started_at = workflow.now().isoformat()
-        self._log.set_status("starting")
+        self._log.started()
 
         def prepare() -> Awaitable[PolicyResult]:
             summary = f"prepare policy {self._config.model.name}"
@@ -331,9 +294,7 @@ class TrainingRun:
             return self._log.perform(name, work, PREPARE.timeout, stoppable=True)
 
         policy = await self._outages.perform("the policy", prepare)
-        state.policy_origin = policy.origin
-        state.weights, state.target_version = policy.weights, 0
-        state.hosts.extend(hosts_of(self._config))
+        self._servers.begin(policy)
         await self._servers.open()
 
     async def _restore(self, restore: RestoreInput) -> None:
@@ -350,15 +311,16 @@ class TrainingRun:
         result = replace(result, run_state=CHECKPOINT_STATE.upgraded(result.run_state))
         found: RunState = decoded(RunState, result.run_state["state"])
         state = restored(restore, result, found, self._config)
-        state.created_at = state.created_at or self._state.created_at
-        state.started_at = state.started_at or workflow.now().isoformat()
-        state.examples = state.examples or self._state.examples
+        life, mine = state.lifecycle, self._state.lifecycle
+        life.created_at = life.created_at or mine.created_at
+        life.started_at = life.started_at or workflow.now().isoformat()
+        life.examples = life.examples or mine.examples
         # Asked for while the checkpoint was read.
-        asked = self._state
-        state.pause, state.pause_reason = asked.pause, asked.pause_reason
-        state.checkpoint_wanted = asked.checkpoint_wanted
-        state.wished_evals = asked.wished_evals
-        RunLog(self._config, state).continue_as(replace(self._arg, restore=None, state=state))
+        state.requests = self._state.requests
+        state.evals.requested = self._state.evals.requested
+        RunLog(self._arg.run_id, self._config, state).continue_as(
+            replace(self._arg, restore=None, state=state)
+        )
 
     def _start_loops(self) -> None:
         loops = [self._servers.keep_engine(host) for host in self._fleet.of("engine")]
@@ -366,7 +328,7 @@ class TrainingRun:
         loops += [self._generations.watch(), self._stepping.keep_shipping()]
         for loop in loops:
             asyncio.create_task(self._log.guard(loop))  # noqa: RUF006  the workflow owns its tasks
-        self._generations.wanted = True
+        self._news.wake()
 
     async def _open(self) -> None:
         def name() -> str:
@@ -376,18 +338,18 @@ class TrainingRun:
         await self._log.wait(
             name, lambda: not self._fleet.missing() and self._fleet.synced(0), START_AT_MOST
         )
-        self._state.version = 0
+        self._stepping.begin()
         self._log.set_status("running")
         self._evals.fire(0)
-        self._generations.wanted = True
+        self._news.wake()
 
     async def _go_on_to_the_end(self) -> None:
         """All steps and evals, with as many pauses as are asked for."""
         state = self._state
-        self._evals.open_wished()
+        self._evals.open_requested()
         while True:
             try:
-                if state.status == "paused":
+                if state.lifecycle.status == "paused":
                     await self._pausing.rest()
                     await self._revise()
                     await self._maybe_continue_as_new()
@@ -396,7 +358,7 @@ class TrainingRun:
                 await self._steps()
                 await self._evals_done()
                 await self._settle()
-                if not state.config_pending:
+                if not state.live.pending:
                     return
                 await self._revise()
                 await self._maybe_continue_as_new()
@@ -408,7 +370,7 @@ class TrainingRun:
     async def _come_to_rest(self, failure: RunFailed | None) -> None:
         """To 'paused', whatever else fails on the way."""
         while True:
-            if failure is not None and (failure.final or self._state.stop):
+            if failure is not None and (failure.final or self._state.requests.stop):
                 raise failure
             try:
                 await self._pausing.come_to_rest(failure)
@@ -424,19 +386,20 @@ class TrainingRun:
 
     async def _steps(self) -> None:
         state, config = self._state, self._config
-        while state.step < config.max_steps:
+        steps, interval = state.steps, config.checkpoint.interval
+        while steps.step < config.max_steps:
             if not config.eval.overlap:
                 await self._evals_done()
             await self._stepping.until_shipped(or_else=self._asked)
             due = False
             if not self._asked():
                 await self._stepping.step()
-                self._evals.fire(state.step)
+                self._evals.fire(steps.step)
                 self._log.publish()
-                due = state.step % config.checkpoint.interval == 0 and state.step < config.max_steps
-            due = due or len(state.batches) >= MOST_RECORDED
-            if due or state.checkpoint_wanted:
-                state.checkpoint_wanted = False
+                due = steps.step % interval == 0 and steps.step < config.max_steps
+            due = due or len(state.trainer.batches) >= MOST_RECORDED
+            if due or state.requests.checkpoint:
+                self._pausing.on_saved()
                 await self._save()
                 self._log.publish()
             await self._revise()
@@ -448,16 +411,16 @@ class TrainingRun:
 
     def _asked(self) -> bool:
         """Whether people want what can be done between two steps alone."""
-        return self._state.checkpoint_wanted or self._state.config_pending
+        return self._state.requests.checkpoint or self._state.live.pending
 
     async def _evals_done(self) -> None:
         await self._log.wait(
-            lambda: f"{len(self._state.evals)} evals to finish",
-            lambda: not self._state.evals,
+            lambda: f"{len(self._state.evals.open)} evals to finish",
+            lambda: not self._state.evals.open,
             stalled_after(self._config),
-            progress=lambda: self._state.eval_rollouts,
+            progress=lambda: self._state.evals.rollouts,
         )
-        self._generations.wanted = True
+        self._news.wake()
 
     # -- ending and continuing --------------------------------------------------------------
 
@@ -472,10 +435,11 @@ class TrainingRun:
         self._go_on_as_new()
 
     def _go_on_as_new(self) -> None:
-        if self._state.stop:
+        if self._state.requests.stop:
             return
         arg = replace(self._arg, config=config_document(self._config_changes.config))
-        self._log.continue_as(replace(arg, examples=self._state.examples, state=self._state))
+        examples = self._state.lifecycle.examples
+        self._log.continue_as(replace(arg, examples=examples, state=self._state))
 
     async def _settle(self) -> None:
         """Waits until nothing of this workflow's own is under way."""
@@ -486,8 +450,7 @@ class TrainingRun:
                 and self._servers.pushes_in_flight == 0
                 and self._generations.busy == 0
                 and not self._stepping.shipping
-                and not self._generations.wanted
-                and not self._servers.changed
+                and not self._news.pending
                 and workflow.all_handlers_finished()
             ),
             START_AT_MOST,
@@ -512,12 +475,9 @@ class TrainingRun:
             )
         except TimeoutError:
             self._log.note("dispatch did not close in time")
-        state = self._state
-        for host in state.hosts:
+        for host in self._state.servers.hosts:
             self._outages.on_closed(host)
-        state.status, state.finished_at = status, workflow.now().isoformat()
-        state.end_reason = ended.get("end_reason", "")
-        self._log.publish(**ended)
+        self._log.ended(status, **ended)
 
     async def _save(self) -> None:
         await self._trainer.checkpoint(lambda: kept(self._state, self._config))

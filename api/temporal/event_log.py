@@ -20,8 +20,10 @@ from temporalio.api.history.v1 import HistoryEvent
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.controls import CONTROLS, Verb, verb_of
+from ratchet.activities.contracts.wire import decoded
 from ratchet.api.http.redact import redacted, redacted_all
 from ratchet.workflows.protocol.messages import DISPATCH, MEMO_KEY
+from ratchet.workflows.protocol.state import RunState
 
 Level = Literal["info", "warning", "error"]
 Decode = Callable[[Payload], Awaitable[Any]]
@@ -227,10 +229,11 @@ class Teller:
         memo = _dict(await self._decode(payload)) if payload is not None else {}
         if given.continued_execution_run_id:
             self.predecessor, self._memo = given.continued_execution_run_id, memo
-            state = _dict(_dict(await self._first(given.input)).get("state"))
-            if any(each["state"] != "closed" for each in state.get("generations") or []):
-                # The evals under way began before; those of a checkpoint or a pause begin anew.
-                self._evals = {each["epoch"]["epoch"] for each in state.get("evals") or []}
+            if document := _dict(await self._first(given.input)).get("state"):
+                state: RunState = decoded(RunState, document)
+                if any(each.state != "closed" for each in state.dispatch.generations):
+                    # The evals under way began before; those of a checkpoint or a pause begin anew.
+                    self._evals = {each.epoch.epoch for each in state.evals.open}
             return
         attempt = memo.get("attempt") or 1
         text = "the run was created" if attempt == 1 else f"the run is resumed: attempt {attempt}"

@@ -8,6 +8,8 @@ from typing import Any
 HERE = Path(__file__).parent
 BUILD = "c20687b"
 """The build whose items have no schema number."""
+BUILDS = (BUILD, "c49e718")
+"""All builds, the oldest first."""
 
 
 def item(name: str, build: str = BUILD) -> Any:

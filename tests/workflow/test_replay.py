@@ -85,7 +85,7 @@ class UncheckedRun(TrainingRun):
     @workflow.run
     async def run(self, arg: RunInput) -> dict[str, Any]:
         """Takes the number of examples for granted."""
-        self._state.examples = {"train/reverse-text": 5000, "eval/reverse-text": 5000}
+        self._state.lifecycle.examples = {"train/reverse-text": 5000, "eval/reverse-text": 5000}
         return await super().run(arg)
 
 

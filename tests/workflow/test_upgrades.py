@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 import uuid
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -26,9 +27,45 @@ from tests.workflow.world import World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
-RUN = "recorded-c8060e"
-CHECKPOINT = item("checkpoints/step-00000006/run_state")
 Handle = WorkflowHandle[Any, Any]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded run, which goes on at step 5 with env servers `envs`. Of a `generation` under way
+    there is the input; without one the run finds that its generation is gone.
+    """
+
+    build: str
+    run: str
+    last: int
+    revision: int
+    created_at: str
+    envs: tuple[str, ...]
+    generation: str
+
+    def item(self, name: str) -> Any:
+        """A recorded JSON value."""
+        return item(name, self.build)
+
+    @property
+    def checkpoint(self) -> Any:
+        """That of step 6."""
+        return self.item("checkpoints/step-00000006/run_state")
+
+    @property
+    def config(self) -> Any:
+        """The newest revision."""
+        return self.item(f"config.{self.revision}")
+
+
+FIRST = Recorded(
+    "c20687b", "recorded-c8060e", 14, 1, "2026-11-22T16:01:31.125Z", ("env",), "dispatch_input.3"
+)
+FLAT = Recorded(
+    "c49e718", "recorded-8bc05a", 12, 2, "2026-11-22T23:04:12.183Z", ("env", "env-1"), ""
+)
+RUNS = pytest.mark.parametrize("recorded", [FIRST, FLAT], ids=lambda recorded: recorded.build)
 
 
 def same(data: Any) -> Any:
@@ -43,26 +80,29 @@ def new_world(client: Client) -> World:
 
 def moved(world: World, run: str, recorded: Any) -> Any:
     """A recorded value as one of `run` in `world`."""
-    text = json.dumps(recorded).replace(RUN, run)
+    text = json.dumps(recorded).replace(FIRST.run, run).replace(FLAT.run, run)
     text = re.sub(r'"ratchet-(orchestrator|rollout|trainer|inference|env)[^"]*"', "QUEUE", text)
     text = re.sub(r'"tcp://[^"]*"', '"env/0@1"', text)
     return json.loads(text.replace("QUEUE", json.dumps(world.queues.orchestrator)))
 
 
-async def begin(world: World, **changes: Any) -> Handle:
+async def begin(world: World, recorded: Recorded, **changes: Any) -> Handle:
     """Everything of the recorded run at step 5, as its executions stood there. `changes` are made
     to the input that the run continued as new with.
     """
     run, queue = f"run-{uuid.uuid4().hex[:8]}", world.queues.orchestrator
 
     async def execute(kind: str, name: str, place: str = "", **changed: Any) -> Handle:
-        arg = {**moved(world, run, item(name)), **changed}
+        arg = {**moved(world, run, recorded.item(name)), **changed}
         return await world.client.start_workflow(kind, arg, id=run + place, task_queue=queue)
 
-    for role in ("trainer", "engine", "env"):
+    for index, env in enumerate(recorded.envs):
+        await execute(HOST, f"host_input.{env}", f"/host/env/{index}")
+    for role in ("trainer", "engine"):
         await execute(HOST, f"host_input.{role}", f"/host/{role}/0")
     handle = await execute(TRAINING_RUN, "run_input.step-5", **changes)
-    await execute(DISPATCH, "dispatch_input.3", "/dispatch/3")
+    if name := recorded.generation:
+        await execute(DISPATCH, name, f"/dispatch/{name.rpartition('.')[2]}")
     world.trainer_step, world.trainer_epoch, world.trained = 5, 1, [1, 2, 3, 4, 5]
     return handle
 
@@ -73,46 +113,55 @@ def check_goes_on(world: World, before: list[int], last: int) -> None:
     assert world.trained == [*before, *range(first, last + 1)] and world.replayed == []
     shipped = [group for step in sorted(world.batches) for group in world.batches[step]]
     assert max(world.rolled_out.values()) == 1 and len(shipped) == len(set(shipped))
-    # Batches of 8 groups; 6 of them were shipped when the items were recorded.
+    # Batches of 8 groups; 6 of them were shipped when the items were recorded. A group that the
+    # pause gave up is rolled out under its old id.
     counters = {int(group.partition(".")[0].removeprefix("train/")) for group in shipped}
     assert counters == set(range(48, 8 * last))
 
 
-async def test_a_recorded_run_goes_on_to_its_end(temporal: Client) -> None:
-    world = new_world(temporal)
-    handle = await begin(world)
+@RUNS
+async def test_a_recorded_run_goes_on_to_its_end(temporal: Client, recorded: Recorded) -> None:
+    world, last = new_world(temporal), recorded.last
+    handle = await begin(world, recorded)
     async with worker(world):
         result = await temporal.get_workflow_handle(handle.id).result()
-    assert (result["status"], result["step"], result["name"]) == ("succeeded", 14, "recorded")
-    assert result["created_at"] == "2026-11-22T16:01:31.125Z"
-    assert result["metadata"] == {"owner": "ana"} and result["config_revision"] == 1
+    assert (result["status"], result["step"], result["name"]) == ("succeeded", last, "recorded")
+    assert result["created_at"] == recorded.created_at
+    assert result["metadata"] == {"owner": "ana"}
+    assert result["config_revision"] == recorded.revision
     # Those of before are counted, too: a batch of 32 rollouts was shipped for every step.
-    assert result["rollouts"] == {"train": 14 * 32, "eval": 8 + 3 * 8}
-    check_goes_on(world, [1, 2, 3, 4, 5], 14)
-    assert set(world.revisions.values()) == {1} and world.loaded == []
-    assert world.epochs == {"trainer/0": 1, "engine/0": 1, "env/0": 1}, "nothing restarted"
+    evals = len(range(0, last + 1, recorded.config["eval"]["interval"]))
+    evals += last % recorded.config["eval"]["interval"] > 0
+    assert result["rollouts"] == {"train": last * 32, "eval": evals * 8}
+    check_goes_on(world, [1, 2, 3, 4, 5], last)
+    assert set(world.revisions.values()) == {recorded.revision} and world.loaded == []
+    envs = {f"env/{index}": 1 for index in range(len(recorded.envs))}
+    assert world.epochs == {"trainer/0": 1, "engine/0": 1, **envs}, "nothing restarted"
     # Its last continue-as-new and its checkpoint carry the numbers.
-    saved = json.loads(world.saved[handle.id][14])
-    assert (saved["schema"], saved["state"]["schema"], saved["config"]["schema"]) == (1, 1, 1)
+    saved = json.loads(world.saved[handle.id][last])
+    assert (saved["schema"], saved["state"]["schema"], saved["config"]["schema"]) == (1, 2, 1)
 
 
+@RUNS
 @pytest.mark.parametrize("kind", ["resume", "fork"])
-async def test_a_recorded_checkpoint_goes_on(temporal: Client, kind: str) -> None:
+async def test_a_recorded_checkpoint_goes_on(
+    temporal: Client, kind: str, recorded: Recorded
+) -> None:
     async with world_of(temporal) as world:
         source = f"run-{uuid.uuid4().hex[:8]}"
         run = attempt_id(source, 2) if kind == "resume" else f"{source}-fork"
-        world.saved[source] = {6: json.dumps(moved(world, source, CHECKPOINT))}
-        plain = config_document(read_config(item("config.1")))
+        world.saved[source] = {6: json.dumps(moved(world, source, recorded.checkpoint))}
+        plain = config_document(read_config(recorded.config))
         arg = RunInput(run, plain, world.queues, restore=RestoreInput(run, source))
         handle: Handle = await temporal.start_workflow(
             TRAINING_RUN, arg, id=run.partition("+")[0], task_queue=world.queues.orchestrator
         )
         world.trained = [1, 2, 3, 4, 5, 6]
         result = await handle.result()
-        assert (result["status"], result["step"]) == ("succeeded", 14)
+        assert (result["status"], result["step"]) == ("succeeded", recorded.last)
         assert result["lineage"] == {"source": source, "step": 6, "kind": kind}
         assert world.loaded == [6]
-        check_goes_on(world, [1, 2, 3, 4, 5, 6], 14)
+        check_goes_on(world, [1, 2, 3, 4, 5, 6], recorded.last)
 
 
 async def refusal(handle: Handle) -> str:
@@ -132,11 +181,11 @@ async def check_waits_for(
     handle: Handle, versions: Versions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run stands still, unharmed, until its worker knows the next schema."""
-    reason = await refusal(handle)
-    assert reason.startswith(f"NewerSchema: {versions.what} has schema 2")
+    reason, number = await refusal(handle), versions.current
+    assert reason.startswith(f"NewerSchema: {versions.what} has schema {number + 1}")
     assert "Start a worker of the newer build" in reason
     assert (await handle.describe()).status == WorkflowExecutionStatus.RUNNING
-    monkeypatch.setitem(versions.upgrades, 1, same)  # type: ignore[arg-type]
+    monkeypatch.setitem(versions.upgrades, number, same)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("part", [RUN_INPUT, RUN_STATE, CONFIG], ids=["input", "state", "config"])
@@ -144,15 +193,15 @@ async def test_a_newer_input_waits_for_the_worker_that_reads_it(
     temporal: Client, monkeypatch: pytest.MonkeyPatch, part: Versions
 ) -> None:
     world = new_world(temporal)
-    recorded = item("run_input.step-5")
+    recorded = FIRST.item("run_input.step-5")
     plain = {**recorded["config"], "max_steps": 7}
-    state = moved(world, RUN, recorded["state"])
+    state = RUN_STATE.upgraded(moved(world, FIRST.run, recorded["state"]))
     changes = {
         RUN_INPUT.what: {"schema": 2, "config": plain},
-        RUN_STATE.what: {"state": {**state, "schema": 2}, "config": plain},
+        RUN_STATE.what: {"state": {**state, "schema": 3}, "config": plain},
         CONFIG.what: {"config": {**plain, "schema": 2}},
     }
-    handle = await begin(world, **changes[part.what])
+    handle = await begin(world, FIRST, **changes[part.what])
     async with worker(world):
         await check_waits_for(handle, part, monkeypatch)
         assert world.started == []
@@ -166,9 +215,10 @@ async def test_a_newer_checkpoint_waits_for_the_worker_that_reads_it(
 ) -> None:
     async with world_of(temporal) as world:
         run = f"run-{uuid.uuid4().hex[:8]}"
-        newer = {**CHECKPOINT, "state": {**CHECKPOINT["state"], "schema": 2}}
+        newer = {**FIRST.checkpoint, "state": RUN_STATE.upgraded(FIRST.checkpoint["state"])}
+        newer["state"]["schema"] += 1
         world.saved["source"] = {6: json.dumps(moved(world, "source", newer))}
-        plain = {**item("config.1"), "max_steps": 8}
+        plain = {**FIRST.config, "max_steps": 8}
         arg = RunInput(run, plain, world.queues, restore=RestoreInput(run, "source"))
         handle: Handle = await temporal.start_workflow(
             TRAINING_RUN, arg, id=run, task_queue=world.queues.orchestrator

@@ -1,8 +1,10 @@
 """All that crosses continue-as-new: the durable state of a run.
 
-Plain data without behaviour; the pure classes beside it (sources, sinks, scheduler) act on it.
-Its size is bounded: references, counters and what is in flight, never data. A change of a field
-here needs a new schema number and an upgrader: `upgrades.py` says what to do.
+Plain data without behaviour. `RunState` has a part for each class that keeps something, which the
+part's docstring names: that class alone writes it, and everyone may read it. `rules/restore.py`
+makes all parts of a run that begins with a checkpoint. The size is bounded: references, counters
+and what is in flight, never data. A change of a field here needs a new schema number and an
+upgrader: `upgrades.py` says what to do.
 """
 
 from dataclasses import dataclass, field
@@ -115,30 +117,27 @@ class EvalProgress:
 
 @dataclass
 class TrainProgress:
-    """The train sink: finalized groups waiting for a batch, and what was counted.
+    """Finalized groups that wait for a batch, and what was counted. Written by `TrainSink`.
 
     `cut` are those of the batch that is being written: they are neither ready nor shipped.
-    `ok_rollouts` of all rollouts did not err; `lost` ones were dispatched but cannot train.
-    `counted_rollouts` and `counted_tokens` are of all groups so far that can, for the mean length
-    of a rollout.
+    `lost` rollouts were dispatched but cannot train. `counted_rollouts` and `counted_tokens` are of
+    all groups so far that can, for the mean length of a rollout. `empty_groups` in a row had
+    nothing to train on; `empty_filters` is what filters removed with such groups since the last
+    batch.
     """
 
     ready: list[GroupResult] = field(default_factory=list)
     cut: list[GroupResult] = field(default_factory=list)
     shipped_rollouts: int = 0
     shipped_batches: int = 0
-    ok_rollouts: int = 0
     counted_rollouts: int = 0
     counted_tokens: int = 0
     lost: int = 0
-    barren: int = 0
-    empty_batches: int = 0
-    barren_filters: FilterTally = field(default_factory=FilterTally)
-    stale_in_flight: int = 0
-    stale_in_queue: int = 0
-    overload: int = 0
-    last_error: str = ""
     delivered: int = 0
+    empty_groups: int = 0
+    empty_batches: int = 0
+    empty_filters: FilterTally = field(default_factory=FilterTally)
+    last_error: str = ""
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,7 @@ Signal = Literal["clear", "full", "overload"]
 
 @dataclass
 class ConcurrencyState:
-    """What the controller of 'auto' permits remembers.
+    """What the controller of 'auto' permits remembers. Written by `Concurrency`.
 
     `cap` is the permits with their fraction, 0 before the start; `settled` says that it no longer
     follows the KV cache's size. `open_until` (seconds) ends the time in which the last poll lets
@@ -242,7 +241,7 @@ class ConcurrencyState:
 
 @dataclass
 class CurriculumState:
-    """What a run's curricula remember, by env except for `draws`.
+    """What a run's curricula remember, by env except for `draws`. Written by `Curriculum`.
 
     `pools` holds two bits per example (an index of POOLS), three examples to a base64 digit.
     `drawn` counts draws. `draws` maps a train counter to the example drawn for it. `admitted` and
@@ -256,21 +255,11 @@ class CurriculumState:
     rejected: dict[str, int] = field(default_factory=dict)
 
 
-@versioned(RUN_STATE)
 @dataclass
-class RunState:
-    """A run's durable state. Steps count from 1, policy versions from 0.
+class Lifecycle:
+    """Where the run is between its start and its end. Written by `RunLog`.
 
-    `put_backs` are groups whose examples are to be rolled out anew; `put_backs_before` were dropped
-    from its head, since a generation has admitted them. A curriculum has drawn for all train
-    counters below `drawn_below`. `overrides` is what was changed of the
-    config while the run ran, as nested sections. `totals` add up over all steps. `baselines` are
-    the states of algorithms, by env and agent. `shipped` batches wait for the trainer; `batches`
-    are those it trained since the last checkpoint, and `older` is the checkpoint before that, for
-    when the last one is damaged. `config_revision` numbers the configs that `overrides` have made;
-    while `config_pending` the next one is due. `holds` says, by work, what keeps the run from going
-    on until it is mended; `trouble` why the run has paused itself. `alarm` tells of a
-    last step whose mismatch KL was too high.
+    `examples` is the preflight's count per '<kind>/<env>'.
     """
 
     status: str = "queued"
@@ -280,52 +269,166 @@ class RunState:
     finished_at: str = ""
     end_reason: str = ""
     examples: dict[str, int] = field(default_factory=dict)
-    step: int = 0
-    version: int = -1
-    target_version: int = -1
-    next_version: int = 0
-    weights: ArtifactRef | None = None
-    policy_origin: str = ""
-    control_seq: int = 0
-    hosts: list[HostState] = field(default_factory=list)
-    generations: list[GenerationState] = field(default_factory=list)
-    next_generation: int = 0
-    train: TrainProgress = field(default_factory=TrainProgress)
-    evals: list[EvalProgress] = field(default_factory=list)
-    eval_count: int = 0
-    wished_evals: list[str] = field(default_factory=list)
-    fired: int = -1
-    last_eval: dict[str, dict[str, float]] = field(default_factory=dict)
-    rejected_labels: list[str] = field(default_factory=list)
-    put_backs: list[str] = field(default_factory=list)
-    put_backs_before: int = 0
-    drawn_below: int = 0
-    generation_deaths: int = 0
-    limits: Limits | None = None
-    overrides: dict[str, Any] = field(default_factory=dict)
-    config_revision: int = 0
-    config_pending: bool = False
-    shares: list[Shares] = field(default_factory=list)
     origin: Origin | None = None
-    holds: dict[str, str] = field(default_factory=dict)
-    trouble: str = ""
-    alarm: str = ""
-    checkpoint_wanted: bool = False
-    totals: dict[str, float] = field(default_factory=dict)
-    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
-    concurrency: ConcurrencyState = field(default_factory=ConcurrencyState)
-    curriculum: CurriculumState = field(default_factory=CurriculumState)
-    trainer_epoch: int = -1
-    trainer_step: int = -1
-    checkpoint: CheckpointResult | None = None
-    shipped: list[ShippedBatch] = field(default_factory=list)
-    batches: list[TrainedBatch] = field(default_factory=list)
-    older: Recording | None = None
-    reward: float | None = None
-    rollouts: int = 0
-    eval_rollouts: int = 0
+
+
+@dataclass
+class Requests:
+    """What people asked for, and `trouble`: why the run has paused itself. Written by `Pausing`."""
+
     stop: str = ""
     pause: Literal["", "drain", "cancel"] = ""
     pause_reason: str = ""
-    trainer_losses: int = 0
+    checkpoint: bool = False
+    trouble: str = ""
+
+
+@dataclass
+class LiveConfig:
+    """What was changed of the config while the run ran. Written by `ConfigChanges`.
+
+    `overrides` are nested sections. `revision` numbers the configs that they have made; while
+    `pending` the next one is due.
+    """
+
+    overrides: dict[str, Any] = field(default_factory=dict)
+    revision: int = 0
+    pending: bool = False
+    shares: list[Shares] = field(default_factory=list)
+
+
+@dataclass
+class PermitsState:
+    """How much may be in flight, and what the controller of 'auto' remembers. Written by
+    `Permits`.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    controller: ConcurrencyState = field(default_factory=ConcurrencyState)
+
+
+@dataclass
+class ServersState:
+    """The servers, and what engines are to hold. Written by `Servers`, hosts through its `Fleet`.
+
+    `weights` are those of `target_version`, `policy_origin` says what version 0 was made from.
+    `rejected_labels` are of pushes that nobody verified.
+    """
+
+    hosts: list[HostState] = field(default_factory=list)
+    policy_origin: str = ""
+    weights: ArtifactRef | None = None
+    target_version: int = -1
+    rejected_labels: list[str] = field(default_factory=list)
+
+
+@dataclass
+class DispatchState:
+    """The generations, and what they are to roll out. Written by `Generations`.
+
+    `requeued` are groups whose examples are to be rolled out anew; `requeued_before` were dropped
+    from its head, since a generation has admitted them. A curriculum has drawn for all train
+    counters below `drawn_below`. `deaths` counts generations that ended in a row without handing
+    over. The last three count groups that were given up since the last step.
+    """
+
+    control_seq: int = 0
+    generations: list[GenerationState] = field(default_factory=list)
+    next_generation: int = 0
+    requeued: list[str] = field(default_factory=list)
+    requeued_before: int = 0
+    drawn_below: int = 0
+    deaths: int = 0
+    stale_in_flight: int = 0
+    stale_in_queue: int = 0
+    overload: int = 0
+
+
+@dataclass
+class ArrivalsState:
+    """What was counted of delivered train groups. Written by `Arrivals`.
+
+    `ok_rollouts` of all `rollouts` did not err. `baselines` are the states of algorithms, by env
+    and agent.
+    """
+
+    rollouts: int = 0
+    ok_rollouts: int = 0
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass
+class EvalsState:
+    """The evals that are open, and what came of others. Written by `Evals`.
+
+    `count` numbers epochs; `fired` is the last step whose evals were opened; `requested` are envs
+    to evaluate once there is a version. `last` is the newest result of each env.
+    """
+
+    open: list[EvalProgress] = field(default_factory=list)
+    count: int = 0
+    requested: list[str] = field(default_factory=list)
+    fired: int = -1
+    last: dict[str, dict[str, float]] = field(default_factory=dict)
+    rollouts: int = 0
+
+
+@dataclass
+class StepsState:
+    """How far the run is. Steps count from 1, policy versions from 0. Written by `Steps`.
+
+    `next_version` is `version` or about to become it. `shipped` batches wait for the trainer.
+    `totals` add up over all steps. `alarm` reports a last step whose mismatch KL was too high.
+    """
+
+    step: int = 0
+    version: int = -1
+    next_version: int = 0
+    shipped: list[ShippedBatch] = field(default_factory=list)
+    reward: float | None = None
+    totals: dict[str, float] = field(default_factory=dict)
+    alarm: str = ""
+
+
+@dataclass
+class TrainerState:
+    """Where the trainer stands, and what it is made again from. Written by `Trainer`.
+
+    `batches` are those trained since the last
+    checkpoint, and `older` is the checkpoint before that, for when the last one is damaged.
+    """
+
+    epoch: int = -1
+    step: int = -1
+    losses: int = 0
+    checkpoint: CheckpointResult | None = None
+    batches: list[TrainedBatch] = field(default_factory=list)
+    older: Recording | None = None
+
+
+@dataclass
+class OutagesState:
+    """What keeps the run from going on until it is mended, by work. Written by `Outages`."""
+
+    holds: dict[str, str] = field(default_factory=dict)
+
+
+@versioned(RUN_STATE)
+@dataclass
+class RunState:
+    """A run's durable state, a part for each class that keeps something."""
+
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    requests: Requests = field(default_factory=Requests)
+    live: LiveConfig = field(default_factory=LiveConfig)
+    permits: PermitsState = field(default_factory=PermitsState)
+    servers: ServersState = field(default_factory=ServersState)
+    dispatch: DispatchState = field(default_factory=DispatchState)
+    train: TrainProgress = field(default_factory=TrainProgress)
+    arrivals: ArrivalsState = field(default_factory=ArrivalsState)
+    curriculum: CurriculumState = field(default_factory=CurriculumState)
+    evals: EvalsState = field(default_factory=EvalsState)
+    steps: StepsState = field(default_factory=StepsState)
+    trainer: TrainerState = field(default_factory=TrainerState)
+    outages: OutagesState = field(default_factory=OutagesState)
     schema: int = RUN_STATE.current

@@ -33,6 +33,47 @@ def run_state_from_0_to_1(state: Document) -> Document:
     return {"wished_evals": [], **state, "hosts": hosts}
 
 
+_PARTS = {
+    "lifecycle": "status attempt created_at started_at finished_at end_reason examples origin",
+    "requests": "stop pause pause_reason checkpoint=checkpoint_wanted trouble",
+    "live": "overrides revision=config_revision pending=config_pending shares",
+    "permits": "limits controller=concurrency",
+    "servers": "hosts policy_origin weights target_version rejected_labels",
+    "dispatch": "control_seq generations next_generation requeued=put_backs "
+    "requeued_before=put_backs_before drawn_below deaths=generation_deaths "
+    "stale_in_flight=train.stale_in_flight stale_in_queue=train.stale_in_queue "
+    "overload=train.overload",
+    "train": "ready=train.ready cut=train.cut shipped_rollouts=train.shipped_rollouts "
+    "shipped_batches=train.shipped_batches counted_rollouts=train.counted_rollouts "
+    "counted_tokens=train.counted_tokens lost=train.lost delivered=train.delivered "
+    "empty_groups=train.barren empty_batches=train.empty_batches "
+    "empty_filters=train.barren_filters last_error=train.last_error",
+    "arrivals": "rollouts ok_rollouts=train.ok_rollouts baselines",
+    "evals": "open=evals count=eval_count requested=wished_evals fired last=last_eval "
+    "rollouts=eval_rollouts",
+    "steps": "step version next_version shipped reward totals alarm",
+    "trainer": "epoch=trainer_epoch step=trainer_step losses=trainer_losses checkpoint batches "
+    "older",
+    "outages": "holds",
+}
+"""Parts of the run's state in schema 2: their keys, and what schema 1 called them."""
+
+
+def run_state_from_1_to_2(state: Document) -> Document:
+    """Schema 2 has a part for each class that keeps something, where schema 1 was flat; no value
+    changes. What schema 1 does not know is left where it is, to be refused.
+    """
+    flat = {key: value for key, value in state.items() if key not in ("train", "curriculum")}
+    flat |= {f"train.{key}": value for key, value in state.get("train", {}).items()}
+    parts: Document = {part: {} for part in _PARTS}
+    for part, keys in _PARTS.items():
+        for key, _, before in (name.partition("=") for name in keys.split()):
+            if (before or key) in flat:
+                parts[part][key] = flat.pop(before or key)
+    curriculum = {key: state[key] for key in ("curriculum",) if key in state}
+    return {**flat, **parts, **curriculum}
+
+
 def run_input_from_0_to_1(input: Document) -> Document:
     """Schema 1 is the first with a number; its keys are those of before."""
     return input
@@ -48,7 +89,7 @@ def host_workflow_input_from_0_to_1(input: Document) -> Document:
     return input
 
 
-RUN_STATE = Versions("the run's state", {0: run_state_from_0_to_1})
+RUN_STATE = Versions("the run's state", {0: run_state_from_0_to_1, 1: run_state_from_1_to_2})
 RUN_INPUT = Versions("the input of TrainingRun", {0: run_input_from_0_to_1})
 DISPATCH_INPUT = Versions("the input of Dispatch", {0: dispatch_input_from_0_to_1})
 HOST_WORKFLOW_INPUT = Versions("the input of Host", {0: host_workflow_input_from_0_to_1})

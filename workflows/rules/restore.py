@@ -16,12 +16,17 @@ from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document, read_config
 from ratchet.configs.versions import SCHEMA
 from ratchet.workflows.protocol.state import (
+    ArrivalsState,
     CurriculumState,
+    DispatchState,
     GenerationState,
     HostState,
     Lease,
     Origin,
+    OutagesState,
+    Requests,
     RunState,
+    TrainerState,
     TrainProgress,
 )
 from ratchet.workflows.rules.fleet import hosts_of
@@ -32,7 +37,7 @@ from ratchet.workflows.rules.sinks import TrainSink
 def kept(state: RunState, config: RunConfig) -> str:
     """What a checkpoint keeps of a run besides its trainer, as JSON text."""
     # What a checkpoint leans on would be kept by every one after it.
-    lean = replace(state, checkpoint=None, older=None, batches=[])
+    lean = replace(state, trainer=replace(state.trainer, checkpoint=None, older=None, batches=[]))
     number = CHECKPOINT_STATE.current
     return to_json({SCHEMA: number, "state": lean, "config": config_document(config)}).decode()
 
@@ -48,30 +53,29 @@ def restored(
     before = read_config(result.run_state["config"])
     resumed = workflow_of(arg.source) == workflow_of(arg.run_id)
     step = result.checkpoint.step
+    life, dispatch = state.lifecycle, state.dispatch
     # A fork that is resumed stays one.
-    if not (resumed and state.origin and state.origin.kind == "fork"):
+    if not (resumed and life.origin and life.origin.kind == "fork"):
         source = result.source or arg.source
-        state.origin = Origin(source, step, "resume" if resumed else "fork")
-    state.status, state.stop, state.pause, state.pause_reason = "paused", "", "", ""
-    state.finished_at = state.end_reason = state.trouble = ""
-    state.checkpoint_wanted = state.config_pending = False
-    state.holds = {}
-    state.step = state.version = state.target_version = state.next_version = step
-    state.weights, state.checkpoint = result.weights, result.checkpoint
-    state.trainer_epoch = state.trainer_step = -1
-    state.trainer_losses = state.generation_deaths = state.config_revision = 0
-    state.hosts = _hosts(config, state.hosts)
-    state.limits = limits_of(config, state.limits)
+        life.origin = Origin(source, step, "resume" if resumed else "fork")
+    life.status, life.finished_at, life.end_reason = "paused", "", ""
+    state.requests, state.outages = Requests(), OutagesState()
+    state.live.revision, state.live.pending, dispatch.deaths = 0, False, 0
+    state.steps.step = state.steps.version = state.steps.next_version = step
+    state.servers.weights, state.servers.target_version = result.weights, step
+    state.servers.hosts = _hosts(config, state.servers.hosts)
+    state.trainer = TrainerState(checkpoint=result.checkpoint)
+    state.permits.limits = limits_of(config, state.permits.limits)
     _lease_again(state)
     TrainSink(before, state.train).uncut()
     if not resumed:
-        state.overrides = {}
-        state.created_at = state.started_at = ""
-        state.examples = {}
+        state.live.overrides = {}
+        life.created_at = life.started_at = ""
+        life.examples = {}
     if data_of(before) != data_of(config):
         _forget_data(state)
     else:
-        state.shares = shares_after(state.shares, before, config, state.drawn_below)
+        state.live.shares = shares_after(state.live.shares, before, config, dispatch.drawn_below)
     return state
 
 
@@ -86,26 +90,28 @@ def _hosts(config: RunConfig, before: list[HostState]) -> list[HostState]:
 
 def _lease_again(state: RunState) -> None:
     """No generation is left; what they had in flight is to be rolled out by the next one."""
-    lease = state.generations[-1].lease if state.generations else Lease()
-    places = enumerate(state.put_backs, start=state.put_backs_before)
+    dispatch = state.dispatch
+    lease = dispatch.generations[-1].lease if dispatch.generations else Lease()
+    places = enumerate(dispatch.requeued, start=dispatch.requeued_before)
     waiting = [g for n, g in places if n >= lease.put_backs and n not in lease.ahead]
-    for generation in state.generations:
+    for generation in dispatch.generations:
         if generation.state != "closed":
             waiting += generation.outstanding
-    state.put_backs = [group for group in waiting if not group.startswith("eval/")]
-    state.put_backs_before = 0
+    dispatch.requeued = [group for group in waiting if not group.startswith("eval/")]
+    dispatch.requeued_before = 0
     lease = replace(lease, put_backs=0, ahead=[], evals={})
-    number = state.next_generation
-    state.next_generation += 1
-    state.generations = [GenerationState(number, lease, started=True, state="closed")]
-    for progress in state.evals:
+    number = dispatch.next_generation
+    dispatch.next_generation += 1
+    dispatch.generations = [GenerationState(number, lease, started=True, state="closed")]
+    for progress in state.evals.open:
         progress.arrived, progress.missing = [], []
 
 
 def _forget_data(state: RunState) -> None:
-    number = state.next_generation - 1
-    state.generations = [GenerationState(number, Lease(), started=True, state="closed")]
-    state.train = TrainProgress(shipped_batches=state.step)
+    seq, following = state.dispatch.control_seq, state.dispatch.next_generation
+    closed = GenerationState(following - 1, Lease(), started=True, state="closed")
+    state.dispatch = DispatchState(seq, [closed], following)
+    state.train = TrainProgress(shipped_batches=state.steps.step)
     state.curriculum = CurriculumState()
-    state.evals, state.put_backs, state.shares, state.shipped = [], [], [], []
-    state.baselines, state.drawn_below = {}, 0
+    state.evals.open, state.live.shares, state.steps.shipped = [], [], []
+    state.arrivals = ArrivalsState(rollouts=state.arrivals.rollouts)

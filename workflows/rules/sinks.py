@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ratchet.activities.contracts.rollouts import FilterTally, GroupResult, ShipBatchInput
 from ratchet.configs.run import RunConfig
-from ratchet.workflows.protocol.state import EvalProgress, RunState, TrainProgress
+from ratchet.workflows.protocol.state import ArrivalsState, EvalProgress, TrainProgress
 from ratchet.workflows.rules.curriculum import Curriculum
 from ratchet.workflows.rules.sources import train_counter
 
@@ -46,12 +46,12 @@ class TrainSink:
         progress.delivered += 1
         progress.lost += group.size - counted
         if counted == 0:
-            progress.barren += 1
-            progress.barren_filters = progress.barren_filters.plus(group.filters)
+            progress.empty_groups += 1
+            progress.empty_filters = progress.empty_filters.plus(group.filters)
             why = "its post-batch filters leave nothing" if admitted else "its curriculum's gates"
             progress.last_error = group.error or f"group {group.group} was left out by {why}"
         else:
-            progress.barren = 0
+            progress.empty_groups = 0
             progress.ready.append(group)
             progress.counted_rollouts += counted
             progress.counted_tokens += group.tokens
@@ -122,25 +122,39 @@ class TrainSink:
         progress.cut = taken
         return taken
 
-    def uncut(self) -> None:
-        """The batch that was being written is not: its groups are ready again, before others."""
+    def take_filters(self) -> FilterTally:
+        """What filters removed with groups that gave nothing, for the metrics of the next batch."""
+        tally, self.progress.empty_filters = self.progress.empty_filters, FilterTally()
+        return tally
+
+    def uncut(self, filters: FilterTally | None = None) -> None:
+        """The batch that was being written is not: its groups are ready again, before others, and
+        `filters` are for the next.
+        """
         progress = self.progress
+        progress.empty_filters = (filters or FilterTally()).plus(progress.empty_filters)
         if progress.cut:
             progress.shipped_rollouts -= sum(self._counted(group) for group in progress.cut)
             progress.shipped_batches -= 1
             progress.ready, progress.cut = [*progress.cut, *progress.ready], []
 
-    def on_empty(self) -> None:
+    def on_empty(self, filters: FilterTally) -> None:
         """The batch just cut had nothing to train on: its step needs another."""
-        self.progress.shipped_batches -= 1
-        self.progress.empty_batches += 1
+        progress = self.progress
+        progress.empty_filters = filters.plus(progress.empty_filters)
+        progress.shipped_batches -= 1
+        progress.empty_batches += 1
+
+    def on_shipped(self) -> None:
+        """The batch just cut waits for the trainer."""
+        self.progress.empty_batches = 0
 
     @property
     def empty_batches_allowed(self) -> float:
         """Batches' worth of groups in a row that gave nothing to train on."""
         progress = self.progress
         rollouts = self._rollouts or self._wanted_for(self._tokens or 1)
-        return progress.barren * self._largest_group / max(rollouts, self._largest_group)
+        return progress.empty_groups * self._largest_group / max(rollouts, self._largest_group)
 
     def _wanted_for(self, tokens: int) -> int:
         """Rollouts that give so many tokens, by the mean of those so far; before the first there
@@ -174,10 +188,10 @@ class Arrivals:
     """Takes the train groups of one run until a batch is cut from them."""
 
     def __init__(
-        self, config: RunConfig, state: RunState, sink: TrainSink, curriculum: Curriculum
+        self, config: RunConfig, part: ArrivalsState, sink: TrainSink, curriculum: Curriculum
     ) -> None:
         self._config = config
-        self._state = state
+        self.part = part
         self.sink = sink
         self._curriculum = curriculum
 
@@ -191,16 +205,16 @@ class Arrivals:
         kept = self.sink.add(group, admitted=self._curriculum.admits(group))
         if not kept:
             self._curriculum.forget(counter)
-        self._state.rollouts += group.size
-        self._state.train.ok_rollouts += group.size - group.errored
+        self.part.rollouts += group.size
+        self.part.ok_rollouts += group.size - group.errored
 
     def _observe(self, group: GroupResult) -> None:
         if not group.observed:
             return
-        before = self._state.baselines.get(group.env, {})
+        before = self.part.baselines.get(group.env, {})
         after = self._config.algorithm(group.env).fold(before, group.observed)
         if after is not None:
-            self._state.baselines[group.env] = after
+            self.part.baselines[group.env] = after
 
     def cut(self) -> list[GroupResult]:
         """The next batch, to be written."""
@@ -217,7 +231,7 @@ class Arrivals:
         """Numbers of curricula and algorithms for the record of a step; counts start anew."""
         baselines = {
             f"baseline/{env}/{agent}": value
-            for env, agents in self._state.baselines.items()
+            for env, agents in self.part.baselines.items()
             for agent, value in agents.items()
         }
         return {**self._curriculum.metrics(), **baselines}

@@ -11,10 +11,9 @@ from ratchet.configs.live import changed, needs_revision
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document
 from ratchet.workflows.protocol.activities import SAVE_CONFIG
-from ratchet.workflows.protocol.messages import RunInput
-from ratchet.workflows.protocol.state import RunState
-from ratchet.workflows.rules.live_config import limits_of, shares_after
-from ratchet.workflows.run.outages import Outages
+from ratchet.workflows.rules.live_config import shares_after
+from ratchet.workflows.run.context import Context
+from ratchet.workflows.run.permits import Permits
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:
@@ -26,26 +25,28 @@ class ConfigChanges:
     on with it as a new execution.
     """
 
-    def __init__(self, arg: RunInput, config: RunConfig, state: RunState, mending: Outages) -> None:
-        self._arg = arg
-        self._state = state
-        self._outages = mending
-        self.config = config
+    def __init__(self, context: Context, permits: Permits) -> None:
+        self._arg = context.arg
+        self._state = context.state
+        self._part = context.state.live
+        self._outages = context.outages
+        self._permits = permits
+        self.config = context.config
         self.made = False
 
     def _changed(self, patch: dict[str, Any]) -> tuple[dict[str, Any], RunConfig]:
-        return changed(_plain(self.config), self._state.overrides, patch)
+        return changed(_plain(self.config), self._part.overrides, patch)
 
     def current(self) -> dict[str, Any]:
         """The newest revision with what was changed since."""
-        overrides = self._state.overrides
+        overrides = self._part.overrides
         return _plain(self._changed(overrides)[1] if overrides else self.config)
 
     def check(self, patch: dict[str, Any]) -> None:
         """Raises ValueError for what cannot be changed."""
         state = self._state
         _, config = self._changed(patch)
-        reached = state.step + len(state.shipped) + bool(state.train.cut) + 1
+        reached = state.steps.step + len(state.steps.shipped) + bool(state.train.cut) + 1
         if config.max_steps < reached and config.max_steps != self.config.max_steps:
             raise ValueError(
                 f"max_steps cannot become {config.max_steps}: the batch of step {reached} is under "
@@ -54,21 +55,21 @@ class ConfigChanges:
 
     def take(self, patch: dict[str, Any]) -> None:
         """Takes what `check` let pass."""
-        state = self._state
-        state.overrides, config = self._changed(patch)
-        state.limits = limits_of(config, state.limits)
-        state.config_pending = state.config_pending or needs_revision(patch)
+        self._part.overrides, config = self._changed(patch)
+        self._permits.change(config)
+        self._part.pending = self._part.pending or needs_revision(patch)
 
     async def make(self) -> None:
         """Makes the next revision, if one is due."""
-        state = self._state
-        if not state.config_pending:
+        part = self._part
+        if not part.pending:
             return
-        state.config_pending = False
-        _, after = self._changed(state.overrides)
-        revision = state.config_revision + 1
+        part.pending = False
+        _, after = self._changed(part.overrides)
+        revision = part.revision + 1
         arg = SaveConfigInput(self._arg.run_id, revision, config_document(after))
         what = f"config revision {revision}"
         await self._outages.perform(what, lambda: SAVE_CONFIG(arg, self._arg.queues, what))
-        state.shares = shares_after(state.shares, self.config, after, state.drawn_below)
-        state.config_revision, self.config, self.made = revision, after, True
+        start = self._state.dispatch.drawn_below
+        part.shares = shares_after(part.shares, self.config, after, start)
+        part.revision, self.config, self.made = revision, after, True

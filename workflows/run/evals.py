@@ -5,14 +5,11 @@ once, when all of its groups were delivered.
 """
 
 from ratchet.activities.contracts.rollouts import FinalizeEvalInput, GroupResult
-from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.activities import FINALIZE_EVAL
-from ratchet.workflows.protocol.messages import RunInput
-from ratchet.workflows.protocol.state import EvalEpoch, EvalProgress, RunState
+from ratchet.workflows.protocol.state import EvalEpoch, EvalProgress
 from ratchet.workflows.rules.sinks import eval_arrival
 from ratchet.workflows.rules.sources import eval_group, fired_evals
-from ratchet.workflows.run.outages import Outages
-from ratchet.workflows.run.status import RunLog
+from ratchet.workflows.run.context import Context
 
 MAX_PENDING_EVALS = 4
 """Of one env; what is triggered beyond them is ignored."""
@@ -21,74 +18,73 @@ MAX_PENDING_EVALS = 4
 class Evals:
     """Acts on the evals of a run's state."""
 
-    def __init__(
-        self, arg: RunInput, config: RunConfig, state: RunState, mending: Outages, log: RunLog
-    ) -> None:
-        self._arg = arg
-        self._config = config
-        self._state = state
-        self._outages = mending
-        self._log = log
+    def __init__(self, context: Context) -> None:
+        self._arg = context.arg
+        self._config = context.config
+        self._state = context.state
+        self._part = context.state.evals
+        self._outages = context.outages
+        self._log = context.log
 
     def fire(self, step: int) -> None:
         """Opens what is due at `step`, unless that step has fired before."""
-        if step > self._state.fired:
-            self._state.fired = step
+        if step > self._part.fired:
+            self._part.fired = step
             self._open(fired_evals(self._config, step))
 
-    def open_wished(self) -> None:
+    def open_requested(self) -> None:
         """Opens what was asked for before the run had a version; what is open already will do."""
-        state = self._state
-        open_now = {p.epoch.env for p in state.evals if p.epoch.step == state.step}
-        wished, state.wished_evals = state.wished_evals, []
-        self._open([env for env in wished if env not in open_now])
+        step = self._state.steps.step
+        open_now = {p.epoch.env for p in self._part.open if p.epoch.step == step}
+        requested, self._part.requested = self._part.requested, []
+        self._open([env for env in requested if env not in open_now])
 
     def on_trigger(self, named: list[str]) -> None:
         """Opens what a signal asks for: all envs, or those named."""
-        state = self._state
+        part = self._part
         known = [env.name for env in self._config.eval.env]
         if unknown := [env for env in named if env not in known]:
             self._log.note(f"trigger_eval: no eval env {', '.join(unknown)}")
         envs = [env for env in known if env in named] if named else known
-        if state.stop:
+        if self._state.requests.stop:
             self._log.note("trigger_eval: ignored, since the run is ending")
             return
-        if state.version < 0:
+        if self._state.steps.version < 0:
             self._log.note("trigger_eval: kept until the run has a version to evaluate")
-            asked = [env for env in envs if env not in state.wished_evals]
-            state.wished_evals += asked
+            part.requested += [env for env in envs if env not in part.requested]
             return
-        pending = [progress.epoch.env for progress in state.evals]
+        pending = [progress.epoch.env for progress in part.open]
         full = [env for env in envs if pending.count(env) >= MAX_PENDING_EVALS]
         if full:
             self._log.note(f"trigger_eval: {', '.join(full)} already wait; ignored")
         self._open([env for env in envs if env not in full])
 
     def _open(self, envs: list[str]) -> None:
-        state = self._state
+        part, step = self._part, self._state.steps.step
+        known = self._state.lifecycle.examples
         for env in envs:
             examples = self._config.eval_num_examples(env)
             epoch = EvalEpoch(
-                epoch=f"{state.step}-{state.eval_count}/{env}",
+                epoch=f"{step}-{part.count}/{env}",
                 env=env,
-                step=state.step,
-                num_examples=min(examples, state.examples.get(f"eval/{env}", examples)),
+                step=step,
+                num_examples=min(examples, known.get(f"eval/{env}", examples)),
                 group_size=self._config.eval_group_size(env),
             )
-            state.eval_count += 1
-            state.evals.append(EvalProgress(epoch))
+            part.count += 1
+            part.open.append(EvalProgress(epoch))
 
     def on_group(self, group: GroupResult) -> None:
         """Counts a delivered eval group; the last of its epoch has the epoch finalized."""
-        state = self._state
+        part = self._part
         epoch, _ = eval_group(group.group)
-        progress = next((p for p in state.evals if p.epoch.epoch == epoch), None)
+        progress = next((p for p in part.open if p.epoch.epoch == epoch), None)
         if progress is None:
             return
-        state.eval_rollouts += group.size
+        part.rollouts += group.size
         if eval_arrival(progress, group):
-            state.evals.remove(progress)
-            if not state.stop:
+            part.open.remove(progress)
+            if not self._state.requests.stop:
                 self._log.in_background(self._finalize(progress))
 
     async def _finalize(self, progress: EvalProgress) -> None:
@@ -106,7 +102,7 @@ class Evals:
         result = await self._outages.perform(
             f"eval {epoch.epoch}", lambda: FINALIZE_EVAL(arg, self._arg.queues, summary)
         )
-        self._state.last_eval[epoch.env] = {
+        self._part.last[epoch.env] = {
             "step": float(result.step),
             "reward": result.reward_mean,
             "version": float(result.versions[1]),

@@ -13,24 +13,21 @@ from temporalio import workflow
 
 from ratchet.activities.contracts.rollouts import GroupResult
 from ratchet.activities.contracts.statuses import ENDED
-from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.errors import RunFailed
 from ratchet.workflows.protocol.messages import (
     DISPATCH,
     Control,
     DispatchInput,
     DispatchReport,
-    RunInput,
 )
-from ratchet.workflows.protocol.state import GenerationState, Lease, RunState
+from ratchet.workflows.protocol.state import GenerationState, Lease
 from ratchet.workflows.rules.curriculum import Curriculum
-from ratchet.workflows.rules.fleet import Fleet
 from ratchet.workflows.rules.sinks import TrainSink
 from ratchet.workflows.rules.sources import TrainSource, next_attempt
+from ratchet.workflows.run.context import Context
 from ratchet.workflows.run.servers import Servers, is_running
-from ratchet.workflows.run.status import RunLog
 
-MAX_BARREN_BATCHES = 10
+MAX_EMPTY_BATCHES = 10
 LAST_WORD_WITHIN = timedelta(seconds=10)
 """A generation's last report reaches us before it ends; it may wait for our next task."""
 SILENT_AFTER = timedelta(seconds=150)
@@ -46,49 +43,43 @@ STANDING = ("pausing", "paused", "starting")
 class Generations:
     """The dispatch generations of one run.
 
-    `wanted` says that they must hear of something, `busy` counts what is under way for them. While
-    `frozen` the next groups are another revision's to draw.
+    `busy` counts what is under way for them. While `frozen` the next groups are another revision's
+    to draw.
     """
 
     def __init__(
-        self,
-        arg: RunInput,
-        config: RunConfig,
-        state: RunState,
-        fleet: Fleet,
-        sink: TrainSink,
-        servers: Servers,
-        curriculum: Curriculum,
-        log: RunLog,
+        self, context: Context, sink: TrainSink, servers: Servers, curriculum: Curriculum
     ) -> None:
-        self._arg = arg
-        self._config = config
-        self._state = state
-        self._fleet = fleet
+        self._arg = context.arg
+        self._config = context.config
+        self._state = context.state
+        self._part = context.state.dispatch
+        self._fleet = context.fleet
         self._sink = sink
         self._servers = servers
         self._curriculum = curriculum
-        self._log = log
+        self._log = context.log
+        self._news = context.news
+        self._outages = context.outages
         self._sent: dict[int, Control] = {}
         self._source: TrainSource | None = None
         self.busy = 0
-        self.wanted = False
         self.frozen = False
 
     @property
     def live(self) -> list[GenerationState]:
         """Generations that have not closed."""
-        return [g for g in self._state.generations if g.state != "closed"]
+        return [g for g in self._part.generations if g.state != "closed"]
 
     @property
     def next_train(self) -> int:
         """The train counter that no generation has admitted yet, as far as the run was told."""
-        return max((g.lease.next_train for g in self._state.generations), default=0)
+        return max((g.lease.next_train for g in self._part.generations), default=0)
 
     def on_report(self, report: DispatchReport) -> bool:
         """Takes a generation's report; False if it was seen before."""
         generation = next(
-            (g for g in self._state.generations if g.number == report.generation), None
+            (g for g in self._part.generations if g.number == report.generation), None
         )
         if generation is None or report.seq <= generation.seq or generation.state == "closed":
             return False
@@ -103,17 +94,17 @@ class Generations:
         generation.heard_at = workflow.now().isoformat()
         generation.lease = report.lease
         if report.groups:
-            self._state.generation_deaths = 0
+            self._part.deaths = 0
         self._drop_admitted()
         return True
 
     def _drop_admitted(self) -> None:
-        """Forgets put-back groups that the newest generation has admitted."""
-        state = self._state
-        admitted = state.generations[-1].lease.put_backs - state.put_backs_before
+        """Forgets requeued groups that the newest generation has admitted."""
+        part = self._part
+        admitted = part.generations[-1].lease.put_backs - part.requeued_before
         if admitted > 0:
-            del state.put_backs[:admitted]
-            state.put_backs_before += admitted
+            del part.requeued[:admitted]
+            part.requeued_before += admitted
 
     async def keep_open(self) -> None:
         """Starts the next generation as soon as the last one is in its tail."""
@@ -121,53 +112,51 @@ class Generations:
         while True:
             await workflow.wait_condition(
                 lambda: (
-                    state.version >= 0
-                    and not state.stop
-                    and not state.pause
-                    and not state.holds
-                    and state.status not in (*OVER, *STANDING)
-                    and not any(g.state == "open" for g in state.generations)
+                    state.steps.version >= 0
+                    and not state.requests.stop
+                    and not state.requests.pause
+                    and not state.outages.holds
+                    and state.lifecycle.status not in (*OVER, *STANDING)
+                    and not any(g.state == "open" for g in self._part.generations)
                 )
             )
             self.busy += 1
             await self._open()
             self.busy -= 1
-            self.wanted = True
+            self._news.wake()
 
     async def _open(self) -> None:
-        state = self._state
-        lease = state.generations[-1].lease if state.generations else Lease()
-        number = state.next_generation
-        state.next_generation += 1
-        state.generations = self.live
-        state.generations.append(
-            GenerationState(number, lease, heard_at=workflow.now().isoformat())
-        )
-        state.control_seq += 1
+        part = self._part
+        lease = part.generations[-1].lease if part.generations else Lease()
+        number = part.next_generation
+        part.next_generation += 1
+        part.generations = self.live
+        part.generations.append(GenerationState(number, lease, heard_at=workflow.now().isoformat()))
+        part.control_seq += 1
         await workflow.start_child_workflow(
             DISPATCH,
             DispatchInput(
                 run_id=self._arg.run_id,
                 generation=number,
                 config=self._arg.config,
-                examples=state.examples,
+                examples=self._state.lifecycle.examples,
                 queues=self._arg.queues,
                 lease=lease,
                 control=self._control(number),
-                shares=state.shares,
+                shares=self._state.live.shares,
             ),
             id=self._id(number),
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             static_summary=f"dispatch generation {number} of {self._arg.run_id}",
         )
-        state.generations[-1].started = True
+        part.generations[-1].started = True
 
     async def keep_informed(self) -> None:
         """Sends the control state whenever it changed."""
         while True:
             await workflow.wait_condition(self._has_news)
-            self.wanted = self._servers.changed = self._log.unsettled = False
-            self.put_back_refused()
+            self._news.take()
+            self.requeue_refused()
             self._check()
             self.busy += 1
             await self.send()
@@ -177,15 +166,14 @@ class Generations:
         """Whether dispatch is to hear of something. A version that is about to rise, since every
         engine has it, is told together with the news that they have.
         """
-        state = self._state
-        rising = state.target_version > state.version >= 0
-        if rising and self._fleet.synced(state.target_version):
+        target = self._state.servers.target_version
+        if target > self._state.steps.version >= 0 and self._fleet.synced(target):
             return False
-        return self.wanted or self._servers.changed or self._log.unsettled
+        return self._news.pending
 
     async def send(self) -> None:
         """Sends the control state to every live generation to which it would be news."""
-        self._state.control_seq += 1
+        self._part.control_seq += 1
         for generation in [g for g in self.live if g.started]:
             control = self._control(generation.number)
             news = replace(control, seq=0)
@@ -242,80 +230,95 @@ class Generations:
         What it admitted after its last report lies beyond the lease of that report, which the next
         generation goes on with.
         """
-        state = self._state
+        part = self._part
         generation.state = "closed"
-        state.generation_deaths += 1
+        part.deaths += 1
         lost = generation.outstanding
         self._log.note(
             f"dispatch generation {generation.number} ended without handing over; "
             f"{len(lost)} groups in flight are leased anew"
         )
-        state.put_backs.extend(lost)
-        state.holds.pop(f"generation {generation.number}", None)
-        self.wanted = True
-        if state.generation_deaths >= MAX_DEATHS:
-            text = f"{state.generation_deaths} dispatch generations in a row ended unexpectedly"
+        part.requeued.extend(lost)
+        self._outages.drop(f"generation {generation.number}")
+        self._news.wake()
+        if part.deaths >= MAX_DEATHS:
+            text = f"{part.deaths} dispatch generations in a row ended unexpectedly"
             raise RunFailed("dispatch", text)
 
-    def put_back_refused(self) -> None:
-        """Groups with tokens of refused weights are rolled out anew."""
-        for group in self._sink.discard(self._state.rejected_labels):
-            self.put_back(group.group)
+    def forgive(self) -> None:
+        """A pause ends what counts against the generations."""
+        self._part.deaths = 0
 
-    def put_back_stale(self, step: int) -> None:
+    def requeue_refused(self) -> None:
+        """Groups with tokens of refused weights are rolled out anew."""
+        for group in self._sink.discard(self._state.servers.rejected_labels):
+            self.requeue(group.group)
+
+    def requeue_stale(self, step: int) -> None:
         """Groups that are too old for batch `step` are rolled out anew."""
         for group in self._sink.sweep(step):
-            self._sink.progress.stale_in_queue += 1
-            self.put_back(group.group)
+            self._part.stale_in_queue += 1
+            self.requeue(group.group)
 
     def on_cancelled(self, group: GroupResult) -> None:
         """A group was given up in flight; unless the run ends, its example is rolled out anew."""
-        progress = self._state.train
+        part = self._part
         if group.cancelled == "stop":
             return
-        progress.stale_in_flight += group.cancelled == "stale"
-        progress.overload += group.cancelled == "overload"
+        part.stale_in_flight += group.cancelled == "stale"
+        part.overload += group.cancelled == "overload"
         if group.kind == "eval" or group.cancelled == "pause":
             # Its rollouts that ended are kept: only the rest is rolled out after the pause.
-            self._state.put_backs.append(group.group)
+            part.requeued.append(group.group)
         else:
-            self.put_back(group.group)
+            self.requeue(group.group)
 
-    def put_back(self, group: str) -> None:
+    def requeue(self, group: str) -> None:
         """The group's example is to be rolled out anew, under a new id."""
-        self._state.put_backs.append(next_attempt(group))
-        self.wanted = True
+        self._part.requeued.append(next_attempt(group))
+        self._news.wake()
+
+    def metrics(self) -> dict[str, float]:
+        """Groups that were given up since the last call, which starts their counts anew."""
+        part = self._part
+        counts = {
+            "off_policy/dropped/in_flight": float(part.stale_in_flight),
+            "off_policy/dropped/in_queue": float(part.stale_in_queue),
+            "dispatcher/cancelled/overload": float(part.overload),
+        }
+        part.stale_in_flight = part.stale_in_queue = part.overload = 0
+        return counts
 
     def _check(self) -> None:
-        state = self._state
-        if state.status in (*OVER, "paused"):
+        progress = self._state.train
+        if self._state.lifecycle.status in (*OVER, "paused"):
             return
         broken = self._fleet.broken()
         if broken is not None:
             text = f"{broken.name} failed {broken.downs} times in a row: {broken.detail}"
             raise RunFailed(broken.role, text)
-        if self._sink.empty_batches_allowed >= MAX_BARREN_BATCHES:
+        if self._sink.empty_batches_allowed >= MAX_EMPTY_BATCHES:
             raise RunFailed(
                 "rollouts",
-                f"{state.train.barren} groups in a row had no rollout to train on; "
-                f"last error: {state.train.last_error or 'none'}",
+                f"{progress.empty_groups} groups in a row had no rollout to train on; "
+                f"last error: {progress.last_error or 'none'}",
                 # A run that has trained may only have lost its envs or endpoints for a while.
-                final=state.step == 0,
+                final=self._state.steps.step == 0,
             )
 
     def _train_limit(self, version: int) -> int:
         """Counter below which train groups may be admitted; 0 while they stand back for evals."""
-        if self._state.evals and not self._config.eval.overlap:
+        part, state = self._part, self._state
+        if state.evals.open and not self._config.eval.overlap:
             return 0
         if self._source is None:
-            self._source = TrainSource(self._config, self._state.examples, self._state.shares)
+            self._source = TrainSource(self._config, state.lifecycle.examples, state.live.shares)
         limit = self._source.counter_for(self._sink.rollouts_wanted(version))
-        state = self._state
         if self.frozen:
-            limit = min(limit, state.drawn_below)
-        fresh = range(state.drawn_below, limit)
+            limit = min(limit, part.drawn_below)
+        fresh = range(part.drawn_below, limit)
         self._curriculum.draws_for({counter: self._source.env_of(counter) for counter in fresh})
-        state.drawn_below = max(state.drawn_below, limit)
+        part.drawn_below = max(part.drawn_below, limit)
         return limit
 
     def stale_in_flight(self, next_version: int) -> bool:
@@ -324,31 +327,31 @@ class Generations:
         return any(g.oldest is not None and g.oldest < freshest for g in self.live)
 
     def _control(self, generation: int) -> Control:
-        state = self._state
-        assert state.limits is not None
+        part, state, limits = self._part, self._state, self._state.permits.limits
+        requests, status = state.requests, state.lifecycle.status
         older = sum(g.reserved for g in self.live if g.number < generation)
-        version = max(state.version, 0)
+        version = max(state.steps.version, 0)
         return Control(
-            seq=state.control_seq,
+            seq=part.control_seq,
             version=version,
-            next_version=max(state.next_version, version),
+            next_version=max(state.steps.next_version, version),
             train_limit=self._train_limit(version),
-            permits=state.limits.permits - older,
+            permits=limits.permits - older,
             older=older,
-            tasks_per_minute=state.limits.tasks_per_minute,
-            trim=state.limits.trim,
-            auto=state.limits.auto,
-            stop=bool(state.stop) or state.status in OVER,
+            tasks_per_minute=limits.tasks_per_minute,
+            trim=limits.trim,
+            auto=limits.auto,
+            stop=bool(requests.stop) or status in OVER,
             # A pause that was begun is carried through: resume opens the next generation.
-            pause=state.pause or ("drain" if state.status == "pausing" or state.holds else ""),
+            pause=requests.pause or ("drain" if status == "pausing" or state.outages.holds else ""),
             engines=self._fleet.engines(),
             envs=self._fleet.envs(),
-            evals=[progress.epoch for progress in state.evals],
-            put_backs=list(state.put_backs),
-            put_backs_before=state.put_backs_before,
+            evals=[progress.epoch for progress in state.evals.open],
+            put_backs=list(part.requeued),
+            put_backs_before=part.requeued_before,
             draws=dict(self._curriculum.state.draws),
-            baselines=dict(state.baselines),
-            revision=state.config_revision,
+            baselines=dict(state.arrivals.baselines),
+            revision=state.live.revision,
         )
 
     def _id(self, number: int) -> str:

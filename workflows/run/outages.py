@@ -19,6 +19,7 @@ from ratchet.activities.contracts.rests import rest_after
 from ratchet.workflows.protocol.errors import cause_of, type_of
 from ratchet.workflows.protocol.state import HostState, RunState
 from ratchet.workflows.rules.fleet import held_hosts, hold_of
+from ratchet.workflows.run.news import News
 from ratchet.workflows.run.status import RunLog
 
 MENDABLE = (names.STORE_FAILED, names.NO_SPACE)
@@ -29,11 +30,12 @@ T = TypeVar("T")
 class Outages:
     """Carries out what may have to wait for the store of one run."""
 
-    def __init__(self, state: RunState, log: RunLog) -> None:
-        self._state = state
+    def __init__(self, state: RunState, log: RunLog, news: News) -> None:
+        self._part = state.outages
         self._log = log
+        self._news = news
         # What was held when the run continued as new is begun anew; only hosts live on.
-        state.holds = held_hosts(state.hosts)
+        self._part.holds = held_hosts(state.servers.hosts)
 
     async def perform(self, what: str, make: Callable[[], Awaitable[T]]) -> T:
         """The result of `make()`, tried until it does not fail for the store's sake."""
@@ -58,20 +60,24 @@ class Outages:
 
     def hold(self, what: str, reason: str) -> None:
         """`reason` keeps `what` from going on; '' once nothing does."""
-        state = self._state
-        before = dict(state.holds)
+        holds = self._part.holds
+        before = dict(holds)
         if reason:
-            state.holds[what] = reason
+            holds[what] = reason
         else:
-            state.holds.pop(what, None)
-        if bool(before) == bool(state.holds):
+            holds.pop(what, None)
+        if bool(before) == bool(holds):
             return
         if before:
             self._log.mended += 1
         note = f"paused until it is mended: {what}: {reason}" if reason else "mended: going on"
         self._log.note(note)
         self._log.publish()
-        self._log.unsettled = True
+        self._news.wake()
+
+    def drop(self, what: str) -> None:
+        """Whatever kept `what` from going on: there is no such work any more."""
+        self._part.holds.pop(what, None)
 
     def hold_host(self, host: HostState) -> None:
         """Holds the run for as long as a host waits for the store or its disk."""

@@ -7,92 +7,113 @@ that their rollouts that had ended are adopted.
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import Literal
 
 from ratchet.workflows.protocol.errors import RunFailed
-from ratchet.workflows.protocol.state import RunState
-from ratchet.workflows.rules.fleet import Fleet
-from ratchet.workflows.run.generations import Generations
+from ratchet.workflows.run.context import Context
+from ratchet.workflows.run.generations import OVER, Generations
 from ratchet.workflows.run.servers import Servers
-from ratchet.workflows.run.status import RunLog
-from ratchet.workflows.run.steps import START_AT_MOST, Steps
+from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after
 from ratchet.workflows.run.trainer import Trainer
 
 PAUSED_AT_MOST = timedelta(days=3650)
 
 
 class Pausing:
-    """Puts one run to rest and wakes it."""
+    """Puts one run to rest and wakes it, as people ask for it."""
 
     def __init__(
         self,
-        state: RunState,
-        fleet: Fleet,
+        context: Context,
         servers: Servers,
         generations: Generations,
         stepping: Steps,
         trainer: Trainer,
-        log: RunLog,
         checkpoint: Callable[[], Awaitable[None]],
-        drained_within: timedelta,
     ) -> None:
-        """`drained_within`: how long no rollout in flight may end."""
-        self._state = state
-        self._fleet = fleet
+        self._state = context.state
+        self._part = context.state.requests
+        self._fleet = context.fleet
         self._servers = servers
         self._generations = generations
         self._stepping = stepping
         self._trainer = trainer
-        self._log = log
-        self._drained_within = drained_within
+        self._log = context.log
+        self._news = context.news
+        # How long no rollout in flight may end.
+        self._drained_within = stalled_after(context.config)
         self._checkpoint = checkpoint
+
+    def on_stop(self, reason: str) -> None:
+        """The run is to end; the first reason stands."""
+        self._part.stop = self._part.stop or reason
+
+    def on_pause(self, mode: Literal["drain", "cancel"], reason: str) -> None:
+        """The run is to stand still, unless it ends."""
+        if self._part.stop or self._state.lifecycle.status in OVER:
+            self._log.note("pause: ignored, since the run ends")
+        elif self._part.pause != "cancel":
+            self._part.pause, self._part.pause_reason = mode, reason
+            self._news.wake()
+
+    def on_resume(self) -> None:
+        """The run is to go on."""
+        self._part.pause = ""
+        self._news.wake()
+
+    def on_checkpoint(self) -> None:
+        """There is to be a checkpoint before the next step."""
+        self._part.checkpoint = True
+
+    def on_saved(self) -> None:
+        """The checkpoint that was asked for is about to be made."""
+        self._part.checkpoint = False
 
     async def come_to_rest(self, failure: RunFailed | None = None) -> None:
         """From 'running' to 'paused'; with a `failure` at once, and for its sake."""
-        state, generations = self._state, self._generations
+        part, state = self._part, self._state
         if failure is not None:
-            state.pause, state.pause_reason, state.trouble = "cancel", str(failure), str(failure)
+            part.pause, part.pause_reason, part.trouble = "cancel", str(failure), str(failure)
             self._log.failure = None
-        self._log.note(f"pausing: {state.pause_reason}")
+        self._log.note(f"pausing: {part.pause_reason}")
         self._log.set_status("pausing")
-        generations.wanted = True
+        self._news.wake()
         if failure is not None:
             # The loop that would tell dispatch may be the one that failed.
-            await generations.send()
+            await self._generations.send()
         await self._log.wait(
             lambda: f"{self._in_flight()} rollouts in flight to end",
             self._at_rest,
             self._drained_within,
-            progress=lambda: state.train.delivered + state.eval_rollouts,
+            progress=lambda: state.train.delivered + state.evals.rollouts,
         )
-        if failure is None or self._trainer.stands_at(state.step):
+        if failure is None or self._trainer.stands_at(state.steps.step):
             await self._checkpoint()
         await self._log.perform("servers to end", self._servers.put_away(), START_AT_MOST)
-        for host in self._fleet.hosts:
-            host.downs = host.gate_failures = 0
+        self._servers.forgive()
         self._log.set_status("paused")
 
     async def rest(self) -> None:
         """Until somebody resumes or stops the run."""
-        state = self._state
-        await self._log.wait(lambda: "resume", lambda: not state.pause, PAUSED_AT_MOST)
+        await self._log.wait(lambda: "resume", lambda: not self._part.pause, PAUSED_AT_MOST)
 
     async def wake(self) -> None:
         """From 'paused' to 'running', on servers of their own."""
-        state, fleet = self._state, self._fleet
-        state.pause_reason = state.trouble = ""
-        state.generation_deaths = state.trainer_losses = 0
-        for host in fleet.hosts:
-            host.downs = host.gate_failures = 0
+        fleet = self._fleet
+        self._part.pause_reason = self._part.trouble = ""
+        self._generations.forgive()
+        self._trainer.forgive()
+        self._servers.forgive()
         self._log.set_status("starting")
         await self._servers.open()
         await self._log.wait(
             lambda: f"servers to come up: {', '.join(fleet.missing()) or 'weights verified'}",
             # A push that was under way is of the version above.
-            lambda: not fleet.missing() and fleet.synced(state.target_version),
+            lambda: not fleet.missing() and fleet.synced(self._state.servers.target_version),
             START_AT_MOST,
         )
         self._log.set_status("running")
-        self._generations.wanted = True
+        self._news.wake()
 
     def _at_rest(self) -> bool:
         side_work = self._log.busy or self._stepping.shipping or self._servers.pushes_in_flight

@@ -5,10 +5,11 @@ from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.state import RunState
 from ratchet.workflows.rules.concurrency import Concurrency, ConcurrencyLimits
 from ratchet.workflows.rules.fleet import Fleet
+from ratchet.workflows.rules.live_config import limits_of
 
 
 class Permits:
-    """Moves the permits of a run's limits, where they are 'auto'.
+    """The limits of a run; moves their permits where they are 'auto'.
 
     The last load of each engine is not durable: engines tell it anew every few seconds.
     """
@@ -16,6 +17,7 @@ class Permits:
     def __init__(self, config: RunConfig, state: RunState, fleet: Fleet) -> None:
         self._config = config
         self._state = state
+        self._part = state.permits
         self._fleet = fleet
         self._loads: dict[int, EngineLoad] = {}
 
@@ -25,15 +27,17 @@ class Permits:
         bounds = ConcurrencyLimits.of(
             config.dispatch.concurrency, unit=config.largest_part, seats=seats
         )
-        return Concurrency(bounds, self._state.concurrency)
+        return Concurrency(bounds, self._part.controller)
+
+    def change(self, config: RunConfig) -> None:
+        """Takes the limits that a changed config sets."""
+        self._part.limits = limits_of(config, self._part.limits)
 
     def on_load(self, now: float, load: EngineLoad) -> str:
         """Takes an engine's load at `now` (seconds); says why permits moved, or '' if they did
         not. Loads of an engine's earlier epochs are ignored.
         """
-        limits, train = self._state.limits, self._state.train
-        host = self._fleet.host("engine", load.index)
-        assert limits is not None
+        limits, host = self._part.limits, self._fleet.host("engine", load.index)
         if not limits.auto or not host.up or load.epoch != host.epoch:
             return ""
         self._loads[load.index] = load
@@ -43,10 +47,10 @@ class Permits:
             return ""
         inflight = sum(
             g.inflight_train + g.inflight_eval
-            for g in self._state.generations
+            for g in self._state.dispatch.generations
             if g.state != "closed"
         )
-        ended = train.ok_rollouts + self._state.eval_rollouts
+        ended = self._state.arrivals.ok_rollouts + self._state.evals.rollouts
         decision = self._controller().observe(now, loads, inflight, ended)
         moved = (decision.limit, decision.trim) != (limits.permits, limits.trim)
         limits.permits, limits.trim = decision.limit, decision.trim
@@ -54,8 +58,7 @@ class Permits:
 
     def metrics(self) -> dict[str, float]:
         """Permits, and what the controller saw, for the record of a step."""
-        limits = self._state.limits
-        assert limits is not None
+        limits = self._part.limits
         if not limits.auto:
             return {"concurrency/max_inflight": float(limits.permits)}
         return self._controller().gauges()

@@ -14,57 +14,87 @@ from temporalio.exceptions import ActivityError, ApplicationError
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.hosting import DescribeInput, HostInput
 from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.roles import SERVERS, ServerRole
-from ratchet.activities.contracts.training import PUSH_TRIES, SyncInput, SyncResult, push_label
+from ratchet.activities.contracts.training import (
+    PUSH_TRIES,
+    PolicyResult,
+    SyncInput,
+    SyncResult,
+    push_label,
+)
 from ratchet.workflows.protocol.activities import IS_RUNNING, RETURN_TIMEOUT, SYNC_WEIGHTS
 from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
-from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput, RunInput
-from ratchet.workflows.protocol.state import HostState, RunState
-from ratchet.workflows.rules.fleet import Fleet
-from ratchet.workflows.run.outages import Outages
-from ratchet.workflows.run.status import RunLog
+from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput
+from ratchet.workflows.protocol.state import HostState
+from ratchet.workflows.rules.fleet import hosts_of
+from ratchet.workflows.run.context import Context
 
 MAX_GATE_FAILURES = 3
+KEPT_LABEL_VERSIONS = 100
 
 
 class Servers:
-    """The hosts of one run. `changed` tells whether dispatch must hear of something.
+    """The hosts of one run.
 
     `pushes_to_serving` counts pushes under way to engines that had traffic before: what they
     sample until the gate has spoken may have to be given up.
     """
 
-    def __init__(
-        self,
-        arg: RunInput,
-        state: RunState,
-        fleet: Fleet,
-        mending: Outages,
-        log: RunLog,
-        tolerance: float,
-        *,
-        adaptive: bool,
-    ) -> None:
-        self._arg = arg
-        self._state = state
-        self._fleet = fleet
-        self._outages = mending
-        self._log = log
-        self._tolerance = tolerance
-        self._adaptive = adaptive
+    def __init__(self, context: Context) -> None:
+        self._arg = context.arg
+        self._config = context.config
+        self._part = context.state.servers
+        self._fleet = context.fleet
+        self._outages = context.outages
+        self._log = context.log
+        self._news = context.news
         self.pushes_in_flight = 0
         self.pushes_to_serving = 0
-        self.changed = False
+
+    def begin(self, policy: PolicyResult) -> None:
+        """What the run begins with: version 0, and every server that its config needs."""
+        self._part.policy_origin = policy.origin
+        self._part.weights, self._part.target_version = policy.weights, 0
+        self._part.hosts.extend(hosts_of(self._config))
+
+    def offer(self, version: int, weights: ArtifactRef) -> None:
+        """The engines are to hold `weights` as `version`: the very bits that the trainer stands at.
+        A trainer on hardware unlike that of the one before may have made others of the same batch.
+        """
+        part = self._part
+        if version == part.target_version:
+            assert part.weights is not None
+            if weights.sha256 == part.weights.sha256:
+                return
+            self._log.note(f"v{version} is pushed again: its trainer made other bits")
+            for engine in self._fleet.of("engine"):
+                engine.verified = -1
+            self._news.wake()
+        part.weights, part.target_version = weights, version
+
+    def forget_labels(self, version: int) -> None:
+        """Drops rejected labels of versions that lie so far below that no group bears them."""
+        self._part.rejected_labels = [
+            label
+            for label in self._part.rejected_labels
+            if int(label.partition(".")[0]) > version - KEPT_LABEL_VERSIONS
+        ]
+
+    def forgive(self) -> None:
+        """A pause ends what counts against a server."""
+        for host in self._part.hosts:
+            host.downs = host.gate_failures = 0
 
     async def open(self, role: ServerRole | None = None) -> None:
         """Starts a Host workflow for every server that is ours to keep, or for those of a role."""
-        for host in self._state.hosts:
+        for host in self._part.hosts:
             if host.managed and role in (None, host.role):
                 await self._open_host(host)
 
     async def close(self) -> None:
         """Tells every host that its server is no longer needed."""
-        for host in self._state.hosts:
+        for host in self._part.hosts:
             if host.managed:
                 await self.signal(self._host_id(host), "close")
 
@@ -73,7 +103,7 @@ class Servers:
         `open` brings them back.
         """
         await self.close()
-        for host in self._state.hosts:
+        for host in self._part.hosts:
             if host.managed:
                 await self._gone(self._host_id(host))
                 host.up, host.verified = False, -1
@@ -103,7 +133,7 @@ class Servers:
         if host.epoch == epoch and host.up and host.managed:
             self._fleet.mark_down(role, index, epoch, reason)
             self._log.note(f"{host.name} (epoch {epoch}) was lost: {reason}")
-            self.changed = True
+            self._news.wake()
             self._log.in_background(self.restart(replace(host)))
 
     async def restart(self, host: HostState) -> None:
@@ -120,15 +150,13 @@ class Servers:
 
     async def keep_engine(self, host: HostState) -> None:
         """Pushes the newest weights to one engine whenever it is up without them."""
-        state = self._state
+        part = self._part
         while True:
             await workflow.wait_condition(
-                lambda: (
-                    host.up and state.weights is not None and host.verified < state.target_version
-                )
+                lambda: host.up and part.weights is not None and host.verified < part.target_version
             )
             host.pushes += 1
-            seen, version = replace(host), state.target_version
+            seen, version = replace(host), part.target_version
             serving = seen.verified >= 0
             self.pushes_in_flight += 1
             self.pushes_to_serving += serving
@@ -137,27 +165,27 @@ class Servers:
             except ActivityError as error:
                 await self._on_push_failed(host, seen, version, error)
             else:
-                state.rejected_labels.extend(result.rejected)
+                part.rejected_labels.extend(result.rejected)
                 if host.epoch == seen.epoch and host.up:
                     host.verified = version
                     host.gate_failures = 0
-                self.changed = True
+                self._news.wake()
             finally:
                 self.pushes_in_flight -= 1
                 self.pushes_to_serving -= serving
 
     async def _push(self, engine: HostState, version: int) -> SyncResult:
-        assert self._state.weights is not None
+        assert self._part.weights is not None
         arg = SyncInput(
             run_id=self._arg.run_id,
             version=version,
-            weights=self._state.weights,
+            weights=self._part.weights,
             engine_index=engine.index,
             engine_epoch=engine.epoch,
             url=engine.address,
             model=engine.model,
             push=engine.pushes,
-            tolerance=self._tolerance,
+            tolerance=self._config.gate_tolerance,
         )
         summary = f"push v{version} to {engine.name} and verify"
 
@@ -177,9 +205,9 @@ class Servers:
         self._log.note(f"push to {engine.name} failed: {reason}")
         # However the push failed, nobody has verified what the engine samples under its labels.
         labels = [push_label(version, engine.pushes, number) for number in range(PUSH_TRIES)]
-        self._state.rejected_labels.extend(labels)
+        self._part.rejected_labels.extend(labels)
         self._fleet.mark_down("engine", engine.index, engine.epoch, reason)
-        self.changed = True
+        self._news.wake()
         if type_of(error) == names.CORRUPT:
             raise RunFailed("store", reason, code="damaged")
         if isinstance(cause, ApplicationError) and cause.type == names.GATE_FAILED:
@@ -201,10 +229,10 @@ class Servers:
                     index=host.index,
                     queue=self._arg.queues.of(role.kept_by),
                     name=host.name if role.named else "",
-                    weights=self._state.weights,
+                    weights=self._part.weights,
                     ui_label=f"host {host.name}",
                     epoch_base=host.epoch,
-                    report_load=host.role == "engine" and self._adaptive,
+                    report_load=host.role == "engine" and self._config.permits is None,
                 )
             ),
             id=self._host_id(host),

@@ -14,6 +14,7 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import ActivityError
 
+from ratchet.activities.contracts.names import attempt_of
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.errors import Paused, RunFailed, Stopped, cause_of
 from ratchet.workflows.protocol.messages import MEMO_KEY, RunInput
@@ -33,21 +34,21 @@ T = TypeVar("T")
 
 
 class RunLog:
-    """The run's waits, notes, memo and search attributes.
+    """The run's lifecycle, waits, notes, memo and search attributes.
 
-    `failure` is what a loop ended with. `unsettled` says that dispatch must hear of something.
+    `failure` is what a loop ended with.
     `mended` counts holds that are over: what waits meanwhile is given its time anew.
     """
 
-    def __init__(self, config: RunConfig, state: RunState) -> None:
+    def __init__(self, run_id: str, config: RunConfig, state: RunState) -> None:
         self._config = config
         self._state = state
+        state.lifecycle.attempt = attempt_of(run_id)
         self._waiting: Waiting | None = None
         self._notes: list[str] = []
         self._background: dict[int, asyncio.Task[None]] = {}
         self._tasks_started = 0
         self.failure: RunFailed | None = None
-        self.unsettled = False
         self.mended = 0
 
     @property
@@ -99,12 +100,12 @@ class RunLog:
             if await self._within(at_most, name, predicate, stoppable):
                 continue
             stands = progress is None or progress() == mark
-            if stands and not self._state.holds and self.mended == mended:
+            if stands and not self._state.outages.holds and self.mended == mended:
                 raise RunFailed("run", f"waited {at_most} for {name()}", code="stalled")
         self._waiting = None
         if self.failure is not None:
             raise self.failure
-        raise Stopped if self._state.stop else Paused
+        raise Stopped if self._state.requests.stop else Paused
 
     async def _within(
         self,
@@ -157,9 +158,9 @@ class RunLog:
             self.failure = RunFailed("run", f"{type(error).__name__}: {error}", code="internal")
 
     def _interrupted(self, stoppable: bool) -> bool:
-        state = self._state
-        stopping = bool(state.stop) and state.status != "stopping"
-        pausing = bool(state.pause) and state.status == "running"
+        requests, status = self._state.requests, self._state.lifecycle.status
+        stopping = bool(requests.stop) and status != "stopping"
+        pausing = bool(requests.pause) and status == "running"
         return self.failure is not None or (stoppable and (stopping or pausing))
 
     def _name_wait(self, name: str, at_most: timedelta) -> None:
@@ -190,20 +191,36 @@ class RunLog:
 
     def set_status(self, status: str) -> None:
         """Moves the run to another status, for everyone to see."""
-        self._state.status = status
+        self._state.lifecycle.status = status
         self.publish()
+
+    def checked(self, examples: dict[str, int]) -> None:
+        """The preflight counted the examples of every env."""
+        self._state.lifecycle.examples.update(examples)
+
+    def started(self) -> None:
+        """The config is good, and what the run begins with is there."""
+        self._state.lifecycle.started_at = workflow.now().isoformat()
+        self.set_status("starting")
+
+    def ended(self, status: str, end_reason: str, **ended: Any) -> None:
+        """The run's last word."""
+        lifecycle = self._state.lifecycle
+        lifecycle.status, lifecycle.finished_at = status, workflow.now().isoformat()
+        lifecycle.end_reason = end_reason
+        self.publish(end_reason=end_reason, **ended)
 
     def attributes(self) -> TypedSearchAttributes:
         """What the run can be searched by."""
-        state = self._state
+        steps = self._state.steps
         pairs: list[SearchAttributePair[Any]] = [
-            SearchAttributePair(STATUS, state.status),
-            SearchAttributePair(STEP, state.step),
-            SearchAttributePair(VERSION, max(state.version, 0)),
+            SearchAttributePair(STATUS, self._state.lifecycle.status),
+            SearchAttributePair(STEP, steps.step),
+            SearchAttributePair(VERSION, max(steps.version, 0)),
             SearchAttributePair(ENV, self._config.train.env[0].name),
         ]
-        if state.reward is not None:
-            pairs.append(SearchAttributePair(REWARD, state.reward))
+        if steps.reward is not None:
+            pairs.append(SearchAttributePair(REWARD, steps.reward))
         return TypedSearchAttributes(pairs)
 
     def publish(self, **ended: Any) -> None:
@@ -218,98 +235,99 @@ def memo(
     config: RunConfig, state: RunState, waiting: Waiting | None, **ended: Any
 ) -> dict[str, Any]:
     """The run as a small JSON object; `ended` adds finished_at, end_reason and error."""
-    checkpoint, origin = state.checkpoint, state.origin
-    held = bool(state.holds) and state.status == "running"
+    life, steps, live = state.lifecycle, state.steps, state.live
+    checkpoint, origin, holds = state.trainer.checkpoint, life.origin, state.outages.holds
     return {
-        "status": "paused" if held else state.status,
-        "attempt": state.attempt,
+        "status": "paused" if holds and life.status == "running" else life.status,
+        "attempt": life.attempt,
         "lineage": {"source": origin.source, "step": origin.step, "kind": origin.kind}
         if origin
         else None,
-        "paused_because": "; ".join(state.holds.values()) or state.trouble or None,
+        "paused_because": "; ".join(holds.values()) or state.requests.trouble or None,
         "name": config.name,
-        "created_at": state.created_at,
-        "started_at": state.started_at or None,
-        "finished_at": state.finished_at or None,
-        "step": state.step,
+        "created_at": life.created_at,
+        "started_at": life.started_at or None,
+        "finished_at": life.finished_at or None,
+        "step": steps.step,
         "max_steps": config.max_steps,
-        "policy_version": state.version,
-        "policy": state.policy_origin,
-        "reward": state.reward,
-        "eval": state.last_eval,
+        "policy_version": steps.version,
+        "policy": state.servers.policy_origin,
+        "reward": steps.reward,
+        "eval": state.evals.last,
         "checkpoint": {"step": checkpoint.step} if checkpoint else None,
-        "restarts": Fleet(state.hosts).restarts(),
-        "rollouts": {"train": state.rollouts, "eval": state.eval_rollouts},
+        "restarts": Fleet(state.servers.hosts).restarts(),
+        "rollouts": {"train": state.arrivals.rollouts, "eval": state.evals.rollouts},
         "waiting_for": {"name": waiting.name, "since": waiting.since, "until": waiting.until}
         if waiting
         else None,
         "error": None,
-        "end_reason": state.end_reason or None,
+        "end_reason": life.end_reason or None,
         "metadata": {
             name: value
-            for name, value in {**config.metadata, **state.overrides.get("metadata", {})}.items()
+            for name, value in {**config.metadata, **live.overrides.get("metadata", {})}.items()
             if value is not None
         },
-        "config_revision": state.config_revision,
-        "alarm": state.alarm or None,
-        "config_changes": state.overrides,
+        "config_revision": live.revision,
+        "alarm": steps.alarm or None,
+        "config_changes": live.overrides,
         **ended,
     }
 
 
 def progress(config: RunConfig, state: RunState, waiting: Waiting | None) -> dict[str, Any]:
     """How far a run is, and what is in flight, as a small JSON object."""
-    live = [g for g in state.generations if g.state != "closed"]
+    live = [g for g in state.dispatch.generations if g.state != "closed"]
     return {
-        "status": state.status,
-        "step": state.step,
+        "status": state.lifecycle.status,
+        "step": state.steps.step,
         "max_steps": config.max_steps,
-        "policy_version": state.version,
-        "rollouts": {"train": state.rollouts, "eval": state.eval_rollouts},
+        "policy_version": state.steps.version,
+        "rollouts": {"train": state.arrivals.rollouts, "eval": state.evals.rollouts},
         "in_flight": {
             "train": sum(g.inflight_train for g in live),
             "eval": sum(g.inflight_eval for g in live),
         },
         "ready_rollouts": sum(group.survivors for group in state.train.ready),
-        "shipped_batches": len(state.shipped),
+        "shipped_batches": len(state.steps.shipped),
         "evals": {
             p.epoch.epoch: {"groups": len(p.arrived), "of": p.epoch.num_examples}
-            for p in state.evals
+            for p in state.evals.open
         },
-        "servers": {host.name: "up" if host.up else "down" for host in state.hosts},
+        "servers": {host.name: "up" if host.up else "down" for host in state.servers.hosts},
         "waiting_for": waiting.name if waiting else None,
     }
 
 
 def details(config: RunConfig, state: RunState, waiting: Waiting | None, notes: list[str]) -> str:
     """Markdown for the run's page in Temporal's Web UI."""
-    reward = "–" if state.reward is None else f"{state.reward:.3f}"
+    steps, checkpoint = state.steps, state.trainer.checkpoint
+    reward = "–" if steps.reward is None else f"{steps.reward:.3f}"
     collected = sum(group.survivors for group in state.train.ready)
     wanted = config.train.batch_size or f"{config.train.token_batch_size} tokens"
     lines = [
-        f"**{state.status}** · step {state.step} of {config.max_steps} · "
-        f"policy v{max(state.version, 0)} · reward {reward}",
+        f"**{state.lifecycle.status}** · step {steps.step} of {config.max_steps} · "
+        f"policy v{max(steps.version, 0)} · reward {reward}",
         "",
         f"- rollouts waiting for a batch: {collected} of {wanted}",
-        f"- last checkpoint: {f'step {state.checkpoint.step}' if state.checkpoint else 'none yet'}",
+        f"- last checkpoint: {f'step {checkpoint.step}' if checkpoint else 'none yet'}",
     ]
-    if state.alarm:
-        lines.append(f"- **drift**: {state.alarm}")
-    for env, result in state.last_eval.items():
+    if steps.alarm:
+        lines.append(f"- **drift**: {steps.alarm}")
+    for env, result in state.evals.last.items():
         lines.append(f"- last eval of {env}: {result['reward']:.3f} at step {result['step']:.0f}")
-    for progress in state.evals:
+    for progress in state.evals.open:
         epoch = progress.epoch
         lines.append(
             f"- eval {epoch.epoch}: {len(progress.arrived)} of {epoch.num_examples} groups"
         )
-    for generation in state.generations:
+    for generation in state.dispatch.generations:
         if generation.state != "closed":
             held_back = f", waits for {generation.waiting_for}" if generation.waiting_for else ""
             lines.append(
                 f"- dispatch generation {generation.number}: {generation.inflight_train} train and "
                 f"{generation.inflight_eval} eval rollouts in flight{held_back}"
             )
-    for host in state.hosts:
+    for host in state.servers.hosts:
         if not host.up:
             lines.append(f"- {host.name}: down{f' ({host.detail[-200:]})' if host.detail else ''}")
     if waiting is not None:

@@ -25,15 +25,12 @@ from ratchet.activities.contracts.training import StepRecord
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.activities import RECORD_STEP, SHIP_BATCH
 from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
-from ratchet.workflows.protocol.messages import RunInput
-from ratchet.workflows.protocol.state import RunState, ShippedBatch, TrainedBatch
-from ratchet.workflows.rules.fleet import Fleet
+from ratchet.workflows.protocol.state import ShippedBatch, TrainedBatch
 from ratchet.workflows.rules.sinks import Arrivals, ship_input
+from ratchet.workflows.run.context import Context
 from ratchet.workflows.run.generations import Generations
-from ratchet.workflows.run.outages import Outages
 from ratchet.workflows.run.permits import Permits
 from ratchet.workflows.run.servers import Servers
-from ratchet.workflows.run.status import RunLog
 from ratchet.workflows.run.trainer import Trainer
 
 START_AT_MOST = timedelta(minutes=30)
@@ -41,7 +38,6 @@ STALLED_AFTER = timedelta(minutes=30)
 SWEEP_AT_MOST = timedelta(seconds=2)
 MAX_EMPTY_BATCHES = 10
 LOW_SHARE = 0.1
-KEPT_LABEL_VERSIONS = 100
 TOTALS = ("progress/tokens", "progress/samples", "progress/problems")
 
 
@@ -58,52 +54,54 @@ class Steps:
 
     def __init__(
         self,
-        arg: RunInput,
-        config: RunConfig,
-        state: RunState,
-        fleet: Fleet,
+        context: Context,
         arrivals: Arrivals,
         permits: Permits,
         servers: Servers,
         trainer: Trainer,
         generations: Generations,
-        mending: Outages,
-        log: RunLog,
     ) -> None:
-        self._arg = arg
-        self._config = config
-        self._state = state
-        self._fleet = fleet
+        self._arg = context.arg
+        self._config = context.config
+        self._state = context.state
+        self._part = context.state.steps
+        self._fleet = context.fleet
         self._arrivals = arrivals
         self._sink = arrivals.sink
         self._permits = permits
         self._servers = servers
         self._trainer = trainer
         self._generations = generations
-        self._outages = mending
-        self._log = log
+        self._outages = context.outages
+        self._log = context.log
+        self._news = context.news
         self.shipping = False
         self.on_hold = False
+
+    def begin(self) -> None:
+        """Version 0 is there."""
+        self._part.version = 0
 
     # -- batches ----------------------------------------------------------------------------
 
     @property
     def _next_batch(self) -> int:
-        return self._state.step + len(self._state.shipped) + 1
+        return self._part.step + len(self._part.shipped) + 1
 
     def _may_ship(self) -> bool:
         """Whether the next batch is due and full, once what is unfit for it was taken out."""
-        state, step = self._state, self._next_batch
-        if self.on_hold or state.stop or state.version < 0 or step > self._config.max_steps:
+        state, step, version = self._state, self._next_batch, self._part.version
+        asked = state.requests.stop or state.requests.pause
+        if self.on_hold or asked or version < 0 or step > self._config.max_steps:
             return False
-        if state.pause or state.holds or state.status != "running":
+        if state.outages.holds or state.lifecycle.status != "running":
             return False
-        if state.target_version > state.version or self._servers.pushes_to_serving:
+        if state.servers.target_version > version or self._servers.pushes_to_serving:
             return False
-        if state.version < step - 1 - self._config.train.max_lag:
+        if version < step - 1 - self._config.train.max_lag:
             return False
-        self._generations.put_back_refused()
-        self._generations.put_back_stale(step)
+        self._generations.requeue_refused()
+        self._generations.requeue_stale(step)
         return self._sink.full
 
     async def keep_shipping(self) -> None:
@@ -119,50 +117,46 @@ class Steps:
                 await self._ship(self._next_batch)
             finally:
                 self.shipping = False
-            self._generations.wanted = True
+            self._news.wake()
 
     async def _ship(self, step: int) -> None:
         """Writes batch `step`; if the filters leave nothing of it, its step needs another."""
         began = workflow.now()
-        progress, groups = self._state.train, self._arrivals.cut()
-        barren, progress.barren_filters = progress.barren_filters, FilterTally()
-        arg = ship_input(self._arg.run_id, step, groups, barren)
+        groups, filters = self._arrivals.cut(), self._sink.take_filters()
+        arg = ship_input(self._arg.run_id, step, groups, filters)
         summary = f"ship batch {step} · {len(groups)} groups"
         try:
             batch = await self._outages.perform(
                 f"batch {step}", lambda: SHIP_BATCH(arg, self._arg.queues, summary)
             )
         except ActivityError as error:
-            self._put_back_damaged(error, barren)
+            self._requeue_damaged(error, filters)
             return
         self._arrivals.on_written()
         if batch.ref is None:
-            progress.barren_filters = barren.plus(progress.barren_filters)
-            self._on_empty(step, groups)
+            self._on_empty(step, groups, filters)
             return
-        progress.empty_batches = 0
+        self._sink.on_shipped()
         rollouts = sum(group.survivors for group in groups)
         if batch.rollouts <= rollouts * LOW_SHARE:
             self._log.note(f"batch {step}: only {batch.rollouts} of {rollouts} rollouts can train")
         seconds = (workflow.now() - began).total_seconds()
         shipped = ShippedBatch(step, batch.ref, batch.metrics, batch.metrics_ref, seconds)
-        self._state.shipped.append(shipped)
+        self._part.shipped.append(shipped)
 
-    def _put_back_damaged(self, error: ActivityError, barren: FilterTally) -> None:
+    def _requeue_damaged(self, error: ActivityError, filters: FilterTally) -> None:
         """Groups that cannot be read any more are rolled out anew; raises any other error."""
         reason = cause_of(error)
         damaged = [g for g in self._state.train.cut if f"/groups/{g.group}.json" in reason]
         if type_of(error) != names.CORRUPT or not damaged:
             raise error
         self._log.note(f"rolled out anew, since it is damaged: {reason}")
-        progress = self._state.train
-        progress.barren_filters = barren.plus(progress.barren_filters)
-        self._sink.uncut()
+        self._sink.uncut(filters)
         for group in self._sink.take_out(damaged):
-            self._generations.put_back(group.group)
+            self._generations.requeue(group.group)
 
-    def _on_empty(self, step: int, groups: list[GroupResult]) -> None:
-        self._sink.on_empty()
+    def _on_empty(self, step: int, groups: list[GroupResult], filters: FilterTally) -> None:
+        self._sink.on_empty(filters)
         rollouts = sum(group.survivors for group in groups)
         self._log.note(f"batch {step} had nothing to train on ({rollouts} rollouts)")
         if self._state.train.empty_batches >= MAX_EMPTY_BATCHES:
@@ -174,46 +168,40 @@ class Steps:
 
     async def until_shipped(self, or_else: Callable[[], bool] = lambda: False) -> None:
         """Until the next batch is there to be trained, or `or_else` holds."""
-        state, step = self._state, self._state.step + 1
+        state, step = self._state, self._part.step + 1
         await self._log.wait(
             lambda: self._waits_for_batch(step),
-            lambda: bool(state.shipped) or or_else(),
+            lambda: bool(self._part.shipped) or or_else(),
             stalled_after(self._config),
-            progress=lambda: state.train.delivered + state.eval_rollouts,
+            progress=lambda: state.train.delivered + state.evals.rollouts,
         )
 
     async def step(self) -> None:
         """Batch n → train → push and verify → version n."""
-        state, step = self._state, self._state.step + 1
+        part, step = self._part, self._part.step + 1
         began = workflow.now()
         await self.until_shipped()
-        batch = state.shipped[0]
+        batch = part.shipped[0]
         assert batch.step == step
         batch_at = workflow.now()
         trained = await self._trainer.train(step, batch.ref)
         trained_at = workflow.now()
         await self._sweep_before_push(step)
-        if state.target_version == step:
-            # It was pushed before the run came to rest.
-            self._trainer.serve(trained.weights)
-        state.weights, state.target_version = trained.weights, step
+        # It may have been pushed before the run came to rest.
+        self._servers.offer(step, trained.weights)
         await self._log.wait(
             lambda: f"policy v{step}: weights being pushed and verified",
             lambda: self._fleet.synced(step),
             START_AT_MOST,
             stoppable=False,
         )
-        state.shipped.pop(0)
-        state.batches.append(TrainedBatch(step, batch.ref, state.config_revision))
-        state.step, state.version = step, step
-        state.rejected_labels = [
-            label
-            for label in state.rejected_labels
-            if int(label.partition(".")[0]) > step - KEPT_LABEL_VERSIONS
-        ]
-        state.reward = batch.metrics["reward/all/mean"]
+        part.shipped.pop(0)
+        self._trainer.record(TrainedBatch(step, batch.ref, self._state.live.revision))
+        part.step, part.version = step, step
+        self._servers.forget_labels(step)
+        part.reward = batch.metrics["reward/all/mean"]
         self._watch_drift(step, trained.metrics.get("mismatch_kl", 0.0))
-        self._generations.wanted = True
+        self._news.wake()
         times = {
             "time/wait_for_batch": batch_at - began,
             "time/train": trained_at - batch_at,
@@ -235,11 +223,11 @@ class Steps:
     def _watch_drift(self, step: int, mismatch_kl: float) -> None:
         """Tells when trainer and engines give the sampled tokens unlike probabilities."""
         bound = self._config.inference.drift_alarm
-        before, self._state.alarm = self._state.alarm, ""
+        before, self._part.alarm = self._part.alarm, ""
         if bound is not None and not mismatch_kl <= bound:
-            self._state.alarm = f"step {step}: mismatch KL {mismatch_kl:.3g} is above {bound:g}"
+            self._part.alarm = f"step {step}: mismatch KL {mismatch_kl:.3g} is above {bound:g}"
             if not before:
-                self._log.note(f"drift: {self._state.alarm}")
+                self._log.note(f"drift: {self._part.alarm}")
 
     def _waits_for_batch(self, step: int) -> str:
         if self.shipping:
@@ -248,9 +236,9 @@ class Steps:
 
     async def _sweep_before_push(self, step: int) -> None:
         """Lets dispatch give up what is too old before the engines pause for new weights."""
-        self._state.next_version = step
+        self._part.next_version = step
         if self._generations.stale_in_flight(step):
-            self._generations.wanted = True
+            self._news.wake()
             with contextlib.suppress(TimeoutError):
                 await workflow.wait_condition(
                     lambda: not self._generations.stale_in_flight(step),
@@ -260,21 +248,17 @@ class Steps:
 
     def _counts(self, batch: ShippedBatch) -> dict[str, float]:
         """Counters of the run so far, and what was given up since the last step."""
-        state, progress = self._state, self._state.train
+        totals = self._part.totals
         for name in TOTALS:
             total = name.replace("/", "/total_")
-            state.totals[total] = state.totals.get(total, 0.0) + batch.metrics.get(name, 0.0)
-        counts = {
-            **state.totals,
+            totals[total] = totals.get(total, 0.0) + batch.metrics.get(name, 0.0)
+        return {
+            **totals,
             **self._arrivals.metrics(),
             **self._permits.metrics(),
-            "progress/rollouts": float(state.rollouts),
-            "off_policy/dropped/in_flight": float(progress.stale_in_flight),
-            "off_policy/dropped/in_queue": float(progress.stale_in_queue),
-            "dispatcher/cancelled/overload": float(progress.overload),
+            "progress/rollouts": float(self._state.arrivals.rollouts),
+            **self._generations.metrics(),
         }
-        progress.stale_in_flight = progress.stale_in_queue = progress.overload = 0
-        return counts
 
     def _record(self, step: int, metrics: dict[str, float], parts: list[ArtifactRef]) -> None:
         record = StepRecord(self._arg.run_id, step, metrics, parts)

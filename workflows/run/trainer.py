@@ -29,11 +29,9 @@ from ratchet.workflows.protocol.activities import (
     Result,
 )
 from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
-from ratchet.workflows.protocol.state import HostState, Recording, RunState, TrainedBatch
-from ratchet.workflows.rules.fleet import Fleet
-from ratchet.workflows.run.outages import Outages
+from ratchet.workflows.protocol.state import HostState, Recording, TrainedBatch
+from ratchet.workflows.run.context import Context
 from ratchet.workflows.run.servers import Servers
-from ratchet.workflows.run.status import RunLog
 
 MAX_LOSSES = 10
 COMES_UP_WITHIN = timedelta(minutes=30)
@@ -44,80 +42,81 @@ MOST_RECORDED = 150
 class Trainer:
     """Steps one run's trainer."""
 
-    def __init__(
-        self,
-        run_id: str,
-        state: RunState,
-        fleet: Fleet,
-        servers: Servers,
-        mending: Outages,
-        log: RunLog,
-    ) -> None:
-        self._run_id = run_id
-        self._state = state
-        self._fleet = fleet
+    def __init__(self, context: Context, servers: Servers) -> None:
+        self._run_id = context.arg.run_id
+        self._state = context.state
+        self._part = context.state.trainer
+        self._fleet = context.fleet
         self._servers = servers
-        self._outages = mending
-        self._log = log
+        self._outages = context.outages
+        self._log = context.log
 
     async def train(self, step: int, batch: ArtifactRef) -> TrainStepResult:
         """Trains batch `step`, on a trainer that stands at `step - 1`."""
-        revision = self._state.config_revision
+        revision = self._state.live.revision
         while True:
             host = await self._standing_at(step - 1)
             # Until it tells, nobody knows where it stands.
-            self._state.trainer_step = -1
+            self._part.step = -1
             try:
                 result = await self._train_once(TrainedBatch(step, batch, revision), host)
             except ActivityError as error:
                 await self._on_lost(host, error)
                 continue
-            self._state.trainer_step = step
-            self._state.trainer_losses = 0
+            self._part.step = step
+            self._part.losses = 0
             return result
 
     @property
     def is_saved(self) -> bool:
         """Whether there is a checkpoint of the run's step, or nothing to save."""
-        state = self._state
-        return state.step == 0 or bool(state.checkpoint and state.checkpoint.step == state.step)
+        step, checkpoint = self._state.steps.step, self._part.checkpoint
+        return step == 0 or bool(checkpoint and checkpoint.step == step)
+
+    def record(self, batch: TrainedBatch) -> None:
+        """A step is over: its batch is what a trainer is made again from."""
+        self._part.batches.append(batch)
+
+    def forgive(self) -> None:
+        """A pause ends what counts against the trainer."""
+        self._part.losses = 0
 
     async def checkpoint(self, run_state: Callable[[], str]) -> None:
         """Commits a checkpoint at the run's step, unless there is one; `run_state()` is what it
         keeps of the run.
         """
-        state = self._state
+        part, steps = self._part, self._state.steps
         if self.is_saved:
             return
         while True:
-            host = await self._standing_at(state.step)
+            host = await self._standing_at(steps.step)
             arg = SaveCheckpointInput(
                 self._run_id,
-                state.step,
+                steps.step,
                 TrainerTarget(host.epoch, host.address),
                 run_state(),
-                state.config_revision,
+                self._state.live.revision,
             )
-            summary = f"checkpoint at step {state.step}"
+            summary = f"checkpoint at step {steps.step}"
             try:
                 saved = await self._on_trainer(SAVE_CHECKPOINT, arg, host, summary)
             except ActivityError as error:
                 await self._on_lost(host, error)
                 continue
-            before, state.batches = state.batches, []
-            older, state.checkpoint, state.older = state.checkpoint, saved, None
+            before, part.batches = part.batches, []
+            older, part.checkpoint, part.older = part.checkpoint, saved, None
             if older is not None:
-                state.older = Recording(older, before)
+                part.older = Recording(older, before)
             return
 
     def stands_at(self, step: int) -> bool:
         """Whether the trainer that is up holds the state of `step`."""
-        state, host = self._state, self._fleet.host("trainer", 0)
-        return host.up and (state.trainer_epoch, state.trainer_step) == (host.epoch, step)
+        host = self._fleet.host("trainer", 0)
+        return host.up and (self._part.epoch, self._part.step) == (host.epoch, step)
 
     async def _standing_at(self, step: int) -> HostState:
         """A trainer that stands at `step`: the one we have, or a fresh one that catches up."""
-        state, host = self._state, self._fleet.host("trainer", 0)
+        host = self._fleet.host("trainer", 0)
         while True:
             await self._log.wait(
                 lambda: "the trainer to come up", lambda: host.up, COMES_UP_WITHIN, stoppable=False
@@ -130,45 +129,32 @@ class Trainer:
             except ActivityError as error:
                 await self._on_lost(seen, error)
                 continue
-            state.trainer_epoch, state.trainer_step = seen.epoch, step
+            self._part.epoch, self._part.step = seen.epoch, step
 
     async def _catch_up(self, host: HostState, step: int) -> None:
         try:
             loaded = await self._load(host)
         except ActivityError as error:
-            if type_of(error) != names.CORRUPT or self._state.older is None:
+            if type_of(error) != names.CORRUPT or self._part.older is None:
                 raise
             self._use_older(cause_of(error))
             loaded = await self._load(host)
-        recorded = [batch for batch in self._state.batches if loaded.step < batch.step <= step]
+        recorded = [batch for batch in self._part.batches if loaded.step < batch.step <= step]
         assert [batch.step for batch in recorded] == list(range(loaded.step + 1, step + 1))
         for batch in recorded:
             trained = await self._train_once(batch, host)
-            if batch.step == self._state.target_version:
-                self.serve(trained.weights)
-
-    def serve(self, weights: ArtifactRef) -> None:
-        """The engines are to hold the very bits that the trainer stands at. A trainer on hardware
-        unlike that of the one before may have made others of the same batch.
-        """
-        state = self._state
-        assert state.weights is not None
-        if weights.sha256 != state.weights.sha256:
-            self._log.note(f"v{state.target_version} is pushed again: its trainer made other bits")
-            state.weights = weights
-            for engine in self._fleet.of("engine"):
-                engine.verified = -1
-            self._servers.changed = True
+            if batch.step == self._state.servers.target_version:
+                self._servers.offer(batch.step, trained.weights)
 
     async def _load(self, host: HostState) -> LoadTrainerResult:
-        state, checkpoint = self._state, self._state.checkpoint
+        checkpoint = self._part.checkpoint
         return await self._on_trainer(
             LOAD_TRAINER,
             LoadTrainerInput(
                 self._run_id,
                 TrainerTarget(host.epoch, host.address),
                 checkpoint.ref if checkpoint else None,
-                revision=state.config_revision,
+                revision=self._state.live.revision,
             ),
             host,
             f"load trainer at step {checkpoint.step if checkpoint else 0}",
@@ -176,15 +162,15 @@ class Trainer:
 
     def _use_older(self, reason: str) -> None:
         """Goes back to the checkpoint before the last, and trains what came after it again."""
-        state = self._state
-        assert state.older is not None and state.checkpoint is not None
-        damaged, older = state.checkpoint, state.older
+        part = self._part
+        assert part.older is not None and part.checkpoint is not None
+        damaged, older = part.checkpoint, part.older
         self._log.note(
             f"checkpoint of step {damaged.step} is damaged ({reason}): that of step "
             f"{older.checkpoint.step} and the batches since are used instead"
         )
-        state.checkpoint, state.older = older.checkpoint, None
-        state.batches = [*older.batches, *state.batches]
+        part.checkpoint, part.older = older.checkpoint, None
+        part.batches = [*older.batches, *part.batches]
 
     async def _train_once(self, batch: TrainedBatch, host: HostState) -> TrainStepResult:
         step, target = batch.step, TrainerTarget(host.epoch, host.address)
@@ -211,15 +197,15 @@ class Trainer:
         return await self._outages.perform(summary, attempt)
 
     async def _on_lost(self, host: HostState, error: ActivityError) -> None:
-        state, reason = self._state, cause_of(error)
+        part, reason = self._part, cause_of(error)
         if type_of(error) == names.BAD_INPUT:
             raise RunFailed("trainer", reason, code="bad_input", user=True)
         if type_of(error) == names.CORRUPT:
             raise RunFailed("store", reason, code="damaged")
-        state.trainer_losses += 1
+        part.losses += 1
         self._log.note(f"trainer lost (epoch {host.epoch}): {reason}")
-        if state.trainer_losses > MAX_LOSSES:
-            raise RunFailed("trainer", f"lost {state.trainer_losses} times, last: {reason}")
-        state.trainer_epoch = -1
+        if part.losses > MAX_LOSSES:
+            raise RunFailed("trainer", f"lost {part.losses} times, last: {reason}")
+        part.epoch = -1
         self._fleet.mark_down("trainer", 0, host.epoch, reason)
         await self._servers.restart(host)

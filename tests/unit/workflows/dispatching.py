@@ -64,7 +64,7 @@ class Generation:
 
     def __init__(self, world: "World", number: int, lease: Lease, control: Control) -> None:
         arg = DispatchInput(
-            "run", number, world.plain, world.state.examples, Queues(), lease, control
+            "run", number, world.plain, world.state.lifecycle.examples, Queues(), lease, control
         )
         self.granted = world.permits
         self.world = world

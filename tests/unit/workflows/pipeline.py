@@ -9,18 +9,29 @@ from dataclasses import replace
 from typing import Any, Literal, cast
 
 from ratchet.activities.contracts.refs import ArtifactRef
-from ratchet.activities.contracts.rollouts import GroupResult, GroupWork
+from ratchet.activities.contracts.rollouts import FilterTally, GroupResult, GroupWork
 from ratchet.configs.live import changed
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import DispatchReport, RunInput
-from ratchet.workflows.protocol.state import GenerationState, Lease, RunState, ShippedBatch
+from ratchet.workflows.protocol.state import (
+    GenerationState,
+    Lease,
+    Lifecycle,
+    PermitsState,
+    RunState,
+    ServersState,
+    ShippedBatch,
+)
 from ratchet.workflows.rules.curriculum import Curriculum
 from ratchet.workflows.rules.fleet import Fleet, hosts_of
 from ratchet.workflows.rules.live_config import limits_of
 from ratchet.workflows.rules.sinks import Arrivals, TrainSink
 from ratchet.workflows.rules.sources import train_counter
+from ratchet.workflows.run.context import Context
 from ratchet.workflows.run.evals import Evals
 from ratchet.workflows.run.generations import Generations
+from ratchet.workflows.run.news import News
+from ratchet.workflows.run.outages import Outages
 from tests.unit.workflows.dispatching import Generation, Running
 
 
@@ -44,20 +55,23 @@ class World:
             replace(h, up=True, verified=0, epoch=1, address=f"{h.name}@1")
             for h in hosts_of(config)
         ]
-        state = RunState(status="running", examples=examples, hosts=hosts, version=0)
-        state.limits = limits_of(config)
-        self.state = state
+        self.state = state = RunState(
+            Lifecycle("running", examples=examples),
+            permits=PermitsState(limits_of(config)),
+            servers=ServersState(hosts),
+        )
+        state.steps.version = 0
         self.overrides: dict[str, Any] = {}
         self.plain = config.model_dump(mode="json")
         arg = RunInput("run", self.plain, examples=examples)
         none, log = cast(Any, None), cast(Any, Log())
-        fleet, self.sink = Fleet(state.hosts), TrainSink(config, state.train)
+        news = News()
+        context = Context(arg, config, state, Fleet(hosts), log, news, Outages(state, log, news))
+        self.sink = TrainSink(config, state.train)
         self.curriculum = Curriculum(config, examples, state.curriculum)
-        self.generations = Generations(
-            arg, config, state, fleet, self.sink, none, self.curriculum, log
-        )
-        self.arrivals = Arrivals(config, state, self.sink, self.curriculum)
-        self.evals = Evals(arg, config, state, none, log)
+        self.generations = Generations(context, self.sink, none, self.curriculum)
+        self.arrivals = Arrivals(config, state.arrivals, self.sink, self.curriculum)
+        self.evals = Evals(context)
         self.live: list[Generation] = []
         self.dead: list[Generation] = []
         self.mail: list[DispatchReport] = []
@@ -85,42 +99,42 @@ class World:
     @property
     def permits(self) -> int:
         """Rollouts that may execute at once."""
-        assert self.state.limits is not None
-        return self.state.limits.permits
+        return self.state.permits.limits.permits
 
     def fire(self, step: int) -> None:
         """Opens the evals that are due."""
         self.evals.fire(step)
-        self.opened_evals |= {progress.epoch.epoch for progress in self.state.evals}
+        self.opened_evals |= {progress.epoch.epoch for progress in self.state.evals.open}
 
     def trigger(self) -> None:
         """Somebody asks for an eval of every env."""
-        self.evals.on_trigger(None)
-        self.opened_evals |= {progress.epoch.epoch for progress in self.state.evals}
+        self.evals.on_trigger([])
+        self.opened_evals |= {progress.epoch.epoch for progress in self.state.evals.open}
 
     def change(self, dispatch: dict[str, Any]) -> None:
         """A live change of the config."""
-        state = self.state
+        permits = self.state.permits
         self.overrides, config = changed(self.plain, self.overrides, {"dispatch": dispatch})
-        state.limits = limits_of(config, state.limits)
+        permits.limits = limits_of(config, permits.limits)
 
     @property
     def waiting(self) -> list[str]:
-        """Put-back groups that no generation has begun, as far as the run was told."""
-        state = self.state
+        """Requeued groups that no generation has begun, as far as the run was told."""
+        state = self.state.dispatch
         begun = state.generations[-1].lease.ahead
-        places = enumerate(state.put_backs, start=state.put_backs_before)
+        places = enumerate(state.requeued, start=state.requeued_before)
         return [group for place, group in places if place not in begun]
 
     @property
     def may_open(self) -> bool:
         """Whether the next generation is due."""
-        running = self.state.status == "running" and not self.state.pause
-        return running and not any(g.state == "open" for g in self.state.generations)
+        state = self.state
+        running = state.lifecycle.status == "running" and not state.requests.pause
+        return running and not any(g.state == "open" for g in state.dispatch.generations)
 
     def open(self) -> None:
         """Leases what was not admitted to the next generation."""
-        state = self.state
+        state = self.state.dispatch
         lease = state.generations[-1].lease if state.generations else Lease()
         number = state.next_generation
         state.next_generation += 1
@@ -132,14 +146,14 @@ class World:
 
     def inform(self) -> None:
         """Sends the control state to every generation."""
-        self.generations.put_back_refused()
-        self.state.control_seq += 1
+        self.generations.requeue_refused()
+        self.state.dispatch.control_seq += 1
         for generation in self.live:
             generation.send(self.generations._control(generation.number), self.permits)
 
     def receive(self) -> None:
         """The next report arrives."""
-        report, state = self.mail.pop(0), self.state
+        report, state = self.mail.pop(0), self.state.dispatch
         generation = next(g for g in state.generations if g.number == report.generation)
         assert report.seq > generation.seq and generation.state != "closed"
         generation.seq, generation.state = report.seq, report.state
@@ -149,7 +163,7 @@ class World:
         generation.oldest, generation.outstanding = report.oldest, report.outstanding
         generation.lease = report.lease
         if report.groups:
-            state.generation_deaths = 0
+            state.deaths = 0
         self.generations._drop_admitted()
         for group in report.groups:
             assert group.group not in self.delivered, "a group was delivered twice"
@@ -164,39 +178,42 @@ class World:
                 self.evals.on_group(group)
             else:
                 self._on_train(group)
-        self.generations.put_back_refused()
+        self.generations.requeue_refused()
         if report.state == "closed":
             self.live = [g for g in self.live if g.number != report.generation]
         for lost in report.lost:
-            host = next(h for h in state.hosts if (h.role, h.index) == (lost.role, lost.index))
+            host = next(
+                h for h in self.state.servers.hosts if (h.role, h.index) == (lost.role, lost.index)
+            )
             host.up &= host.epoch != lost.epoch
 
     def revive(self) -> None:
         """Servers that were lost are up again."""
-        for host in self.state.hosts:
+        for host in self.state.servers.hosts:
             if not host.up:
                 host.epoch, host.up = host.epoch + 1, True
                 host.address = f"{host.name}@{host.epoch}"
 
     def pause(self, mode: Literal["drain", "cancel"]) -> None:
         """Somebody asks for a pause, which is carried through whatever they ask for next."""
-        if self.state.status == "running":
-            self.state.pause, self.state.status = mode, "pausing"
+        if self.state.lifecycle.status == "running":
+            self.state.requests.pause, self.state.lifecycle.status = mode, "pausing"
 
     def resume(self) -> None:
         """Somebody asks for the run to go on."""
-        self.state.pause = ""
+        self.state.requests.pause = ""
 
     def settle(self) -> None:
         """The pause was carried through, and may be over."""
-        if self.state.status in ("pausing", "paused") and not self.live:
-            self.state.status = "paused" if self.state.pause else "running"
+        life = self.state.lifecycle
+        if life.status in ("pausing", "paused") and not self.live:
+            life.status = "paused" if self.state.requests.pause else "running"
 
     def _on_train(self, group: GroupResult) -> None:
-        before = self.state.train.barren
+        before = self.state.train.empty_groups
         self.arrivals.on_group(group)
-        if self.state.train.barren > before:
-            self._spend(group, "barren")
+        if self.state.train.empty_groups > before:
+            self._spend(group, "empty")
 
     def _spend(self, group: GroupResult, how: str) -> None:
         counter, _ = train_counter(group.group)
@@ -209,24 +226,25 @@ class World:
         self.dead.append(generation)
         while any(report.generation == generation.number for report in self.mail):
             self.receive()
-        state = next(g for g in self.state.generations if g.number == generation.number)
+        state = next(g for g in self.state.dispatch.generations if g.number == generation.number)
         self.generations._on_death(state)
 
     def ship(self, *, empty: bool = False) -> bool:
         """Cuts the next batch if it is due and full; `empty` ones have nothing to train on."""
         state, train = self.state, self.config.train
-        step = state.step + len(state.shipped) + 1
-        due = state.version >= step - 1 - train.max_lag and step <= self.config.max_steps
+        steps = state.steps
+        step = steps.step + len(steps.shipped) + 1
+        due = steps.version >= step - 1 - train.max_lag and step <= self.config.max_steps
         if self.pushing or not due:
             return False
-        self.generations.put_back_refused()
-        self.generations.put_back_stale(step)
+        self.generations.requeue_refused()
+        self.generations.requeue_stale(step)
         if not self.sink.full:
             return False
         groups = self.arrivals.cut()
         for group in groups:
             assert step - 1 - group.version_start <= train.max_off_policy_steps, "a stale group"
-            assert not set(group.labels) & set(state.rejected_labels), "refused weights"
+            assert not set(group.labels) & set(state.servers.rejected_labels), "refused weights"
             self._spend(group, "shipped")
         self.arrivals.on_written()
         if train.token_batch_size:
@@ -235,32 +253,33 @@ class World:
             rollouts = [g.trainable if train.backfill else g.survivors for g in groups]
             assert sum(rollouts) >= cast(int, train.batch_size)
         if empty:
-            self.sink.on_empty()
+            self.sink.on_empty(FilterTally())
         else:
-            state.train.empty_batches = 0
-            state.shipped.append(ShippedBatch(step, _ref(f"batch/{step}"), {}, None, 0.0))
+            self.sink.on_shipped()
+            steps.shipped.append(ShippedBatch(step, _ref(f"batch/{step}"), {}, None, 0.0))
         return True
 
     def push(self) -> None:
         """The next batch was trained: its weights go to the engines."""
-        assert self.state.shipped[0].step == self.state.step + 1
-        self.state.next_version = self.state.target_version = self.state.step + 1
-        self.pushing, self.pushes, self.sampled_at = True, self.pushes + 1, self.state.step + 1
+        steps = self.state.steps
+        assert steps.shipped[0].step == steps.step + 1
+        steps.next_version = self.state.servers.target_version = steps.step + 1
+        self.pushing, self.pushes, self.sampled_at = True, self.pushes + 1, steps.step + 1
 
     def refuse(self) -> None:
         """What was pushed is refused, and is pushed again."""
-        self.state.rejected_labels.append(self.label)
+        self.state.servers.rejected_labels.append(self.label)
         self.pushes += 1
 
     def verify(self) -> None:
         """The engines are verified at the next version."""
-        state = self.state
-        state.shipped.pop(0)
-        state.step = state.version = state.step + 1
+        steps = self.state.steps
+        steps.shipped.pop(0)
+        steps.step = steps.version = steps.step + 1
         self.pushing = False
-        for host in state.hosts:
-            host.verified = state.version
-        self.fire(state.step)
+        for host in self.state.servers.hosts:
+            host.verified = steps.version
+        self.fire(steps.step)
 
     # -- what activities do -----------------------------------------------------------------
 

@@ -103,7 +103,7 @@ def round_trip(world: World, *, stragglers: int = 0, survivors: int = 4) -> None
                 end_of(world, generation, work, survivors, 4)
     if world.pushing:
         world.verify()
-    elif world.state.shipped:
+    elif world.state.steps.shipped:
         world.push()
     while world.ship():
         pass
@@ -197,7 +197,7 @@ def pause(world: World, rng: Random) -> None:
 
 def die(world: World, rng: Random) -> None:
     """A generation ends without a word."""
-    if (live := there(world)) and world.state.generation_deaths < MAX_DEATHS - 1:
+    if (live := there(world)) and world.state.dispatch.deaths < MAX_DEATHS - 1:
         world.kill(rng.choice(live))
 
 
@@ -211,7 +211,7 @@ def train(world: World, rng: Random) -> None:
     """The next batch is trained, or its weights are refused or verified."""
     if world.pushing:
         world.refuse() if rng.random() < 0.4 else world.verify()
-    elif world.state.shipped:
+    elif world.state.steps.shipped:
         world.push()
 
 
@@ -234,10 +234,9 @@ def ask(world: World, rng: Random) -> None:
 
 def squeeze(world: World, rng: Random) -> None:
     """The engines bear less, or more."""
-    limits, least = world.state.limits, world.config.largest_part
-    assert limits is not None
+    part, least = world.state.permits, world.config.largest_part
     permits, trim = rng.randint(least, 16), rng.random() < 0.5
-    world.state.limits = replace(limits, permits=permits, trim=trim)
+    part.limits = replace(part.limits, permits=permits, trim=trim)
 
 
 def wait(world: World, rng: Random) -> None:
@@ -329,7 +328,7 @@ class Pipeline(RuleBasedStateMachine):
 
 def stop(world: World) -> None:
     """The run is stopped, whatever state it is in: everything ends."""
-    world.state.status = "stopping"
+    world.state.lifecycle.status = "stopping"
     for _ in range(5):
         round_trip(world)
     assert not world.live and not world.generations.live, "a generation never closed"
@@ -340,11 +339,11 @@ def finish(world: World) -> None:
     state = world.state
     world.resume()
     for _ in range(ROUNDS_PER_STEP * (MAX_STEPS + 1)):
-        if state.step == MAX_STEPS and not state.evals:
+        if state.steps.step == MAX_STEPS and not state.evals.open:
             break
         round_trip(world)
-    assert state.step == MAX_STEPS, f"stuck: {[g.scheduler.blocked for g in world.live]}"
-    assert not state.evals, "an eval never ended"
+    assert state.steps.step == MAX_STEPS, f"stuck: {[g.scheduler.blocked for g in world.live]}"
+    assert not state.evals.open, "an eval never ended"
     for _ in range(10):
         round_trip(world)
     assert world.executing == 0 and not any(g.groups for g in world.live)
@@ -352,7 +351,7 @@ def finish(world: World) -> None:
     assert not ready & world.spent.keys()
     admitted = range(world.generations.next_train)
     assert ready | world.spent.keys() == set(admitted), "a counter was lost"
-    assert state.curriculum.draws.keys() <= {str(n) for n in range(state.drawn_below)} - {
+    assert state.curriculum.draws.keys() <= {str(n) for n in range(state.dispatch.drawn_below)} - {
         str(n) for n in world.spent
     }
     served_in_turn(world, len(admitted))

@@ -35,17 +35,22 @@ from ratchet.workflows.protocol.messages import (
     RunInput,
 )
 from ratchet.workflows.protocol.state import RunState
+from ratchet.workflows.protocol.upgrades import RUN_STATE
 from ratchet.workflows.rules.restore import kept, restored
-from tests.recorded import item, names, shapes
+from tests.recorded import BUILDS, item, names, shapes
 from tests.unit.workflows.support import config
 
+KINDS = {"run_input": RunInput, "dispatch_input": DispatchInput, "host_input": HostWorkflowInput}
 INPUTS = [
-    *((name, RunInput) for name in names("run_input.*")),
-    *((name, DispatchInput) for name in names("dispatch_input.*")),
-    *((name, HostWorkflowInput) for name in names("host_input.*")),
+    (build, name, cls)
+    for build in BUILDS
+    for kind, cls in KINDS.items()
+    for name in names(f"{kind}.*", build)
 ]
-CONFIGS = names("config*")
-CHECKPOINTS = names("checkpoints/*/run_state")
+CONFIGS = [(build, name) for build in BUILDS for name in names("config*", build)]
+CHECKPOINTS = [
+    (build, name) for build in BUILDS for name in names("checkpoints/*/run_state", build)
+]
 REF = ArtifactRef("k", "0" * 64, 1, "k")
 
 
@@ -54,55 +59,99 @@ def written(value: Any) -> Any:
     return json.loads(to_json(value))
 
 
-def unnumbered(document: dict[str, Any]) -> dict[str, Any]:
-    """A document without the numbers that schema 1 brought: its own, and those of its parts."""
+def flat(state: dict[str, Any]) -> dict[str, Any]:
+    """The state of a run as schema 1 had it."""
+    requests, live, dispatch = dict(state["requests"]), state["live"], dict(state["dispatch"])
+    arrivals, evals, trainer = dict(state["arrivals"]), state["evals"], dict(state["trainer"])
+    train = dict(state["train"])
+    train["barren"], train["barren_filters"] = train.pop("empty_groups"), train.pop("empty_filters")
+    train["ok_rollouts"] = arrivals.pop("ok_rollouts")
+    for key in ("stale_in_flight", "stale_in_queue", "overload"):
+        train[key] = dispatch.pop(key)
+    return {
+        **state["lifecycle"],
+        "checkpoint_wanted": requests.pop("checkpoint"),
+        **requests,
+        "overrides": live["overrides"],
+        "config_revision": live["revision"],
+        "config_pending": live["pending"],
+        "shares": live["shares"],
+        "limits": state["permits"]["limits"],
+        "concurrency": state["permits"]["controller"],
+        **state["servers"],
+        "put_backs": dispatch.pop("requeued"),
+        "put_backs_before": dispatch.pop("requeued_before"),
+        "generation_deaths": dispatch.pop("deaths"),
+        **dispatch,
+        "train": train,
+        **arrivals,
+        "curriculum": state["curriculum"],
+        "evals": evals["open"],
+        "eval_count": evals["count"],
+        "wished_evals": evals["requested"],
+        "fired": evals["fired"],
+        "last_eval": evals["last"],
+        "eval_rollouts": evals["rollouts"],
+        **state["steps"],
+        **{f"trainer_{key}": trainer.pop(key) for key in ("epoch", "step", "losses")},
+        **trainer,
+        **state["outages"],
+    }
+
+
+def as_before(document: dict[str, Any]) -> dict[str, Any]:
+    """A document with a flat state and without numbers: its own, and those of its parts."""
+    state = document.get("state")
+    if state:
+        document = {**document, "state": flat(state) if "lifecycle" in state else state}
     parts = ("state", "host", "config")
     return {
-        key: unnumbered(value) if key in parts and isinstance(value, dict) else value
+        key: as_before(value) if key in parts and isinstance(value, dict) else value
         for key, value in document.items()
         if key != "schema"
     }
 
 
 def test_there_is_something_recorded_of_each_kind() -> None:
-    assert len(INPUTS) == 10 and len(CONFIGS) == 2 and len(CHECKPOINTS) == 2
-    assert {cls for _, cls in INPUTS} | {RunState, HostInput} == set(VERSIONED)
+    assert len(INPUTS) == 10 + 10 and len(CONFIGS) == 2 + 2 and len(CHECKPOINTS) == 2 + 2
+    assert {cls for _, _, cls in INPUTS} | {RunState, HostInput} == set(VERSIONED)
 
 
-@pytest.mark.parametrize(("name", "cls"), INPUTS, ids=[name for name, _ in INPUTS])
-def test_a_recorded_input_keeps_every_value(name: str, cls: type) -> None:
-    recorded = item(name)
+@pytest.mark.parametrize(("build", "name", "cls"), INPUTS)
+def test_a_recorded_input_keeps_every_value(build: str, name: str, cls: type) -> None:
+    recorded = item(name, build)
     value = decoded(cls, recorded)
     again = written(value)
     assert again["schema"] == VERSIONED[cls].current == 1
-    assert unnumbered(again) == recorded
+    assert as_before(again) == as_before(recorded)
     assert decoded(cls, again) == value
-    assert (
-        read_config(recorded["config"]) == validate(recorded["config"])
-        if ("config" in recorded)
-        else cls is HostWorkflowInput
-    )
+    if again.get("state"):
+        assert again["state"]["schema"] == RUN_STATE.current == 2
+    if cls is not HostWorkflowInput:
+        plain = {key: value for key, value in recorded["config"].items() if key != "schema"}
+        assert read_config(recorded["config"]) == validate(plain)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_recorded_config_keeps_every_value(name: str) -> None:
-    recorded = item(name)
+@pytest.mark.parametrize(("build", "name"), CONFIGS)
+def test_a_recorded_config_keeps_every_value(build: str, name: str) -> None:
+    recorded = item(name, build)
     value = read_config(recorded)
     document = config_document(value)
     assert document == {**recorded, "schema": CONFIG.current}
-    assert read_config(json.loads(json.dumps(document))) == value == validate(recorded)
+    plain = {key: value for key, value in recorded.items() if key != "schema"}
+    assert read_config(json.loads(json.dumps(document))) == value == validate(plain)
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_recorded_checkpoint_keeps_every_value(name: str) -> None:
-    recorded = item(name)
+@pytest.mark.parametrize(("build", "name"), CHECKPOINTS)
+def test_a_recorded_checkpoint_keeps_every_value(build: str, name: str) -> None:
+    recorded = item(name, build)
     document = CHECKPOINT_STATE.upgraded(recorded)
     state, before = decoded(RunState, document["state"]), read_config(document["config"])
     again = json.loads(kept(state, before))
-    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 1, 1)
-    assert unnumbered(again) == unnumbered(recorded)
+    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 2, 1)
+    assert as_before(again) == as_before(recorded)
     assert decoded(RunState, again["state"]) == state and read_config(again["config"]) == before
-    trainer = item(name.replace("run_state", "trainer"))
+    trainer = item(name.replace("run_state", "trainer"), build)
     assert TRAINER_STATE.upgraded(trainer) == trainer
 
 
@@ -113,7 +162,7 @@ def test_a_run_begins_with_a_recorded_checkpoint(to: str) -> None:
     result = RestoreResult(CheckpointResult(6, REF), REF, document)
     arg = RestoreInput(to, "recorded-c8060e", 6)
     state = decoded(RunState, document["state"])
-    after = written(restored(arg, result, state, read_config(item("config.1"))))
+    after = flat(written(restored(arg, result, state, read_config(item("config.1")))))
     assert (after["step"], after["version"], after["target_version"]) == (6, 6, 6)
     assert after["origin"] == {
         "source": "recorded-c8060e",
@@ -173,7 +222,7 @@ def objects(hint: Any, value: Any) -> Iterator[dict[str, Any]]:
 def test_any_key_that_is_lost_or_unknown_is_refused(name: str, cls: type) -> None:
     data = written(decoded(cls, item(name)))
     places = list(objects(cls, data))
-    assert len(places) >= {RunInput: 20, DispatchInput: 6, HostWorkflowInput: 2}[cls]
+    assert len(places) >= {RunInput: 30, DispatchInput: 6, HostWorkflowInput: 2}[cls]
     for place in places:
         for key in list(place):
             if key == "schema" and place.get("key") is None:
@@ -191,11 +240,12 @@ def test_any_key_that_is_lost_or_unknown_is_refused(name: str, cls: type) -> Non
 
 @pytest.mark.parametrize("cls", VERSIONED, ids=lambda cls: str(cls.__name__))
 def test_a_newer_schema_is_refused_by_name_and_number(cls: type) -> None:
+    number = VERSIONED[cls].current
     with pytest.raises(NewerSchema) as caught:
-        decoded(cls, {"schema": 2, "anything": "else"})
+        decoded(cls, {"schema": number + 1, "anything": "else"})
     text = str(caught.value)
-    assert text.startswith(f"{VERSIONED[cls].what} has schema 2, which a newer build")
-    assert "reads 0 to 1" in text and "worker of the newer build (RATCHET_BUILD_ID" in text
+    assert text.startswith(f"{VERSIONED[cls].what} has schema {number + 1}, which a newer build")
+    assert f"reads 0 to {number}" in text and "worker of the newer build (RATCHET_BUILD_ID" in text
 
 
 @pytest.mark.parametrize("part", ["state", "host"])
@@ -209,7 +259,7 @@ def test_a_newer_part_of_an_input_is_refused(part: str) -> None:
 
 @pytest.mark.parametrize("number", ["1", None, -1, 1.5])
 def test_a_number_that_never_was_is_refused(number: Any) -> None:
-    with pytest.raises(ValidationError, match="the schemas read here are 0 to 1"):
+    with pytest.raises(ValidationError, match="the schemas read here are 0 to 2"):
         decoded(RunState, {**item("run_input.step-5")["state"], "schema": number})
 
 
@@ -241,25 +291,26 @@ def test_signals_are_read_leniently() -> None:
 
 
 def test_upgraders_take_one_step_each_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    def from_1_to_2(state: dict[str, Any]) -> dict[str, Any]:
-        assert state["schema"] == 1, "it is given data of its own schema"
-        return {**state, "renamed": state["step"]}
-
     def from_2_to_3(state: dict[str, Any]) -> dict[str, Any]:
+        assert state["schema"] == 2, "it is given data of its own schema"
+        return {**state, "renamed": state["steps"]}
+
+    def from_3_to_4(state: dict[str, Any]) -> dict[str, Any]:
+        steps = state["renamed"]
         return {key: value for key, value in state.items() if key != "renamed"} | {
-            "step": state["renamed"] + 1
+            "steps": {**steps, "step": steps["step"] + 1}
         }
 
     upgrades: Any = VERSIONED[RunState].upgrades
-    monkeypatch.setitem(upgrades, 1, from_1_to_2)
     monkeypatch.setitem(upgrades, 2, from_2_to_3)
+    monkeypatch.setitem(upgrades, 3, from_3_to_4)
     for data in (item("run_input.step-5"), written(decoded(RunInput, item("run_input.step-5")))):
         before = copy.deepcopy(data)
         state = decoded(RunInput, data).state
-        assert (state.schema, state.step, state.version) == (3, 6, 5)
+        assert (state.schema, state.steps.step, state.steps.version) == (4, 6, 5)
         assert data == before
-    with pytest.raises(NewerSchema, match=r"has schema 4.*reads 0 to 3"):
-        decoded(RunState, {"schema": 4})
+    with pytest.raises(NewerSchema, match=r"has schema 5.*reads 0 to 4"):
+        decoded(RunState, {"schema": 5})
 
 
 def test_the_first_upgrader_adds_what_early_builds_lacked() -> None:
@@ -267,10 +318,27 @@ def test_the_first_upgrader_adds_what_early_builds_lacked() -> None:
     early = {key: value for key, value in state.items() if key != "wished_evals"}
     early["hosts"] = [{k: v for k, v in host.items() if k != "waits"} for host in state["hosts"]]
     assert decoded(RunState, early) == decoded(RunState, state)
-    with pytest.raises(
-        ValidationError, match=r"lacks wished_evals; RunState\.hosts\[0\] lacks waits"
-    ):
+    with pytest.raises(ValidationError) as caught:
         decoded(RunState, {**early, "schema": 1})
+    assert "RunState.evals lacks requested" in str(caught.value)
+    assert "RunState.servers.hosts[0] lacks waits" in str(caught.value)
+
+
+@pytest.mark.parametrize("place", ["", "train", "curriculum", "hosts"])
+def test_a_flat_state_is_read_as_strictly(place: str) -> None:
+    for wrong in ("lost", "unknown"):
+        state = item("run_input.step-5", "c49e718")["state"]
+        part = state[place] if place else state
+        part = part[0] if place == "hosts" else part
+        for key in list(part) if wrong == "lost" else ["moved_here"]:
+            if key in ("schema", "train", "curriculum", "hosts"):
+                continue
+            before = part.pop(key, None)
+            if wrong == "unknown":
+                part[key] = 1
+            with pytest.raises(ValidationError, match=r"lacks|unknown"):
+                decoded(RunState, state)
+            part[key] = before
 
 
 # -- shapes ---------------------------------------------------------------------------------

@@ -19,12 +19,18 @@ from ratchet.activities.storage.lineage import segments
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.configs.load import validate
 from ratchet.workflows.protocol.state import (
+    DispatchState,
     GenerationState,
     Lease,
+    Lifecycle,
+    LiveConfig,
     Recording,
     RunState,
+    ServersState,
     ShippedBatch,
+    StepsState,
     TrainedBatch,
+    TrainerState,
     TrainProgress,
 )
 from ratchet.workflows.rules.restore import kept, restored
@@ -74,28 +80,30 @@ def run(store: ArtifactStore, made: Path) -> RunState:
     gone = [ArtifactRef(k, "0" * 64, 1, f"{k}@x") for k in (keys.batch(SOURCE, 4), version + ".e1")]
     trained = [TrainedBatch(4, gone[0], 1)]
     state = RunState(
-        status="running",
-        step=STEP,
-        version=STEP,
-        weights=weights,
-        checkpoint=CheckpointResult(3, gone[1]),
-        older=Recording(CheckpointResult(1, gone[1]), list(trained)),
-        batches=trained,
+        Lifecycle("running"),
+        live=LiveConfig({"max_steps": 12}, revision=1),
+        servers=ServersState(weights=weights),
+        trainer=TrainerState(
+            EPOCH,
+            STEP,
+            checkpoint=CheckpointResult(3, gone[1]),
+            batches=trained,
+            older=Recording(CheckpointResult(1, gone[1]), list(trained)),
+        ),
         train=TrainProgress(
             ready=[group(store, "train/40"), group(store, "train/9.1")],
             cut=[group(store, f"train/{n}") for n in (30, 31, 32, 33)],
             shipped_rollouts=64,
             shipped_batches=8,
         ),
-        shipped=[shipped(store, STEP + 1), shipped(store, STEP + 2)],
-        next_generation=3,
-        overrides={"max_steps": 12},
-        config_revision=1,
-        trainer_epoch=EPOCH,
-        trainer_step=STEP,
+        steps=StepsState(STEP, STEP, shipped=[shipped(store, STEP + 1), shipped(store, STEP + 2)]),
+        dispatch=DispatchState(
+            generations=[
+                GenerationState(2, Lease(next_train=50), started=True, outstanding=["train/45"])
+            ],
+            next_generation=3,
+        ),
     )
-    lease = Lease(next_train=50)
-    state.generations = [GenerationState(2, lease, started=True, outstanding=["train/45"])]
     text = kept(state, CONFIG)
     for epoch in (1, EPOCH):
         whole = folder(
@@ -144,19 +152,21 @@ def check(store: ArtifactStore, after: RunState, to: str, before: RunState) -> N
     for was, now in zip(groups, after.train.ready, strict=True):
         assert now.ref == store.require(keys.group(to, now.group))
         assert was.ref is not None and now.ref is not None and now.ref.sha256 == was.ref.sha256
-    assert [batch.step for batch in after.shipped] == [STEP + 1, STEP + 2]
-    for batch in after.shipped:
+    assert [batch.step for batch in after.steps.shipped] == [STEP + 1, STEP + 2]
+    for batch in after.steps.shipped:
         assert batch.ref.key == keys.batch(to, batch.step)
         assert [row.group for row in decode_batch(store.get(batch.ref))] == [f"train/{batch.step}"]
         assert batch.metrics_ref is not None
         assert store.get_json(batch.metrics_ref) == {"reward/all": 0.5}
-    assert after.weights == store.require(keys.weights(to, STEP))
-    assert after.checkpoint == CheckpointResult(STEP, store.require(keys.checkpoint(to, STEP)))
-    weights, checkpoint = (store.fetch_folder(ref) for ref in (after.weights, after.checkpoint.ref))
-    assert {(f / "model.safetensors").read_text() for f in (weights, checkpoint)} == {str(EPOCH)}
-    assert not (weights / "optimizer.safetensors").exists()
-    assert (after.batches, after.older) == ([], None)
-    assert after.put_backs == ["train/45"] and after.generations[-1].lease.next_train == 50
+    names = (keys.weights(to, STEP), keys.checkpoint(to, STEP))
+    weights, checkpoint = (store.require(name) for name in names)
+    assert after.servers.weights == weights
+    assert after.trainer == TrainerState(checkpoint=CheckpointResult(STEP, checkpoint))
+    folders = [store.fetch_folder(ref) for ref in (weights, checkpoint)]
+    assert {(f / "model.safetensors").read_text() for f in folders} == {str(EPOCH)}
+    assert not (folders[0] / "optimizer.safetensors").exists()
+    assert after.dispatch.requeued == ["train/45"]
+    assert after.dispatch.generations[-1].lease.next_train == 50
 
 
 @pytest.mark.parametrize("to", ["run-1+2", "other"])
@@ -165,7 +175,7 @@ def test_all_of_a_restored_state_resolves(store: ArtifactStore, tmp_path: Path, 
     after = begin(store, to, SOURCE)
     store.fs.rm(store.path(keys.run_folder(SOURCE)), recursive=True)
     check(store, after, to, before)
-    assert after.overrides == ({"max_steps": 12} if to == "run-1+2" else {})
+    assert after.live.overrides == ({"max_steps": 12} if to == "run-1+2" else {})
 
 
 def test_attempts_after_attempts_need_none_before(store: ArtifactStore, tmp_path: Path) -> None:

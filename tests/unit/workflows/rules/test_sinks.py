@@ -59,7 +59,7 @@ def test_empty_batch_makes_room_for_another() -> None:
         sink.add(delivered(f"train/{number}"))
     assert sink.rollouts_wanted(0) == 16
     sink.cut()
-    sink.on_empty()
+    sink.on_empty(FilterTally())
     assert sink.rollouts_wanted(0) == 24, "eight are spent and two batches are still to be filled"
 
 
@@ -180,7 +180,7 @@ def test_what_is_taken_out_leaves_no_trace(
 # -- groups that leave nothing --------------------------------------------------------------
 
 
-def test_barren_groups_are_counted_in_a_row_and_tell_why() -> None:
+def test_empty_groups_are_counted_in_a_row_and_tell_why() -> None:
     sink = TrainSink(config(), TrainProgress())
     for number in range(4):
         assert not sink.add(delivered(f"train/{number}", 0, error="Boom: x"))
@@ -194,16 +194,16 @@ def test_barren_groups_are_counted_in_a_row_and_tell_why() -> None:
     assert sink.progress.delivered == 6
 
 
-def test_filters_of_barren_groups_are_kept_for_the_next_batch() -> None:
+def test_filters_of_empty_groups_are_kept_for_the_next_batch() -> None:
     sink = TrainSink(config(), TrainProgress())
     tally = FilterTally(rollouts=2, dropped=2, hits={"gibberish": 2})
     for number in range(2):
         sink.add(replace(delivered(f"train/{number}", 0), filters=tally))
     sink.add(replace(delivered("train/2"), filters=tally))
-    assert sink.progress.barren_filters == FilterTally(4, 4, {"gibberish": 4})
+    assert sink.progress.empty_filters == FilterTally(4, 4, {"gibberish": 4})
 
 
-def test_barren_groups_of_a_token_batch_are_measured_by_its_rollouts() -> None:
+def test_empty_groups_of_a_token_batch_are_measured_by_its_rollouts() -> None:
     sink = TrainSink(config(train=TOKENS, dispatch=PERMITS), TrainProgress())
     sink.add(delivered("train/0", tokens=10))
     for number in range(1, 5):

@@ -1,0 +1,31 @@
+"""What the classes of one run share. Each writes its own part of the state, and may read all."""
+
+from dataclasses import dataclass
+
+from ratchet.configs.run import RunConfig
+from ratchet.workflows.protocol.messages import RunInput
+from ratchet.workflows.protocol.state import RunState
+from ratchet.workflows.rules.fleet import Fleet
+from ratchet.workflows.run.news import News
+from ratchet.workflows.run.outages import Outages
+from ratchet.workflows.run.status import RunLog
+
+
+@dataclass(frozen=True)
+class Context:
+    """A run as its classes see it."""
+
+    arg: RunInput
+    config: RunConfig
+    state: RunState
+    fleet: Fleet
+    log: RunLog
+    news: News
+    outages: Outages
+
+    @staticmethod
+    def of(arg: RunInput, config: RunConfig, state: RunState) -> "Context":
+        """The context of a run that begins or goes on with `state`."""
+        log, news = RunLog(arg.run_id, config, state), News()
+        outages = Outages(state, log, news)
+        return Context(arg, config, state, Fleet(state.servers.hosts), log, news, outages)
