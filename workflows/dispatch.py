@@ -33,14 +33,13 @@ from ratchet.workflows.protocol.activities import (
 )
 from ratchet.workflows.protocol.errors import cause_of, type_of
 from ratchet.workflows.protocol.messages import DISPATCH, Control, DispatchInput
+from ratchet.workflows.rules import placement
 from ratchet.workflows.rules.generation import Generation
 from ratchet.workflows.rules.placement import Attempt
 from ratchet.workflows.rules.scheduler import Flight, Part
 
 SIGN_OF_LIFE = timedelta(seconds=60)
 MAX_ADMISSIONS_PER_TASK = 64
-RELOCATION_PAUSE = timedelta(seconds=5)
-"""Rest before the same server is tried again: a dropped connection is no dead server."""
 LONG_TRY = timedelta(seconds=60)
 OUTSIDE = "cancelled from outside"
 
@@ -224,7 +223,8 @@ class Dispatch:
 
     async def _rest(self, attempt: Attempt) -> None:
         try:
-            await workflow.sleep(RELOCATION_PAUSE, summary=f"relocate {attempt.work.group}")
+            summary = f"relocate {attempt.work.group}"
+            await workflow.sleep(placement.RELOCATION_PAUSE, summary=summary)
         except asyncio.CancelledError:
             if workflow.patched("forgive-after-cancelled-rest"):
                 self._generation.on_rested(attempt)

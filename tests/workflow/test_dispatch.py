@@ -1,12 +1,16 @@
 """Dispatch on a real server: permits, limits, curricula, batches, and generations that die."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from temporalio.client import Client, WorkflowUpdateFailedError
 
 from ratchet.activities.contracts.hosting import ENGINE_LOAD, EngineLoad
+from ratchet.workflows.protocol.messages import DispatchReport
+from ratchet.workflows.rules import placement
 from tests.workflow.running import (
     WITHIN_S,
     change,
@@ -123,6 +127,63 @@ async def test_generations_that_keep_dying_pause_the_run_with_the_reason(tempora
         await handle.signal("resume")
         assert (await handle.result())["step"] == 6
         assert world.trained == [1, 2, 3, 4, 5, 6]
+
+
+async def test_engine_is_used_again_once_what_rested_from_it_was_given_up(
+    temporal: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The group gets too old long before it would be sent out again.
+    monkeypatch.setattr(placement, "RELOCATION_PAUSE", timedelta(hours=1))
+    async with world_of(temporal) as world:
+        world.lose_engine_in = {"train/2"}
+        train = {"env": ENVS, "batch_size": 8, "group_size": 2, "max_off_policy_steps": 2}
+        engines = {"engines": 2}
+        handle = await start(world, max_steps=1000, eval={}, train=train, inference=engines)
+        await until(lambda: "train/2.1" in world.played_by)
+        assert world.events == ["engine lost in train/2"]
+        (lost,) = world.played_by["train/2"]
+        began = len(world.played_by)
+        await until(lambda: [lost] in list(world.played_by.values())[began:])
+        await handle.signal("stop")
+        assert (await handle.result())["status"] == "succeeded"
+        runs = temporal.get_workflow_handle(f"{handle.id}/dispatch/0")
+        closed = [report async for report in reports(runs, temporal)][-1]
+        assert closed.state == "closed", "the generation that lost the engine went on to use it"
+
+
+async def reports(generation: Any, client: Client) -> AsyncIterator[DispatchReport]:
+    """What a generation has reported."""
+    async for event in generation.fetch_history_events():
+        sent = event.signal_external_workflow_execution_initiated_event_attributes
+        if sent.signal_name == "dispatch_report":
+            (report,) = await client.data_converter.decode(sent.input.payloads, [DispatchReport])
+            yield report
+
+
+async def test_groups_that_end_at_once_are_reported_by_the_hundred(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.flowing.clear()
+        train = {"env": ENVS, "batch_size": 300, "group_size": 2}
+        dispatch = {"max_inflight_rollouts": 300}
+        handle = await start(world, max_steps=1, eval={}, train=train, dispatch=dispatch)
+        # A worker plays no more groups at a time; the others are scheduled.
+        await until(lambda: world.executing >= 180)
+        await handle.signal("pause", "cancel")
+        await until(lambda: world.serving == 0)
+        generation = temporal.get_workflow_handle(f"{handle.id}/dispatch/0")
+        sent = [report async for report in reports(generation, temporal)]
+        assert [report.seq for report in sent] == list(range(len(sent)))
+        assert max(len(report.groups) for report in sent) == 100
+        ahead = {group.group for report in sent for group in report.groups}
+        assert len(ahead) == sum(len(report.groups) for report in sent)
+        full = next(k for k, report in enumerate(sent) if len(report.groups) == 100)
+        for report in sent[full:]:
+            ahead -= {group.group for group in report.groups}
+            assert ahead <= set(report.outstanding), "what is not reported yet is outstanding"
+        world.flowing.set()
+        await handle.signal("resume")
+        assert (await handle.result())["status"] == "succeeded"
+        check_exactly_once(world, 1)
 
 
 async def _runs(handle: Any) -> bool:

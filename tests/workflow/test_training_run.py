@@ -73,14 +73,34 @@ async def test_lost_trainer_replays_recorded_batches_since_the_checkpoint(tempor
         check_exactly_once(world, 6)
         assert world.replayed == [3, 5]
         assert result["restarts"]["trainer"] == 2
+        assert [push.version for push in world.pushes] == list(range(7)), "the same bits"
+
+
+async def test_replay_that_makes_other_bits_is_pushed_again(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.lose_trainer_at, world.other_bits = {4}, {3}
+        result = await (await start(world, max_steps=5, checkpoint={"interval": 2})).result()
+        assert result["status"] == "succeeded" and world.replayed == [3]
+        assert [push.version for push in world.pushes] == [0, 1, 2, 3, 3, 4, 5]
+        first, again = (push.weights for push in world.pushes[3:5])
+        assert first.key == "weights/v3" and again.key == "weights/v3of another machine"
+        check_exactly_once(world, 5)
 
 
 async def test_engine_that_fails_the_gate_is_restarted_before_it_serves(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.refuse_gate_at = {3}
-        result = await (await start(world)).result()
+        # It is in flight while the weights are pushed that are refused.
+        world.holds = {"train/13/1"}
+        handle = await start(world)
+        await until(lambda: world.events == ["gate refused v3"])
+        world.holds.clear()
+        result = await handle.result()
         assert result["status"] == "succeeded"
         assert world.events == ["gate refused v3"]
+        assert world.refused < world.sampled["train/13"], "tokens of refused and of good weights"
+        shipped = {group for groups in world.batches.values() for group in groups}
+        assert "train/13" not in shipped and "train/13.1" in shipped
         assert world.epochs["engine/0"] == 2
         versions = [(push.engine_epoch, push.version) for push in world.pushes]
         assert versions[3:5] == [(1, 3), (1001, 3)]

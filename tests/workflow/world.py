@@ -46,6 +46,7 @@ from ratchet.activities.contracts.training import (
     SyncResult,
     TrainStepInput,
     TrainStepResult,
+    push_label,
 )
 from ratchet.activities.hosting.liveness import LivenessActivities
 
@@ -75,6 +76,10 @@ class World:
     rollout can end before its cancellation arrives. `holds` keeps single ones from ending, batches
     from being trained and the policy from being prepared: it has beginnings of their names, like
     'train/0/3', 'step 4' or 'policy'.
+
+    As engines do, a push labels all that is sampled from then on, also where its gate refuses it:
+    `labels` are the engines' present ones, `sampled` those of the tokens of groups. `played_by` are
+    the engines that groups were sent to, and `playing` what they play now.
     """
 
     client: Client
@@ -123,6 +128,12 @@ class World:
     saved: dict[str, dict[int, str]] = field(default_factory=dict)
     configs: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     revisions: dict[int, int] = field(default_factory=dict)
+    other_bits: set[int] = field(default_factory=set)
+    labels: dict[int, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    sampled: dict[str, set[str]] = field(default_factory=dict)
+    playing: dict[int, list[str]] = field(default_factory=dict)
+    played_by: dict[str, list[int]] = field(default_factory=dict)
 
     def _store(self, work: str) -> None:
         """Fails as a store does, as often as `store_fails` says for this work."""
@@ -214,7 +225,8 @@ class World:
 
     @activity.defn(name=names.RUN_ROLLOUTS)
     async def run_rollouts(self, arg: RunRolloutsInput) -> RunRolloutsResult:
-        work = arg.work
+        work, engine = arg.work, arg.engine.index
+        self.played_by.setdefault(work.group, []).append(engine)
         if work.group in self.lose_engine_in:
             self.lose_engine_in.discard(work.group)
             self.events.append(f"engine lost in {work.group}")
@@ -226,11 +238,15 @@ class World:
         self._read(names.RUN_ROLLOUTS, [work.group])
         if work.group in self.slow_groups:
             self.events.append(f"slow {work.group}")
+        self.sampled.setdefault(work.group, set()).add(self.labels[engine])
+        self.playing.setdefault(engine, []).append(work.group)
         try:
             await self._run_all(arg)
         except asyncio.CancelledError:
             self.events.append(f"cancelled {work.group}")
             raise
+        finally:
+            self.playing[engine].remove(work.group)
         if work.group in self.fail_group:
             self.events.append(f"failed {work.group}")
             raise ApplicationError("broken reward", type="TaskError", non_retryable=True)
@@ -276,7 +292,9 @@ class World:
         work = arg.work
         self._store(names.FINALIZE_GROUP)
         self._read(names.FINALIZE_GROUP, [work.group])
-        self.examples[(f"{work.kind}/{work.env}", work.example)] += 1
+        labels = self.sampled.get(work.group, set())
+        if not labels & self.refused:
+            self.examples[(f"{work.kind}/{work.env}", work.example)] += 1
         self.order.append(work.group)
         survivors = 0 if arg.lost else work.size
         trainable = self.trainable_of(work.group) if self.trainable_of else survivors
@@ -292,7 +310,7 @@ class World:
             survivors,
             trainable * 8,
             arg.version,
-            [f"{arg.version}.1a"],
+            sorted(labels),
             arg.lost,
             trainable=trainable,
             advantage_range=(0.0, 0.0) if work.group in self.flat_groups else (-0.5, 0.5),
@@ -312,6 +330,8 @@ class World:
             self.events.append(f"batch {arg.step} was refused")
             text = "the digest is another"
             raise ApplicationError(text, type=names.CORRUPT, non_retryable=True)
+        labels = {label for group in arg.groups for label in self.sampled[group]}
+        assert not labels & self.refused, "a batch with tokens of refused weights was shipped"
         # Another attempt of a run ships batches of its own after the checkpoint.
         assert (arg.run_id, arg.step) not in self.shipped, "a batch was shipped twice"
         if self.empty_ships:
@@ -348,9 +368,11 @@ class World:
         self.trainer_step = arg.step
         self.revisions[arg.step] = arg.revision
         self.order.append(f"step {arg.step}")
-        (self.replayed if arg.step in self.trained else self.trained).append(arg.step)
+        again = arg.step in self.trained
+        (self.replayed if again else self.trained).append(arg.step)
+        bits = "of another machine" if again and arg.step in self.other_bits else ""
         metrics = {"loss": 0.1, "mismatch_kl": self.mismatch_kl.get(arg.step, 0.001)}
-        return TrainStepResult(arg.step, ref(f"weights/v{arg.step}"), metrics)
+        return TrainStepResult(arg.step, ref(f"weights/v{arg.step}{bits}"), metrics)
 
     @activity.defn(name=names.SAVE_CHECKPOINT)
     async def save_checkpoint(self, arg: SaveCheckpointInput) -> CheckpointResult:
@@ -363,8 +385,11 @@ class World:
     @activity.defn(name=names.SYNC_WEIGHTS)
     async def sync_weights(self, arg: SyncInput) -> SyncResult:
         self.pushes.append(arg)
-        label = f"{arg.version}.{arg.push}a"
+        label = self.labels[arg.engine_index] = push_label(arg.version, arg.push, 0)
+        for group in self.playing.get(arg.engine_index, ()):
+            self.sampled[group].add(label)
         if arg.version in self.refuse_gate_at:
+            self.refused.add(label)
             self.refuse_gate_at.discard(arg.version)
             self.events.append(f"gate refused v{arg.version}")
             text = "canary token 3: engine -1.5, trainer -1.2"

@@ -10,11 +10,14 @@ Invariants:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rollouts import EngineTarget, GroupWork
 from ratchet.workflows.protocol.messages import EnvTarget, LostServer
 
+RELOCATION_PAUSE = timedelta(seconds=5)
+"""Rest before a server that was lost is tried again."""
 MAX_RELOCATIONS = 20
 """Times an activity is tried again after its engine or env server was lost."""
 
