@@ -100,8 +100,8 @@ class Dispatch:
 
     def _is_long(self) -> bool:
         info = workflow.info()
-        long = info.get_current_history_length() >= self._events_limit
-        return long or info.is_continue_as_new_suggested()
+        length = info.get_current_history_length()
+        return info.is_continue_as_new_suggested() or length >= self._events_limit
 
     async def _admit(self) -> None:
         generation, admitted = self._generation, 0
@@ -271,7 +271,7 @@ class Dispatch:
                 await workflow.wait_condition(lambda: held.may_try(work))
             if held.take_turn():
                 return
-        rest = rest_after(held.held_s(workflow.time()))
+        rest = policies.rest_after(held.held_s(workflow.time()))
         await workflow.sleep(rest, summary=f"store to be mended for {work}")
 
     async def _wake(self) -> None:

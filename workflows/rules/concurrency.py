@@ -29,9 +29,8 @@ Chosen where these rules leave it open:
 - After a silence, the polls it would have had count as passed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from ratchet.activities.contracts.hosting import EngineLoad
 from ratchet.configs.concurrency import ConcurrencyConfig
@@ -227,29 +226,3 @@ class Concurrency:
 
     def _clamp(self, cap: float) -> float:
         return min(max(cap, float(self.limits.floor)), float(self.limits.max_inflight))
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """A group in flight: the larger `order`, the younger; `executing` rollouts hold permits."""
-
-    order: int
-    executing: int
-    kind: Literal["train", "eval"]
-
-
-def youngest(groups: Mapping[str, InFlight], limit: int) -> list[str]:
-    """The train groups to cancel, the youngest first, until no more than `limit` rollouts execute.
-
-    Evals count, but are never cancelled; nor is a group that would free nothing. Groups whose
-    cancellation is under way must not be among `groups`, else others would go in their place.
-    """
-    chosen: list[str] = []
-    surplus = sum(group.executing for group in groups.values()) - limit
-    for name, group in sorted(groups.items(), key=lambda item: -item[1].order):
-        if surplus <= 0:
-            break
-        if group.kind == "train" and group.executing:
-            chosen.append(name)
-            surplus -= group.executing
-    return chosen

@@ -60,16 +60,14 @@ class Generation:
 
     def must_hand_over(self, *, long: bool) -> bool:
         """Whether the next generation should admit; `long` is whether this one's history is."""
-        control = self.scheduler.control
-        revised = control.revision != self._arg.control.revision
-        wanted = long or control.stop or bool(control.pause) or revised
-        return self.scheduler.admitting and wanted
+        now, revision = self.scheduler.control, self._arg.control.revision
+        wanted = now.stop or bool(now.pause) or now.revision != revision
+        return self.scheduler.admitting and (wanted or long)
 
     def begin_turn(self, *, long: bool) -> bool:
         """True if admission ends with this turn, of which the run must hear at once."""
         self.changed = False
-        hands_over = self.must_hand_over(long=long)
-        if hands_over:
+        if hands_over := self.must_hand_over(long=long):
             self.scheduler.close()
         return hands_over
 

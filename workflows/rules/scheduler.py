@@ -19,7 +19,6 @@ from ratchet.activities.contracts.rollouts import EngineTarget, Gauges, GroupWor
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import Control
 from ratchet.workflows.protocol.state import Lease, Shares
-from ratchet.workflows.rules.concurrency import InFlight, youngest
 from ratchet.workflows.rules.placement import Places
 from ratchet.workflows.rules.rate_limits import BurstCap, RateLimiter, burst_of
 from ratchet.workflows.rules.sources import (
@@ -167,15 +166,21 @@ class Scheduler:
         return [group for group, flight in self._aging() if flight.version < freshest]
 
     def overload(self) -> list[str]:
-        """Train groups, the youngest first, to give up so that no more than `permits` execute."""
+        """Train groups, the youngest first, to give up so that no more than `permits` execute.
+
+        Evals count, but are never given up; nor is a group that would free nothing.
+        """
         if not self.control.trim:
             return []
-        known = {
-            group: InFlight(order, flight.executing, flight.work.kind)
-            for order, (group, flight) in enumerate(self.flights.items())
-            if not flight.cancelled
-        }
-        return youngest(known, self.control.permits)
+        # Those whose cancellation is under way are left out, else others would go in their place.
+        known = [flight for flight in reversed(self.flights.values()) if not flight.cancelled]
+        surplus = sum(flight.executing for flight in known) - self.control.permits
+        chosen = []
+        for flight in known:
+            if surplus > 0 and flight.work.kind == "train" and flight.executing:
+                chosen.append(flight.work.group)
+                surplus -= flight.executing
+        return chosen
 
     def close(self) -> None:
         """Ends admission of groups; `cursor` is then what the next generation goes on with.
@@ -272,10 +277,8 @@ class Scheduler:
             return None
         first = self.put_backs - self.control.put_backs_before
         assert first >= 0, "a put-back group was dropped before it was admitted"
-        for place in range(first, len(self.control.put_backs)):
-            group = self.control.put_backs[place]
-            taken = place + self.control.put_backs_before in self._ahead
-            if taken or not group.startswith(f"{kind}/"):
+        for place, group in enumerate(self.control.put_backs[first:], start=self.put_backs):
+            if place in self._ahead or not group.startswith(f"{kind}/"):
                 continue
             work = self._put_back_work(group)
             if work is None:
@@ -294,13 +297,11 @@ class Scheduler:
 
     def _take_put_back(self, group: str) -> bool:
         """Crosses a group off the put-back list; False if it is not on it."""
-        before = self.control.put_backs_before
-        waiting = self.control.put_backs[self.put_backs - before :]
+        waiting = self.control.put_backs[self.put_backs - self.control.put_backs_before :]
         places = [k for k, name in enumerate(waiting, start=self.put_backs) if name == group]
-        place = next((place for place in places if place not in self._ahead), None)
-        if place is None:
+        if not (left := [place for place in places if place not in self._ahead]):
             return False
-        self._ahead.add(place)
+        self._ahead.add(left[0])
         while self.put_backs in self._ahead:
             self._ahead.discard(self.put_backs)
             self.put_backs += 1

@@ -37,7 +37,7 @@ options = st.fixed_dictionaries(
         "backfill": st.booleans(),
         "overlap": st.sampled_from([True, True, False]),
         "permits": st.sampled_from([4, 6, 9, 16]),
-        "part": st.sampled_from([None, 1]),
+        "part": st.sampled_from([None, 1, 1]),
         "rate": st.sampled_from([None, None, 60]),
         "burst": st.sampled_from([None, None, 4, "auto"]),
         "stopped": st.sampled_from([False, False, True]),
@@ -273,8 +273,8 @@ EVENTS: dict[str, tuple[int, Callable[[World, Random], None]]] = {
     "a batch ships": (12, ship),
     "training goes on": (8, train),
     "a person acts": (1, ask),
-    "a pause begins or ends": (1, pause),
-    "the engines bear less": (2, squeeze),
+    "a pause begins or ends": (2, pause),
+    "the engines bear less": (4, squeeze),
     "time passes": (6, wait),
 }
 """What may happen, by name, and how often it does."""

@@ -7,18 +7,14 @@ from dataclasses import asdict, replace
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from ratchet.activities.contracts.hosting import EngineLoad
-from ratchet.configs.concurrency import ConcurrencyConfig
 from ratchet.workflows.rules.concurrency import (
     POLL_S,
     Concurrency,
     ConcurrencyLimits,
     ConcurrencyState,
     Decision,
-    InFlight,
-    youngest,
 )
 
 CLEAR = EngineLoad(0, 1, 0.3, 50, 0, 0, kv_tokens=100_000, max_model_len=1000)
@@ -411,64 +407,3 @@ def test_it_settles_on_engines_that_fill_up() -> None:
         usages.append(usage)
     assert cuts == 0
     assert min(usages[100:]) > 0.55 and max(usages[100:]) < 0.8
-
-
-# -- who is cancelled -----------------------------------------------------------------------
-
-
-def test_the_youngest_train_groups_go_and_never_an_eval() -> None:
-    groups = {
-        "eval/1": InFlight(9, 8, "eval"),
-        "train/1": InFlight(1, 8, "train"),
-        "train/2": InFlight(2, 3, "train"),
-        "train/3": InFlight(3, 0, "train"),
-        "train/4": InFlight(4, 8, "train"),
-    }
-    assert youngest(groups, 27) == []
-    assert youngest(groups, 26) == ["train/4"]
-    assert youngest(groups, 19) == ["train/4"]
-    assert youngest(groups, 18) == ["train/4", "train/2"]
-    assert youngest(groups, 0) == ["train/4", "train/2", "train/1"]
-    assert youngest(groups, -5) == ["train/4", "train/2", "train/1"]
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 16), st.sampled_from(["train", "eval"]))), st.integers(-9, 99)
-)
-def test_no_more_goes_than_must(kinds: list[tuple[int, str]], limit: int) -> None:
-    groups = {
-        str(n): InFlight(n, executing, kind)  # type: ignore[arg-type]
-        for n, (executing, kind) in enumerate(kinds)
-    }
-    chosen = youngest(groups, limit)
-    left = {name: group for name, group in groups.items() if name not in chosen}
-    remaining = sum(group.executing for group in left.values())
-    trainable = [group for group in left.values() if group.kind == "train" and group.executing]
-    assert remaining <= max(limit, 0) or not trainable
-    assert all(groups[name].kind == "train" for name in chosen)
-    if chosen:
-        assert remaining + groups[chosen[-1]].executing > limit
-        assert all(group.order < groups[chosen[-1]].order for group in trainable)
-
-
-# -- its config -----------------------------------------------------------------------------
-
-
-def test_config_becomes_limits() -> None:
-    config = ConcurrencyConfig(min_inflight=2, max_inflight=90, initial=30)
-    limits = ConcurrencyLimits.of(config, unit=8, seats=64)
-    assert limits == ConcurrencyLimits(2, 90, 30, 8, 64)
-    assert limits.floor == 8
-
-
-@pytest.mark.parametrize(
-    ("keys", "told"),
-    [
-        ({"min_inflight": 9, "max_inflight": 8}, "must not be above max_inflight"),
-        ({"initial": 9, "max_inflight": 8}, "must lie between"),
-        ({"initial": 1, "min_inflight": 2}, "must lie between"),
-    ],
-)
-def test_config_that_cannot_work_is_refused(keys: dict[str, int], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
-        ConcurrencyConfig.model_validate(keys)

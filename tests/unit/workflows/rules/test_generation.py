@@ -137,15 +137,16 @@ def test_older_control_wakes_nobody() -> None:
 
 
 def test_first_cause_counts_and_one_cancellation_follows_when_all_parts_have_ended() -> None:
-    g = generation({"rollouts_per_activity": 1}, permits=2)
-    first, second = admitted(g.scheduler)
-    g.on_control(control(1, permits=2, version=20, next_version=20))
-    assert g.review() == ["train/0"]
+    g = generation({"rollouts_per_activity": 1}, permits=4)
+    first, second = admitted(g.scheduler)[2:]
+    g.on_control(control(1, permits=2, trim=True))
+    assert g.review() == ["train/1"]
     g.on_control(control(2, permits=2, version=20, next_version=20, stop=True))
-    assert g.review() == ["train/0", "train/0"], "what may have begun since is cancelled too"
+    assert g.review() == ["train/0", "train/1"] * 2, "both stopped and stale"
     assert not g.on_part_ended(first, "cancelled") and not g.outbox
-    assert not g.on_part_ended(second, "") and not g.flights
-    assert delivered(g) == [("train/0", "stale", "Cancelled: stale")]
+    assert not g.on_part_ended(second, "") and list(g.flights) == ["train/0"]
+    assert g.flights["train/0"].cancelled == "stop"
+    assert delivered(g) == [("train/1", "overload", "Cancelled: overload")]
 
 
 def test_group_between_two_parts_is_given_up_at_once() -> None:

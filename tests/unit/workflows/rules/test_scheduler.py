@@ -14,7 +14,7 @@ from ratchet.activities.contracts.names import ENGINE_LOST, ENV_LOST
 from ratchet.activities.contracts.rollouts import GroupWork
 from ratchet.workflows.protocol.state import EvalEpoch, Lease
 from ratchet.workflows.rules.placement import Attempt
-from ratchet.workflows.rules.scheduler import Blocked, Part, Scheduler
+from ratchet.workflows.rules.scheduler import Blocked, Flight, Part, PartProgress, Scheduler
 from tests.unit.workflows.support import (
     ENGINES,
     ENVS,
@@ -305,6 +305,46 @@ def test_overload_names_the_youngest_train_groups_and_evals_never() -> None:
     assert s.overload() == ["train/2", "train/1"]
     s.on_control(control(3, permits=0, trim=True))
     assert s.overload() == ["train/2", "train/1", "train/0"]
+
+
+def crowded(permits: int, groups: list[tuple[str, str, int]]) -> Scheduler:
+    """A scheduler that is to trim groups in flight: name, kind, rollouts that execute."""
+    s = scheduler(permits=permits, trim=True)
+    for name, kind, executing in groups:
+        work = GroupWork(name, kind, "a", 0, 16)  # type: ignore[arg-type]
+        s.flights[name] = Flight(work, ENGINES[0], 0, begun=executing)
+        s.flights[name].parts[0] = PartProgress(executing)
+    return s
+
+
+@pytest.mark.parametrize(
+    ("permits", "chosen"), [(27, 0), (26, 1), (19, 1), (18, 2), (0, 3), (-5, 3)]
+)
+def test_the_youngest_train_groups_go_and_never_an_eval(permits: int, chosen: int) -> None:
+    train = [("train/1", 8), ("train/2", 3), ("train/3", 0), ("train/4", 8)]
+    groups = [(name, "train", executing) for name, executing in train]
+    s = crowded(permits, [*groups, ("eval/1", "eval", 8)])
+    assert s.overload() == ["train/4", "train/2", "train/1"][:chosen]
+    s.flights["train/4"].cancelled = "overload"
+    assert s.overload() == ["train/2", "train/1"][: max(chosen - 1, 0)], "none goes in its place"
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 16), st.sampled_from(["train", "eval"]))), st.integers(-9, 99)
+)
+def test_no_more_goes_than_must(kinds: list[tuple[int, str]], permits: int) -> None:
+    groups = [(f"{kind}/{n}", kind, executing) for n, (executing, kind) in enumerate(kinds)]
+    s = crowded(permits, groups)
+    chosen = s.overload()
+    left = [f for name, f in s.flights.items() if name not in chosen]
+    remaining = sum(flight.executing for flight in left)
+    order = [flight.work.group for flight in left if flight.work.kind == "train" and flight.begun]
+    assert remaining <= max(permits, 0) or not order
+    assert all(s.flights[name].work.kind == "train" for name in chosen)
+    if chosen:
+        assert remaining + s.flights[chosen[-1]].executing > permits
+        ages = list(s.flights)
+        assert all(ages.index(name) < ages.index(chosen[-1]) for name in order)
 
 
 # -- all together ---------------------------------------------------------------------------
