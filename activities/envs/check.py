@@ -15,7 +15,6 @@ from collections import defaultdict
 from typing import Any
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
@@ -23,6 +22,7 @@ from ratchet.activities.envs import loading
 from ratchet.activities.envs.probe import probe
 from ratchet.activities.runtime.children import as_parent, end_with_parent, module_command
 from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import read_config
@@ -79,7 +79,7 @@ class EnvActivities:
         except TimeoutError:
             ids = ", ".join(request["id"] for request in requests)
             message = f"loading {ids} took longer than {CHECK_TIMEOUT_S:.0f} s; make it lazy"
-            raise ApplicationError(message, type=names.BAD_INPUT, non_retryable=True) from None
+            raise final(names.BAD_INPUT, message) from None
         finally:
             if process.returncode is None:
                 process.kill()

@@ -40,7 +40,7 @@ from ratchet.activities.hosting import reaper
 from ratchet.activities.hosting.process import ServerProcess, describe_exit
 from ratchet.activities.hosting.spec import ServerSpec, SpecBuilder
 from ratchet.activities.runtime.context import WorkerContext
-from ratchet.activities.runtime.failing import failure_of
+from ratchet.activities.runtime.failing import failure_of, final
 from ratchet.activities.runtime.heartbeat import heartbeats
 
 log = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ class HostActivities:
             await spec.report_load(send)
         except ValueError as error:
             # A restarted engine would answer no better.
-            raise ApplicationError(str(error), type=names.BAD_INPUT, non_retryable=True) from None
+            raise final(names.BAD_INPUT, error) from None
 
     async def _report_down(self, host: HostInput, epoch: int, reason: str, tail: str = "") -> None:
         """Tells the run, then fails the attempt; raises _RunClosed if the run is closed."""

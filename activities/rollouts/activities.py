@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.refs import ArtifactRef
@@ -41,12 +40,13 @@ from ratchet.activities.rollouts.patience import patiently
 from ratchet.activities.rollouts.releases import Releases
 from ratchet.activities.rollouts.tasks import TaskLibrary, env_of
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
+from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.activities.scoring import evals, filters
 from ratchet.activities.scoring.algorithms import CreditError, Render
 from ratchet.activities.scoring.algorithms.base import Algorithm
 from ratchet.activities.scoring.algorithms.rendering import load_renderer
-from ratchet.activities.scoring.check import AlgorithmLibrary, bad_input, engine_lost
+from ratchet.activities.scoring.check import AlgorithmLibrary
 from ratchet.activities.scoring.references import ReferenceLost
 from ratchet.activities.scoring.threads import aside
 from ratchet.activities.storage import keys
@@ -168,7 +168,7 @@ class RolloutActivities:
                     for playing in set(running) - self._storing:
                         playing.cancel()
                     await asyncio.wait(running)
-                    raise ApplicationError(message, type=names.ENV_LOST, non_retryable=True)
+                    raise final(names.ENV_LOST, message)
                 outcomes = [done.exception() for done in running]
             finally:
                 for pending in (all_ended, lost, *running):
@@ -185,7 +185,7 @@ class RolloutActivities:
                 raise failure
         if failures:
             message = f"{len(failures)} rollouts were ended by the engine: {failures[0]}"
-            raise ApplicationError(message, type=names.ENGINE_LOST, non_retryable=True)
+            raise final(names.ENGINE_LOST, message)
 
     async def _request(self, input: RunRolloutsInput, task: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments of the env client's `run`, the same for each rollout of a group."""
@@ -266,7 +266,9 @@ class RolloutActivities:
         if played_by is not None and rollout.error is not None:
             if rollout.provider:
                 failure = frozen.trouble(played_by, rollout.error, rollout.status)
-                raise bad_input(failure) if isinstance(failure, CreditError) else failure
+                raise (
+                    final(names.BAD_INPUT, failure) if isinstance(failure, CreditError) else failure
+                )
             rollout = replace(rollout, error=frozen.shown(played_by, rollout.error))
         if rollout.provider:
             assert rollout.error is not None
@@ -292,7 +294,7 @@ class RolloutActivities:
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(connection.lost.wait(), ABORTED_S)
-            raise ApplicationError(connection.reason, type=names.ENV_LOST, non_retryable=True)
+            raise final(names.ENV_LOST, connection.reason)
 
     async def _stored(self, run_id: str, document: dict[str, Any]) -> dict[str, Any]:
         """The document that the store holds; rides out a store that fails for a while."""
@@ -407,11 +409,10 @@ class RolloutActivities:
             about = Path(await self._tokenizer(run_id)) / "config.json"
             size = filters.vocab_size_of(json.loads(about.read_text()))
             if size is None:
-                raise ApplicationError(
+                raise final(
+                    names.BAD_INPUT,
                     "the policy's config.json has no vocab_size, which the gibberish filter "
                     "needs; set filters.pre_batch and filters.post_batch without it",
-                    type=names.BAD_INPUT,
-                    non_retryable=True,
                 )
             self._vocab_sizes[run_id] = size
         return self._vocab_sizes[run_id]
@@ -446,10 +447,10 @@ class RolloutActivities:
         try:
             return await (score() if waits else aside(self._scoring, score))
         except CreditError as error:
-            raise bad_input(error) from error
+            raise final(names.BAD_INPUT, error) from error
         except ReferenceLost as error:
             if error.live:
-                raise engine_lost(error) from error
+                raise final(names.ENGINE_LOST, error) from error
             raise
 
     def _unscored(

@@ -6,12 +6,11 @@ Every later attempt adopts it, whatever became of these groups since: they were 
 
 import hashlib
 
-from temporalio.exceptions import ApplicationError
-
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import BatchResult, ShipBatchInput
 from ratchet.activities.rollouts import groups
+from ratchet.activities.runtime.failing import final
 from ratchet.activities.scoring import batches, subsets
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import encode_batch
@@ -50,11 +49,10 @@ def ship(
     refs = [delivered(store, input.run_id, group) for group in input.groups]
     digest = hashlib.sha256("".join(ref.sha256 for ref in refs).encode()).hexdigest()
     if digest != input.digest:
-        raise ApplicationError(
+        raise final(
+            names.CORRUPT,
             f"the groups of step {input.step} in {store.url} are not the ones that were "
             f"delivered (digest {digest[:16]}, expected {input.digest[:16]})",
-            type=names.CORRUPT,
-            non_retryable=True,
         )
     documents = [store.get_json(ref) for ref in refs]
     judged = [(document, groups.judge_survivors(document, judge)) for document in documents]
@@ -87,11 +85,10 @@ def _put(store: ArtifactStore, input: ShipBatchInput, data: bytes, attempt: str)
     key = keys.batch(input.run_id, input.step)
     batch = store.put(key, data, attempt=attempt)
     if batch.sha256 != hashlib.sha256(data).hexdigest():
-        raise ApplicationError(
+        raise final(
+            names.CORRUPT,
             f"{key} in {store.url} was written from other groups than those of step {input.step}, "
             "and nothing has trained on it: delete that file and its marker, then resume the run",
-            type=names.CORRUPT,
-            non_retryable=True,
         )
     return batch
 

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from temporalio.exceptions import ApplicationError
-
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rollouts import Kind
 from ratchet.activities.envs import dump, loading
 from ratchet.activities.runtime.children import as_parent, module_command
 from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.runtime.failing import final
 from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.configs.env import EnvConfig
 from ratchet.configs.run import RunConfig
@@ -69,9 +68,10 @@ class TaskLibrary:
                 count = WHOLE if index < WHOLE else 2 * index + HEADROOM
                 result = self._loaded[key] = await self._load(run_id, kind, env, count)
         if index >= len(result.lines):
-            raise _bad_input(
+            raise final(
+                names.BAD_INPUT,
                 f"{kind} env {name!r} has {len(result.lines)} examples, and example {index} was "
-                "asked for; its data must not change while a run uses it"
+                "asked for; its data must not change while a run uses it",
             )
         data: dict[str, Any] = json.loads(result.lines[index])
         return data
@@ -110,7 +110,7 @@ class TaskLibrary:
         if process.returncode in (dump.BROKEN, dump.UNREACHABLE):
             reason = err.decode().strip().splitlines()[-1]
             broken = process.returncode == dump.BROKEN
-            raise _bad_input(reason) if broken else StoreUnavailable(reason)
+            raise final(names.BAD_INPUT, reason) if broken else StoreUnavailable(reason)
         if process.returncode:
             raise RuntimeError(f"reading {env.id!r} ended with {process.returncode}: {err!r}")
         lines = await asyncio.to_thread(_read_lines, out)
@@ -121,7 +121,3 @@ def _read_lines(path: Path) -> list[bytes]:
     lines = path.read_bytes().splitlines()
     path.unlink()
     return lines
-
-
-def _bad_input(message: str) -> ApplicationError:
-    return ApplicationError(message, type=names.BAD_INPUT, non_retryable=True)

@@ -21,18 +21,21 @@ DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """What an operating system says of a disk, wherever it lies; other errors may be about a socket."""
 
 
+def final(kind: str, message: object) -> ApplicationError:
+    """A failure of a type in `names` that another attempt would only repeat."""
+    return ApplicationError(str(message), type=kind, non_retryable=True)
+
+
 def failure_of(error: BaseException, where: str) -> ApplicationError | None:
     """The failure that a workflow is told of, if `error` is one of storage. `where` names the work
     that met it.
     """
     if isinstance(error, StoreUnavailable | NewerSchema):
-        return ApplicationError(str(error), type=names.STORE_FAILED, non_retryable=True)
+        return final(names.STORE_FAILED, error)
     if isinstance(error, OSError) and error.errno in DISK_FAILURES:
-        message = f"{where} cannot use its disk: {error}; {remedy(error)}"
-        return ApplicationError(message, type=names.STORE_FAILED, non_retryable=True)
+        return final(names.STORE_FAILED, f"{where} cannot use its disk: {error}; {remedy(error)}")
     if isinstance(error, CorruptArtifact):
-        message = f"{error}; {error.remedy}"
-        return ApplicationError(message, type=names.CORRUPT, non_retryable=True)
+        return final(names.CORRUPT, f"{error}; {error.remedy}")
     return None
 
 

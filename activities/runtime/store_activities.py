@@ -5,7 +5,6 @@ import time
 from dataclasses import dataclass
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.training import (
@@ -15,6 +14,7 @@ from ratchet.activities.contracts.training import (
     StepRecord,
 )
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
+from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.activities.storage import configs, curves, keys
 from ratchet.activities.storage.restore import restore
@@ -51,11 +51,10 @@ class StoreActivities:
         config, revision = read_config(input.config), input.revision
         ref = configs.save(store, input.run_id, config, revision=revision, attempt=attempt)
         if configs.load(store, input.run_id, revision) != config:
-            raise ApplicationError(
+            raise final(
+                names.CORRUPT,
                 f"{ref.key}: another config is kept as revision {revision} of run "
                 f"{input.run_id}; change the config once more, which makes another revision",
-                type=names.CORRUPT,
-                non_retryable=True,
             )
 
     @activity.defn(name=names.RESTORE_RUN)
@@ -68,9 +67,7 @@ class StoreActivities:
             try:
                 return await asyncio.to_thread(restore, self.ctx.store, input, attempt_token())
             except ValueError as error:
-                raise ApplicationError(
-                    str(error), type=names.BAD_INPUT, non_retryable=True
-                ) from error
+                raise final(names.BAD_INPUT, error) from error
 
     def _record_step(self, record: StepRecord, attempt: str) -> None:
         store = self.ctx.store

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
 from ratchet.activities.contracts.rollouts import EngineTarget
 from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.activities.scoring.algorithms import Algorithm, CreditError, Reference, Render, build
 from ratchet.activities.scoring.algorithms.custom import load_function
@@ -27,16 +27,6 @@ from ratchet.configs.pointers import pointer_to
 from ratchet.configs.reference import FrozenModelConfig, ModelReference
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import read_config
-
-
-def engine_lost(error: ReferenceLost) -> ApplicationError:
-    """A live reference's absence as an activity's failure: the same engine is not tried again."""
-    return ApplicationError(str(error), type=names.ENGINE_LOST, non_retryable=True)
-
-
-def bad_input(error: CreditError) -> ApplicationError:
-    """The user's mistake as an activity's failure, which is not retried."""
-    return ApplicationError(str(error), type=names.BAD_INPUT, non_retryable=True)
 
 
 class AlgorithmLibrary:
@@ -83,7 +73,7 @@ class AlgorithmLibrary:
                 render=render,
             )
         except CreditError as error:
-            raise bad_input(error) from error
+            raise final(names.BAD_INPUT, error) from error
 
     def _reference(
         self, teacher: ModelReference | None, engine: EngineTarget | None

@@ -40,6 +40,7 @@ from ratchet.activities.contracts.training import (
 from ratchet.activities.hosting.scratch import working_folder
 from ratchet.activities.runtime.children import as_parent, module_command
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
+from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.activities.storage import fencing, keys, retention
 from ratchet.activities.storage.keys import RUN_STATE_FILE, TRAINER_FILE
@@ -74,16 +75,14 @@ def _trainer_errors() -> Iterator[None]:
     try:
         yield
     except (TrainerGone, StateMismatch, fencing.Nondeterministic) as error:
-        raise ApplicationError(str(error), type=names.TRAINER_LOST, non_retryable=True) from error
+        raise final(names.TRAINER_LOST, error) from error
     except DiskFailed as error:
-        raise ApplicationError(str(error), type=names.STORE_FAILED, non_retryable=True) from error
-    except NonFinite as error:
-        raise ApplicationError(str(error), type=names.BAD_INPUT, non_retryable=True) from error
-    except TrainerFailed as error:
+        raise final(names.STORE_FAILED, error) from error
+    except (NonFinite, TrainerFailed) as error:
         # A ValueError is about what was asked for, and is the same on every attempt.
-        if error.kind != "ValueError":
+        if isinstance(error, TrainerFailed) and error.kind != "ValueError":
             raise
-        raise ApplicationError(str(error), type=names.BAD_INPUT, non_retryable=True) from error
+        raise final(names.BAD_INPUT, error) from error
 
 
 class TrainerActivities:
@@ -111,22 +110,13 @@ class TrainerActivities:
         config = await asyncio.to_thread(self.ctx.config, run_id)
         cache = self._cache_key(config)
         if cache and (cached := await asyncio.to_thread(store.committed, cache)):
-            folder = await asyncio.to_thread(store.fetch_folder, cached)
-            return await self._put_prepared(key, folder, attempt)
+            return await asyncio.to_thread(store.copy, cached, key, attempt=attempt)
         async with self._scratch("prepare") as scratch:
             out = scratch / "policy"
             await self._prepare(config, scratch, out)
             if cache:
                 await asyncio.to_thread(store.put_folder, cache, out, attempt=attempt)
             return await asyncio.to_thread(store.put_folder, key, out, attempt=attempt)
-
-    async def _put_prepared(self, key: str, folder: Path, attempt: str) -> ArtifactRef:
-        """Commits the content of a stored folder under another key, its manifest left out."""
-        async with self._scratch("prepare") as scratch:
-            copy = scratch / "policy"
-            ignore = shutil.ignore_patterns("manifest.json")
-            await asyncio.to_thread(shutil.copytree, folder, copy, ignore=ignore)
-            return await asyncio.to_thread(self.ctx.store.put_folder, key, copy, attempt=attempt)
 
     @staticmethod
     def _cache_key(config: RunConfig) -> str | None:
@@ -171,7 +161,7 @@ class TrainerActivities:
                 os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if problem:
-            raise ApplicationError(problem, type=names.BAD_INPUT, non_retryable=True)
+            raise final(names.BAD_INPUT, problem)
         if code != 0:
             tail = errors.read_text(errors="replace")[-OUTPUT_TAIL:]
             raise RuntimeError(f"preparing {config.model.name!r} ended with code {code}:\n{tail}")
