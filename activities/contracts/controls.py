@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from ratchet.activities.contracts.statuses import ENDED, RunStatus
 
 MAX_NAMED_ENVS = 1000
+REASON = {"reason": "Reason (optional)"}
 
 ALIVE: tuple[RunStatus, ...] = (
     "queued",
@@ -109,17 +110,17 @@ def _read_eval(value: Any) -> Heard:
 @dataclass(frozen=True)
 class Verb:
     """One verb. `name` is its route, command and method; the texts say what it does: `help` on the
-    command line, `text` in its dialog, `about` in the API's documentation.
+    command line, `text` in its dialog, `about` in the API's documentation, if that says more.
     """
 
     name: str
     label: str
     help: str
     text: str
-    about: str
-    refused: tuple[RunStatus, ...]
+    about: str = ""
+    refused: tuple[RunStatus, ...] = ("stopping", *ENDED)
     """Statuses in which the API refuses it."""
-    offered: tuple[RunStatus, ...]
+    offered: tuple[RunStatus, ...] = ("running",)
     """Statuses in which the dashboard has its button; if 'succeeded', while steps are left."""
     signal: str = ""
     """Its signal; none is Temporal's own cancellation."""
@@ -131,7 +132,7 @@ class Verb:
     told: tuple[str, ...] = ()
     """The fields of its body that the run is told, and that the dialog asks for."""
     example: Mapping[str, Any] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=lambda: REASON)
     """What people read for fields, and for the values of those with a choice."""
     becomes: RunStatus | None = None
     """The status that its answer shows already for a run in a status of `moves`."""
@@ -155,8 +156,6 @@ class Verb:
         return self.read(plain(value))
 
 
-REASON = {"reason": "Reason (optional)"}
-
 CONTROLS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
@@ -168,7 +167,6 @@ CONTROLS: dict[str, Verb] = {
             "is resumed.",
             about="Puts a run to rest: nothing in flight, a checkpoint, no server kept; all else "
             "stays.",
-            refused=("stopping", *ENDED),
             offered=("queued", "starting", "running"),
             signal="pause",
             spellings=("pause_run",),
@@ -200,7 +198,6 @@ CONTROLS: dict[str, Verb] = {
             signal="resume",
             spellings=("resume_run", "unpause"),
             example={"reason": "the GPUs are back"},
-            labels=REASON,
             becomes="starting",
             moves=("pausing", "paused"),
         ),
@@ -211,7 +208,6 @@ CONTROLS: dict[str, Verb] = {
             text="Evaluates the next policy version while training goes on.",
             about="Asks for an eval at the run's next version, of all its eval envs or of those "
             "named.",
-            refused=("stopping", *ENDED),
             offered=("starting", "running"),
             signal="trigger_eval",
             spellings=("eval",),
@@ -229,12 +225,9 @@ CONTROLS: dict[str, Verb] = {
             text="Writes a checkpoint after the step under way.",
             about="Asks for a checkpoint at the next step boundary; `checkpoint` of the run, and "
             "its events, tell when it is committed.",
-            refused=("stopping", *ENDED),
-            offered=("running",),
             signal="checkpoint",
             spellings=("save_checkpoint",),
             example={"reason": "before the GPUs are taken"},
-            labels=REASON,
             answer="a checkpoint was asked for",
         ),
         Verb(
@@ -251,7 +244,6 @@ CONTROLS: dict[str, Verb] = {
             body=StopBody,
             told=("reason",),
             example={"reason": "reward has converged"},
-            labels=REASON,
             becomes="stopping",
             danger=True,
         ),
@@ -266,7 +258,6 @@ CONTROLS: dict[str, Verb] = {
             refused=("succeeded", "failed"),
             offered=ALIVE,
             example={"reason": "wrong data"},
-            labels=REASON,
             becomes="stopping",
             danger=True,
         ),

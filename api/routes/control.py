@@ -123,7 +123,7 @@ for _verb in CONTROLS.values():
         _route(_verb),
         methods=["POST"],
         name=f"{_verb.name}_run",
-        description=_verb.about,
+        description=_verb.about or _verb.text,
         status_code=202,
         response_model=Run,
         openapi_extra={**optional_body(_verb.body, dict(_verb.example)), **DOCUMENTED},

@@ -202,6 +202,38 @@ async def test_a_button_is_not_lost_while_it_is_pressed(site: Site) -> None:
         await page.get_by_role("dialog", name="Pause short").wait_for()
 
 
+async def test_a_link_of_the_list_is_not_lost_while_it_is_pressed(site: Site) -> None:
+    """Between press and release the run makes a step, and another run comes to the list."""
+    steps = 0
+
+    async def listed(route: Any) -> None:
+        nonlocal steps
+        steps += 1
+        answer = await route.fetch()
+        body = await answer.json()
+        run = next(run for run in body["data"] if run["id"] == "short")
+        others = [{**run, "id": f"more-{i}", "step": i} for i in range(steps)]
+        body["data"] = [{**run, "step": steps}, *others]
+        await route.fulfill(response=answer, json=body)
+
+    async with reading(site.browser, site.api) as reader:
+        page = reader.page
+        await page.route(re.compile(r"/v1/runs\?"), listed)
+        await reader.open("#/runs", '="runs"')
+        link = page.get_by_role("link", name="short", exact=True)
+        row = page.get_by_role("row").filter(has=link)
+        box = await link.bounding_box()
+        await page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        before = await row.text_content()
+        rows = await page.get_by_role("row").count()
+        await page.mouse.down()
+        await expect(row).not_to_have_text(before)
+        await expect(page.get_by_role("row")).not_to_have_count(rows)
+        await expect(link).to_be_focused()
+        await page.mouse.up()
+        await page.get_by_role("heading", name="short").wait_for()
+
+
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_dialogs_are_accessible(site: Site, scheme: str, viewport: dict[str, int]) -> None:

@@ -1,9 +1,8 @@
 // Several runs over each other, and in what their configs differ.
 
 import { diff } from "./config.js";
-import { badge } from "./badge.js";
 import { fill, h, linkTo, loading, notice, pageOf, trouble } from "./dom.js";
-import { num } from "./format.js";
+import { badge, num } from "./format.js";
 import { keepUp } from "./live.js";
 import { Metrics, runsOf } from "./metrics.js";
 

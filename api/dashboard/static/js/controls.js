@@ -1,60 +1,38 @@
 // What can be asked of a run, each with a confirmation that says what will happen.
 
+import { CONTROLS, ENDED, LIVE, STATUSES } from "../contract.js";
 import { api } from "./api.js";
 import { ask } from "./dialog.js";
 import { checkbox, h, pageOf, toast } from "./dom.js";
 import { KeyValues } from "./keyvalues.js";
-import { ended } from "./live.js";
 
-// As workflows/changes.py has them.
-const LIVE = ["dispatch.max_inflight_rollouts", "dispatch.tasks_per_minute", "metadata.*", "max_steps", "trainer.optim.lr", "eval.interval", "eval.env.<name>.interval", "train.env.<name>.ratio", "checkpoint.interval", "checkpoint.keep_last", "checkpoint.keep_every", "retention.weights", "retention.batches"];
-const live = (key) => LIVE.includes(key.replace(".0.", ".<name>.").replace(/^metadata\..*/, "metadata.*"));
+const live = (key) => LIVE.includes(key.replace(".0.", ".<name>.")) || key.startsWith("metadata.");
 
-const over = (s) => ended({ status: s }) || s === "stopping";
-const reasonField = () => h("label", {}, "Reason (optional)", h("input", { name: "reason", maxlength: "200" }));
-
-const VERBS = {
-	pause: {
-		label: "Pause",
-		when: (s) => ["queued", "starting", "running"].includes(s),
-		dialog: () => ({
-			text: "The run writes a checkpoint and gives back its servers. It stays paused until it is resumed.",
-			fields: [
-				h("fieldset", {}, h("legend", {}, "Rollouts in flight"), checkbox({ type: "radio", name: "mode", value: "drain", checked: true }, "finish first"), checkbox({ type: "radio", name: "mode", value: "cancel" }, "are given up and rolled out anew later")),
-				reasonField(),
-			],
-			body: ({ mode, reason }) => ({ mode, reason }),
+/** The dialog of a verb of the service: it asks for what the run is told. */
+async function dialogOf({ text, labels, fields }, run) {
+	const names = Object.keys(fields);
+	const envs = fields.envs && (await api.config(run.id)).config.eval.env.map((env) => env.name);
+	const choice = (name, values, props) => h("fieldset", {}, h("legend", {}, labels[name]), values.map((value) => checkbox(props(value), labels[value] ?? value)));
+	return {
+		text,
+		fields: names.map((name) => {
+			const { type, enum: values, default: usual } = fields[name];
+			if (values) return choice(name, values, (value) => ({ type: "radio", name, value, checked: value === usual }));
+			if (type === "array") return choice(name, envs, (env) => ({ name: name + env, checked: true }));
+			return h("label", {}, labels[name], h("input", { name, maxlength: "200" }));
 		}),
-	},
-	resume: {
-		label: "Resume",
-		when: (s, run) => ["pausing", "paused", "failed", "cancelled"].includes(s) || (s === "succeeded" && run.step < run.max_steps),
-		dialog: () => ({ text: "The run goes on from its last checkpoint, on servers of its own." }),
-	},
-	eval: {
-		label: "Evaluate",
-		when: (s) => ["starting", "running"].includes(s),
-		dialog: async (run) => {
-			const envs = (await api.config(run.id)).config.eval.env.map((env) => env.name);
-			return {
-				text: "Evaluates the next policy version while training goes on.",
-				fields: envs.map((env) => checkbox({ name: `env:${env}`, checked: true }, env)),
-				body: (given) => {
-					const chosen = envs.filter((env) => `env:${env}` in given);
-					return chosen.length ? { envs: chosen } : {};
-				},
-			};
-		},
-	},
-	checkpoint: {
-		label: "Checkpoint",
-		when: (s) => ["running"].includes(s),
-		dialog: () => ({ text: "Writes a checkpoint after the step under way." }),
-	},
-	fork: {
+		body: (given) => Object.fromEntries(names.map((name) => [name, given[name] ?? envs.filter((env) => name + env in given)]).filter(([, value]) => value.length)),
+	};
+}
+
+// These take more than fields.
+const OWN = [
+	{
+		name: "fork",
 		label: "Fork",
-		when: () => true,
-		dialog: async (run) => {
+		offered: STATUSES,
+		always: true,
+		dialog: async (_, run) => {
 			const { data } = await api.checkpoints(run.id);
 			const change = new KeyValues("Changed config keys (optional)");
 			await change.load(run.id);
@@ -66,63 +44,42 @@ const VERBS = {
 					change.element,
 				],
 				body: ({ step, name }) => ({ ...(step ? { step: Number(step) } : {}), ...(name ? { name } : {}), config: change.nested() }),
-				done: (made) => {
-					if (made?.id && made.id !== run.id) location.hash = pageOf(made.id);
-				},
+				after: ({ id }) => (location.hash = pageOf(id)),
 			};
 		},
 	},
-	config: {
+	{
+		name: "config",
 		label: "Change config",
-		when: (s) => !over(s),
-		dialog: async (run) => {
+		offered: STATUSES.filter((s) => s !== "stopping" && !ENDED.includes(s)),
+		dialog: async (_, run) => {
 			const change = new KeyValues("Keys to change");
 			await change.load(run.id, live);
 			change.add(LIVE[0]);
-			return {
-				text: "Limits and metadata hold at once, all else from the next step on.",
-				fields: [change.element],
-				body: () => change.nested(),
-			};
+			return { text: "Limits and metadata hold at once, all else from the next step on.", fields: [change.element], body: () => change.nested() };
 		},
 	},
-	stop: {
-		label: "Stop",
-		danger: true,
-		when: (s) => !over(s),
-		dialog: () => ({ text: "Ends the run after the step under way, with a final checkpoint. It can be resumed later.", fields: [reasonField()], body: ({ reason }) => (reason ? { reason } : {}) }),
-	},
-	cancel: {
-		label: "Cancel",
-		danger: true,
-		when: (s) => !ended({ status: s }),
-		dialog: () => ({ text: "Ends the run at once, without a checkpoint: the work since the last one is lost. Stop is the gentle way." }),
-	},
-};
+];
+const VERBS = [...CONTROLS.filter((verb) => !verb.danger), ...OWN, ...CONTROLS.filter((verb) => verb.danger)];
+
+// A run that has done all its steps can only be forked.
+const possible = (verb, run) => verb.offered.includes(run.status) && (verb.always || run.status !== "succeeded" || run.step < run.max_steps);
 
 async function perform(verb, run, done) {
-	const { label, dialog, danger } = VERBS[verb];
-	const { text, fields, body = () => ({}), done: after } = await dialog(run);
+	const { name, label, danger, dialog = dialogOf } = verb;
+	const { text, fields, body, after } = await dialog(verb, run);
 	const sent = new Map();
-	const made = await ask({
-		title: `${label} ${run.id}`,
-		text,
-		fields,
-		verb: label,
-		danger,
-		act: (given) => (verb === "config" ? api.change(sent, run.id, body(given)) : api.act(sent, run.id, verb, body(given))),
-	});
+	const act = (given) => (name === "config" ? api.change(sent, run.id, body(given)) : api.act(sent, run.id, name, body(given)));
+	const made = await ask({ title: `${label} ${run.id}`, text, fields, verb: label, danger, act });
 	if (!made) return;
-	toast(verb === "fork" ? `Forked ${run.id}` : `${label}: ${run.id} was told`, "good");
+	toast(name === "fork" ? `Forked ${run.id}` : `${label}: ${run.id} was told`, "good");
 	after?.(made);
 	done();
 }
 
 /** Buttons of all that may be asked of `run` as it is. */
 export function controls(run, done) {
-	return Object.entries(VERBS)
-		.filter(([, { when }]) => when(run.status, run))
-		.map(([verb, { label, danger }]) =>
-			h("button", { class: danger ? "danger-quiet" : "", dataset: { verb }, onclick: () => perform(verb, run, done).catch((error) => toast(error.message, "bad")) }, label),
-		);
+	return VERBS.filter((verb) => possible(verb, run)).map((verb) =>
+		h("button", { class: verb.danger ? "danger-quiet" : "", dataset: { verb: verb.name }, onclick: () => perform(verb, run, done).catch((error) => toast(error.message, "bad")) }, verb.label),
+	);
 }

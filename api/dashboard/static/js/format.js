@@ -1,4 +1,6 @@
-// Numbers, times and durations as people read them.
+// Numbers, times and the state of a run as people read them.
+
+import { h } from "./dom.js";
 
 /** A number in at most five significant characters; '–' for none. */
 export function num(value) {
@@ -46,3 +48,15 @@ const NAMED = 20;
 /** One line on what is left out since it is damaged; '' for nothing. */
 export const damageLine = (what, names) =>
 	names.length ? `Damaged ${what}, left out: ${names.slice(0, NAMED).join(", ")}${names.length > NAMED ? ` and ${names.length - NAMED} more` : ""}.` : "";
+
+const TONES = { running: "good", starting: "busy", queued: "busy", pausing: "busy", stopping: "busy", paused: "warn", succeeded: "done", failed: "bad" };
+
+export const badge = (status) => h("span", { class: `badge ${TONES[status] ?? "off"}` }, status);
+
+/** What the run waits for, why it failed, or nothing. */
+export function waitingText(run) {
+	if (run.error) return `${run.error.code}: ${run.error.message}`;
+	if (!run.waiting_for) return run.end_reason ?? "";
+	const { name, since } = run.waiting_for;
+	return since ? `${name} · ${duration(Date.now() / 1000 - unix(since))}` : name;
+}

@@ -1,14 +1,14 @@
 // Keeps a page up to date: by the run's event stream where there is one, else every two seconds.
 
+import { ENDED } from "../contract.js";
 import { follow } from "./api.js";
 import { throttled } from "./dom.js";
 
 const POLL_MS = 2000;
 const GAUGES_MS = 5000;
-const ENDED = new Set(["succeeded", "failed", "cancelled"]);
 const LABELS = { live: "Live", polling: "Every 2 s", reconnecting: "Reconnecting…", ended: "" };
 
-export const ended = (run) => ENDED.has(run?.status);
+export const ended = (run) => ENDED.includes(run?.status);
 
 /** Shows in the header how the page is kept up to date. */
 export function showLink(state) {

@@ -1,11 +1,10 @@
 // A run's page: what it is and does, its controls, and the tabs below.
 
-import { badge, waitingText } from "./badge.js";
 import { controls } from "./controls.js";
 import { RunData } from "./data.js";
 import { ask } from "./dialog.js";
 import { checkbox, fill, h, linkTo, notice, pageOf, pairs, trouble } from "./dom.js";
-import { count, duration, num, unix } from "./format.js";
+import { badge, count, duration, num, unix, waitingText } from "./format.js";
 import { bindKeys } from "./keyboard.js";
 import { ended, keepUp } from "./live.js";
 import { Metrics, otherRuns } from "./metrics.js";

@@ -1,19 +1,16 @@
 // The list of runs: state, progress, reward as a sparkline; filters; runs picked for comparison.
 
+import { STATUSES } from "../contract.js";
 import { api } from "./api.js";
-import { badge, waitingText } from "./badge.js";
 import { debounced, fill, h, linkTo, loading, notice, pageOf, ready, searchField, svg, table, trouble } from "./dom.js";
-import { ago, count, damageLine, num } from "./format.js";
+import { ago, badge, count, damageLine, num, waitingText } from "./format.js";
 import { bindKeys } from "./keyboard.js";
 import { showLink } from "./live.js";
 
-const STATUSES = ["queued", "starting", "running", "pausing", "paused", "stopping", "succeeded", "failed", "cancelled"];
 const POLL_MS = 3000;
 const PAGE = 50;
 const MOST = 100;
-const START = "curl -sS localhost:8080/v1/runs -H 'content-type: application/toml' --data-binary @configs/reverse_text.toml";
-
-const startCommand = () => START.replace("localhost:8080", location.host);
+const startCommand = () => `curl -sS ${location.host}/v1/runs -H 'content-type: application/toml' --data-binary @configs/examples/reverse_text.toml`;
 
 /** A line of `values`, or nothing for fewer than two. */
 function sparkline(values) {
@@ -79,15 +76,17 @@ export function show(root, { params }) {
 			const cells = Array.from({ length: 7 }, () => h("td", {}));
 			const box = h("input", { type: "checkbox", "aria-label": `Compare ${run.id}`, onchange: (e) => pick(run.id, e.target.checked) });
 			fill(cells[0], box);
-			entry = { element: h("tr", {}, cells.slice(0, 5), spark, cells.slice(5)), cells, spark };
+			// A link that is pressed, or has the focus, must stay.
+			const tags = h("div", { class: "tags" });
+			fill(cells[1], h("a", { class: "run-name", href: pageOf(run.id) }, run.id), tags);
+			entry = { element: h("tr", {}, cells.slice(0, 5), spark, cells.slice(5)), cells, tags, spark };
 			rows.set(run.id, entry);
 		}
 		const text = JSON.stringify(run);
 		if (entry.text === text) return entry.element;
 		entry.text = text;
-		const [, name, state, steps, reward, evals, created] = entry.cells;
-		const tags = Object.entries(run.metadata).map(([k, v]) => h("span", { class: "tag" }, `${k}: ${v}`));
-		fill(name, h("a", { class: "run-name", href: pageOf(run.id) }, run.id), tags.length ? h("div", { class: "tags" }, tags) : null);
+		const [, , state, steps, reward, evals, created] = entry.cells;
+		fill(entry.tags, Object.entries(run.metadata).map(([k, v]) => h("span", { class: "tag" }, `${k}: ${v}`)));
 		fill(state, badge(run.status), h("div", { class: "sub" }, waitingText(run)));
 		const share = run.max_steps ? run.step / run.max_steps : 0;
 		fill(steps, h("div", {}, count(run.step), run.max_steps ? h("span", { class: "sub" }, ` / ${count(run.max_steps)}`) : null), h("progress", { max: 1, value: Math.min(1, share), "aria-label": `Steps of ${run.id}` }));
@@ -104,7 +103,8 @@ export function show(root, { params }) {
 		const shown = all.filter((run) => !wanted || `${run.id} ${run.name} ${Object.entries(run.metadata).flat().join(" ")}`.toLowerCase().includes(wanted));
 		scroll.hidden = !shown.length;
 		const elements = shown.map(row);
-		if (elements.length !== body.children.length || elements.some((e, i) => body.children[i] !== e)) fill(body, elements);
+		elements.forEach((element, i) => body.children[i] === element || body.insertBefore(element, body.children[i]));
+		while (body.children.length > elements.length) body.lastChild.remove();
 		if (shown.length) fill(state);
 		else if (all.length || status.value) fill(state, notice("No run fits the filters", "Change the text or the status.", { action: h("button", { onclick: () => ((search.value = status.value = ""), refresh()) }, "Show all") }));
 		else fill(state, notice("No runs yet", "Start one with this command, or fill in the launch form.", { code: startCommand(), action: linkTo("#/launch", "Launch a run", "primary") }));

@@ -1,5 +1,6 @@
 """The dashboard's files: complete, small, offline, and without a way for text to become markup."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,9 +9,11 @@ from fastapi.testclient import TestClient
 from starlette.types import ASGIApp, Message
 from temporalio.envconfig import ClientConnectConfig
 
+from ratchet.activities.contracts.controls import CONTROLS
 from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.statuses import ENDED, STATUSES
 from ratchet.api.app import create_app
-from ratchet.api.dashboard.pages import FILES
+from ratchet.api.dashboard.pages import CONTRACT, FILES, contract
 from ratchet.api.settings import Settings
 from ratchet.configs.live import LIVE_KEYS
 
@@ -104,17 +107,18 @@ def test_each_page_loads_less_than_150_kb_of_scripts() -> None:
     tabs = imports_of(js / "run.js", r'import\("(\./[\w-]+\.js)"\)')
     assert {page.stem for page in pages} == {"runs", "run", "compare", "launch"}
     index = (FILES / "index.html").read_text()
-    preloaded = [FILES / name for name in re.findall(r'rel="modulepreload" href="(.+?)"', index)]
+    named = re.findall(r'rel="modulepreload" href="(.+?)"', index)
+    preloaded = [FILES / name for name in named if name != CONTRACT]
     assert {path.resolve() for path in preloaded} <= loaded_by(js / "main.js", js / "run.js")
     first = [js / "main.js", *preloaded]
     ways = [(*first, page) for page in pages] + [(*first, js / "run.js", tab) for tab in tabs]
     for way in ways:
-        size = plot + sum(module.stat().st_size for module in loaded_by(*way))
+        size = plot + len(contract()) + sum(module.stat().st_size for module in loaded_by(*way))
         assert size < LIMIT, f"{way[-1].stem}: {size}"
 
 
 def test_all_scripts_travel_in_less_than_150_kb(client: TestClient) -> None:
-    names = [f"js/{path.name}" for path in OWN] + ["vendor/uplot/uPlot.iife.min.js"]
+    names = [f"js/{path.name}" for path in OWN] + ["vendor/uplot/uPlot.iife.min.js", CONTRACT]
     size = 0
     for name in names:
         with client.stream("GET", f"/dashboard/{name}") as answer:
@@ -131,10 +135,26 @@ def test_every_module_is_used() -> None:
     assert {path.resolve() for path in OWN} - used == {(js / "theme-early.js").resolve()}
 
 
-def test_the_change_dialog_offers_what_may_change() -> None:
-    listed = re.search(r"const LIVE = \[(.+?)\];", (FILES / "js" / "controls.js").read_text())
-    assert listed is not None
-    assert tuple(re.findall(r'"(.+?)"', listed[1])) == LIVE_KEYS
+def test_the_pages_read_the_tables_of_the_service(client: TestClient) -> None:
+    """Their buttons, dialogs and statuses are those that the API answers by."""
+    answer = client.get(f"/dashboard/{CONTRACT}")
+    assert answer.headers["content-type"].startswith("text/javascript")
+    assert answer.headers["cache-control"] == "no-cache"
+    assert client.post(f"/dashboard/{CONTRACT}").status_code == 405
+    exported = dict(re.findall(r"^export const (\w+) = (.+);$", answer.text, re.M))
+    found = {name: json.loads(text) for name, text in exported.items()}
+    assert tuple(found["LIVE"]) == LIVE_KEYS
+    assert tuple(found["STATUSES"]) == STATUSES and tuple(found["ENDED"]) == ENDED
+    assert [verb["name"] for verb in found["CONTROLS"]] == [*CONTROLS]
+    for shown, verb in zip(found["CONTROLS"], CONTROLS.values(), strict=True):
+        assert tuple(shown["offered"]) == verb.offered and tuple(shown["fields"]) == verb.told
+    used = {
+        name
+        for path in OWN
+        for names in re.findall(r'import \{ (.+?) \} from "\.\./contract\.js"', path.read_text())
+        for name in names.split(", ")
+    }
+    assert used == {*found}
 
 
 def test_whatever_acts_is_sent_with_an_idempotency_key() -> None:
