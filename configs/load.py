@@ -91,14 +91,19 @@ def parse(text: str, *, media: str = "toml") -> Any:
         raise ConfigError([Problem("", "(config)", None, f"not valid {media}: {error}")]) from None
 
 
+def toml_value(text: str) -> Any:
+    """The value that a text means in TOML; what means nothing there is the text itself."""
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
 def _override(data: dict[str, Any], assignment: str) -> None:
     key, equals, text = assignment.partition("=")
     if not equals or not key:
         raise ConfigError([Problem("", assignment, None, "an override has the form key=value")])
-    try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        value = text
+    value = toml_value(text)
     *sections, last = key.split(".")
     place: Any = data
     try:

@@ -5,14 +5,7 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any
 
-
-def _value(text: str) -> Any:
-    if text == "null":
-        return None
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text
+from ratchet.configs.load import toml_value
 
 
 def _keys(key: str) -> list[str]:
@@ -49,7 +42,7 @@ def nested(assignments: Iterable[str]) -> dict[str, Any]:
                 raise ValueError(f"{key}: {section} was given a value of its own")
         if last in place:
             raise ValueError(f"{key} is given twice, or a part of it is")
-        place[last] = _value(text)
+        place[last] = None if text == "null" else toml_value(text)
     return together
 
 

@@ -20,8 +20,8 @@ from ratchet.api.client import cli_read, printing
 from ratchet.api.client.assignments import nested, one_line, pairs
 from ratchet.api.client.cli_keys import keys
 from ratchet.api.client.client import Ratchet, as_json
-from ratchet.api.client.options import Json, Metadata, RunId, asking, usable
-from ratchet.api.schemas.run import ResolvedConfig, Run
+from ratchet.api.client.options import Json, Metadata, RunId, asking, show_one, usable
+from ratchet.api.schemas.run import Run
 from ratchet.configs.load import load
 
 EPILOG = (
@@ -83,13 +83,6 @@ def _reported(run: Run, *, as_json_: bool, what: str = "") -> None:
         printing.console().print(line, soft_wrap=True)
 
 
-def _show_plan(answer: ResolvedConfig, *, as_json_: bool) -> None:
-    if as_json_:
-        printing.print_json(as_json(answer))
-    else:
-        printing.console().print(printing.plan_table(answer))
-
-
 # -- starting ---------------------------------------------------------------------------------
 
 
@@ -108,7 +101,7 @@ def create(
     with asking(as_json_) as client:
         checked = load(config, changes or [])
         if dry_run:
-            _show_plan(client.runs.plan(checked), as_json_=as_json_)
+            show_one(client.runs.plan(checked), printing.plan_table, as_json_=as_json_)
             return
         run = client.runs.create(checked, idempotency_key=idempotency_key)
         _started(client, run, follow=follow, as_json_=as_json_)
@@ -137,7 +130,8 @@ def fork(
             "metadata": usable(pairs, metadata) if metadata else None,
         }
         if dry_run:
-            _show_plan(client.runs.plan_fork(run_id, **reported), as_json_=as_json_)
+            plan = client.runs.plan_fork(run_id, **reported)
+            show_one(plan, printing.plan_table, as_json_=as_json_)
             return
         run = client.runs.fork(run_id, **reported, idempotency_key=idempotency_key)
         _started(client, run, follow=follow, as_json_=as_json_)

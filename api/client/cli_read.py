@@ -3,8 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
-from enum import StrEnum
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -21,32 +20,11 @@ from ratchet.api.client.options import (
     RunId,
     asking,
     show_items,
+    show_one,
     usable,
 )
 from ratchet.api.client.watch import Watch, ending
 from ratchet.api.schemas.run import Run
-
-
-class Kind(StrEnum):
-    """Kinds of rollouts."""
-
-    TRAIN = "train"
-    EVAL = "eval"
-
-
-class Order(StrEnum):
-    """Which events come first."""
-
-    ASC = "asc"
-    DESC = "desc"
-
-
-class Level(StrEnum):
-    """How bad what a line tells is."""
-
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 def watch_to_end(client: Ratchet, run: Run, *, from_start: bool, as_json_: bool) -> None:
@@ -96,11 +74,7 @@ def list_runs(
 def show(run_id: RunId, as_json_: Json = False) -> None:
     """Show one run."""
     with asking(as_json_) as client:
-        run = client.runs.retrieve(run_id)
-        if as_json_:
-            printing.print_json(as_json(run))
-        else:
-            printing.console().print(printing.run_table(run))
+        show_one(client.runs.retrieve(run_id), printing.run_table, as_json_=as_json_)
 
 
 def watch(
@@ -129,8 +103,9 @@ def events(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Most events in a page.")] = 1000,
     order: Annotated[
-        Order, typer.Option(help="desc: newest first, and --after leads to what was before.")
-    ] = Order.ASC,
+        Literal["asc", "desc"],
+        typer.Option(help="desc: newest first, and --after leads to what was before."),
+    ] = "asc",
     types: Annotated[
         str | None,
         typer.Option(help="Only of these types, by commas; `server` is all of server.*."),
@@ -139,7 +114,7 @@ def events(
     as_json_: Json = False,
 ) -> None:
     """Show what happened, oldest first; with --json --follow as JSON lines."""
-    if follow and (order is Order.DESC or types is not None):
+    if follow and (order == "desc" or types is not None):
         raise typer.BadParameter("--follow tells every event as it comes: no --order, no --types")
     with asking(as_json_) as client:
         if not follow:
@@ -147,7 +122,7 @@ def events(
                 run_id,
                 after=after,
                 limit=limit,
-                order=order.value,
+                order=order,
                 types=types.split(",") if types is not None else None,
             )
             show_items(page, printing.event_lines, whole=whole, as_json_=as_json_)
@@ -169,7 +144,9 @@ def events(
 
 def logs(
     run_id: RunId,
-    level: Annotated[Level, typer.Option(help="Only lines of this level or worse.")] = Level.INFO,
+    level: Annotated[
+        Literal["info", "warning", "error"], typer.Option(help="Only lines of this level or worse.")
+    ] = "info",
     after: Annotated[str | None, typer.Option(help="Go on after the line of this id.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Most lines in a page.")] = 1000,
     whole: All = False,
@@ -177,7 +154,7 @@ def logs(
 ) -> None:
     """Show the run's log, oldest first, with who said each line."""
     with asking(as_json_) as client:
-        page = client.runs.logs(run_id, after=after, limit=limit, level=level.value)
+        page = client.runs.logs(run_id, after=after, limit=limit, level=level)
         show_items(page, printing.log_lines, whole=whole, as_json_=as_json_)
 
 
@@ -227,7 +204,7 @@ def rollouts(
     step: Annotated[int | None, typer.Option(min=0, help="Of this step.")] = None,
     env: Annotated[str | None, typer.Option(help="Of this env.")] = None,
     group: Annotated[str | None, typer.Option(help="Of this group, e.g. train/12.")] = None,
-    kind: Annotated[Kind | None, typer.Option(help="Of this kind.")] = None,
+    kind: Annotated[Literal["train", "eval"] | None, typer.Option(help="Of this kind.")] = None,
     reward_min: Annotated[float | None, typer.Option(help="With this reward or more.")] = None,
     reward_max: Annotated[float | None, typer.Option(help="With this reward or less.")] = None,
     errored: Annotated[
@@ -242,17 +219,14 @@ def rollouts(
     with asking(as_json_) as client:
         if rollout_id is not None:
             result = client.runs.rollout(run_id, rollout_id)
-            if as_json_:
-                printing.print_json(as_json(result))
-            else:
-                printing.print_rollout(result, printing.console())
+            show_one(result, printing.rollout_text, as_json_=as_json_)
             return
         page = client.runs.rollouts(
             run_id,
             step=step,
             env=env,
             group=group,
-            kind=kind.value if kind else None,
+            kind=kind,
             reward_min=reward_min,
             reward_max=reward_max,
             errored=errored,
@@ -286,10 +260,7 @@ def config(run_id: RunId, as_json_: Json = False) -> None:
     """Show the config as it holds, every default written out."""
     with asking(as_json_) as client:
         view = client.runs.config(run_id)
-        if as_json_:
-            printing.print_json(as_json(view))
-        else:
-            print(json.dumps(view.config, indent=2))
+        show_one(view, lambda view: json.dumps(view.config, indent=2), as_json_=as_json_)
 
 
 def engines(as_json_: Json = False) -> None:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
 import typer
+from pydantic import BaseModel
+from rich.console import RenderableType
 
 from ratchet.api.client import printing
 from ratchet.api.client.assignments import one_line
@@ -18,6 +20,7 @@ from ratchet.api.schemas.problems import field_errors, invalid_config
 from ratchet.configs.load import ConfigError
 
 Made = TypeVar("Made")
+Shown = TypeVar("Shown", bound=BaseModel)
 
 REFUSED, UNREACHABLE, INTERRUPTED = 1, 3, 130
 REMEDIES = {
@@ -111,6 +114,14 @@ def usable(make: Callable[..., Made], *arguments: Any) -> Made:
         return make(*arguments)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def show_one(item: Shown, shown: Callable[[Shown], RenderableType], *, as_json_: bool) -> None:
+    """What was asked for, as `shown` shows it or as JSON."""
+    if as_json_:
+        printing.print_json(as_json(item))
+    else:
+        printing.console().print(shown(item), soft_wrap=True)
 
 
 def show_items(page: Page[Any], table: Any, *, whole: bool, as_json_: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -338,7 +338,7 @@ def _named(values: Mapping[str, Any]) -> str:
     return clean(", ".join(f"{name} {number(value)}" for name, value in numbers.items()))
 
 
-def print_rollout(rollout: RolloutFull, out: Console) -> None:
+def rollout_text(rollout: RolloutFull) -> RenderableType:
     """A rollout: its figures, then all that was said."""
     rows = [
         ("id", rollout.id),
@@ -352,12 +352,12 @@ def print_rollout(rollout: RolloutFull, out: Console) -> None:
         ("error", clean(json.dumps(rollout.error)) if rollout.error else None),
         ("group", ", ".join(f"{m.id} {number(m.reward)}" for m in rollout.members)),
     ]
-    out.print(pairs_table(rows))
+    said: list[RenderableType] = []
     for message in rollout.messages:
         content = message.get("content")
         text = content if isinstance(content, str) else json.dumps(content)
-        out.print(f"\n{clean(str(message.get('role', '?')))}", style="bold")
-        out.print(clean(text), soft_wrap=True)
+        said += [Text(f"\n{clean(str(message.get('role', '?')))}", style="bold"), clean(text)]
+    return Group(pairs_table(rows), *said)
 
 
 # -- machines ---------------------------------------------------------------------------------

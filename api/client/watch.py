@@ -38,13 +38,6 @@ QUIET = frozenset({"run.waiting", "work.done"})
 """Left out of the picture and of lines, unless they are warnings."""
 
 
-@dataclass(frozen=True)
-class Trouble:
-    """Why nothing comes, '' once something does."""
-
-    why: str
-
-
 @dataclass
 class View:
     """What is known of a run that is watched; `rewards` are by step, ascending."""
@@ -149,7 +142,8 @@ class Watch:
         self._out = out
         self._lines_of_json = lines_of_json
         self._until = until
-        self._news: queue.SimpleQueue[Event | Trouble | RatchetError | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Event | str | RatchetError | None] = queue.SimpleQueue()
+        """Events; why nothing comes, '' once something does; an error, or None, at the end."""
         self._view = View(run)
         self._live = out.is_terminal and not lines_of_json
         self._after = None if from_start else LATEST
@@ -176,7 +170,7 @@ class Watch:
         stream = self._client.runs.stream_events(
             self._view.run.id,
             after=self._after,
-            on_trouble=lambda why: self._news.put(Trouble(why)),
+            on_trouble=self._news.put,
         )
         try:
             for event in stream:
@@ -203,10 +197,10 @@ class Watch:
                 return
             if isinstance(item, RatchetError):
                 raise item
-            if isinstance(item, Trouble):
-                self._view.trouble = item.why
-                if live is None and item.why:
-                    text = f"connection lost ({item.why}); trying again"
+            if isinstance(item, str):
+                self._view.trouble = item
+                if live is None and item:
+                    text = f"connection lost ({item}); trying again"
                     printing.console(stderr=True).print(text, soft_wrap=True)
                 continue
             self._view.take(item)
