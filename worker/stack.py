@@ -163,17 +163,12 @@ class Stack:
                 )
             ports[name] = int(wanted)
             return ports[name]
-        for candidate in (ports.get(name), PREFERRED_PORTS.get(name)):
-            if candidate and _free(candidate) and candidate not in self._taken(name):
-                ports[name] = candidate
-                return candidate
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports[name] = probe.getsockname()[1]
+        taken = {port for other, port in ports.items() if other != name}
+        wishes = (port for port in (ports.get(name), PREFERRED_PORTS.get(name)) if port)
+        usable = (port for port in wishes if port not in taken and _free(port))
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            ports[name] = next(usable, probe.getsockname()[1])
         return ports[name]
-
-    def _taken(self, name: str) -> set[int]:
-        return {port for other, port in self.record["ports"].items() if other != name}
 
     def _start(self, name: str, command: list[str], env: dict[str, str]) -> None:
         if self._alive(name) is not None:

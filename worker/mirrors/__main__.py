@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import FrameType
 
 from ratchet.api.client import Ratchet
 from ratchet.configs.home import home_folder
@@ -117,10 +116,6 @@ def supervise(input: argparse.Namespace) -> None:
             child.wait()
 
 
-def _stop(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit status: 0 stopped, 2 wrong usage."""
     made = parser()
@@ -128,7 +123,7 @@ def main(arguments: list[str]) -> int:
     name = "/".join(input.to) if input.child_of else "mirrors"
     logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {name}: %(message)s")
     logging.getLogger("ratchet.mirrors").setLevel(logging.INFO)
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if input.child_of:
             forward(input)

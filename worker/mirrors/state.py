@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from pydantic import TypeAdapter
+
 
 @dataclass(frozen=True)
 class Record:
@@ -59,6 +61,9 @@ class Sent:
         )
 
 
+SENT = TypeAdapter(Sent)
+
+
 class States:
     """The files of one target, in a folder of its own."""
 
@@ -71,9 +76,7 @@ class States:
         file = self._file(run_id)
         if not file.exists():
             return Sent(run_id)
-        reported = json.loads(file.read_text())
-        pending = tuple(Record(**record) for record in reported.pop("pending"))
-        return Sent(**{**reported, "evals": tuple(reported["evals"])}, pending=pending)
+        return SENT.validate_json(file.read_bytes())
 
     def save(self, run_id: str, sent: Sent) -> None:
         """Replaces the file; it is on the disk when this returns."""

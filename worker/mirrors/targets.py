@@ -99,7 +99,18 @@ class TensorBoard:
         return sorted((self._folder / series).glob(f"*{MADE_BY_US}"))
 
 
-class Wandb:
+class _OfProject:
+    """Runs of a project: each series is one of them, grouped by run."""
+
+    def __init__(self, project: str) -> None:
+        self._project = project
+        self._groups: dict[str, str] = {}
+
+    def end(self, series: str) -> None:
+        self._groups.pop(series, None)
+
+
+class Wandb(_OfProject):
     """Runs of a W&B project, grouped by run. The record's number is W&B's own step, which is what
     tells how many the server has; curves are drawn over the metric `step`.
 
@@ -108,10 +119,6 @@ class Wandb:
     """
 
     every_s = 60.0
-
-    def __init__(self, project: str) -> None:
-        self._project = project
-        self._groups: dict[str, str] = {}
 
     def begin(self, run_id: str, series: str, count: int, mark: Any) -> int:
         self._groups[series] = run_id
@@ -126,9 +133,6 @@ class Wandb:
             run.log({**record.values, "step": record.step}, step=number)
         run.finish()
         return None
-
-    def end(self, series: str) -> None:
-        self._groups.pop(series, None)
 
     def _open(self, series: str) -> Any:
         wandb = package("wandb", "wandb")
@@ -146,16 +150,12 @@ class Wandb:
         return run
 
 
-class Trackio:
+class Trackio(_OfProject):
     """Runs of a trackio project. A local project tells how many records it has; what goes to a
     Space or a server of one's own is taken as sent once trackio has finished the run.
     """
 
     every_s = 10.0
-
-    def __init__(self, project: str) -> None:
-        self._project = project
-        self._groups: dict[str, str] = {}
 
     def begin(self, run_id: str, series: str, count: int, mark: Any) -> int:
         self._groups[series] = run_id
@@ -180,9 +180,6 @@ class Trackio:
         if held is not None and held < first + len(records):
             raise OSError(f"trackio has {held} of {first + len(records)} records of {series}")
         return None
-
-    def end(self, series: str) -> None:
-        self._groups.pop(series, None)
 
     def _held(self, series: str) -> int | None:
         package("trackio", "trackio")
