@@ -271,7 +271,7 @@ class Dispatch:
                 await workflow.wait_condition(lambda: held.may_try(work))
             if held.take_turn():
                 return
-        rest = policies.rest_after(held.held_s(workflow.time()))
+        rest = rest_after(held.held_s(workflow.time()))
         await workflow.sleep(rest, summary=f"store to be mended for {work}")
 
     async def _wake(self) -> None:
