@@ -149,16 +149,16 @@ lint: setup
 # but for OPTIONS=--upgrade or OPTIONS="-P httpx". cpu.lock leaves out torch, whose CPU build has an
 # index of its own, and torchvision and its kin, of which PyPI has CUDA builds only; cpu.in adds
 # what no extra can say.
-COMPILE = $(BIN)/uv pip compile -q --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header $(OPTIONS)
+COMPILE = $(BIN)/uv pip compile -q --python-version $1 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header $(OPTIONS)
 WITHOUT_TORCH := --override requirements/override.txt
 LOCAL := pyproject.toml --extra rollout --extra trainer --extra stack --group dev
 lock: setup
-	$(COMPILE) $(WITHOUT_TORCH) requirements/cpu.in $(LOCAL) -o requirements/cpu.lock
-	$(COMPILE) $(LOCAL) --extra cuda -o requirements/cuda.lock
-	$(COMPILE) --python-version 3.12 $(LOCAL) --extra cuda -o requirements/cuda-312.lock
-	$(COMPILE) -c requirements/cpu.lock pyproject.toml --extra api -o requirements/control.lock
-	$(COMPILE) -c requirements/cpu.lock $(WITHOUT_TORCH) pyproject.toml --extra rollout -o requirements/rollout.lock
-	$(COMPILE) -c requirements/cpu.lock --group build -o requirements/build.lock
+	$(call COMPILE,3.11) $(WITHOUT_TORCH) requirements/cpu.in $(LOCAL) -o requirements/cpu.lock
+	$(call COMPILE,3.11) $(LOCAL) --extra cuda -o requirements/cuda.lock
+	$(call COMPILE,3.12) $(LOCAL) --extra cuda -o requirements/cuda-312.lock
+	$(call COMPILE,3.11) -c requirements/cpu.lock pyproject.toml --extra api -o requirements/control.lock
+	$(call COMPILE,3.11) -c requirements/cpu.lock $(WITHOUT_TORCH) pyproject.toml --extra rollout -o requirements/rollout.lock
+	$(call COMPILE,3.11) -c requirements/cpu.lock --group build -o requirements/build.lock
 
 clean: down
 	rm -rf $(VENV) .ratchet
