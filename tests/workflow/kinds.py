@@ -142,6 +142,19 @@ async def killed_engine(stage: Stage) -> None:
     await handle.result()
 
 
+async def rest_cut_short(stage: Stage) -> None:
+    """A group is given up while it rests from an engine that it lost; others use that engine."""
+    stage.lose_engine_in = {"train/2"}
+    train = {"env": [TEXT], "batch_size": 8, "group_size": 2, "max_off_policy_steps": 1}
+    engines = {"engines": 2}
+    handle = await stage.start(max_steps=1000, eval={}, train=train, inference=engines)
+    await until(lambda: "train/2.1" in stage.played_by)
+    lost, began = stage.played_by["train/2"], len(stage.played_by)
+    await until(lambda: lost in list(stage.played_by.values())[began:])
+    await handle.signal("stop")
+    await handle.result()
+
+
 async def lost_env(stage: Stage) -> None:
     """Only rollouts find an env server gone; the run has it restarted."""
     stage.dead_env_epochs = {1}
@@ -443,6 +456,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(lost_trainer, (names.TRAINER_LOST, "TIMER_STARTED")),
     Kind(refused_gate, (names.GATE_FAILED, "ACTIVITY_TASK_CANCEL_REQUESTED")),
     Kind(killed_engine, (names.ENGINE_LOST, "relocate train/5", "killed by the test")),
+    Kind(rest_cut_short, ("forgive-after-cancelled-rest", "relocate train/2", "train/2.1")),
     Kind(lost_env, (names.ENV_LOST, '"role":"env"', "ACTIVITY_TASK_CANCEL_REQUESTED")),
     Kind(stale_group, ('"cancelled":"stale"', "train/1.1")),
     Kind(failed_groups, ("TaskError: broken reward",)),

@@ -238,7 +238,9 @@ class World:
         self._read(names.RUN_ROLLOUTS, [work.group])
         if work.group in self.slow_groups:
             self.events.append(f"slow {work.group}")
-        self.sampled.setdefault(work.group, set()).add(self.labels[engine])
+        # A run that began elsewhere has engines whose push this world has not seen.
+        label = self.labels.get(engine, push_label(arg.engine.version, 0, 0))
+        self.sampled.setdefault(work.group, set()).add(label)
         self.playing.setdefault(engine, []).append(work.group)
         try:
             await self._run_all(arg)
@@ -330,7 +332,7 @@ class World:
             self.events.append(f"batch {arg.step} was refused")
             text = "the digest is another"
             raise ApplicationError(text, type=names.CORRUPT, non_retryable=True)
-        labels = {label for group in arg.groups for label in self.sampled[group]}
+        labels = {label for group in arg.groups for label in self.sampled.get(group, ())}
         assert not labels & self.refused, "a batch with tokens of refused weights was shipped"
         # Another attempt of a run ships batches of its own after the checkpoint.
         assert (arg.run_id, arg.step) not in self.shipped, "a batch was shipped twice"
