@@ -1,5 +1,6 @@
 """The dashboard's files: complete, small, offline, and without a way for text to become markup."""
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -67,7 +68,8 @@ async def raw(app: ASGIApp, path: str) -> int:
     heard: list[Message] = []
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        # The client stays, and has no more to say.
+        return await asyncio.Future[Message]()
 
     async def send(message: Message) -> None:
         heard.append(message)
