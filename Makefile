@@ -21,7 +21,7 @@ ON_312 := $(shell $(PYTHON) -c 'import sys; print("-312" * (sys.version_info[:2]
 LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: setup browser demo teacher examples test e2e-stack e2e-others test-long chaos nightly gpu up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
+.PHONY: setup browser demo teacher examples test e2e-stack e2e-others test-long chaos nightly mutants gpu up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
 
 setup: $(VENV)/.ready
 
@@ -85,7 +85,8 @@ test-long: setup
 #   PART=bench       overlap, utilization, learning and load
 #   PART=growth      20,000 steps
 #   PART=python313   client, API and rollout on Python 3.13
-NIGHTLY := tests soak examples bench growth python313
+#   PART=mutants     which changes of the code no test notices
+NIGHTLY := tests soak examples bench growth python313 mutants
 nightly: $(addprefix nightly-,$(or $(PART),$(NIGHTLY)))
 nightly-tests: setup browser
 	$(BIN)/python -m pytest -q -m nightly tests
@@ -100,6 +101,15 @@ nightly-bench:
 nightly-growth: bench-growth
 nightly-python313:
 	tests/nightly/python313.sh
+nightly-mutants: mutants
+
+# Changes one thing at a time and runs the tests that should notice, in copies of the tree; hours.
+#   SEED=0 COUNT=200 JOBS=2     what is drawn, how many, how many at a time
+#   ONLY=workflows/rules        the start of the paths of files to change
+#   BY_HAND=1                   only the list of mutations made by hand, some minutes
+#   TREE=../other               another checkout
+mutants: setup
+	@$(BIN)/python -m tests.mutants --seed $(SEED) $(if $(COUNT),--count $(COUNT)) $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only $(ONLY)) $(if $(BY_HAND),--by-hand) $(if $(TREE),--tree $(TREE))
 
 # Faults on the real stack, and proof that nothing was lost: every role once, some 5 minutes on two
 # cores. SOAK=1h for randomly spaced faults, FAULTS=150 of them; SEED=1 for others.

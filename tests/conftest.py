@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest_asyncio
-from hypothesis import settings
+from hypothesis import Phase, settings
 from temporalio.client import Client
 from temporalio.testing import WorkflowEnvironment
 
@@ -16,6 +16,14 @@ from ratchet.worker.stack import DYNAMIC_CONFIG
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("ratchet", deadline=None)
 settings.load_profile("ratchet")
+# For `make mutants`: a verdict is the same each time, and no failure is made smaller.
+settings.register_profile(
+    "mutants",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+)
 
 TEMPORAL = Path(sys.executable).parent / "temporal"
 

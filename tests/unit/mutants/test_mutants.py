@@ -1,0 +1,134 @@
+"""`make mutants`: what it changes, what it leaves alone, and how it judges."""
+
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+from cosmic_ray.mutating import mutate_code
+
+from tests import ROOT
+from tests.mutants import __main__ as program
+from tests.mutants.judge import Judge
+from tests.mutants.lists import stale
+from tests.mutants.operators import OPERATORS, Mutant, mutants, mutated
+
+CODE = '''
+"""Text with a raise: 1 + 1 == 2 and True."""
+from datetime import timedelta
+GRACE_S = 3 - 1
+
+@decorated(True)
+def f(a: "x and y" = None) -> "x or y":
+    assert a == 1
+    logger.warning("text", a + 1)
+    log.note(f"{a + 1}")
+    start(a, summary="s" + a, start_to_close_timeout=a + 1)
+    wait(timedelta(seconds=2 * 30))
+    if a and not b:
+        raise ValueError(f"{a - 1}")
+    return -a + 1
+'''
+
+
+def test_operators_do_what_they_show() -> None:
+    for name, operator in OPERATORS.items():
+        for example in operator.examples():
+            code = mutate_code(example.pre_mutation_code, operator(), example.occurrence)
+            assert code == example.post_mutation_code, name
+
+
+def test_text_annotations_and_durations_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(CODE)
+    found = mutants(tmp_path, "m.py")
+    assert [(CODE.splitlines()[one.line - 1].strip(), one.operator) for one in found] == [
+        ('start(a, summary="s" + a, start_to_close_timeout=a + 1)', "DropCall"),
+        ("wait(timedelta(seconds=2 * 30))", "DropCall"),
+        ("if a and not b:", "AddNot"),
+        ("if a and not b:", "ReplaceAndWithOr"),
+        ("if a and not b:", "ReplaceUnaryOperator_Delete_Not"),
+        ('raise ValueError(f"{a - 1}")', "DropRaise"),
+        ("return -a + 1", "ReplaceBinaryOperator_Add_Sub"),
+        ("return -a + 1", "ReplaceUnaryOperator_Delete_USub"),
+    ]
+    lines = {one.operator: program.changed(CODE, mutated(CODE, one) or "") for one in found}
+    assert lines["DropRaise"] == ('raise ValueError(f"{a - 1}")', "pass")
+    assert lines["ReplaceAndWithOr"] == ("if a and not b:", "if a or not b:")
+
+
+def test_what_is_no_code_is_no_mutant() -> None:
+    code = "def f(*, a):\n    return a * 2\n"
+    first, second = (
+        mutated(code, Mutant("m.py", 1, "ReplaceBinaryOperator_Mul_Div", n)) for n in (0, 1)
+    )
+    assert first is None and second == code.replace("a * 2", "a / 2")
+
+
+def test_the_lists_fit_the_code() -> None:
+    assert stale(ROOT) == []
+
+
+def test_a_seed_draws_the_same_mutants() -> None:
+    judge = Judge(ROOT)
+    first, again, other = (
+        [case.name for case in program.drawn(judge, seed, 12, "activities/storage/s")]
+        for seed in (1, 1, 2)
+    )
+    assert first == again != other and len(set(first)) == 12
+
+
+def test_every_file_has_tests_that_judge_it() -> None:
+    judge = Judge(ROOT)
+    assert judge.stages("workflows/rules/scheduler.py") == [
+        ("tests/unit/workflows/rules/test_scheduler.py",),
+        ("tests/unit/workflows",),
+    ]
+    for file in judge.files():
+        stages = judge.stages(file)
+        assert stages and all((ROOT / target).exists() for stage in stages for target in stage)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A small checkout with one function, and tests of half of it."""
+    files = {
+        "ratchet/configs/__init__.py": "",
+        "workflows/rules/half.py": """
+            def half(n: int) -> int:
+                if n < 0:
+                    raise ValueError(n)
+                return n // 2
+            """,
+        "tests/conftest.py": "",
+        "tests/unit/workflows/test_half.py": """
+            import sys
+            sys.path.insert(0, ".")
+            from workflows.rules.half import half
+            def test_half() -> None:
+                assert half(8) == 4
+            """,
+    }
+    for name, text in files.items():
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text(textwrap.dedent(text))
+    return tmp_path / "tree"
+
+
+def test_a_survivor_is_told_from_what_tests_notice(tree: Path, tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tree)], check=True)
+    judge, said = Judge(tree), list[str]()
+    cases = list(program.drawn(judge, 0, 9, ""))
+    kept = program.Kept(tmp_path / "kept" / "verdicts", tree)
+    verdicts = program.judged(judge, cases, kept, 2, said.append)
+    noticed = {program.changed(c.code, "")[0] and c.new: v.killed for c, v in verdicts}
+    assert noticed == {
+        "if not n < 0:": True,
+        "if n <= 0:": False,
+        "pass": False,
+        "return n * 2": True,
+    }
+    again = program.Kept(tmp_path / "kept" / "verdicts", tree)
+    assert len(again.verdicts) == len(cases)
+    (tree / "tests/unit/workflows/test_half.py").write_text("")
+    later = program.Kept(tmp_path / "kept" / "verdicts", tree)
+    assert [v.killed for v in later.verdicts.values()] == [True, True], "survivors are judged again"
