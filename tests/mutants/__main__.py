@@ -122,10 +122,12 @@ def judged(
                 copy = copies.get()
                 try:
                     verdict = judge.judge(copy, case.file, case.code, case.stages)
+                    kept.add(case, verdict)
+                except Broken as broken:
+                    verdict = Verdict(False, str(broken))
                 finally:
                     copies.put(copy)
-                kept.add(case, verdict)
-            say(f"{'killed' if verdict.killed else 'SURVIVED'}  {case.name}")
+            say(f"{'killed' if verdict.killed else 'SURVIVED'}  {case.name}  {verdict.by}")
             return case, verdict
 
         with ThreadPoolExecutor(jobs) as pool:
@@ -159,11 +161,7 @@ def main() -> int:
         else [*drawn(judge, arguments.seed, arguments.count, arguments.only)]
     )
     say(f"{len(faults)} mutations made by hand, {len(sample)} drawn with seed {arguments.seed}")
-    try:
-        verdicts = judged(judge, [*faults, *sample], kept, arguments.jobs, say)
-    except Broken as broken:
-        say(str(broken))
-        return 1
+    verdicts = judged(judge, [*faults, *sample], kept, arguments.jobs, say)
     alike = {(one.file, one.old, one.new) for one in equivalents()}
     missed = [case for case, verdict in verdicts[: len(faults)] if not verdict.killed]
     counted = [

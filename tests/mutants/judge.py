@@ -148,10 +148,9 @@ class Judge:
 
     def _measure(self, copy: Copy, targets: tuple[str, ...]) -> None:
         with self.measuring:
-            if targets in self.took:
-                return
-            began = time.monotonic()
-            status = copy.test(targets, FIRST_AT_MOST_S)
-            if status != 0:
-                raise Broken(f"without a mutant pytest ends with {status}: {' '.join(targets)}")
-            self.took[targets] = time.monotonic() - began
+            if targets not in self.took:
+                began = time.monotonic()
+                status = copy.test(targets, FIRST_AT_MOST_S)
+                if status != 0:
+                    raise Broken(f"cannot judge, pytest ends with {status}: {' '.join(targets)}")
+                self.took[targets] = time.monotonic() - began
