@@ -37,7 +37,7 @@ BOOLEAN = ("ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceTrueWithFalse", "Repl
 ARITHMETIC = ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_Mul", "Pow_Mul")
 BRANCH = ("AddNot", "ZeroIterationForLoop", "ReplaceBreakWithContinue", "ReplaceContinueWithBreak")
 
-SAID = ("note", "show", "print")
+SAID = ("note", "show", "print", "say", "_say", "basicConfig")
 """Calls that only say something."""
 TEXTS = ("summary", "timeout_summary", "static_summary", "static_details", "description")
 WAITS = ("timeout", "interval", "delay", "_s")
@@ -173,6 +173,10 @@ def _unwanted(tree: ast.Module) -> Iterator[tuple[Place, Place]]:
                 yield _span(node)
             case ast.If(test=ast.Compare(left=ast.Name(id="__name__"))):
                 yield _span(node)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                yield _span(node)
+            case ast.IfExp(body=one, orelse=other) if _is_text(one) and _is_text(other):
+                yield _span(node)
             case _:
                 pass
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -193,4 +197,11 @@ def _only_says(call: ast.Call) -> bool:
     """Whether a call logs, or shows something to people."""
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     logs = isinstance(owner, ast.Name | ast.Attribute) and _name(owner).endswith("logger")
-    return logs or _name(call.func) in SAID
+    writes = _name(call.func) == "append" and isinstance(call.args[0], ast.JoinedStr)
+    return logs or writes or _name(call.func) in SAID
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )

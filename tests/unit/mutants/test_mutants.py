@@ -23,6 +23,10 @@ def f(a: "x and y" = None) -> "x or y":
     assert a == 1
     logger.warning("text", a + 1)
     log.note(f"{a + 1}")
+    lines.append(f"{a + 1}")
+    said = f"{a}" if a == 1 else "none"
+    if TYPE_CHECKING:
+        use(a + 1)
     start(a, summary="s" + a, start_to_close_timeout=a + 1)
     wait(timedelta(seconds=2 * 30))
     if a and not b:
