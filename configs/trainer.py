@@ -170,6 +170,9 @@ LossConfig = Annotated[
 class TrainerConfig(Section):
     """The trainer process."""
 
+    backend: Literal["torch"] = Field(
+        default="torch", description="What trains. 'torch': one process."
+    )
     optim: OptimizerConfig = Field(default_factory=AdamWConfig)
     scheduler: SchedulerConfig = Field(
         default_factory=ConstantScheduleConfig, description="The learning rate over the steps."
@@ -262,6 +265,10 @@ class InferenceConfig(Section):
     """vLLM engines the run starts for itself."""
 
     engines: int = Field(default=1, ge=1, le=64, description="Engines, one process group each.")
+    transfer: Literal["store"] = Field(
+        default="store",
+        description="How new weights get to engines. 'store': as files, by the artifact store.",
+    )
     max_num_seqs: int = Field(default=64, ge=1, description="Sequences an engine runs at once.")
     kv_cache_gib: float = Field(
         default=0.5, gt=0, description="KV cache of one engine on a CPU, in GiB."

@@ -27,7 +27,17 @@ def from_0_to_1(config: Document) -> Document:
     return config
 
 
-CONFIG = Versions("the stored config", {0: from_0_to_1})
+def from_1_to_2(config: Document) -> Document:
+    """Schema 2 added what trains and how weights get to engines: there was one way for each."""
+    trainer = {**config.get("trainer", {}), "backend": "torch"}
+    return {
+        **config,
+        "trainer": trainer,
+        "inference": {**config.get("inference", {}), "transfer": "store"},
+    }
+
+
+CONFIG = Versions("the stored config", {0: from_0_to_1, 1: from_1_to_2})
 
 
 def read_config(stored: dict[str, Any]) -> RunConfig:

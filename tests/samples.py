@@ -20,6 +20,8 @@ SECTIONS = dict(part.split("\n", 1) for part in PAGE.split("\n## How to add ")[1
 LIMITS = {
     "an algorithm with state": 3,
     "a role": 3,
+    "a weight transfer": 3,
+    "a trainer backend": 3,
     "a verb": 4,
     "a panel": 1,
     "a metric": 2,

@@ -12,7 +12,6 @@ Invariants:
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,7 +20,7 @@ from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.training import PUSH_TRIES, SyncInput, SyncResult, push_label
-from ratchet.activities.inference.gate import Canary, Verdict, compare, engine_logprobs, read_canary
+from ratchet.activities.inference.transfers import transfer_of
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.heartbeat import heartbeats
 
@@ -46,17 +45,20 @@ class InferenceActivities:
         refused, since nobody knows whether their canary was seen to pass.
         """
         async with heartbeats(), _lost_if_unreachable(sync):
-            folder = await asyncio.to_thread(self.ctx.store.fetch_folder, sync.weights)
-            canary = await asyncio.to_thread(read_canary, folder)
+            config = await asyncio.to_thread(self.ctx.config, sync.run_id)
+            transfer = transfer_of(config, self.ctx.store)
+            weights = await asyncio.to_thread(transfer.receive, sync.weights)
             first = (activity.info().attempt - 1) * PUSH_TRIES
             rejected = [push_label(sync.version, sync.push, n) for n in range(first)]
             limits = httpx.Timeout(REQUEST_LIMIT_S, connect=5.0)
             async with httpx.AsyncClient(base_url=sync.url, timeout=limits) as client:
                 await _check_identity(client, sync)
+                engine = _Engine(client, sync.model)
                 for number in range(first, first + PUSH_TRIES):
                     label = push_label(sync.version, sync.push, number)
-                    await _push(client, folder, label)
-                    verdict = await _verdict(client, sync, canary)
+                    async with _paused(engine, label):
+                        await transfer.push(engine, weights)
+                    verdict = await transfer.verify(engine, weights, sync.tolerance)
                     if verdict.passed:
                         return SyncResult(sync.version, label, verdict.diff, rejected)
                     activity.logger.warning("push %s refused: %s", label, verdict)
@@ -108,25 +110,37 @@ def _checked(answer: httpx.Response) -> Any:
     )
 
 
-async def _push(client: httpx.AsyncClient, folder: Path, label: str) -> None:
-    reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+class _Engine:
+    """The control endpoints of an engine."""
+
+    def __init__(self, client: httpx.AsyncClient, model: str) -> None:
+        self.model = model
+        self._client = client
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return str(self._client.base_url)
+
+    async def post(self, path: str, **body: Any) -> Any:
+        """The answer's JSON."""
+        return _checked(await self._client.post(path, **body))
+
+
+@contextlib.asynccontextmanager
+async def _paused(engine: _Engine, label: str) -> AsyncIterator[None]:
+    """The engine stands still, and what it samples afterwards carries `label`."""
     try:
-        pause = {"mode": "keep", "clear_cache": "true"}
-        _checked(await client.post("/pause", params=pause))
-        # The label first: should the reload fail half-way, what is sampled then is not mistaken
+        await engine.post("/pause", params={"mode": "keep", "clear_cache": "true"})
+        # The label first: should the push fail half-way, what is sampled then is not mistaken
         # for the old version's.
-        _checked(await client.post("/update_weight_version", json={"new_version": label}))
-        _checked(await client.post("/collective_rpc", json=reload))
+        await engine.post("/update_weight_version", json={"new_version": label})
+        yield
     finally:
         # Shielded: an engine left paused by a cancellation would never sample again.
-        await asyncio.shield(asyncio.create_task(_resume(str(client.base_url))))
+        await asyncio.shield(asyncio.create_task(_resume(engine.url)))
 
 
 async def _resume(url: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=RESUME_LIMIT_S) as client:
         _checked(await client.post("/resume"))
-
-
-async def _verdict(client: httpx.AsyncClient, sync: SyncInput, canary: Canary) -> Verdict:
-    answer = _checked(await client.post("/inference/v1/generate", json=canary.request(sync.model)))
-    return compare(canary, engine_logprobs(canary, answer), sync.tolerance)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ratchet.activities.contracts.weights import Verdict
+
 CANARY_FILE = "canary.json"
 
 
@@ -33,32 +35,6 @@ class Canary:
                 "prompt_logprobs": 0,
             },
         }
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Where engine and trainer differ most: `position` counts tokens of the canary."""
-
-    position: int
-    engine: float
-    trainer: float
-    tolerance: float
-
-    @property
-    def diff(self) -> float:
-        """The largest absolute difference, in nats; NaN if the engine answers NaN."""
-        return abs(self.engine - self.trainer)
-
-    @property
-    def passed(self) -> bool:
-        """Whether the engine may serve; NaN never passes."""
-        return self.diff <= self.tolerance
-
-    def __str__(self) -> str:
-        return (
-            f"canary token {self.position}: engine log-probability {self.engine:.6f}, trainer "
-            f"{self.trainer:.6f}, difference {self.diff:.2e}, tolerance {self.tolerance:.0e}"
-        )
 
 
 def read_canary(folder: Path) -> Canary:

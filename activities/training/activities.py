@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from temporalio import activity
@@ -38,6 +38,7 @@ from ratchet.activities.contracts.training import (
     TrainStepResult,
 )
 from ratchet.activities.hosting.scratch import working_folder
+from ratchet.activities.inference.transfers import transfer_of
 from ratchet.activities.runtime.children import as_parent, module_command
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.failing import final
@@ -213,7 +214,10 @@ class TrainerActivities:
                     token_logprobs=scores,
                 )
                 key = keys.weights(input.run_id, input.step)
-                ref = await self._commit(key, out, input.trainer.epoch)
+                transfer = transfer_of(config, store)
+                ref = await asyncio.to_thread(
+                    transfer.prepare, key, out, epoch=input.trainer.epoch, attempt=attempt
+                )
             reported = keys.train_metrics(input.run_id, input.step, input.batch.sha256)
             scored = keys.token_logprobs(input.run_id, input.step)
             if ref.key != key:
@@ -248,22 +252,17 @@ class TrainerActivities:
                 await TrainerClient(input.trainer.address).save(input.step, out)
                 await asyncio.to_thread((out / RUN_STATE_FILE).write_text, input.run_state)
                 key = keys.checkpoint(input.run_id, input.step)
-                ref = await self._commit(key, out, input.trainer.epoch, apart=MAY_DIFFER)
+                ref = await asyncio.to_thread(
+                    fencing.commit,
+                    self.ctx.store,
+                    key,
+                    out,
+                    epoch=input.trainer.epoch,
+                    attempt=attempt_token(),
+                    apart=MAY_DIFFER,
+                )
             await asyncio.to_thread(self._prune, input, config)
         return CheckpointResult(input.step, ref)
-
-    async def _commit(
-        self, key: str, folder: Path, epoch: int, apart: Collection[str] = ()
-    ) -> ArtifactRef:
-        return await asyncio.to_thread(
-            fencing.commit,
-            self.ctx.store,
-            key,
-            folder,
-            epoch=epoch,
-            attempt=attempt_token(),
-            apart=apart,
-        )
 
     def _prune(self, input: SaveCheckpointInput, config: RunConfig) -> None:
         store, kept = self.ctx.store, config.checkpoint

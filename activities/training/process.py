@@ -1,9 +1,9 @@
 """The trainer process: `python -m ratchet.activities.training.process --socket PATH`.
 
-Holds policy and optimizer between steps and serves the operations of `client.TrainerClient` on a
-Unix socket: ping, load, step, save, shutdown. Operations run one after another in one thread of
-their own (thread counts of numerical libraries belong to a thread), so ping answers meanwhile.
-A client that goes away does not stop an operation.
+Holds a backend, and with it policy and optimizer between steps, and serves the operations of
+`client.TrainerClient` on a Unix socket: ping, load, step, save, shutdown. Operations run one after
+another in one thread of their own (thread counts of numerical libraries belong to a thread), so
+ping answers meanwhile. A client that goes away does not stop an operation.
 
 A file that could not be read or written is answered as DiskFailed, whichever library met it: the
 state is as before, or that of a finished step, and the same request works once that is mended.
@@ -17,16 +17,21 @@ import json
 import logging
 import os
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ratchet.activities.contracts.backend import TrainerBackend
 from ratchet.activities.storage.store import remedy
 from ratchet.activities.training import determinism
 from ratchet.activities.training.client import LINE_LIMIT, DiskFailed
 from ratchet.activities.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+BACKENDS: dict[str, Callable[[], TrainerBackend]] = {"torch": Trainer}
+"""What trains, by the name that `trainer.backend` of a config has for it."""
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -44,9 +49,9 @@ def disk_failure(error: Exception) -> OSError | None:
 
 
 class TrainerServer:
-    """Serves one Trainer until `shutdown` is asked for."""
+    """Serves one backend until `shutdown` is asked for."""
 
-    def __init__(self, trainer: Trainer, *, deterministic: bool = False) -> None:
+    def __init__(self, trainer: TrainerBackend, *, deterministic: bool = False) -> None:
         self.trainer = trainer
         self._deterministic = deterministic
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -139,9 +144,10 @@ def main() -> None:
         action="store_true",
         help="only kernels that always give the same bits; on a GPU they are slower",
     )
+    parser.add_argument("--backend", choices=BACKENDS, default="torch", help="what trains")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    server = TrainerServer(Trainer(), deterministic=options.deterministic)
+    server = TrainerServer(BACKENDS[options.backend](), deterministic=options.deterministic)
     asyncio.run(server.serve(options.socket))
 
 

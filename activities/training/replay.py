@@ -55,6 +55,7 @@ from ratchet.activities.training.recording import NotReplayable, Plan, RecordedS
 from ratchet.activities.training.server import process_spec
 from ratchet.configs.home import home_folder
 from ratchet.configs.run import RunConfig
+from ratchet.configs.trainer import TrainerConfig
 from ratchet.configs.upgrades import config_document
 from ratchet.configs.versions import NewerSchema
 
@@ -110,14 +111,14 @@ class Outcome:
 
 @contextlib.asynccontextmanager
 async def trainer_process(
-    ctx: WorkerContext, *, deterministic: bool
+    ctx: WorkerContext, config: TrainerConfig
 ) -> AsyncIterator[TrainerClient]:
     """A trainer process under a keeper, for as long as the block runs; gives its client.
 
     Raises TrainerGone if it does not come up.
     """
     host = HostInput(run_id="replay", role="trainer", index=0, queue="")
-    spec = process_spec(ctx.home, host, 1, deterministic=deterministic)
+    spec = process_spec(ctx.home, host, 1, config)
     process = ServerProcess(spec, home=ctx.home, run="replay", host="trainer", epoch=1)
     await process.start()
     deadline = time.monotonic() + spec.start_timeout_s
@@ -167,8 +168,8 @@ class Replay:
             steps = list(group)
             if steps[0] is not chosen.steps[0]:
                 self._say(f"{attempt} goes on from step {steps[0].step - 1}")
-            mode = (await self._config(steps[0])).trainer.deterministic
-            async with trainer_process(self._ctx, deterministic=mode) as client:
+            trainer = (await self._config(steps[0])).trainer
+            async with trainer_process(self._ctx, trainer) as client:
                 await self._load(client, state, steps[0], checkpoint=checkpoint)
                 shutil.rmtree(self._ctx.scratch("handover"))
                 for step in steps:

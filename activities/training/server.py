@@ -11,6 +11,7 @@ from ratchet.activities.hosting.spec import ServerSpec
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.training.client import TrainerClient, TrainerFailed, TrainerGone
+from ratchet.configs.trainer import TrainerConfig
 
 SOCKET_PATH_LIMIT = 107
 """Most bytes of a Unix socket's path on Linux (sun_path, without the final NUL)."""
@@ -28,12 +29,12 @@ def socket_path(home: Path, host: HostInput, epoch: int) -> Path:
 
 
 async def trainer_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpec:
-    """The trainer of `epoch`, in the mode that the run's config says."""
+    """The trainer of `epoch`, of the backend and in the mode that the run's config says."""
     config = await asyncio.to_thread(ctx.config, host.run_id)
-    return process_spec(ctx.home, host, epoch, deterministic=config.trainer.deterministic)
+    return process_spec(ctx.home, host, epoch, config.trainer)
 
 
-def process_spec(home: Path, host: HostInput, epoch: int, *, deterministic: bool) -> ServerSpec:
+def process_spec(home: Path, host: HostInput, epoch: int, config: TrainerConfig) -> ServerSpec:
     """A trainer process: healthy once it answers a ping, whether or not anything is loaded."""
     path = socket_path(home, host, epoch)
     client = TrainerClient(f"unix://{path}")
@@ -46,9 +47,10 @@ def process_spec(home: Path, host: HostInput, epoch: int, *, deterministic: bool
         return True
 
     argv = module_command("ratchet.activities.training.process", "--socket", str(path))
+    argv += ["--backend", config.backend]
     return ServerSpec(
         name=f"trainer {host.index}",
-        argv=[*argv, "--deterministic"] if deterministic else argv,
+        argv=[*argv, "--deterministic"] if config.deterministic else argv,
         address=f"unix://{path}",
         cwd=path.parent,
         probe=probe,

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import configs, keys
 from ratchet.activities.storage.batch import Sample, decode_batch
 from ratchet.activities.storage.store import ArtifactStore
 from tests.chaos.checker import Verdict
@@ -51,7 +51,7 @@ def replayed(store: ArtifactStore, run: str, last: int) -> Verdict:
     from ratchet.activities.training.trainer import Trainer
 
     verdict = Verdict("replay of the batches gives the same weights, bit for bit")
-    config = store.get_json(store.require(keys.config(run)))
+    config = configs.document(store, run)
     trainer, begin = Trainer(), max(last - STEPS, 0)
     start = _start(store, run, begin)
     folder = keys.checkpoint(run, start) if start else keys.weights(run, 0)

@@ -101,3 +101,92 @@ print(json.dumps([planned, fleet.missing(), worker.task_queue, asyncio.run(serve
     assert missing == ["trainer", "engine-0", "e"]
     assert queue == "mine-judge"
     assert answered
+
+
+def test_weight_transfer(copy: Copy) -> None:
+    change(copy, "a weight transfer")
+    script = """
+import asyncio, json, shutil
+from pathlib import Path
+from ratchet.activities.inference import shm_transfer
+from ratchet.activities.inference.transfers import transfer_of
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.configs.load import validate
+
+class Engine:
+    model, posted = "m", []
+    async def post(self, path, **body):
+        self.posted.append([path, body["json"]])
+        return {"prompt_logprobs": [None, {"6": {"logprob": -1.5}}]}
+
+shm_transfer.MEMORY = Path("memory")
+data = {"max_steps": 1, "train": {"env": [{"id": "e"}]}, "inference": {"transfer": "shm"}}
+store, engine, out = ArtifactStore("store"), Engine(), Path("out")
+transfer = transfer_of(validate(data), store)
+out.mkdir()
+(out / "canary.json").write_text(json.dumps({"token_ids": [5, 6], "logprobs": [-1.0]}))
+ref = transfer.prepare("w", out, epoch=1, attempt="a")
+again = transfer.prepare("w", out, epoch=1, attempt="b")
+store.fetch_folder = None
+weights = transfer.receive(ref)
+asyncio.run(transfer.push(engine, weights))
+verdict = asyncio.run(transfer.verify(engine, weights, 0.25))
+print(json.dumps([ref == again, engine.posted[0], verdict.diff, verdict.passed, ref.sha256]))
+"""
+    same, pushed, diff, passed, sha = copy.run(script)
+    load = {"method": "reload_weights", "kwargs": {"weights_path": f"memory/{sha}"}}
+    assert pushed == ["/collective_rpc", load]
+    assert same and diff == 0.5 and not passed
+
+
+def test_trainer_backend(copy: Copy) -> None:
+    change(copy, "a trainer backend")
+    script = """
+import asyncio, json
+from pathlib import Path
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.hosting.process import ServerProcess
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage import configs
+from ratchet.activities.training.client import StateMismatch, TrainerClient
+from ratchet.activities.training.server import trainer_spec
+from ratchet.configs.load import validate
+from ratchet.configs.upgrades import config_document
+
+data = {"max_steps": 3, "train": {"env": [{"id": "e"}]}, "trainer": {"backend": "still"}}
+config = validate(data)
+ctx = WorkerContext(home=Path("home"), store_url="store", own_queue="own")
+configs.save(ctx.store, "r", config, attempt="a")
+start, batch, out, saved = (Path(name).resolve() for name in ("start", "batch", "out", "saved"))
+start.mkdir()
+(start / "canary.json").write_text("{}")
+batch.write_bytes(b"")
+
+async def use(client):
+    document = config_document(config)
+    told = [(await client.load(start, document, checkpoint=False)).step]
+    told.append(await client.step(1, batch, out, config=document))
+    try:
+        await client.step(3, batch, out, config=document)
+    except StateMismatch as error:
+        told.append(str(error))
+    await client.save(1, saved)
+    told.append((await client.load(saved, document, checkpoint=True)).step)
+    return [*told, await client.ping(), (out / "canary.json").exists()]
+
+async def main():
+    host = HostInput("r", "trainer", 0, "q")
+    spec = await trainer_spec(ctx, host, 1)
+    server = ServerProcess(spec, home=ctx.home, run="r", host=host.host_id, epoch=1)
+    await server.start()
+    while not server.exited.is_set() and not await spec.probe():
+        await asyncio.sleep(0.05)
+    assert not server.exited.is_set(), server.log_tail()
+    try:
+        return await use(TrainerClient(spec.address))
+    finally:
+        await server.stop()
+
+print(json.dumps(asyncio.run(main())))
+"""
+    assert copy.run(script) == [0, {"loss": 0.0}, "stands at 1", 1, 1, True]

@@ -16,6 +16,7 @@ from ratchet.activities.contracts import names
 from ratchet.activities.contracts.training import SyncInput, SyncResult
 from ratchet.activities.inference.activities import InferenceActivities
 from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage import keys
 
 CANARY: dict[str, list[Any]] = {"token_ids": [5, 6, 7], "logprobs": [-1.5, -2.5]}
 
@@ -89,6 +90,7 @@ class Sync:
         weights.mkdir()
         (weights / "canary.json").write_text(json.dumps(CANARY))
         ctx = WorkerContext(home=home, store_url=str(home / "store"), own_queue="own")
+        ctx.store.put_json(keys.config("r"), {"max_steps": 1, "train": {"env": [{"id": "e"}]}})
         ref = ctx.store.put_folder("w", weights, attempt="a")
         self.activities = InferenceActivities(ctx)
         self.input = SyncInput("r", 7, ref, 0, 1, engine.url, "m-1", 12, 1e-4)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import configs, keys
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.app import create_app
+from ratchet.configs.upgrades import CONFIG
 from tests.unit.api.conftest import Served, asgi, config, connection
 from tests.unit.api.routes.test_create import problem
 from tests.unit.api.routes.test_rollouts import batch, group, ids
@@ -109,17 +110,20 @@ async def test_a_config_that_is_damaged_hides_nothing_else(served: Served) -> No
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_config_of_a_newer_build_is_told(served: Served) -> None:
     run = (await served.start("later"))["id"]
-    stored = served.store.get_json(served.store.require(keys.config(run)))
-    assert stored["schema"] == 1
-    served.store.put_json(keys.config(run, 1), {**stored, "schema": 2, "of_a_newer_build": True})
+    stored = configs.document(served.store, run)
+    assert stored["schema"] == CONFIG.current
+    newer = CONFIG.current + 1
+    document = {**stored, "schema": newer, "of_a_newer_build": True}
+    served.store.put_json(keys.config(run, 1), document)
     url = f"/v1/runs/{run}/config"
     told = problem(await served.http.get(f"{url}?revision=1"), 503, "newer-schema")
     assert (
-        "has schema 2" in told["detail"] and "Start this API by the newer build" in told["detail"]
+        f"has schema {newer}" in told["detail"]
+        and "Start this API by the newer build" in told["detail"]
     )
     shown = (await served.http.get(f"{url}?revision=0")).json()["config"]
     # What is shown can be sent again.
-    assert {**shown, "schema": 1} == stored and "schema" not in shown
+    assert {**shown, "schema": CONFIG.current} == stored and "schema" not in shown
     assert "schema" not in (await served.http.get(f"{url}?revision=0&format=toml")).text
 
 

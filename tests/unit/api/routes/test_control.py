@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import configs, keys
 from tests.unit.api.conftest import Served, config, eventually, put_checkpoint
 from tests.unit.api.routes.test_create import problem
 from tests.unit.api.routes.test_runs import signals
@@ -105,7 +105,7 @@ async def test_changes_and_metadata_of_a_run_hold_in_its_next_attempt(
     await served.until(run_id, status="cancelled")
     put_checkpoint(served.store, run_id, 2, tmp_path)
     await served.http.post(f"/v1/runs/{run_id}/resume")
-    saved = served.store.get_json(served.store.require(keys.config(f"{run_id}+2")))
+    saved = configs.document(served.store, f"{run_id}+2")
     assert saved["dispatch"]["tasks_per_minute"] == 77
     assert saved["metadata"] == {"owner": "ana", "note": "slow"}
 
@@ -153,7 +153,7 @@ async def test_fork_starts_another_run_from_a_checkpoint(served: Served, tmp_pat
         "source": source,
         "step": 2,
     }
-    saved = served.store.get_json(served.store.require(keys.config(fork["id"])))
+    saved = configs.document(served.store, fork["id"])
     assert saved["trainer"]["optim"]["lr"] == 0.003
     assert saved["train"]["env"][0]["ratio"] == 2
     again = await served.http.post(url, json=body, headers=key)

@@ -7,7 +7,7 @@ import pytest
 import tomli_w
 
 from ratchet.activities.contracts.names import Queues
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import configs, keys
 from ratchet.api.app import create_app
 from tests.unit.api.conftest import Served, asgi, config, connection
 
@@ -33,7 +33,7 @@ async def test_json_body_starts_a_run(served: Served) -> None:
     assert run["name"] == "reverse" and run["id"].startswith("reverse-")
     assert run["max_steps"] == 5 and run["metadata"] == {"owner": "ana"}
     assert run["links"]["temporal_ui"] == f"http://ui:8233/namespaces/default/workflows/{run['id']}"
-    saved = served.store.get_json(served.store.require(keys.config(run["id"])))
+    saved = configs.document(served.store, run["id"])
     assert saved["trainer"]["optim"]["type"] == "adamw", "defaults are written out"
     execution = await served.env.client.get_workflow_handle(run["id"]).describe()
     assert execution.workflow_type == "TrainingRun"

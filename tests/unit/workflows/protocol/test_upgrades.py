@@ -112,6 +112,12 @@ def as_before(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def with_later_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """A recorded config with the keys that schema 2 added, whose values are what there was."""
+    added = {"trainer": {"backend": "torch"}, "inference": {"transfer": "store"}}
+    return {**config, **{section: {**config[section], **keys} for section, keys in added.items()}}
+
+
 def test_there_is_something_recorded_of_each_kind() -> None:
     assert len(INPUTS) == 10 + 10 and len(CONFIGS) == 2 + 2 and len(CHECKPOINTS) == 2 + 2
     assert {cls for _, _, cls in INPUTS} | {RunState, HostInput} == set(VERSIONED)
@@ -137,7 +143,7 @@ def test_a_recorded_config_keeps_every_value(build: str, name: str) -> None:
     recorded = item(name, build)
     value = read_config(recorded)
     document = config_document(value)
-    assert document == {**recorded, "schema": CONFIG.current}
+    assert document == {**with_later_keys(recorded), "schema": CONFIG.current}
     plain = {key: value for key, value in recorded.items() if key != "schema"}
     assert read_config(json.loads(json.dumps(document))) == value == validate(plain)
 
@@ -148,8 +154,9 @@ def test_a_recorded_checkpoint_keeps_every_value(build: str, name: str) -> None:
     document = CHECKPOINT_STATE.upgraded(recorded)
     state, before = decoded(RunState, document["state"]), read_config(document["config"])
     again = json.loads(kept(state, before))
-    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 2, 1)
-    assert as_before(again) == as_before(recorded)
+    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 2, 2)
+    config = with_later_keys(recorded["config"])
+    assert as_before(again) == as_before({**recorded, "config": config})
     assert decoded(RunState, again["state"]) == state and read_config(again["config"]) == before
     trainer = item(name.replace("run_state", "trainer"), build)
     assert TRAINER_STATE.upgraded(trainer) == trainer
@@ -265,8 +272,8 @@ def test_a_number_that_never_was_is_refused(number: Any) -> None:
 
 def test_a_newer_stored_config_is_waited_out(tmp_path: Path) -> None:
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
-    ctx.store.put_json(keys.config("r"), {**config_document(config()), "schema": 2})
-    with pytest.raises(NewerSchema, match="the stored config has schema 2") as caught:
+    ctx.store.put_json(keys.config("r"), {**config_document(config()), "schema": 3})
+    with pytest.raises(NewerSchema, match="the stored config has schema 3") as caught:
         ctx.config("r")
     failure = failure_of(caught.value, "train_step")
     assert failure is not None and failure.type == wire_names.STORE_FAILED

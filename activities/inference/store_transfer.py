@@ -1,0 +1,46 @@
+"""Weights through the artifact store: a folder is committed, fetched, and loaded from disk."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.weights import Engine, Verdict
+from ratchet.activities.inference.gate import Canary, compare, engine_logprobs, read_canary
+from ratchet.activities.storage import fencing
+from ratchet.activities.storage.store import ArtifactStore
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A folder of this machine with weights, and their canary."""
+
+    folder: Path
+    canary: Canary
+
+
+class StoreTransfer:
+    """The transfer 'store'."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+
+    def prepare(self, key: str, folder: Path, *, epoch: int, attempt: str) -> ArtifactRef:
+        """Commits the folder."""
+        return fencing.commit(self._store, key, folder, epoch=epoch, attempt=attempt)
+
+    def receive(self, weights: ArtifactRef) -> Fetched:
+        """Fetches the folder, verified by its hash."""
+        folder = self._store.fetch_folder(weights)
+        return Fetched(folder, read_canary(folder))
+
+    async def push(self, engine: Engine, weights: Fetched) -> None:
+        """Has the engine load the folder."""
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
+        await engine.post("/collective_rpc", json=reload)
+
+    async def verify(self, engine: Engine, weights: Fetched, tolerance: float) -> Verdict:
+        """Compares the canary's log-probabilities."""
+        answer = await engine.post(
+            "/inference/v1/generate", json=weights.canary.request(engine.model)
+        )
+        return compare(weights.canary, engine_logprobs(weights.canary, answer), tolerance)

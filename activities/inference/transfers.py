@@ -1,0 +1,16 @@
+"""The transfers of weights, by the name that `inference.transfer` of a config has for them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ratchet.activities.contracts.weights import WeightTransfer
+from ratchet.activities.inference.store_transfer import StoreTransfer
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.configs.run import RunConfig
+
+TRANSFERS: dict[str, Callable[[ArtifactStore], WeightTransfer[Any]]] = {"store": StoreTransfer}
+
+
+def transfer_of(config: RunConfig, store: ArtifactStore) -> WeightTransfer[Any]:
+    """The transfer of a run."""
+    return TRANSFERS[config.inference.transfer](store)
