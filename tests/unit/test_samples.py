@@ -190,3 +190,30 @@ async def main():
 print(json.dumps(asyncio.run(main())))
 """
     assert copy.run(script) == [0, {"loss": 0.0}, "stands at 1", 1, 1, True]
+
+
+def test_devices(copy: Copy) -> None:
+    change(copy, "devices")
+    script = """
+import asyncio, json
+from pathlib import Path
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.inference.engine import engine_spec
+from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage import configs, keys
+from ratchet.configs.load import validate
+
+config = validate({"max_steps": 1, "train": {"env": [{"id": "e"}]}, "inference": {"engines": 2}})
+ctx = WorkerContext(home=Path("home"), store_url="store", own_queue="own")
+configs.save(ctx.store, "r", config, attempt="a")
+Path("w").mkdir()
+Path("w/file").write_text("x")
+weights = ctx.store.put_folder(keys.weights("r", 0), Path("w"), attempt="a")
+told = []
+for k in (0, 1):
+    host = HostInput("r", "engine", k, "q", weights=weights)
+    spec = asyncio.run(engine_spec(ctx, host, 1))
+    told.append([spec.env["CUDA_VISIBLE_DEVICES"], "--enforce-eager" in spec.argv])
+print(json.dumps(told))
+"""
+    assert copy.run(script) == [["0", False], ["1", False]]

@@ -7,6 +7,7 @@ this epoch; a report about an older epoch changes nothing.
 from ratchet.activities.contracts.hosting import HostReport, planned_hosts
 from ratchet.activities.contracts.roles import ServerRole
 from ratchet.activities.contracts.rollouts import EngineTarget
+from ratchet.activities.contracts.servers import EnginePool
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import EnvTarget
 from ratchet.workflows.protocol.state import HostState
@@ -42,7 +43,7 @@ def held_hosts(hosts: list[HostState]) -> dict[str, str]:
     return {hold_of(host): host.waits for host in hosts if host.waits}
 
 
-class Fleet:
+class Fleet(EnginePool):
     """Acts on the hosts of a run's state."""
 
     def __init__(self, hosts: list[HostState]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from functools import partial
 from pathlib import Path
 
@@ -10,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.contracts.roles import ServerRole
+from ratchet.activities.inference import devices
 from ratchet.activities.inference.activities import push_label
+from ratchet.activities.inference.devices import engine_threads
 from ratchet.activities.inference.engine import (
     engine_argv,
     engine_env,
     engine_spec,
-    engine_threads,
     first_weights,
     served_name,
 )
@@ -101,8 +104,23 @@ def test_command_line_on_cpu_and_gpu() -> None:
     assert cpu[-2:] == ["--max-num-seqs", "7"]
     gpu = argv(cpu=False)
     assert "--enforce-eager" not in gpu and "--gpu-memory-utilization" in gpu
-    assert "OMP_NUM_THREADS" not in engine_env(config, cpu=False)
-    assert "OMP_NUM_THREADS" in engine_env(config, cpu=True)
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in engine_env(cpu=False)
+    assert "VLLM_CPU_OMP_THREADS_BIND" in engine_env(cpu=True)
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_engines_on_a_cpu_are_given_a_share_of_its_cores(
+    cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "on_cpu", lambda: cpu)
+    config = _config(engines=3)
+
+    def given(role: ServerRole) -> dict[str, str]:
+        return devices.DEVICES.given(HostInput("r", role, 0, "q"), config)
+
+    share = str(engine_threads(len(os.sched_getaffinity(0)), 3))
+    assert given("engine") == ({"OMP_NUM_THREADS": share} if cpu else {})
+    assert given("trainer") == {}
 
 
 def test_threads_leave_room_for_the_trainer() -> None:

@@ -7,7 +7,7 @@ import pytest
 import tomli_w
 
 from ratchet.activities.contracts.names import Queues
-from ratchet.activities.storage import configs, keys
+from ratchet.activities.storage import configs
 from ratchet.api.app import create_app
 from tests.unit.api.conftest import Served, asgi, config, connection
 

