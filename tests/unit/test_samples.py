@@ -28,16 +28,16 @@ from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import GroupResult
 from ratchet.activities.scoring.algorithms import RolloutView, before_filters, build
 from ratchet.configs.load import validate
-from ratchet.workflows.protocol.state import RunState
+from ratchet.workflows.protocol.state import ArrivalsState, CurriculumState, TrainProgress
 from ratchet.workflows.rules.curriculum import Curriculum
 from ratchet.workflows.rules.sinks import Arrivals, TrainSink
 
 algo = {"type": "record"}
 config = validate({"max_steps": 1, "algo": algo, "train": {"env": [{"id": "e"}], "group_size": 2}})
 algorithm = build(config.algo, seq_len=8)
-state = RunState()
-curriculum = Curriculum(config, {}, state.curriculum)
-arrivals = Arrivals(config, state, TrainSink(config, state.train), curriculum)
+state = ArrivalsState()
+curriculum = Curriculum(config, {}, CurriculumState())
+arrivals = Arrivals(config, state, TrainSink(config, TrainProgress()), curriculum)
 advantages = []
 for number, rewards in enumerate([(0.25, 0.5), (1.0, 0.0), (0.0, 0.0)]):
     views = [RolloutView(i, reward, 1) for i, reward in enumerate(rewards)]
