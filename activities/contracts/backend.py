@@ -21,6 +21,10 @@ class TrainerBackend(Protocol):
         """The step that the state stands at, which answers a ping; None: nothing is loaded."""
         ...
 
+    def prepare(self, deterministic: bool) -> None:
+        """Does once what takes long, so that who loads first need not wait for it."""
+        ...
+
     def load(self, folder: Path, config: dict[str, Any], *, checkpoint: bool) -> dict[str, Any]:
         """Takes the state of a checkpoint folder, or of weights that nothing has trained yet.
         Returns the fields of `client.Loaded`.

@@ -60,8 +60,8 @@ class TrainerServer:
     async def serve(self, socket: Path) -> None:
         """Listens on `socket`, which must not exist yet, until shutdown."""
         server = await asyncio.start_unix_server(self._connected, str(socket), limit=LINE_LIMIT)
-        # Imports take seconds; who loads first should not wait for them.
-        warm = asyncio.get_running_loop().run_in_executor(self._thread, self._prepare)
+        loop = asyncio.get_running_loop()
+        warm = loop.run_in_executor(self._thread, self.trainer.prepare, self._deterministic)
         try:
             async with server:
                 await self._stop.wait()
@@ -106,11 +106,6 @@ class TrainerServer:
                 f"trainer process: {op} cannot use its disk at {place}: {error}; {remedy(refusal)}"
             ) from error
 
-    def _prepare(self) -> None:
-        if self._deterministic:
-            determinism.enable()
-        _import_libraries()
-
     def _work(self, op: str, args: dict[str, Any]) -> Any:
         if op == "load":
             folder = Path(args["folder"])
@@ -128,11 +123,6 @@ class TrainerServer:
         if op == "save":
             return self.trainer.save(args["step"], Path(args["out"]))
         raise ValueError(f"unknown operation {op!r}")
-
-
-def _import_libraries() -> None:
-    import torch  # noqa: F401
-    import transformers  # noqa: F401
 
 
 def main() -> None:

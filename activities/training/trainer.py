@@ -81,6 +81,13 @@ class Trainer:
         self._metrics: dict[str, float] = {}
         self._token_logprobs: bytes | None = None
 
+    def prepare(self, deterministic: bool) -> None:
+        """Imports the libraries, and enters deterministic mode if that is wanted."""
+        if deterministic:
+            determinism.enable()
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+
     def load(self, folder: Path, config: dict[str, Any], *, checkpoint: bool) -> dict[str, Any]:
         """Takes the state of a checkpoint folder, or of weights that nothing has trained yet.
 
