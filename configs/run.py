@@ -13,7 +13,6 @@ from ratchet.configs.algorithm import (
     teacher_of,
 )
 from ratchet.configs.base import Section
-from ratchet.configs.concurrency import ConcurrencyConfig
 from ratchet.configs.env import MOST_AT_ONCE, EvalConfig, TrainConfig
 from ratchet.configs.filters import FiltersConfig
 from ratchet.configs.model import ModelConfig
@@ -30,6 +29,35 @@ UNATTRIBUTED = "default"
 
 
 Count = Annotated[int, Field(ge=1, le=MOST_AT_ONCE)]
+
+
+class ConcurrencyConfig(Section):
+    """Bounds of the permits where they follow the engines' load."""
+
+    initial: int | None = Field(
+        default=None,
+        ge=1,
+        description="Permits to begin with; none: as many rollouts of the longest context as the "
+        "engines' KV cache holds, but no more than they run at once.",
+    )
+    min_inflight: int = Field(
+        default=1, ge=1, description="Never fewer permits; one activity's worth is always granted."
+    )
+    max_inflight: int = Field(default=1024, ge=1, le=1_000_000, description="Never more permits.")
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> "ConcurrencyConfig":
+        if self.min_inflight > self.max_inflight:
+            raise ValueError(
+                f"min_inflight ({self.min_inflight}) must not be above max_inflight "
+                f"({self.max_inflight})"
+            )
+        if self.initial and not self.min_inflight <= self.initial <= self.max_inflight:
+            raise ValueError(
+                f"initial ({self.initial}) must lie between min_inflight ({self.min_inflight}) "
+                f"and max_inflight ({self.max_inflight})"
+            )
+        return self
 
 
 class DispatchConfig(Section):
@@ -247,3 +275,13 @@ class RunConfig(Section):
         if self.inference.gate_tolerance is not None:
             return self.inference.gate_tolerance
         return 1e-4 if self.model.dtype == "float32" else 0.1
+
+
+def data_of(config: RunConfig) -> dict[str, Any]:
+    """What of a config decides which examples are drawn and what a finalized group holds."""
+    data = config.model_dump(mode="json", include={"seed", "train", "algo", "filters", "eval"})
+    return {
+        **data,
+        "train": {**data["train"], "env": [{**e, "ratio": 0} for e in data["train"]["env"]]},
+        "eval": [env["name"] for env in data["eval"]["env"]],
+    }

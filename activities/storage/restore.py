@@ -27,7 +27,7 @@ from ratchet.activities.storage.fencing import variants
 from ratchet.activities.storage.lineage import segments
 from ratchet.activities.storage.retention import number_of
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, FutureArtifact
-from ratchet.configs.data import data_of
+from ratchet.configs.run import data_of
 from ratchet.configs.upgrades import read_config
 from ratchet.configs.versions import NewerSchema, Versions
 

@@ -18,9 +18,8 @@ from ratchet.api.client.streams import SILENCE_S, EventStream
 from ratchet.api.client.transport import IDEMPOTENCY, Transport, default_address
 from ratchet.api.schemas.artifacts import Batch, Checkpoint, RunConfigView
 from ratchet.api.schemas.events import Event, LogLine
-from ratchet.api.schemas.gauges import GaugeSample, LagSample
 from ratchet.api.schemas.machines import Engine, Health, WorkerItem
-from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
+from ratchet.api.schemas.metrics import EvalRecord, GaugeSample, LagSample, MetricsRow
 from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
 from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.configs.run import RunConfig

@@ -13,8 +13,7 @@ from ratchet.api.http.idempotency import Once, replied
 from ratchet.api.schemas.problems import ApiProblem, FieldError, joined, shown
 from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.api.services.core import JSON, Services
-from ratchet.api.services.launch import Start, launch, require_allowed, resolved
-from ratchet.api.services.plan import plan_of
+from ratchet.api.services.launch import Start, launch, plan_of, require_allowed, resolved
 from ratchet.api.services.run_view import status_of
 from ratchet.api.temporal.client import Execution
 from ratchet.configs.pointers import pointer

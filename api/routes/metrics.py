@@ -12,8 +12,7 @@ from pydantic import Field
 from ratchet.activities.contracts.roles import WorkerRole
 from ratchet.api.http.problems import documented
 from ratchet.api.schemas.common import ListOf
-from ratchet.api.schemas.gauges import GaugeSample, LagSample
-from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
+from ratchet.api.schemas.metrics import EvalRecord, GaugeSample, LagSample, MetricsRow
 from ratchet.api.services.core import RUN_ID, RunId, Served, Services, asked, unknown_run
 from ratchet.api.store.curves import Table
 

@@ -1,7 +1,10 @@
-"""What a run measured, by step and by eval."""
+"""What a run measured, by step and by eval, and what its processes tell of themselves over time."""
+
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ratchet.activities.contracts.roles import LagRole
 from ratchet.api.schemas.common import examples
 
 
@@ -31,3 +34,92 @@ class EvalRecord(BaseModel):
     problem: str | None = Field(
         default=None, description="Its record is damaged in this way, and nothing else is known."
     )
+
+
+class LoopLag(BaseModel):
+    """How late a worker's event loop woke up since the sample before, in seconds."""
+
+    mean: float
+    max: float
+    p99: float
+
+
+class LagSample(BaseModel):
+    """How late the event loop of a worker woke that is not a rollout worker, at one moment."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "examples": [
+                {
+                    "time": 1767268800.25,
+                    "source": "trainer-host-72-0c31aa",
+                    "role": "trainer",
+                    "event_loop_lag": {"mean": 0.0004, "max": 0.012, "p99": 0.006},
+                }
+            ]
+        },
+    )
+    time: float = Field(description="Unix time in seconds.")
+    source: str = Field(description="The worker process that took the sample.")
+    role: LagRole
+    event_loop_lag: LoopLag | None = None
+
+
+class GaugeSample(BaseModel):
+    """Gauges of one rollout worker at one moment."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "examples": [
+                {
+                    "time": 1767268800.25,
+                    "source": "rollout-host-71-5f0c2e",
+                    "role": "rollout",
+                    "worker_inflight": 24,
+                    "tokens_per_s": 410.5,
+                    "event_loop_lag": {"mean": 0.0004, "max": 0.012, "p99": 0.006},
+                    "heard": 1767268799.5,
+                    "inflight": {"train/reverse-text": 40, "eval/reverse-text": 8},
+                    "inflight_train": 40,
+                    "inflight_eval": 8,
+                    "permits": 48,
+                    "mode": "eval",
+                    "queued_eval": 16,
+                    "groups": 6,
+                    "off_policy_max": 1,
+                    "off_policy_mean": 0.25,
+                    "waiting_for": "a free permit",
+                    "version": 12,
+                }
+            ]
+        },
+    )
+    time: float = Field(description="Unix time in seconds.")
+    source: str = Field(description="The worker process that took the sample.")
+    role: Literal["rollout"] = "rollout"
+    worker_inflight: int = Field(default=0, description="Rollouts this worker executes.")
+    tokens_per_s: float = Field(default=0.0, description="Tokens sampled for this worker a second.")
+    event_loop_lag: LoopLag | None = None
+    heard: float | None = Field(
+        default=None,
+        description="When the worker was told what follows, which is of the whole run (Unix time).",
+    )
+    inflight: dict[str, int] = Field(
+        default_factory=dict, description="Rollouts executing, by '<kind>/<env>'."
+    )
+    inflight_train: int = Field(default=0, description="Train rollouts executing.")
+    inflight_eval: int = Field(default=0, description="Eval rollouts executing.")
+    permits: int = Field(default=0, description="Rollouts that may execute at once.")
+    mode: str | None = Field(default=None, description="'eval' while an eval is dispatched.")
+    queued_eval: int = Field(default=0, description="Eval rollouts that wait for a permit.")
+    groups: int = Field(default=0, description="Groups in flight.")
+    off_policy_max: float = Field(
+        default=0, description="Most versions since a train group in flight began."
+    )
+    off_policy_mean: float = Field(
+        default=0, description="Versions since the train groups in flight began, on average."
+    )
+    waiting_for: str = Field(default="", description="Why no further rollout was dispatched.")
+    version: int = Field(default=0, description="The policy version that engines served.")

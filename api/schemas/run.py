@@ -6,7 +6,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from ratchet.activities.contracts.statuses import RunStatus
-from ratchet.api.schemas.plan import Plan
 
 
 class WaitingFor(BaseModel):
@@ -200,6 +199,31 @@ class Run(BaseModel):
     metadata: dict[str, str] = Field(default_factory=dict)
     progress: Progress | None = None
     links: Links
+
+
+class PlannedEval(BaseModel):
+    """The evals of one env."""
+
+    env: str
+    interval: int = Field(description="Steps from one to the next; the last step has one, too.")
+    count: int = Field(description="Evals over the whole run.")
+    rollouts: int = Field(description="Rollouts of each.")
+
+
+class Plan(BaseModel):
+    """What would be started and done."""
+
+    steps: int
+    rollouts_per_step: int | None = Field(description="None: batches are counted in tokens.")
+    groups_per_step: dict[str, float] | None = Field(
+        description="By train env, on average, from their ratios and group sizes."
+    )
+    train_rollouts: int | None = Field(description="Over the whole run, at least.")
+    permits: int | None = Field(description="Rollouts at once; none: what the engines can bear.")
+    algorithms: dict[str, str] = Field(description="By train env.")
+    evals: list[PlannedEval]
+    checkpoints: int
+    servers: dict[str, list[str]] = Field(description="Servers that would be started, by role.")
 
 
 class ResolvedConfig(BaseModel):

@@ -5,7 +5,7 @@ could be made.
 """
 
 import asyncio
-import json
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ratchet.activities.contracts.checks import CheckResult
+from ratchet.activities.contracts.hosting import planned_hosts
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.contracts.training import RestoreInput
 from ratchet.api.http.allowlist import refused
@@ -20,6 +21,7 @@ from ratchet.api.http.bodies import decode, require_portable
 from ratchet.api.http.idempotency import Once
 from ratchet.api.http.redact import redacted
 from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, invalid_config, shown
+from ratchet.api.schemas.run import Plan, PlannedEval
 from ratchet.api.services.core import Services
 from ratchet.api.temporal.client import Unanswered, a_worker_on
 from ratchet.configs.load import ConfigError, validate
@@ -58,9 +60,43 @@ def require_allowed(services: Services, config: RunConfig, place: Place = str) -
 
 def resolved(config: RunConfig) -> dict[str, Any]:
     """The config with every default written out, as plain JSON data."""
-    data = json.loads(json.dumps(config.model_dump(mode="json")))
-    assert isinstance(data, dict)
-    return data
+    return config.model_dump(mode="json")
+
+
+def plan_of(config: RunConfig) -> Plan:
+    """The plan of a valid config."""
+    batch = config.train.batch_size
+    groups: dict[str, float] | None = None
+    if batch:
+        total = sum(env.ratio for env in config.train.env)
+        mean = sum(env.ratio / total * config.train.size_of(env) for env in config.train.env)
+        groups = {env.name: round(batch / mean * env.ratio / total, 2) for env in config.train.env}
+    evals = []
+    for env in config.eval.env:
+        interval = config.eval_interval(env.name)
+        evals.append(
+            PlannedEval(
+                env=env.name,
+                interval=interval,
+                count=math.ceil(config.max_steps / interval) + (not config.eval.skip_first_step),
+                rollouts=config.eval_num_examples(env.name) * config.eval_group_size(env.name),
+            )
+        )
+    servers: dict[str, list[str]] = {}
+    for host in planned_hosts(config):
+        if host.managed:
+            servers.setdefault(host.role, []).append(host.name)
+    return Plan(
+        steps=config.max_steps,
+        rollouts_per_step=batch,
+        groups_per_step=groups,
+        train_rollouts=batch * config.max_steps if batch else None,
+        permits=config.permits,
+        algorithms={env.name: config.algorithm(env.name).type for env in config.train.env},
+        evals=evals,
+        checkpoints=math.ceil(config.max_steps / config.checkpoint.interval),
+        servers=servers,
+    )
 
 
 def _refuse(verdict: CheckResult, config: dict[str, Any], place: Place) -> None:

@@ -64,7 +64,7 @@ from ratchet.activities.contracts.hosting import HostInput, HostReport, planned_
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.hosting.process import ServerProcess
 from ratchet.activities.runtime.context import WorkerContext
-from ratchet.api.schemas.gauges import LagSample
+from ratchet.api.schemas.metrics import LagSample
 from ratchet.configs.load import validate
 from ratchet.worker import roles
 from ratchet.worker.settings import parse_roles

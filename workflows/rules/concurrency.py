@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ratchet.activities.contracts.hosting import EngineLoad
-from ratchet.configs.concurrency import ConcurrencyConfig
+from ratchet.configs.run import ConcurrencyConfig
 from ratchet.workflows.protocol.state import ConcurrencyState, Signal
 
 POLL_S = 5.0

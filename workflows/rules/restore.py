@@ -11,8 +11,7 @@ from pydantic_core import to_json
 from ratchet.activities.contracts.names import workflow_of
 from ratchet.activities.contracts.training import RestoreInput, RestoreResult
 from ratchet.activities.contracts.upgrades import CHECKPOINT_STATE
-from ratchet.configs.data import data_of
-from ratchet.configs.run import RunConfig
+from ratchet.configs.run import RunConfig, data_of
 from ratchet.configs.upgrades import config_document, read_config
 from ratchet.configs.versions import SCHEMA
 from ratchet.workflows.protocol.state import (

@@ -11,7 +11,7 @@ from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable
 from ratchet.api.app import create_app
 from ratchet.api.client import Ratchet
 from ratchet.api.schemas.keys import add, load_keys
-from ratchet.api.services.plan import plan_of
+from ratchet.api.services.launch import plan_of
 from ratchet.configs.load import validate
 from tests.unit.api.client.test_client import breaking, serving
 from tests.unit.api.conftest import Served, asgi, config, connection, eventually
@@ -60,7 +60,7 @@ async def test_at_the_same_moment_they_are_one_run_too(served: Served) -> None:
 
 async def test_two_callers_may_choose_the_same_key(served: Served, tmp_path: Path) -> None:
     callers = {
-        name: add(tmp_path / "keys", name, ["read", "write"], 6000) for name in ("ana", "ben")
+        name: add(tmp_path / "keys", name, ("read", "write"), 6000) for name in ("ana", "ben")
     }
     guarded = replace(served.settings, keys=load_keys(None, tmp_path / "keys"))
     made: dict[str, list[str]] = {}
