@@ -92,13 +92,13 @@ class Columns:
         """Reads the steps that follow; a listing of a long run takes its time."""
         while True:
             try:
-                record = self._record(self._last + 1)
+                chunk = self._record(self._last + 1)
             except FileNotFoundError:
                 return
-            self._add(self._last + 1, record)
+            self._extend(self._last + 1, chunk)
 
-    def _record(self, step: int) -> dict[str, Any] | None:
-        """The record of a step; None if it is damaged. Raises FileNotFoundError."""
+    def _record(self, step: int) -> chunked.Chunk:
+        """The record of a step; nothing if it is damaged. Raises FileNotFoundError."""
         try:
             ref = self._store.require(keys.step_record(self._attempt, step))
             record: dict[str, Any] = self._store.get_json(ref)
@@ -106,12 +106,12 @@ class Columns:
             if step not in self.damaged:
                 logger.error("step %d of %s is left out: %s", step, self._attempt, damage)
                 self.damaged[step] = time.time()
-            return None
-        return record
+            return chunked.Chunk([], [], {})
+        return chunked.packed([{**record, "step": step}])
 
     def _sound(self, step: int) -> bool:
         try:
-            return self._record(step) is not None
+            return bool(self._record(step).steps)
         except FileNotFoundError:
             return False
 
@@ -125,42 +125,31 @@ class Columns:
         if len(ahead) >= chunked.CHUNK_STEPS:
             folder = keys.step_chunks(self._attempt)
             chunks = set(_steps_of(self._store.committed_keys(folder)))
-        row = 0
-        while row < len(ahead):
-            step = ahead[row]
+        for step in ahead:
             first, end = chunked.bounds(step)
-            chunk = None
+            if step <= self._last:
+                # A chunk has brought it.
+                continue
+            chunk, last = None, end
             if step == first and end in chunks:
                 chunk = chunked.read(self._store, self._attempt, end)
             if chunk is None:
-                row += 1
                 try:
-                    record = self._record(step)
+                    chunk, last = self._record(step), step
                 except FileNotFoundError:
                     continue
-                reported = self.damaged[step] if record is None else chunked.time_of(record)
-                if self._awaited(step, reported):
-                    return
-                self._add(step, record)
-            else:
-                if self._awaited(step, chunk.times[0]):
-                    return
-                self._extend(chunk)
-                row = bisect_right(ahead, end)
+            if self._awaited(step, chunk.times[0] if chunk.steps else self.damaged[step]):
+                return
+            self._extend(last, chunk)
 
     def _awaited(self, step: int, reported: float) -> bool:
-        """Whether a step before `step`, which was recorded at `told`, may yet come."""
+        """Whether a step before `step`, which was recorded at `reported`, may yet come."""
         if self._last < 0 or step == self._last + 1:
             return False
         return time.time() - reported < GAP_S
 
-    def _add(self, step: int, record: dict[str, Any] | None) -> None:
-        if record is None:
-            self._last = step
-        else:
-            self._extend(chunked.packed([{**record, "step": step}]))
-
-    def _extend(self, chunk: chunked.Chunk) -> None:
+    def _extend(self, last: int, chunk: chunked.Chunk) -> None:
+        """Adds what is known of the steps up to `last`."""
         rows, more = len(self.steps), len(chunk.steps)
         for name, input in chunk.metrics.items():
             column = self.values.get(name)
@@ -173,7 +162,7 @@ class Columns:
         # Readers go by the steps, so these come last.
         self.times.extend(chunk.times)
         self.steps.extend(chunk.steps)
-        self._last = chunk.steps[-1]
+        self._last = last
 
 
 def extremes(steps: Sequence[int], values: Sequence[float], points: int) -> list[int]:
