@@ -5,7 +5,7 @@ that a cursor means the same to every API process, before and after a restart
 (`ratchet.api.temporal.event_log`).
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -135,18 +135,12 @@ async def list_events(
         if not left.events and left.next_after is None:
             return Response(status_code=204)
     # A cursor that is none is refused here, while the answer can still be a problem.
-    stream = await histories.stream(execution, cursor, wanted=wanted)
+    stream = await histories.stream(execution, cursor, hello=hello, wanted=wanted)
     return StreamingResponse(
-        _with_hello(hello, stream),
+        stream,
         media_type=SSE,
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
-
-
-async def _with_hello(hello: bytes, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield hello
-    async for chunk in stream:
-        yield chunk
 
 
 def _line(event: LoggedEvent) -> dict[str, Any]:

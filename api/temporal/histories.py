@@ -43,6 +43,8 @@ MOST_LOOKED_AT = 100_000
 MOST_AT_ONCE = 500
 """Events in one piece of a stream."""
 
+Place = tuple[int, int]
+FIRST, LAST = (0, 0), (2**60, 0)
 Wanted = Callable[[LoggedEvent], bool]
 
 
@@ -100,6 +102,10 @@ class Page:
 
     events: list[LoggedEvent]
     next_after: str | None = None
+
+
+def _place(event: LoggedEvent) -> Place:
+    return event.place
 
 
 class Reader:
@@ -214,17 +220,13 @@ class Reader:
         answer = await self._temporal.call("get_workflow_execution_history_reverse", request)
         return max((event.event_id for event in answer.history.events), default=0)
 
-    def after(self, place: tuple[int, int] | None) -> int:
-        """Index of the first event after `place`."""
-        if place is None:
-            return 0
-        return bisect_right(self.events, place, key=lambda event: event.place)
+    def after(self, place: Place | None) -> list[LoggedEvent]:
+        """The events after `place`, in order."""
+        return self.events[bisect_right(self.events, place or FIRST, key=_place) :]
 
-    def before(self, place: tuple[int, int] | None) -> int:
-        """How many events are before `place`."""
-        if place is None:
-            return len(self.events)
-        return bisect_left(self.events, place, key=lambda event: event.place)
+    def before(self, place: Place | None) -> list[LoggedEvent]:
+        """The events before `place`, the last one first."""
+        return self.events[: bisect_left(self.events, place or LAST, key=_place)][::-1]
 
 
 class Histories:
@@ -263,29 +265,22 @@ class Histories:
             result.append(newest)
         return sorted(result, key=lambda execution: execution.started)
 
-    async def _next(self, run_id: str, reader: Reader) -> str:
-        """The execution that goes on after `reader`'s has ended; '' if none does yet."""
-        if reader.teller.successor:
-            return reader.teller.successor
-        chain = [execution.run for execution in await self._chain(run_id)]
-        place = chain.index(reader.execution) if reader.execution in chain else len(chain)
-        return chain[place + 1] if place + 1 < len(chain) else ""
-
-    async def _previous(self, run_id: str, reader: Reader) -> str:
-        """The execution that `reader`'s goes on from; '' if it is the first."""
-        if reader.teller.predecessor:
-            return reader.teller.predecessor
-        began = reader.teller.began
-        chain = [
-            execution.run
-            for execution in await self._chain(run_id)
-            if execution.run != reader.execution and began and execution.started < began
-        ]
-        return chain[-1] if chain else ""
+    async def _beside(self, run_id: str, reader: Reader, *, before: bool) -> str:
+        """The execution that goes on after `reader`'s, or the one that it goes on from; '' if there
+        is none.
+        """
+        teller = reader.teller
+        known, began = teller.predecessor if before else teller.successor, teller.began
+        if known or began is None:
+            return known
+        chain = [one for one in await self._chain(run_id) if one.run != reader.execution]
+        if before:
+            return next((one.run for one in reversed(chain) if one.started < began), "")
+        return next((one.run for one in chain if one.started > began), "")
 
     async def _begin(
         self, newest: Execution, after: str | None, deadline: float, *, desc: bool = False
-    ) -> tuple[Reader, tuple[int, int] | None]:
+    ) -> tuple[Reader, Place | None]:
         """Where a list or a stream begins; raises ApiProblem 404 for a cursor that is none."""
         run_id = newest.id
         if after is None:
@@ -340,15 +335,9 @@ class Histories:
             if desc and place is not None:
                 length = place[0]
             whole = await reader.caught_up(length, deadline)
-            if desc and not whole:
-                # The newest, with which the list begins or goes on, were not read.
-                span = range(0)
-            elif desc:
-                span = range(reader.before(place) - 1, -1, -1)
-            else:
-                span = range(reader.after(place), len(reader.events))
-            for index in span:
-                event = reader.events[index]
+            events = reader.before(place) if desc else reader.after(place)
+            # The newest, with which a list in this order begins or goes on, may not be read yet.
+            for event in [] if desc and not whole else events:
                 if looked >= MOST_LOOKED_AT or (len(result) >= limit and wanted(event)):
                     return Page(result, last)
                 looked += 1
@@ -359,10 +348,9 @@ class Histories:
                 if last is None:
                     raise _still_reading()
                 return Page(result, last)
-            if desc:
-                following = await self._previous(run_id, reader)
-            else:
-                following = await self._next(run_id, reader) if reader.teller.ended else ""
+            following = ""
+            if desc or reader.teller.ended:
+                following = await self._beside(run_id, reader, before=desc)
             if not following:
                 return Page(result)
             reader, place = self._reader(run_id, following), None
@@ -372,35 +360,39 @@ class Histories:
         newest: Execution,
         after: str | None,
         *,
+        hello: bytes = b"",
         wanted: Wanted = everything,
         keep_alive_s: float = 15.0,
     ) -> AsyncIterator[bytes]:
-        """Server-sent events after the one of id `after`, as they come.
+        """`hello`, and server-sent events after the one of id `after`, as they come.
 
         Ends once the run has ended and all was told. Raises ApiProblem here, before anything is
         sent, for a cursor that is none.
         """
         reader, place = await self._begin(newest, after, time.monotonic() + CATCH_UP_S)
-        return self._reported(newest.id, reader, place, wanted, keep_alive_s)
+        return self._reported(newest.id, reader, place, hello, wanted, keep_alive_s)
 
     async def _reported(
         self,
         run_id: str,
         reader: Reader,
-        place: tuple[int, int] | None,
+        place: Place | None,
+        hello: bytes,
         wanted: Wanted,
         keep_alive_s: float,
     ) -> AsyncIterator[bytes]:
+        if hello:
+            yield hello
         said_at = time.monotonic()
         while True:
-            while reported := reader.events[reader.after(place) :][:MOST_AT_ONCE]:
+            while reported := reader.after(place)[:MOST_AT_ONCE]:
                 place = reported[-1].place
                 if piece := b"".join(event.sse for event in reported if wanted(event)):
                     yield piece
                     said_at = time.monotonic()
             if reader.teller.ended:
                 try:
-                    following = await self._next(run_id, reader)
+                    following = await self._beside(run_id, reader, before=False)
                 except ApiProblem:
                     # Temporal is away. What is being sent can no longer become an error.
                     await asyncio.sleep(1.0)
