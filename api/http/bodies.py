@@ -36,14 +36,12 @@ async def read_bytes(request: Request, limit: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
-    chunks: list[bytes] = []
-    size = 0
+    body = bytearray()
     async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
+        body += chunk
+        if len(body) > limit:
             raise _too_large(limit)
-        chunks.append(chunk)
-    return b"".join(chunks)
+    return bytes(body)
 
 
 def media_of(request: Request) -> str:

@@ -143,9 +143,7 @@ class Guard:
 
     def _require_key(self, method: str, headers: MutableMapping[bytes, str]) -> ApiKey:
         scheme, _, input = headers.get(b"authorization", "").partition(" ")
-        key: ApiKey | None = None
-        if scheme.lower() == "bearer" and input:
-            key = key_for(self._keys, input.strip())
+        key = key_for(self._keys, input.strip()) if scheme.lower() == "bearer" else None
         if key is None:
             raise _refused(
                 401,

@@ -53,12 +53,12 @@ async def resume_ended(services: Services, execution: Execution, once: Once | No
         )
     done = (memo.get("step") or 0) >= (memo.get("max_steps") or 0)
     if status == "succeeded" and done:
-        why = "all its steps are done. Fork it with a larger max_steps to go on"
-        raise conflict("resume", execution, why)
+        raise conflict(
+            "resume", execution, "all its steps are done. Fork it with a larger max_steps to go on"
+        )
     result = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
     if not result:
-        why = "it has no checkpoint to go on from. Create it anew"
-        raise conflict("resume", execution, why)
+        raise conflict("resume", execution, "it has no checkpoint to go on from. Create it anew")
     config = await asyncio.to_thread(services.current_config, execution)
     # Whoever is found here holds the newest; a damaged one is passed over when it is restored.
     source = RestoreInput(execution.id, result[-1].attempt, None)
@@ -69,35 +69,22 @@ async def resume_ended(services: Services, execution: Execution, once: Once | No
 async def _source(services: Services, execution: Execution, step: int | None) -> Found:
     """The checkpoint that a fork begins with; raises 409 naming those there are."""
     result = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
-    pick = next((item for item in result if item.step == step), None)
-    if step is None:
-        for item in reversed(result):
+    problem: str | None = None
+    for item in reversed(result):
+        if step in (None, item.step):
             seen = await asyncio.to_thread(checkpoint, services.records.store, item, verify=False)
             if seen is not None and seen.sound:
                 return item
-    if pick is None:
+            problem = str(seen.problem) if seen is not None else "it was deleted"
+    if step is not None and problem is not None:
+        kind, title, message = "damaged-checkpoint", "The checkpoint is damaged", problem
+        detail = f"The checkpoint of step {step}: {problem}; steps there are: {_steps(result)}."
+    else:
+        kind, title = "no-checkpoint", "There is no such checkpoint"
         wanted = "any sound checkpoint" if step is None else f"a checkpoint of step {step}"
-        message = f"run {execution.id} has not {wanted}; steps it has: {_steps(result)}"
-        raise ApiProblem(
-            409,
-            "no-checkpoint",
-            "There is no such checkpoint",
-            message,
-            errors=[FieldError(pointer="/step", key="step", value=step, message=message)],
-            run_status=status_of(execution),
-        )
-    seen = await asyncio.to_thread(checkpoint, services.records.store, pick, verify=False)
-    if seen is None or not seen.sound:
-        problem = seen.problem if seen is not None else "it was deleted"
-        raise ApiProblem(
-            409,
-            "damaged-checkpoint",
-            "The checkpoint is damaged",
-            f"The checkpoint of step {step}: {problem}; steps there are: {_steps(result)}.",
-            errors=[FieldError(pointer="/step", key="step", value=step, message=str(problem))],
-            run_status=status_of(execution),
-        )
-    return pick
+        detail = message = f"run {execution.id} has not {wanted}; steps it has: {_steps(result)}"
+    errors = [FieldError(pointer="/step", key="step", value=step, message=message)]
+    raise ApiProblem(409, kind, title, detail, errors=errors, run_status=status_of(execution))
 
 
 def _place(pointer: str) -> str:
@@ -123,16 +110,15 @@ def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
         plain["metadata"] = body.metadata
     config = valid_config(plain, _place)
     errors: list[FieldError] = []
-
-    def fixed(key: str, before: Any, after: Any) -> None:
+    for key, before, after in (
+        ("model.name", base.model.name, config.model.name),
+        ("model.dtype", base.model.dtype, config.model.dtype),
+        ("trainer.optim.type", base.trainer.optim.type, config.trainer.optim.type),
+    ):
         if before != after:
             message = f"a fork goes on with what its checkpoint holds, which is {before!r}"
             place = _place(pointer_to(key))
             errors.append(FieldError(pointer=place, key=key, value=after, message=message))
-
-    fixed("model.name", base.model.name, config.model.name)
-    fixed("model.dtype", base.model.dtype, config.model.dtype)
-    fixed("trainer.optim.type", base.trainer.optim.type, config.trainer.optim.type)
     if config.max_steps <= step:
         message = f"must be above {step}, the step of the checkpoint"
         errors.append(

@@ -5,6 +5,7 @@ bounded: routes, not paths; runs that are open, not all there ever were.
 """
 
 import asyncio
+import collections
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -98,14 +99,17 @@ def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"ratchet_{name}", text, labels=labels)
 
 
+def _tally(name: str, text: str, label: str, values: Iterable[str]) -> GaugeMetricFamily:
+    """How many there are of each value."""
+    family = _gauge(name, text, [label])
+    for value, count in sorted(collections.Counter(values).items()):
+        family.add_metric([value], count)
+    return family
+
+
 def run_gauges(runs: list[Execution]) -> list[GaugeMetricFamily]:
     """How many runs are in each status, and where the open ones stand."""
-    by_status = _gauge("runs", "Runs that Temporal retains.", ["status"])
-    counts: dict[str, int] = {}
-    for run in runs:
-        counts[status_of(run)] = counts.get(status_of(run), 0) + 1
-    for status, count in sorted(counts.items()):
-        by_status.add_metric([status], count)
+    by_status = _tally("runs", "Runs that Temporal retains.", "status", map(status_of, runs))
     reported = {
         "step": _gauge("run_step", "Trainer steps done.", ["run"]),
         "policy_version": _gauge("run_policy_version", "Version engines serve.", ["run"]),
@@ -127,12 +131,9 @@ async def _families(services: Services) -> list[GaugeMetricFamily]:
     runs, workers, engines = await asyncio.gather(
         services.runs(), workers_of(services), engines_of(services)
     )
-    polling = _gauge("workers", "Worker processes that poll Temporal.", ["role"])
-    for role in sorted({worker.role for worker in workers}):
-        polling.add_metric([role], sum(worker.role == role for worker in workers))
-    serving = _gauge("engines", "Inference engines that runs keep.", ["state"])
-    for state in sorted({engine.state for engine in engines}):
-        serving.add_metric([state], sum(engine.state == state for engine in engines))
+    roles, states = (worker.role for worker in workers), (engine.state for engine in engines)
+    polling = _tally("workers", "Worker processes that poll Temporal.", "role", roles)
+    serving = _tally("engines", "Inference engines that runs keep.", "state", states)
     return [*run_gauges(runs), polling, serving]
 
 

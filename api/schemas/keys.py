@@ -70,11 +70,8 @@ def load_keys(text: str | None, path: Path) -> tuple[ApiKey, ...]:
 def key_for(keys: Sequence[ApiKey], input: str) -> ApiKey | None:
     """The key that `given` is, in a time that tells nothing of the keys there are."""
     mine = digest(input)
-    result = None
-    for key in keys:
-        if hmac.compare_digest(key.sha256, mine):
-            result = key
-    return result
+    result = [key for key in keys if hmac.compare_digest(key.sha256, mine)]
+    return result[-1] if result else None
 
 
 def add(path: Path, name: str, scopes: Sequence[str], per_minute: int) -> str:

@@ -79,22 +79,24 @@ def _problem(store: ArtifactStore, ref: ArtifactRef, *, verify: bool) -> str | N
     return None
 
 
+def _marked(store: ArtifactStore, key: str) -> ArtifactRef | CorruptArtifact | None:
+    """What a marker names, or what is wrong with it; None if it has been deleted."""
+    try:
+        return store.committed(key)
+    except CorruptArtifact as error:
+        return error
+
+
 def checkpoint(store: ArtifactStore, result: Found, *, verify: bool) -> Checkpoint | None:
     """A checkpoint as the API shows it: the first of its variants that is sound, or else the first;
     None if it has been deleted in the meantime.
     """
     shown: Checkpoint | None = None
     for key in result.keys:
-        ref: ArtifactRef | None = None
-        problem: str | None
-        try:
-            ref = store.committed(key)
-        except CorruptArtifact as error:
-            problem = str(error)
-        else:
-            if ref is None:
-                continue
-            problem = _problem(store, ref, verify=verify)
+        if (found := _marked(store, key)) is None:
+            continue
+        ref = found if isinstance(found, ArtifactRef) else None
+        problem = _problem(store, ref, verify=verify) if ref else str(found)
         one = Checkpoint(
             step=result.step,
             attempt=result.attempt,
@@ -112,10 +114,8 @@ def checkpoint(store: ArtifactStore, result: Found, *, verify: bool) -> Checkpoi
 
 def checkpoints(records: Records, run_id: str, *, verify: bool) -> list[Checkpoint]:
     """All checkpoints of a run, by step."""
-    shown = [
-        checkpoint(records.store, result, verify=verify)
-        for result in checkpoints_of(records, run_id)
-    ]
+    result = checkpoints_of(records, run_id)
+    shown = (checkpoint(records.store, found, verify=verify) for found in result)
     return [item for item in shown if item is not None]
 
 
@@ -146,14 +146,9 @@ def batches(records: Records, run_id: str, after: int, limit: int) -> tuple[list
     result.sort(key=lambda item: item[0])
     shown = []
     for step, span, key in result[:limit]:
-        problem: str | None = None
-        ref: ArtifactRef | None = None
-        try:
-            ref = store.committed(key)
-        except CorruptArtifact as error:
-            problem = damage_in(error, store.root)
-        if ref is None and problem is None:
+        if (found := _marked(store, key)) is None:
             continue
+        ref = found if isinstance(found, ArtifactRef) else None
         shown.append(
             Batch(
                 step=step,
@@ -162,7 +157,7 @@ def batches(records: Records, run_id: str, after: int, limit: int) -> tuple[list
                 size=ref.size if ref else 0,
                 sha256=ref.sha256 if ref else "",
                 path=ref.path if ref else "",
-                problem=problem,
+                problem=None if isinstance(found, ArtifactRef) else damage_in(found, store.root),
             )
         )
     return shown, len(result) > limit
