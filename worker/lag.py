@@ -103,14 +103,11 @@ class LagRecorder:
         # It rises, even if the clock is set back.
         self._time = now = max(time.time(), self._time + 0.001)
         sample = {"time": now, "event_loop_lag": lag}
-        chunks = [self._series_of(role, run).add(sample) for role, run in working]
+        for role, run in working:
+            self._series.setdefault((role, run), Series(run, f"{role}-{self._process}"))
+        chunks = [self._series[work].add(sample) for work in working]
         self._series = {w: s for w, s in self._series.items() if s.last > now - KEPT_S}
         return chunks
-
-    def _series_of(self, role: str, run: str) -> Series:
-        if (role, run) not in self._series:
-            self._series[role, run] = Series(run, f"{role}-{self._process}")
-        return self._series[role, run]
 
 
 def _write(store: ArtifactStore, chunks: Sequence[Chunk]) -> None:

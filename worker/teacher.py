@@ -105,14 +105,15 @@ def _prepare(order: Path, out: Path, errors: Path, say: Say) -> None:
 
 def server_argv(folder: Path, name: str, port: int, *, context: int, cpu: bool) -> list[str]:
     """The server's command line; `context` is in tokens."""
-    argv = module_command("vllm.entrypoints.openai.api_server")
-    argv += ["--host", "127.0.0.1", "--port", str(port)]
-    argv += ["--model", str(folder), "--served-model-name", name]
-    argv += ["--dtype", "float32", "--max-model-len", str(context)]
-    argv += ["--generation-config", "vllm", "--disable-uvicorn-access-log"]
-    if cpu:
-        return [*argv, "--enforce-eager", "--kv-cache-memory-bytes", str(2**28)]
-    return [*argv, "--gpu-memory-utilization", "0.1"]
+    small = ("--enforce-eager", "--kv-cache-memory-bytes", str(2**28))
+    return [
+        *module_command("vllm.entrypoints.openai.api_server"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--model", str(folder), "--served-model-name", name),
+        *("--dtype", "float32", "--max-model-len", str(context)),
+        *("--generation-config", "vllm", "--disable-uvicorn-access-log"),
+        *(small if cpu else ("--gpu-memory-utilization", "0.1")),
+    ]
 
 
 def server_env(key: str, *, cpu: bool) -> dict[str, str]:

@@ -7,7 +7,7 @@ seen. Where nothing was taken anew, the series goes on. A fork has the curve tha
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,14 +41,12 @@ def eval_record(result: EvalRecord) -> Record:
     return Record(result.step or 0, when, values, eval=result.epoch)
 
 
-def _numbers(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, float]]:
-    result: list[tuple[str, float]] = []
+def _numbers(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for name, value in values.items():
         if isinstance(value, Mapping):
-            result += _numbers(f"{prefix}/{name}", value)
+            yield from _numbers(f"{prefix}/{name}", value)
         elif isinstance(value, int | float) and not isinstance(value, bool) and name != "time":
-            result.append((f"{prefix}/{name}", float(value)))
-    return result
+            yield f"{prefix}/{name}", float(value)
 
 
 class Forwarder:
