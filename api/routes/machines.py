@@ -1,7 +1,7 @@
 """What carries runs out: engines and workers, as Temporal sees them at this moment."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,7 +9,6 @@ from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 
 from ratchet.activities.contracts.names import workflow_of
 from ratchet.activities.contracts.roles import WORKER_ROLES
-from ratchet.activities.storage import keys
 from ratchet.api.http.problems import documented
 from ratchet.api.http.redact import redacted
 from ratchet.api.schemas.common import ListOf
@@ -92,16 +91,11 @@ async def workers_of(services: Services) -> list[WorkerItem]:
 
 def live_gauges(services: Services, run_ids: list[str]) -> list[dict[str, Any]]:
     """What rollout workers last told of these runs, with `run_id` and `source`. Blocks."""
-    store = services.records.store
-    now = datetime.now(UTC).timestamp()
-    result = []
-    for run_id in run_ids:
-        for key in store.live_keys(keys.live_records(run_id)):
-            reported = store.read_live(key)
-            if reported and now - float(reported["time"]) <= services.settings.live_max_age_s:
-                source = key.rpartition("/")[2].removesuffix(".json")
-                result.append({"run_id": run_id, "source": source, **reported})
-    return result
+    return [
+        {"run_id": run_id, **record}
+        for run_id in run_ids
+        for record in services.records.live(run_id, services.settings.live_max_age_s)
+    ]
 
 
 def _same(identity: str, source: str) -> bool:

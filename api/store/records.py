@@ -157,16 +157,26 @@ class Records:
 
     # -- gauges -----------------------------------------------------------------------------
 
+    def live(self, run_id: str, max_age_s: float) -> list[dict[str, Any]]:
+        """What each process last told of a run, if it did within `max_age_s` seconds, with its
+        `source`.
+        """
+        now = time.time()
+        listed = self.store.live_keys(keys.live_records(run_id))
+        records = ((key, self.store.read_live(key)) for key in listed)
+        return [
+            {"source": key.rpartition("/")[2].removesuffix(".json"), **record}
+            for key, record in records
+            if record and now - float(record["time"]) <= max_age_s
+        ]
+
     def progress(self, run_id: str, max_age_s: float) -> Progress | None:
         """Live gauges, or None if no process wrote any within `max_age_s` seconds.
 
         Dispatch gauges reach several workers at different times: those heard last count. Token
         rates are each worker's own and add up.
         """
-        now = time.time()
-        result = self.store.live_keys(keys.live_records(run_id))
-        records = [self.store.read_live(key) for key in result]
-        fresh = [r for r in records if r is not None and now - float(r["time"]) <= max_age_s]
+        fresh = self.live(run_id, max_age_s)
         if not fresh:
             return None
         gauged = [r for r in fresh if "inflight_train" in r]
