@@ -1,8 +1,8 @@
 """Which policy a run trains."""
 
-from typing import Literal
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ratchet.configs.base import Section
 
@@ -23,12 +23,19 @@ class ModelConfig(Section):
         min_length=1,
         description="The environment whose warm split 'ratchet/tiny' is warm-started on.",
     )
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Weights' dtype in trainer and engines."
-    )
     renderer: str = Field(
         default="ratchet-chatml",
         min_length=1,
         description="'ratchet-chatml' (exact multi-turn bridge for ChatML tokenizers) or the name "
         "of a renderer that the renderers package ships.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dtype_has_moved(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "dtype" in data:
+            raise ValueError(
+                "model.dtype is now two keys: set trainer.compute_dtype (what the trainer computes "
+                "in; its weights are float32) and inference.dtype (the engines' weights)"
+            )
+        return data

@@ -274,7 +274,8 @@ class RunConfig(Section):
         """Largest canary difference (nats) at which an engine counts as verified."""
         if self.inference.gate_tolerance is not None:
             return self.inference.gate_tolerance
-        return 1e-4 if self.model.dtype == "float32" else 0.1
+        exact = self.trainer.compute_dtype == self.inference.dtype == "float32"
+        return 1e-4 if exact else 0.1
 
 
 def data_of(config: RunConfig) -> dict[str, Any]:

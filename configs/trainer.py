@@ -167,11 +167,22 @@ LossConfig = Annotated[
 ]
 
 
+Dtype = Literal["float32", "bfloat16"]
+
+
 class TrainerConfig(Section):
-    """The trainer process."""
+    """The trainer process. Weights, the optimizer's state and gradients are float32 throughout."""
 
     backend: Literal["torch"] = Field(
         default="torch", description="What trains. 'torch': one process."
+    )
+    compute_dtype: Dtype = Field(
+        default="float32",
+        description="Dtype that the forward and backward passes compute in.",
+    )
+    matmul_precision: Literal["highest", "high"] = Field(
+        default="highest",
+        description="Precision of products of float32 matrices; 'high' lets a GPU use TF32.",
     )
     optim: OptimizerConfig = Field(default_factory=AdamWConfig)
     scheduler: SchedulerConfig = Field(
@@ -264,6 +275,10 @@ class RetentionConfig(Section):
 class InferenceConfig(Section):
     """vLLM engines the run starts for itself."""
 
+    dtype: Dtype = Field(
+        default="float32",
+        description="Dtype of the engines' weights, in which the trainer exports them.",
+    )
     engines: int = Field(default=1, ge=1, le=64, description="Engines, one process group each.")
     transfer: Literal["store"] = Field(
         default="store",
@@ -283,7 +298,7 @@ class InferenceConfig(Section):
         default=None,
         gt=0,
         description="Largest difference in canary log-probability between engine and trainer; "
-        "none: 1e-4 for float32, 0.1 for bfloat16.",
+        "none: 1e-4 where both compute in float32, else 0.1.",
     )
     stalled_after_s: float = Field(
         default=12.0,

@@ -28,13 +28,17 @@ def from_0_to_1(config: Document) -> Document:
 
 
 def from_1_to_2(config: Document) -> Document:
-    """Schema 2 added what trains and how weights get to engines: there was one way for each."""
-    trainer = {**config.get("trainer", {}), "backend": "torch"}
-    return {
-        **config,
-        "trainer": trainer,
-        "inference": {**config.get("inference", {}), "transfer": "store"},
-    }
+    """`model.dtype` of both sides becomes `trainer.compute_dtype` and `inference.dtype`; what trains
+    and how weights get to engines have keys.
+
+    Trainers of schema 1 held weights and moments in that dtype. A bfloat16 run goes on with those
+    values as its float32 weights and moments. There was one trainer and one way of weights.
+    """
+    model = dict(config.get("model", {}))
+    dtype = model.pop("dtype", "float32")
+    trainer = {**config.get("trainer", {}), "compute_dtype": dtype, "backend": "torch"}
+    inference = {**config.get("inference", {}), "dtype": dtype, "transfer": "store"}
+    return {**config, "model": model, "trainer": trainer, "inference": inference}
 
 
 CONFIG = Versions("the stored config", {0: from_0_to_1, 1: from_1_to_2})

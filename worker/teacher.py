@@ -58,14 +58,14 @@ def weights(home: Path, say: Say) -> Path:
 
     `say` is told how far that is. Raises StackError if it fails.
     """
-    key = digest(RECIPE, ENV, SEED, "float32")
+    key = digest(RECIPE, ENV, SEED)
     folder = home / "teacher" / f"weights-{key[:16]}"
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as scratch:
         order, out = Path(scratch, "order.json"), Path(scratch, "weights")
-        policy = {"name": DEFAULT_POLICY, "env": ENV, "seed": SEED, "dtype": "float32"}
+        policy = {"name": DEFAULT_POLICY, "env": ENV, "seed": SEED}
         order.write_text(json.dumps(policy | {"recipe": asdict(RECIPE)}))
         _prepare(order, out, Path(scratch, "errors.log"), say)
         try:

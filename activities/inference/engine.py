@@ -55,7 +55,7 @@ def engine_argv(
     argv = module_command("vllm.entrypoints.openai.api_server")
     argv += ["--host", bind, "--port", str(port)]
     argv += ["--model", str(weights), "--served-model-name", model]
-    argv += ["--seed", str(config.seed), "--dtype", config.model.dtype]
+    argv += ["--seed", str(config.seed), "--dtype", inference.dtype]
     argv += ["--max-model-len", str(config.context)]
     argv += ["--max-num-seqs", str(inference.max_num_seqs)]
     argv += ["--enable-scale-out", "--enable-prefix-caching"]
@@ -80,6 +80,7 @@ def engine_env(*, cpu: bool) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "VLLM_FLOAT32_MATMUL_PRECISION": config.trainer.matmul_precision,
         # Weights are always a local folder.
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",

@@ -125,14 +125,13 @@ class TrainerActivities:
         if model.name != DEFAULT_POLICY:
             return None
         env = model.warm_start_env
-        return keys.policy_cache(digest(recipe_of(env), env, config.seed, model.dtype))
+        return keys.policy_cache(digest(recipe_of(env), env, config.seed))
 
     async def _prepare(self, config: RunConfig, scratch: Path, out: Path) -> None:
         order = {
             "name": config.model.name,
             "env": config.model.warm_start_env,
             "seed": config.seed,
-            "dtype": config.model.dtype,
         }
         (scratch / "order.json").write_text(json.dumps(order))
         errors = scratch / "errors.log"

@@ -7,11 +7,13 @@ Invariants:
 - Sequences are padded on the right and attention is causal, so real tokens never see padding and
   no attention mask is needed; or they are packed, and attention takes the row apart
   (`attention.py`).
+- Weights are float32; `computing` lowers only what a pass computes in, and `export` what it writes.
 - Log-probabilities are those of the sampling distribution: softmax(logits / temperature).
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Sequence
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from ratchet.activities.storage.batch import Sample
@@ -46,8 +49,8 @@ def untie(model: Any) -> bool:
     return shared
 
 
-def load_model(source: str | Path, dtype: str) -> Any:
-    """An untied causal language model in `dtype` ('float32' or 'bfloat16').
+def load_model(source: str | Path) -> Any:
+    """An untied causal language model with float32 weights, whatever the dtype of the files.
 
     It is in evaluation mode and stays there: the loss compares with the probabilities of the
     engine, which knows no dropout.
@@ -58,9 +61,16 @@ def load_model(source: str | Path, dtype: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     untie(model)
     return model.eval()
+
+
+def computing(device: str, dtype: str) -> torch.autocast:
+    """A context in which forward passes compute in `dtype`, from float32 weights."""
+    import torch
+
+    return torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16")
 
 
 def token_scores(
@@ -145,20 +155,38 @@ def canary(model: Any, token_ids: list[int]) -> dict[str, list[Any]]:
     return {"token_ids": token_ids, "logprobs": logprobs[0, 1:].tolist()}
 
 
-def export(model: Any, tokenizer: Any, folder: Path) -> None:
-    """Writes weights, config, tokenizer and, last of all, the canary of the model to `folder`.
+def export(model: Any, tokenizer: Any, folder: Path, dtype: str = "float32") -> None:
+    """Writes weights in `dtype`, config, tokenizer and, last of all, the canary to `folder`.
 
     What an earlier export left there is replaced; the canary is there only if all of it is.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CANARY_FILE).unlink(missing_ok=True)
-    model.save_pretrained(folder)
+    _save(model, folder, dtype)
     tokenizer.save_pretrained(folder)
     vocab = min(model.config.get_text_config().vocab_size, len(tokenizer))
     record = canary(model, canary_tokens(vocab))
     part = folder / f".{CANARY_FILE}.part"
     part.write_text(json.dumps(record))
     part.replace(folder / CANARY_FILE)
+
+
+def _save(model: Any, folder: Path, dtype: str) -> None:
+    import torch
+
+    if dtype == "float32":
+        model.save_pretrained(folder)
+        return
+    wanted = getattr(torch, dtype)
+    state = {
+        name: tensor.to(wanted) if tensor.is_floating_point() else tensor
+        for name, tensor in model.state_dict().items()
+    }
+    model.save_pretrained(folder, state_dict=state)
+    # What transformers writes there is the dtype of the model, and not of the file.
+    config = copy.deepcopy(model.config)
+    config.dtype = dtype
+    config.save_pretrained(folder)
 
 
 def parameter_count(model: Any) -> int:

@@ -56,9 +56,10 @@ class Optimizer:
         for key, value in tensors.items():
             moment, _, name = key.partition("/")
             if name in self._parameters:
-                own = value.clone()
-                device = self._parameters[name].device
-                moments.setdefault(name, {})[moment] = own if moment in ON_CPU else own.to(device)
+                # Older builds kept moments in the dtype that they computed in.
+                like = value if moment in ON_CPU else self._parameters[name]
+                own = value.to(like, copy=True)
+                moments.setdefault(name, {})[moment] = own
         for part in self._parts:
             for group in part.param_groups:
                 for parameter in group["params"]:

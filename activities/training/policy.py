@@ -77,9 +77,9 @@ def recipe_of(env: str) -> Recipe:
     return replace(Recipe(), noisy_steps=180) if env == "reverse-shown" else Recipe()
 
 
-def digest(recipe: Recipe, env: str, seed: int, dtype: str) -> str:
+def digest(recipe: Recipe, env: str, seed: int) -> str:
     """Hex sha256 of all that determines the exported policy."""
-    what = {"schema": SCHEMA, "recipe": asdict(recipe), "env": env, "seed": seed, "dtype": dtype}
+    what = {"schema": SCHEMA, "recipe": asdict(recipe), "env": env, "seed": seed}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,7 +1,7 @@
 """Makes the weights of version 0.
 
 `python -m ratchet.activities.training.prepare --order FILE --out DIR`. The order is JSON: {name,
-env, seed, dtype}, and may have `recipe`: what of the default policy's recipe is to be otherwise.
+env, seed}, and may have `recipe`: what of the default policy's recipe is to be otherwise.
 Progress goes to standard output, one JSON line a report: {"progress": text}. Whatever the source,
 the result is an untied model in Hugging Face layout with tokenizer, canary and `policy.json`
 ({parameters, origin}). A model that cannot be loaded ends the process with code 2 and {"problem":
@@ -50,14 +50,14 @@ def make_default(recipe: Recipe, env: str, seed: int) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def load_given(name: str, dtype: str) -> tuple[Any, Any]:
+def load_given(name: str) -> tuple[Any, Any]:
     """Model and tokenizer of a folder or hub name; ends the process where there is none."""
     from transformers import AutoTokenizer
 
     from ratchet.activities.training.model import load_model
 
     try:
-        return load_model(name, dtype), AutoTokenizer.from_pretrained(name)
+        return load_model(name), AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
         _say(problem=f"model {name!r} cannot be loaded: {error}")
         sys.exit(PROBLEM)
@@ -71,18 +71,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     order = json.loads(options.order.read_text())
-    import torch
 
     from ratchet.activities.training.model import export, parameter_count
 
     if order["name"] == DEFAULT_POLICY:
         recipe = replace(recipe_of(order["env"]), **order.get("recipe", {}))
         model, tokenizer = make_default(recipe, order["env"], order["seed"])
-        model = model.to(getattr(torch, order["dtype"]))
-        key = digest(recipe, order["env"], order["seed"], order["dtype"])
+        key = digest(recipe, order["env"], order["seed"])
         origin = f"{DEFAULT_POLICY}, warm-started on {order['env']} (recipe {key[:12]})"
     else:
-        model, tokenizer = load_given(order["name"], order["dtype"])
+        model, tokenizer = load_given(order["name"])
         origin = order["name"]
     export(model, tokenizer, options.out)
     about = {"parameters": parameter_count(model), "origin": origin}

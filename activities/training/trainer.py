@@ -28,7 +28,13 @@ from ratchet.activities.training import attention, determinism, rl_loss
 from ratchet.activities.training.batching import member_counts, micro_batches
 from ratchet.activities.training.client import NonFinite, StateMismatch
 from ratchet.activities.training.loss import LossInputs, MemberCounts, mismatch_kl, total_loss
-from ratchet.activities.training.model import CANARY_FILE, export, load_model, score_batch
+from ratchet.activities.training.model import (
+    CANARY_FILE,
+    computing,
+    export,
+    load_model,
+    score_batch,
+)
 from ratchet.activities.training.optimizers import Optimizer
 from ratchet.activities.training.schedules import learning_rate
 from ratchet.activities.training.token_stats import TokenStats, env_masks, measured
@@ -38,11 +44,15 @@ from ratchet.configs.versions import SCHEMA
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
 SINCE_LOAD: Any = {
     "model": True,
     "seed": True,
+    "inference": {"dtype"},
     "trainer": {
+        "compute_dtype": True,
+        "matmul_precision": True,
         "packing": True,
         "threads": True,
         "deterministic": True,
@@ -106,7 +116,8 @@ class Trainer:
         torch.manual_seed(run.seed)
         self._config, self._input = run, config
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model = load_model(folder, run.model.dtype).to(self._device)
+        torch.set_float32_matmul_precision(run.trainer.matmul_precision)
+        self._model = load_model(folder).to(self._device)
         for parameter in self._model.parameters():
             # Memory of its own: what was loaded may map a file that retention will delete.
             parameter.data = parameter.data.clone()
@@ -165,7 +176,8 @@ class Trainer:
             self._metrics["config_revision"] = float(revision)
         started = time.monotonic()
         if not (out / CANARY_FILE).exists():
-            export(self._model, self._tokenizer, out)
+            assert self._config is not None
+            self._export(out, self._config.inference.dtype)
         self._metrics.setdefault("seconds_export", time.monotonic() - started)
         if token_logprobs is not None and self._token_logprobs is not None:
             token_logprobs.write_bytes(self._token_logprobs)
@@ -178,7 +190,7 @@ class Trainer:
 
         if self.step is None or step != self.step:
             raise StateMismatch(f"checkpoint of {step} asked for, trainer stands at {self.step}")
-        export(self._model, self._tokenizer, out)
+        self._export(out, "float32")
         tensors = {"rng/cpu": torch.get_rng_state()}
         if self._device == "cuda":
             tensors["rng/cuda"] = torch.cuda.get_rng_state()
@@ -200,6 +212,14 @@ class Trainer:
         return {"step": step}
 
     # -- private ----------------------------------------------------------------------------
+
+    def _computing(self) -> torch.autocast:
+        assert self._config is not None
+        return computing(self._device, self._config.trainer.compute_dtype)
+
+    def _export(self, out: Path, dtype: str) -> None:
+        with self._computing():
+            export(self._model, self._tokenizer, out, dtype)
 
     def _reconfigure(self, config: dict[str, Any]) -> None:
         """Takes another revision of the config; raises ValueError if it needs another load."""
@@ -320,7 +340,8 @@ class Trainer:
             samples, trainer.seq_len, trainer.micro_batch_tokens, packing=self._packing
         ):
             batch = made.to(self._device)
-            logprobs, entropy = score_batch(self._model, batch)
+            with self._computing():
+                logprobs, entropy = score_batch(self._model, batch)
             known = logprobs.detach().cpu().numpy()
             for index, (row, start, stop) in zip(batch.indices, batch.spans(), strict=True):
                 scores[index] = known[row, start:stop]

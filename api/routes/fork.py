@@ -112,7 +112,6 @@ def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
     errors: list[FieldError] = []
     for key, before, after in (
         ("model.name", base.model.name, config.model.name),
-        ("model.dtype", base.model.dtype, config.model.dtype),
         ("trainer.optim.type", base.trainer.optim.type, config.trainer.optim.type),
     ):
         if before != after:

@@ -26,7 +26,7 @@ def worst_difference(
     for version in sorted(versions):
         folder = store.fetch_folder(store.require(keys.weights(run_id, version)))
         served = [sample for sample in samples if version in sample.versions]
-        model = load_model(folder, "float32")
+        model = load_model(folder)
         scores = rescore(model, served, seq_len=seq_len, micro_batch_tokens=8192)
         for sample, row in zip(served, scores, strict=True):
             for mask, at, engine, ours in zip(

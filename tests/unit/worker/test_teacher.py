@@ -70,7 +70,7 @@ def test_it_is_bound_to_no_core_and_has_no_control_endpoints(
 
 def test_weights_that_are_there_are_not_made_again(tmp_path: Path) -> None:
     said: list[str] = []
-    key = digest(teacher.RECIPE, teacher.ENV, teacher.SEED, "float32")
+    key = digest(teacher.RECIPE, teacher.ENV, teacher.SEED)
     folder = tmp_path / "teacher" / f"weights-{key[:16]}"
     folder.mkdir(parents=True)
     assert teacher.weights(tmp_path, said.append) == folder and said == []

@@ -215,7 +215,10 @@ async def test_on_a_gpu_the_bits_are_the_same_twice(
         async with trainer(tmp_path / turn, FLAG) as client:
             results.append([])
             for place, section in enumerate(SECTIONS):
-                given = {**config(deterministic=True, **section), "model": {"dtype": dtype}}
+                given = {
+                    **config(deterministic=True, compute_dtype=dtype, **section),
+                    "inference": {"dtype": dtype},
+                }
                 out = tmp_path / f"{turn}-{place}"
                 results[-1].append(await trained(client, given, policy, out))
     for section, one, other in zip(SECTIONS, *results, strict=True):

@@ -13,7 +13,7 @@ from tests.unit.activities.training.conftest import make_batch
 
 
 def test_rescore_matches_each_sample_alone(policy: Path) -> None:
-    model = load_model(policy, "float32")
+    model = load_model(policy)
     plain = AutoModelForCausalLM.from_pretrained(policy)
     samples = [replace(s, temperature=0.5 + 0.25 * n) for n, s in enumerate(make_batch(1))]
     scores = rescore(model, samples, seq_len=64, micro_batch_tokens=64)
@@ -28,7 +28,7 @@ def test_rescore_matches_each_sample_alone(policy: Path) -> None:
 
 
 def test_entropy_of_a_position(policy: Path) -> None:
-    model = load_model(policy, "float32")
+    model = load_model(policy)
     ids = torch.tensor([[1, 5, 9]])
     _, entropy = token_scores(model, ids, torch.full((1, 1), 2.0))
     probs = torch.softmax(model(ids).logits[0, 1] / 2.0, -1)
@@ -43,12 +43,12 @@ def test_tied_model_is_untied_and_stays_so(tmp_path: Path, policy: Path) -> None
         num_attention_heads=2, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True,
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(tmp_path / "tied")
-    model = load_model(tmp_path / "tied", "float32")
+    model = load_model(tmp_path / "tied")
     with torch.no_grad():
         model.lm_head.weight += 0.5
     before = canary(model, [1, 2, 3])
     export(model, AutoTokenizer.from_pretrained(policy), tmp_path / "untied")
-    again = load_model(tmp_path / "untied", "float32")
+    again = load_model(tmp_path / "untied")
     assert (
         json.loads((tmp_path / "untied" / "config.json").read_text())["tie_word_embeddings"]
         is False
@@ -60,5 +60,5 @@ def test_tied_model_is_untied_and_stays_so(tmp_path: Path, policy: Path) -> None
 def test_export_carries_the_canary(policy: Path) -> None:
     record = json.loads((policy / "canary.json").read_text())
     assert len(record["logprobs"]) == len(record["token_ids"]) - 1
-    again = canary(load_model(policy, "float32"), record["token_ids"])
+    again = canary(load_model(policy), record["token_ids"])
     assert again["logprobs"] == record["logprobs"]

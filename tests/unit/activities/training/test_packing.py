@@ -234,7 +234,7 @@ def test_packed_scores_are_those_of_each_sample_alone(policy: Path) -> None:
         replace(make_sample(rng, length=rng.randint(5, 60)), temperature=0.5 + rng.random())
         for _ in range(20)
     ]
-    model = load_model(policy, "float32")
+    model = load_model(policy)
     alone = [rescore(model, [s], seq_len=64, micro_batch_tokens=64)[0] for s in samples]
     assert attention.enable(model) is None
     padded = rescore(model, samples, seq_len=64, micro_batch_tokens=256)
@@ -248,7 +248,7 @@ def test_packed_scores_are_those_of_each_sample_alone(policy: Path) -> None:
 def test_a_neighbour_changes_nothing(policy: Path) -> None:
     rng = random.Random(4)
     one, other, third = (make_sample(rng, length=n) for n in (30, 22, 30))
-    model = load_model(policy, "float32")
+    model = load_model(policy)
     assert attention.enable(model) is None
     first = rescore(model, [one, other], seq_len=64, micro_batch_tokens=64, packing=True)
     again = rescore(model, [third, other], seq_len=64, micro_batch_tokens=64, packing=True)

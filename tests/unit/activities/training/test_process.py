@@ -18,16 +18,24 @@ from ratchet.activities.training.client import (
     TrainerGone,
 )
 from ratchet.configs.run import RunConfig
+from ratchet.configs.upgrades import config_document
 from tests import ROOT
 from tests.unit.activities.training.conftest import make_batch
 
-CONFIG = RunConfig.model_validate(
-    {
-        "max_steps": 4,
-        "train": {"env": [{"id": "reverse-text"}]},
-        "trainer": {"threads": 1, "seq_len": 32, "micro_batch_tokens": 64, "optim": {"lr": 1e-2}},
-    }
-).model_dump(mode="json")
+CONFIG = config_document(
+    RunConfig.model_validate(
+        {
+            "max_steps": 4,
+            "train": {"env": [{"id": "reverse-text"}]},
+            "trainer": {
+                "threads": 1,
+                "seq_len": 32,
+                "micro_batch_tokens": 64,
+                "optim": {"lr": 1e-2},
+            },
+        }
+    )
+)
 
 
 @contextlib.asynccontextmanager

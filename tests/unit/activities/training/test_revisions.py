@@ -99,7 +99,9 @@ def test_a_step_is_repeated_by_its_own_revision_only(tmp_path: Path, policy: Pat
     "path, to",
     [
         (("seed",), 1),
-        (("model", "dtype"), "bfloat16"),
+        (("inference",), {"dtype": "bfloat16"}),
+        (("trainer", "compute_dtype"), "bfloat16"),
+        (("trainer", "matmul_precision"), "high"),
         (("trainer", "threads"), 2),
         (("trainer", "packing"), False),
         (("trainer", "deterministic"), True),

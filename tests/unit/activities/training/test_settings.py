@@ -96,7 +96,7 @@ def test_packing_leaves_no_mark_on_the_exported_model(tmp_path: Path, policy: Pa
 
 
 def test_muon_moves_the_matrices_of_the_layers(policy: Path) -> None:
-    model = load_model(policy, "float32")
+    model = load_model(policy)
     ids = {id(parameter) for parameter in hidden_matrices(model)}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in ids]
     assert names and all(".layers." in name for name in names)

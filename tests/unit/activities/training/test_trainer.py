@@ -63,7 +63,7 @@ def test_tokens_of_a_frozen_model_do_not_count_as_mismatch(tmp_path: Path, polic
 
 
 def test_rewarded_tokens_become_likelier(tmp_path: Path, policy: Path) -> None:
-    model = load_model(policy, "float32")
+    model = load_model(policy)
     samples = make_batch(3)
     before = rescore(model, samples, seq_len=32, micro_batch_tokens=256)
     on_policy = [
@@ -73,9 +73,7 @@ def test_rewarded_tokens_become_likelier(tmp_path: Path, policy: Path) -> None:
     trainer = loaded(policy)
     metrics = trainer.train(1, encode_batch(on_policy), tmp_path / "v1")
     assert metrics["mismatch_kl"] < 1e-8 and metrics["is_masked"] == 0
-    after = rescore(
-        load_model(tmp_path / "v1", "float32"), samples, seq_len=32, micro_batch_tokens=256
-    )
+    after = rescore(load_model(tmp_path / "v1"), samples, seq_len=32, micro_batch_tokens=256)
     gain = sum(
         a * (new - old)
         for s, rows in zip(samples, zip(before, after, strict=True), strict=True)
@@ -90,7 +88,7 @@ def test_nll_of_ce_members_whatever_their_weights(tmp_path: Path, policy: Path) 
         replace(s, ce_weights=[0.0, 0.1, 2.0, *[0.0] * (len(s.token_ids) - 3)])
         for s in make_batch(4)
     ]
-    model = load_model(policy, "float32")
+    model = load_model(policy)
     scores = rescore(model, samples, seq_len=32, micro_batch_tokens=256)
     expected = -sum(row[1] + row[2] for row in scores) / (2 * len(samples))
     weighted = -sum(0.1 * row[1] + 2.0 * row[2] for row in scores) / (2 * len(samples))
