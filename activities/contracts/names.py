@@ -24,7 +24,9 @@ RESTORE_RUN = "restore_run"
 MEMO_KEY = "ratchet"
 """Under which a run's memo says what it is about."""
 
-SHIPPED_ENVS = ("reverse-text", "reverse-retry", "reverse-shown")
+WARM_START_ENVS = ("reverse-text", "reverse-retry", "reverse-shown")
+"""Ids of the environments that the default policy can be warm-started on."""
+SHIPPED_ENVS = (*WARM_START_ENVS, "reasoning-gym-tasks")
 """Ids of the environments that ship."""
 
 # Signals that activities send.

@@ -17,7 +17,7 @@ import string
 from collections.abc import Callable
 from typing import Literal
 
-from ratchet.activities.contracts.names import SHIPPED_ENVS
+from ratchet.activities.contracts.names import WARM_START_ENVS
 
 Split = Literal["train", "eval", "warm"]
 Message = dict[str, str]
@@ -113,7 +113,7 @@ _DEMONSTRATIONS: dict[str, Callable[[str, random.Random], list[Message]]] = {
     "reverse-shown": _reverse_shown_demonstration,
 }
 
-assert tuple(_DEMONSTRATIONS) == SHIPPED_ENVS
+assert tuple(_DEMONSTRATIONS) == WARM_START_ENVS
 
 
 def demonstrations(env: str, count: int, seed: int) -> list[list[Message]]:
@@ -123,7 +123,7 @@ def demonstrations(env: str, count: int, seed: int) -> list[list[Message]]:
     for an env that does not ship.
     """
     if env not in _DEMONSTRATIONS:
-        known = ", ".join(repr(name) for name in SHIPPED_ENVS)
+        known = ", ".join(repr(name) for name in WARM_START_ENVS)
         raise ValueError(f"there are no demonstrations of env {env!r}; known: {known}")
     rng = random.Random(f"{env}/demonstrations/{seed}")
     make = _DEMONSTRATIONS[env]

@@ -46,7 +46,7 @@ from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.activities.storage import fencing, keys, retention
 from ratchet.activities.storage.keys import RUN_STATE_FILE, TRAINER_FILE
 from ratchet.activities.storage.token_logprobs import SCHEMA_VERSION as TOKEN_LOGPROBS_SCHEMA
-from ratchet.activities.training import check
+from ratchet.activities.training import check, smollm2
 from ratchet.activities.training.client import (
     DiskFailed,
     NonFinite,
@@ -56,7 +56,7 @@ from ratchet.activities.training.client import (
     TrainerGone,
 )
 from ratchet.activities.training.policy import digest, recipe_of
-from ratchet.configs.model import DEFAULT_POLICY
+from ratchet.configs.model import DEFAULT_POLICY, SMOLLM2
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document, read_config
 
@@ -122,6 +122,8 @@ class TrainerActivities:
     @staticmethod
     def _cache_key(config: RunConfig) -> str | None:
         model = config.model
+        if model.name == SMOLLM2:
+            return keys.policy_cache(smollm2.SHA256) if smollm2.source() == smollm2.WHEEL else None
         if model.name != DEFAULT_POLICY:
             return None
         env = model.warm_start_env

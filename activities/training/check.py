@@ -5,16 +5,18 @@ Reads files only; neither torch nor transformers is imported.
 
 import importlib.util
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
 from ratchet.activities.contracts.checks import CheckProblem
-from ratchet.activities.contracts.names import SHIPPED_ENVS
+from ratchet.activities.contracts.names import WARM_START_ENVS
+from ratchet.activities.training import smollm2
 from ratchet.activities.training.custom_loss import module_file
 from ratchet.activities.training.policy import Recipe
 from ratchet.activities.training.tokenizer import IM_END, IM_START
-from ratchet.configs.model import DEFAULT_POLICY
+from ratchet.configs.model import DEFAULT_POLICY, SMOLLM2
 from ratchet.configs.run import RunConfig
 
 HUB_TIMEOUT_S = 8.0
@@ -47,6 +49,8 @@ def _check_model(config: RunConfig) -> list[CheckProblem]:
     name = config.model.name
     if name == DEFAULT_POLICY:
         return _check_default(config)
+    if name == SMOLLM2:
+        return _check_smollm2(config)
     if _is_path(name):
         return _check_folder(config, Path(name).expanduser())
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
@@ -65,10 +69,23 @@ def _is_path(name: str) -> bool:
 def _check_default(config: RunConfig) -> list[CheckProblem]:
     problems = _check_length(config, Recipe().max_positions)
     env = config.model.warm_start_env
-    if env not in SHIPPED_ENVS:
-        known = ", ".join(repr(shipped) for shipped in SHIPPED_ENVS)
+    if env not in WARM_START_ENVS:
+        known = ", ".join(repr(shipped) for shipped in WARM_START_ENVS)
         message = f"{DEFAULT_POLICY!r} cannot be warm-started on {env!r}; it knows {known}"
         problems.append(_problem(message, "/model/warm_start_env"))
+    return problems
+
+
+def _check_smollm2(config: RunConfig) -> list[CheckProblem]:
+    problems = _check_length(config, smollm2.POSITIONS)
+    folder = os.environ.get(smollm2.FOLDER)
+    if folder and not Path(folder).is_dir():
+        problems.append(_problem(f"{smollm2.FOLDER} names {folder!r}, which is no folder"))
+    missing = [name for name in smollm2.READERS if importlib.util.find_spec(name) is None]
+    if missing:
+        names = " and ".join(missing)
+        message = f"{SMOLLM2!r} needs {names}: pip install 'ratchet-rl[smollm2]'"
+        problems.append(_problem(message))
     return problems
 
 

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.activities.runtime.children import end_with_parent
+from ratchet.activities.training import smollm2
 from ratchet.activities.training.policy import Recipe, build_model, digest, recipe_of, warm_start
 from ratchet.activities.training.tokenizer import build_tokenizer
-from ratchet.configs.model import DEFAULT_POLICY
+from ratchet.configs.model import DEFAULT_POLICY, SMOLLM2
 
 POLICY_FILE = "policy.json"
 PROBLEM = 2
@@ -79,6 +80,13 @@ def main() -> None:
         model, tokenizer = make_default(recipe, order["env"], order["seed"])
         key = digest(recipe, order["env"], order["seed"])
         origin = f"{DEFAULT_POLICY}, warm-started on {order['env']} (recipe {key[:12]})"
+    elif order["name"] == SMOLLM2:
+        try:
+            model, tokenizer = smollm2.make(options.order.parent)
+        except ValueError as error:
+            _say(problem=str(error))
+            sys.exit(PROBLEM)
+        origin = f"{SMOLLM2}, from {smollm2.source()}"
     else:
         model, tokenizer = load_given(order["name"])
         origin = order["name"]

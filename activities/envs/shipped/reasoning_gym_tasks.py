@@ -1,0 +1,124 @@
+"""reasoning-gym-tasks: verifiable tasks of the reasoning-gym package, any of them by name.
+
+One turn. The reward is the package's own score of the answer in [0, 1]; a reply that never ends
+earns nothing. An example belongs to the split that the hash of its question falls in, so that what
+evals ask is never trained on.
+"""
+
+import functools
+import importlib
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import verifiers.v1 as vf
+from pydantic import Field
+
+from ratchet.activities.envs.datasets import split_of
+
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+TRIES_PER_EXAMPLE = 100
+"""Entries looked at for each example that is wanted; a small task runs out of new questions."""
+
+
+@functools.lru_cache(maxsize=8)
+def dataset(task: str, arguments: str, seed: int, size: int) -> Any:
+    """The package's dataset; `arguments` is JSON. Raises ValueError for what it refuses."""
+    try:
+        package = importlib.import_module("reasoning_gym")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            "environment 'reasoning-gym-tasks' needs the extra 'reasoning-gym' "
+            f"(pip install 'ratchet-rl[reasoning-gym]'): {error}"
+        ) from error
+    given = json.loads(arguments)
+    try:
+        return package.create_dataset(task, size=size, seed=seed, **given)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ValueError(f"reasoning-gym makes no {task!r} of {given}: {error}") from error
+
+
+class ReasoningGymData(vf.TaskData):
+    """Entry `index` of a dataset, which the rest names."""
+
+    task: str
+    arguments: str
+    seed: int
+    size: int
+    index: int
+    answer: Literal["reply", "last-number"]
+
+
+class ReasoningGymTask(vf.Task[ReasoningGymData]):
+    """Scores one reply."""
+
+    def score(self, trace: vf.Trace) -> float:
+        """The package's score of the answer, in [0, 1]; 0 for a reply that was cut off."""
+        if trace.is_truncated:
+            return 0.0
+        data, reply = self.data, trace.last_reply.strip()
+        if data.answer == "last-number":
+            numbers = NUMBER.findall(reply)
+            reply = numbers[-1] if numbers else ""
+        entries = dataset(data.task, data.arguments, data.seed, data.size)
+        return float(entries.score_answer(reply, entries[data.index]))
+
+    @vf.reward(weight=1.0)
+    async def correct(self, trace: vf.Trace) -> float:
+        """The package's score."""
+        return self.score(trace)
+
+    @vf.metric
+    async def exact(self, trace: vf.Trace) -> float:
+        """1 for the full score, else 0."""
+        return float(self.score(trace) == 1.0)
+
+
+class ReasoningGymConfig(vf.TasksetConfig):
+    """Which task, with which arguments, and what of a reply is the answer."""
+
+    split: Literal["train", "eval"] = "train"
+    num_examples: int = Field(default=4096, ge=1)
+    seed: int = 0
+    name: str = Field(default="chain_sum", min_length=1)
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    suffix: str = ""
+    answer: Literal["reply", "last-number"] = "reply"
+
+
+class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
+    """Distinct questions of one split, in the order of the package's entries."""
+
+    def load(self) -> Iterator[ReasoningGymTask]:
+        """Yields one task a question; raises ValueError if the task has too few of them."""
+        config = self.config
+        size = config.num_examples * TRIES_PER_EXAMPLE
+        arguments = json.dumps(config.arguments, sort_keys=True)
+        entries = dataset(config.name, arguments, config.seed, size)
+        seen: set[str] = set()
+        for index in range(size):
+            question = entries[index]["question"]
+            if question in seen or (split_of(question) == "eval") != (config.split == "eval"):
+                continue
+            seen.add(question)
+            data = ReasoningGymData(
+                id=question,
+                prompt=question + config.suffix,
+                task=config.name,
+                arguments=arguments,
+                seed=config.seed,
+                size=size,
+                index=index,
+                answer=config.answer,
+            )
+            yield ReasoningGymTask(data, config.task)
+            if len(seen) == config.num_examples:
+                return
+        raise ValueError(
+            f"reasoning-gym's {config.name!r} has only {len(seen)} questions for split "
+            f"{config.split!r}; lower num_examples ({config.num_examples})"
+        )
+
+
+__all__ = ["ReasoningGymTaskset"]
