@@ -26,10 +26,16 @@ class ModelConfig(Section):
         description="The environment whose warm split 'ratchet/tiny' is warm-started on.",
     )
     renderer: str = Field(
-        default="ratchet-chatml",
+        default="auto",
         min_length=1,
-        description="'ratchet-chatml' (exact multi-turn bridge for ChatML tokenizers) or the name "
-        "of a renderer that the renderers package ships.",
+        description="What turns messages into tokens. 'auto': the renderers package's own renderer "
+        "for a model that it knows, else one that does what the tokenizer's chat template does; "
+        "'ratchet-chatml' (exact multi-turn bridge for ChatML tokenizers), 'default' (the "
+        "tokenizer's template), or another name of the renderers package.",
+    )
+    renderer_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Options of the renderer, as its chat template has them (enable_thinking …).",
     )
 
     @model_validator(mode="before")

@@ -28,13 +28,13 @@ def from_0_to_1(config: Document) -> Document:
 
 
 def from_1_to_2(config: Document) -> Document:
-    """`model.dtype` of both sides becomes `trainer.compute_dtype` and `inference.dtype`; what trains
-    and how weights get to engines have keys.
+    """`model.dtype` of both sides becomes `trainer.compute_dtype` and `inference.dtype`.
 
     Trainers of schema 1 held weights and moments in that dtype. A bfloat16 run goes on with those
-    values as its float32 weights and moments. There was one trainer and one way of weights.
+    values as its float32 weights and moments. The renderer stays what was the default before; there
+    was one trainer backend and one transfer of weights.
     """
-    model = dict(config.get("model", {}))
+    model = {"renderer": "ratchet-chatml", **config.get("model", {})}
     dtype = model.pop("dtype", "float32")
     trainer = {**config.get("trainer", {}), "compute_dtype": dtype, "backend": "torch"}
     inference = {**config.get("inference", {}), "dtype": dtype, "transfer": "store"}

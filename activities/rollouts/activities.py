@@ -33,6 +33,7 @@ from ratchet.activities.contracts.rollouts import (
     RunRolloutsResult,
     ShipBatchInput,
 )
+from ratchet.activities.envs.rendering import renderer_of
 from ratchet.activities.rollouts import frozen, groups, samples, shipping
 from ratchet.activities.rollouts.connections import EnvConnection, EnvConnections
 from ratchet.activities.rollouts.gauges import RunGauges
@@ -82,6 +83,7 @@ class RolloutActivities:
         self._storing: set[asyncio.Task[Any]] = set()
         self._gauges: dict[str, RunGauges] = {}
         self._tokenizers: dict[str, str] = {}
+        self._renderers: dict[str, dict[str, Any]] = {}
         self._vocab_sizes: dict[str, int] = {}
 
     # -- rollouts ---------------------------------------------------------------------------
@@ -201,7 +203,7 @@ class RolloutActivities:
             {
                 "base_url": f"{engine.url.rstrip('/')}/v1",
                 "api_key_var": "RATCHET_ENGINE_KEY",
-                "renderer": renderer_config(config.model.renderer),
+                "renderer": await self._renderer(input.run_id),
                 "renderer_model_name": await self._tokenizer(input.run_id),
             }
         )
@@ -225,7 +227,7 @@ class RolloutActivities:
         """The policy's prompts for algorithms; blocks while the tokenizer is fetched and loads."""
         ref = self.ctx.store.require(keys.weights(run_id, 0))
         folder = self.ctx.store.fetch_folder(ref, self.ctx.scratch("weights"))
-        return load_renderer(str(folder), renderer_config(self.ctx.config(run_id).model.renderer))
+        return load_renderer(str(folder), renderer_of(self.ctx.config(run_id).model, folder))
 
     async def _tokenizer(self, run_id: str) -> str:
         """A local folder with the run's tokenizer: that of version 0."""
@@ -236,6 +238,13 @@ class RolloutActivities:
             )
             self._tokenizers[run_id] = str(folder)
         return self._tokenizers[run_id]
+
+    async def _renderer(self, run_id: str) -> dict[str, Any]:
+        """The renderers config of the run."""
+        if run_id not in self._renderers:
+            folder, model = Path(await self._tokenizer(run_id)), self.ctx.config(run_id).model
+            self._renderers[run_id] = await asyncio.to_thread(renderer_of, model, folder)
+        return self._renderers[run_id]
 
     async def _one(
         self,
@@ -313,7 +322,7 @@ class RolloutActivities:
         if config.sampler(input.work.env, input.work.kind) is None:
             return samples.from_episode(episode, input.engine.version)
         layout = await self._layouts.layout(
-            await self._tokenizer(input.run_id), renderer_config(config.model.renderer)
+            await self._tokenizer(input.run_id), await self._renderer(input.run_id)
         )
         return await asyncio.to_thread(samples.from_episode, episode, -1, layout.samples)
 
@@ -537,11 +546,3 @@ class RolloutActivities:
                 attempt=attempt_token(),
             )
             return await asyncio.to_thread(write)
-
-
-def renderer_config(name: str) -> dict[str, Any]:
-    """The renderers config of `model.renderer`."""
-    if name == "ratchet-chatml":
-        path = "ratchet.activities.envs.shipped.ratchet_chatml.ChatMLRenderer"
-        return {"name": "custom", "import_path": path}
-    return {"name": name}

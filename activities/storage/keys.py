@@ -8,6 +8,8 @@ from ratchet.activities.contracts import names
 
 RUN_STATE_FILE = "run_state.json"
 TRAINER_FILE = "trainer.json"
+POLICY_FILE = "policy.json"
+"""About version 0: {parameters, origin, renderer}, the last one as 'auto' resolves."""
 OPTIMIZER_FILE = "optimizer.safetensors"
 NOT_WEIGHTS = (OPTIMIZER_FILE, TRAINER_FILE, RUN_STATE_FILE)
 """Files of a checkpoint that its exported weights do not have."""

@@ -37,6 +37,7 @@ from ratchet.activities.contracts.training import (
     TrainStepInput,
     TrainStepResult,
 )
+from ratchet.activities.envs import rendering
 from ratchet.activities.hosting.scratch import working_folder
 from ratchet.activities.inference.transfers import transfer_of
 from ratchet.activities.runtime.children import as_parent, module_command
@@ -103,7 +104,11 @@ class TrainerActivities:
             if ref is None:
                 ref = await self._commit_version_0(input.run_id, key)
             folder = await asyncio.to_thread(self.ctx.store.fetch_folder, ref)
-            about = json.loads((folder / "policy.json").read_text())
+            about = json.loads((folder / keys.POLICY_FILE).read_text())
+            config = await asyncio.to_thread(self.ctx.config, input.run_id)
+            problem = await asyncio.to_thread(rendering.problem_aside, config.model, folder)
+            if problem is not None:
+                raise ApplicationError(problem, type=names.BAD_INPUT, non_retryable=True)
         return PolicyResult(ref, about["parameters"], about["origin"])
 
     async def _commit_version_0(self, run_id: str, key: str) -> ArtifactRef:

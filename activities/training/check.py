@@ -12,6 +12,7 @@ from typing import Any
 
 from ratchet.activities.contracts.checks import CheckProblem
 from ratchet.activities.contracts.names import WARM_START_ENVS
+from ratchet.activities.envs import rendering
 from ratchet.activities.training import smollm2
 from ratchet.activities.training.custom_loss import module_file
 from ratchet.activities.training.policy import Recipe
@@ -21,7 +22,6 @@ from ratchet.configs.run import RunConfig
 
 HUB_TIMEOUT_S = 8.0
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-CHATML_RENDERER = "ratchet-chatml"
 
 
 def check_model(config: RunConfig) -> list[CheckProblem]:
@@ -99,6 +99,8 @@ def _check_folder(config: RunConfig, folder: Path) -> list[CheckProblem]:
     if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
         problems.append(_problem(f"{str(folder)!r} holds no weights (*.safetensors)"))
     problems += _check_tokenizer(config, folder)
+    if not problems and (differs := rendering.problem_aside(config.model, folder)) is not None:
+        problems.append(_problem(differs, "/model/renderer"))
     return problems
 
 
@@ -139,12 +141,12 @@ def _check_tokenizer(config: RunConfig, folder: Path) -> list[CheckProblem]:
     if not present:
         return [_problem(f"{str(folder)!r} holds no tokenizer (tokenizer.json)")]
     text = "".join(file.read_text() for file in present)
-    if config.model.renderer == CHATML_RENDERER:
+    if config.model.renderer == rendering.CHATML:
         missing = [token for token in (IM_START, IM_END) if token not in text]
         if missing:
             message = (
                 f"the tokenizer of {str(folder)!r} lacks {' and '.join(missing)}, which the "
-                f"renderer {CHATML_RENDERER!r} needs; set model.renderer to one made for it"
+                f"renderer {rendering.CHATML!r} needs; set model.renderer to one made for it"
             )
             return [_problem(message)]
         return []

@@ -4,8 +4,8 @@
 env, seed}, and may have `recipe`: what of the default policy's recipe is to be otherwise.
 Progress goes to standard output, one JSON line a report: {"progress": text}. Whatever the source,
 the result is an untied model in Hugging Face layout with tokenizer, canary and `policy.json`
-({parameters, origin}). A model that cannot be loaded ends the process with code 2 and {"problem":
-text}.
+({parameters, origin, renderer}). A model that cannot be loaded ends the process with code 2 and
+{"problem": text}.
 """
 
 from __future__ import annotations
@@ -15,20 +15,26 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from ratchet.activities.envs.rendering import resolve
 from ratchet.activities.runtime.children import end_with_parent
+from ratchet.activities.storage.keys import POLICY_FILE
 from ratchet.activities.training import smollm2
 from ratchet.activities.training.policy import Recipe, build_model, digest, recipe_of, warm_start
 from ratchet.activities.training.tokenizer import build_tokenizer
 from ratchet.configs.model import DEFAULT_POLICY, SMOLLM2
 
-POLICY_FILE = "policy.json"
 PROBLEM = 2
 
 
 def _say(**message: str) -> None:
     print(json.dumps(message), flush=True)
+
+
+def _end(problem: str) -> NoReturn:
+    _say(problem=problem)
+    sys.exit(PROBLEM)
 
 
 def make_default(recipe: Recipe, env: str, seed: int) -> tuple[Any, Any]:
@@ -60,8 +66,7 @@ def load_given(name: str) -> tuple[Any, Any]:
     try:
         return load_model(name), AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
-        _say(problem=f"model {name!r} cannot be loaded: {error}")
-        sys.exit(PROBLEM)
+        _end(f"model {name!r} cannot be loaded: {error}")
 
 
 def main() -> None:
@@ -84,14 +89,14 @@ def main() -> None:
         try:
             model, tokenizer = smollm2.make(options.order.parent)
         except ValueError as error:
-            _say(problem=str(error))
-            sys.exit(PROBLEM)
+            _end(str(error))
         origin = f"{SMOLLM2}, from {smollm2.source()}"
     else:
         model, tokenizer = load_given(order["name"])
         origin = order["name"]
     export(model, tokenizer, options.out)
     about = {"parameters": parameter_count(model), "origin": origin}
+    about["renderer"] = resolve(order["name"], tokenizer, {})
     (options.out / POLICY_FILE).write_text(json.dumps(about))
 
 
