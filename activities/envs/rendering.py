@@ -148,10 +148,10 @@ def resolve(model: str, tokenizer: Any, options: Mapping[str, Any]) -> dict[str,
     """
     from renderers.base import MODEL_RENDERER_MAP
 
-    known = {PurePosixPath(name).name: made for name, made in MODEL_RENDERER_MAP.items()}
-    named = MODEL_RENDERER_MAP.get(model) or known.get(PurePosixPath(model).name)
-    candidates = [name for name in (named, CHATML) if name is not None]
-    for name in candidates:
+    last = PurePosixPath(model).name
+    alike = [made for name, made in MODEL_RENDERER_MAP.items() if PurePosixPath(name).name == last]
+    known = [MODEL_RENDERER_MAP[model]] if model in MODEL_RENDERER_MAP else alike
+    for name in (*known, CHATML):
         config = renderer_config(name, options)
         try:
             if difference(tokenizer, config, options) is None:
