@@ -80,7 +80,6 @@ def engine_env(*, cpu: bool) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        "VLLM_FLOAT32_MATMUL_PRECISION": config.trainer.matmul_precision,
         # Weights are always a local folder.
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
@@ -140,7 +139,9 @@ async def engine_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> Server
         address=address,
         cwd=ctx.scratch(f"engine-{host.index}"),
         probe=lambda: engine_healthy(address),
-        env=engine_env(cpu=cpu) | DEVICES.given(host, config),
+        env=engine_env(cpu=cpu)
+        | {"VLLM_FLOAT32_MATMUL_PRECISION": config.trainer.matmul_precision}
+        | DEVICES.given(host, config),
         model=model,
         lost_after_s=config.inference.stalled_after_s,
         report_load=partial(report_load, address, host.index, epoch) if host.report_load else None,

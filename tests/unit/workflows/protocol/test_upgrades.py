@@ -99,23 +99,35 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
+    """A stored config, with the keys that schema 2 has split or added as schema 1 had them."""
+    model, trainer = dict(config["model"]), dict(config["trainer"])
+    inference = dict(config["inference"])
+    model["dtype"] = trainer.pop("compute_dtype")
+    assert inference.pop("dtype") == model["dtype"]
+    assert trainer.pop("matmul_precision") == "highest" and model.pop("renderer_options") == {}
+    assert (trainer.pop("backend"), inference.pop("transfer")) == ("torch", "store")
+    return {**config, "model": model, "trainer": trainer, "inference": inference}
+
+
+def as_written(config: dict[str, Any]) -> dict[str, Any]:
+    """A stored config as a person would write it now, without a number."""
+    return {key: value for key, value in CONFIG.upgraded(config).items() if key != "schema"}
+
+
 def as_before(document: dict[str, Any]) -> dict[str, Any]:
     """A document with a flat state and without numbers: its own, and those of its parts."""
-    state = document.get("state")
+    state, config = document.get("state"), document.get("config")
     if state:
         document = {**document, "state": flat(state) if "lifecycle" in state else state}
+    if config and config.get("schema") == 2:
+        document = {**document, "config": config_of_schema_1(config)}
     parts = ("state", "host", "config")
     return {
         key: as_before(value) if key in parts and isinstance(value, dict) else value
         for key, value in document.items()
         if key != "schema"
     }
-
-
-def with_later_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """A recorded config with the keys that schema 2 added, whose values are what there was."""
-    added = {"trainer": {"backend": "torch"}, "inference": {"transfer": "store"}}
-    return {**config, **{section: {**config[section], **keys} for section, keys in added.items()}}
 
 
 def test_there_is_something_recorded_of_each_kind() -> None:
@@ -134,8 +146,7 @@ def test_a_recorded_input_keeps_every_value(build: str, name: str, cls: type) ->
     if again.get("state"):
         assert again["state"]["schema"] == RUN_STATE.current == 2
     if cls is not HostWorkflowInput:
-        plain = {key: value for key, value in recorded["config"].items() if key != "schema"}
-        assert read_config(recorded["config"]) == validate(plain)
+        assert read_config(recorded["config"]) == validate(as_written(recorded["config"]))
 
 
 @pytest.mark.parametrize(("build", "name"), CONFIGS)
@@ -143,9 +154,8 @@ def test_a_recorded_config_keeps_every_value(build: str, name: str) -> None:
     recorded = item(name, build)
     value = read_config(recorded)
     document = config_document(value)
-    assert document == {**with_later_keys(recorded), "schema": CONFIG.current}
-    plain = {key: value for key, value in recorded.items() if key != "schema"}
-    assert read_config(json.loads(json.dumps(document))) == value == validate(plain)
+    assert config_of_schema_1(document) == {**recorded, "schema": CONFIG.current}
+    assert read_config(json.loads(json.dumps(document))) == value == validate(as_written(recorded))
 
 
 @pytest.mark.parametrize(("build", "name"), CHECKPOINTS)
@@ -155,8 +165,7 @@ def test_a_recorded_checkpoint_keeps_every_value(build: str, name: str) -> None:
     state, before = decoded(RunState, document["state"]), read_config(document["config"])
     again = json.loads(kept(state, before))
     assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 2, 2)
-    config = with_later_keys(recorded["config"])
-    assert as_before(again) == as_before({**recorded, "config": config})
+    assert as_before(again) == as_before(recorded)
     assert decoded(RunState, again["state"]) == state and read_config(again["config"]) == before
     trainer = item(name.replace("run_state", "trainer"), build)
     assert TRAINER_STATE.upgraded(trainer) == trainer
@@ -379,3 +388,13 @@ def test_every_number_has_its_shape() -> None:
     assert all(
         (shapes.SHAPES / f"RunConfig.{n}.json").exists() for n in range(1, CONFIG.current + 1)
     )
+
+
+def test_a_dtype_of_both_sides_becomes_two_keys() -> None:
+    before = {**item("config", "c20687b"), "schema": 1}
+    before["model"] = {**before["model"], "dtype": "bfloat16"}
+    config = read_config(before)
+    assert (config.trainer.compute_dtype, config.inference.dtype) == ("bfloat16", "bfloat16")
+    assert config.model.renderer == "ratchet-chatml", "what was the default then stays"
+    with pytest.raises(ConfigError, match=r"set trainer\.compute_dtype"):
+        validate({**as_written(before), "model": {"dtype": "bfloat16"}})
