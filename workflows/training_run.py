@@ -53,15 +53,19 @@ from ratchet.workflows.protocol.messages import (
 )
 from ratchet.workflows.protocol.state import Lifecycle, PermitsState, RunState
 from ratchet.workflows.rules.curriculum import Curriculum
+from ratchet.workflows.rules.fleet import hosts_of
+from ratchet.workflows.rules.leases import OVER, Leases
 from ratchet.workflows.rules.live_config import limits_of
+from ratchet.workflows.rules.permits import Permits
+from ratchet.workflows.rules.pushes import Pushes
 from ratchet.workflows.rules.restore import kept, restored
+from ratchet.workflows.rules.shipping import Shipping
 from ratchet.workflows.rules.sinks import Arrivals, TrainSink
 from ratchet.workflows.run.config_changes import ConfigChanges
 from ratchet.workflows.run.context import Context
 from ratchet.workflows.run.evals import Evals
-from ratchet.workflows.run.generations import OVER, Generations
+from ratchet.workflows.run.generations import Generations
 from ratchet.workflows.run.pausing import Pausing
-from ratchet.workflows.run.permits import Permits
 from ratchet.workflows.run.servers import Servers
 from ratchet.workflows.run.status import RunLog, progress
 from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after
@@ -90,17 +94,29 @@ class TrainingRun:
         curriculum = Curriculum(config, state.lifecycle.examples, state.curriculum)
         sink = TrainSink(config, state.train)
         self._arrivals = Arrivals(config, state.arrivals, sink, curriculum)
-        self._servers = Servers(context)
+        self._leases = leases = Leases(
+            config, state, self._fleet, sink, curriculum, self._news.wake
+        )
+        self._pushes = pushes = Pushes(state.servers, self._fleet, self._news.wake)
+        self._shipping = Shipping(config, state, sink, leases, pushes)
         self._permits = Permits(config, state, self._fleet)
+        self._servers = Servers(context, pushes)
         self._config_changes = ConfigChanges(context, self._permits)
-        self._trainer = Trainer(context, self._servers)
+        self._trainer = Trainer(context, self._servers, pushes)
         self._evals = Evals(context)
-        self._generations = Generations(context, sink, self._servers, curriculum)
+        self._generations = Generations(context, leases, sink, self._servers)
         self._stepping = Steps(
-            context, self._arrivals, self._permits, self._servers, self._trainer, self._generations
+            context, self._arrivals, self._permits, self._trainer, leases, pushes, self._shipping
         )
         self._pausing = Pausing(
-            context, self._servers, self._generations, self._stepping, self._trainer, self._save
+            context,
+            self._servers,
+            leases,
+            pushes,
+            self._generations,
+            self._stepping,
+            self._trainer,
+            self._save,
         )
         acts: dict[str, Callable[[Any], None]] = {
             "stop": self._stop,
@@ -187,7 +203,7 @@ class TrainingRun:
         if load.run_id and load.run_id != self._arg.run_id:
             return
         # While it is paused for a push an engine goes on showing the queue of before.
-        if self._servers.pushes_in_flight:
+        if self._pushes.in_flight:
             return
         if reason := self._permits.on_load(workflow.time(), load):
             self._log.note(reason)
@@ -199,7 +215,7 @@ class TrainingRun:
         if report.run_id and report.run_id != self._arg.run_id:
             self._log.in_background(self._generations.dismiss(report))
             return
-        if not self._generations.on_report(report):
+        if not self._leases.on_report(report, workflow.now().isoformat()):
             return
         self._outages.hold(f"generation {report.generation}", report.trouble)
         for lost in report.lost:
@@ -209,12 +225,12 @@ class TrainingRun:
                 self._log.failure = RunFailed("scoring", group.error, code="bad_input", user=True)
             elif group.cancelled:
                 # Neither a success nor an error: the example is rolled out anew, or the run ends.
-                self._generations.on_cancelled(group)
+                self._leases.on_cancelled(group)
             elif group.kind == "eval":
                 self._evals.on_group(group)
             else:
                 self._arrivals.on_group(group)
-        self._generations.requeue_refused()
+        self._leases.requeue_refused()
         self._news.wake()
 
     @workflow.query
@@ -294,7 +310,8 @@ class TrainingRun:
             return self._log.perform(name, work, PREPARE.timeout, stoppable=True)
 
         policy = await self._outages.perform("the policy", prepare)
-        self._servers.begin(policy)
+        self._pushes.begin(policy)
+        self._fleet.hosts.extend(hosts_of(self._config))
         await self._servers.open()
 
     async def _restore(self, restore: RestoreInput) -> None:
@@ -354,7 +371,7 @@ class TrainingRun:
                     await self._revise()
                     await self._maybe_continue_as_new()
                     await self._pausing.wake()
-                self._stepping.on_hold = False
+                self._shipping.on_hold = False
                 await self._steps()
                 await self._evals_done()
                 await self._settle()
@@ -407,7 +424,7 @@ class TrainingRun:
 
     async def _revise(self) -> None:
         await self._config_changes.make()
-        self._generations.frozen = self._config_changes.made
+        self._leases.frozen = self._config_changes.made
 
     def _asked(self) -> bool:
         """Whether people want what can be done between two steps alone."""
@@ -430,7 +447,7 @@ class TrainingRun:
         long = info.is_continue_as_new_suggested() or info.get_current_history_length() >= limit
         if not (long or self._config_changes.made):
             return
-        self._stepping.on_hold = True
+        self._shipping.on_hold = True
         await self._settle()
         self._go_on_as_new()
 
@@ -447,7 +464,7 @@ class TrainingRun:
             lambda: "side work to settle",
             lambda: (
                 not self._log.busy
-                and self._servers.pushes_in_flight == 0
+                and self._pushes.in_flight == 0
                 and self._generations.busy == 0
                 and not self._stepping.shipping
                 and not self._news.pending
@@ -469,7 +486,7 @@ class TrainingRun:
         await self._servers.close()
         try:
             await workflow.wait_condition(
-                lambda: not self._generations.live and not self._log.busy,
+                lambda: not self._leases.live and not self._log.busy,
                 timeout=CLOSE_AT_MOST,
                 timeout_summary="dispatch to close",
             )

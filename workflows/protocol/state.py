@@ -309,7 +309,7 @@ class PermitsState:
 
 @dataclass
 class ServersState:
-    """The servers, and what engines are to hold. Written by `Servers`, hosts through its `Fleet`.
+    """The servers, and what engines are to hold. Written by `Pushes`, hosts by their `Fleet`.
 
     `weights` are those of `target_version`, `policy_origin` says what version 0 was made from.
     `rejected_labels` are of pushes that nobody verified.
@@ -324,7 +324,7 @@ class ServersState:
 
 @dataclass
 class DispatchState:
-    """The generations, and what they are to roll out. Written by `Generations`.
+    """The generations, and what they are to roll out. Written by `Leases`.
 
     `requeued` are groups whose examples are to be rolled out anew; `requeued_before` were dropped
     from its head, since a generation has admitted them. A curriculum has drawn for all train

@@ -92,6 +92,16 @@ class Fleet(EnginePool):
         if host.epoch == epoch and host.up:
             host.up, host.verified, host.detail = False, -1, detail
 
+    def put_away(self, host: HostState) -> None:
+        """A server was closed for a pause; what keeps it next is another Host workflow."""
+        host.up, host.verified = False, -1
+        host.opened += 1
+
+    def forgive(self) -> None:
+        """A pause ends what counts against a server."""
+        for host in self.hosts:
+            host.downs = host.gate_failures = 0
+
     def broken(self) -> HostState | None:
         """A host that has failed too often in a row, if there is one."""
         return next((h for h in self.hosts if h.downs >= MAX_DOWNS), None)

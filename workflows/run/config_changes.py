@@ -12,8 +12,8 @@ from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document
 from ratchet.workflows.protocol.activities import SAVE_CONFIG
 from ratchet.workflows.rules.live_config import shares_after
+from ratchet.workflows.rules.permits import Permits
 from ratchet.workflows.run.context import Context
-from ratchet.workflows.run.permits import Permits
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:

@@ -10,8 +10,10 @@ from datetime import timedelta
 from typing import Literal
 
 from ratchet.workflows.protocol.errors import RunFailed
+from ratchet.workflows.rules.leases import OVER, Leases
+from ratchet.workflows.rules.pushes import Pushes
 from ratchet.workflows.run.context import Context
-from ratchet.workflows.run.generations import OVER, Generations
+from ratchet.workflows.run.generations import Generations
 from ratchet.workflows.run.servers import Servers
 from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after
 from ratchet.workflows.run.trainer import Trainer
@@ -26,6 +28,8 @@ class Pausing:
         self,
         context: Context,
         servers: Servers,
+        leases: Leases,
+        pushes: Pushes,
         generations: Generations,
         stepping: Steps,
         trainer: Trainer,
@@ -35,6 +39,8 @@ class Pausing:
         self._part = context.state.requests
         self._fleet = context.fleet
         self._servers = servers
+        self._leases = leases
+        self._pushes = pushes
         self._generations = generations
         self._stepping = stepping
         self._trainer = trainer
@@ -90,7 +96,7 @@ class Pausing:
         if failure is None or self._trainer.stands_at(state.steps.step):
             await self._checkpoint()
         await self._log.perform("servers to end", self._servers.put_away(), START_AT_MOST)
-        self._servers.forgive()
+        self._fleet.forgive()
         self._log.set_status("paused")
 
     async def rest(self) -> None:
@@ -101,9 +107,9 @@ class Pausing:
         """From 'paused' to 'running', on servers of their own."""
         fleet = self._fleet
         self._part.pause_reason = self._part.trouble = ""
-        self._generations.forgive()
+        self._leases.forgive()
         self._trainer.forgive()
-        self._servers.forgive()
+        self._fleet.forgive()
         self._log.set_status("starting")
         await self._servers.open()
         await self._log.wait(
@@ -116,8 +122,8 @@ class Pausing:
         self._news.wake()
 
     def _at_rest(self) -> bool:
-        side_work = self._log.busy or self._stepping.shipping or self._servers.pushes_in_flight
-        return not (self._generations.live or side_work)
+        side_work = self._log.busy or self._stepping.shipping or self._pushes.in_flight
+        return not (self._leases.live or side_work)
 
     def _in_flight(self) -> int:
-        return sum(g.inflight_train + g.inflight_eval for g in self._generations.live)
+        return sum(g.inflight_train + g.inflight_eval for g in self._leases.live)

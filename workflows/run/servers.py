@@ -14,34 +14,22 @@ from temporalio.exceptions import ActivityError, ApplicationError
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.hosting import DescribeInput, HostInput
 from ratchet.activities.contracts.names import Queues
-from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.roles import SERVERS, ServerRole
-from ratchet.activities.contracts.training import (
-    PUSH_TRIES,
-    PolicyResult,
-    SyncInput,
-    SyncResult,
-    push_label,
-)
+from ratchet.activities.contracts.training import SyncInput, SyncResult
 from ratchet.workflows.protocol.activities import IS_RUNNING, RETURN_TIMEOUT, SYNC_WEIGHTS
 from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
 from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput
 from ratchet.workflows.protocol.state import HostState
-from ratchet.workflows.rules.fleet import hosts_of
+from ratchet.workflows.rules.pushes import Push, Pushes
 from ratchet.workflows.run.context import Context
 
 MAX_GATE_FAILURES = 3
-KEPT_LABEL_VERSIONS = 100
 
 
 class Servers:
-    """The hosts of one run.
+    """The hosts of one run."""
 
-    `pushes_to_serving` counts pushes under way to engines that had traffic before: what they
-    sample until the gate has spoken may have to be given up.
-    """
-
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, pushes: Pushes) -> None:
         self._arg = context.arg
         self._config = context.config
         self._part = context.state.servers
@@ -49,42 +37,7 @@ class Servers:
         self._outages = context.outages
         self._log = context.log
         self._news = context.news
-        self.pushes_in_flight = 0
-        self.pushes_to_serving = 0
-
-    def begin(self, policy: PolicyResult) -> None:
-        """What the run begins with: version 0, and every server that its config needs."""
-        self._part.policy_origin = policy.origin
-        self._part.weights, self._part.target_version = policy.weights, 0
-        self._part.hosts.extend(hosts_of(self._config))
-
-    def offer(self, version: int, weights: ArtifactRef) -> None:
-        """The engines are to hold `weights` as `version`: the very bits that the trainer stands at.
-        A trainer on hardware unlike that of the one before may have made others of the same batch.
-        """
-        part = self._part
-        if version == part.target_version:
-            assert part.weights is not None
-            if weights.sha256 == part.weights.sha256:
-                return
-            self._log.note(f"v{version} is pushed again: its trainer made other bits")
-            for engine in self._fleet.of("engine"):
-                engine.verified = -1
-            self._news.wake()
-        part.weights, part.target_version = weights, version
-
-    def forget_labels(self, version: int) -> None:
-        """Drops rejected labels of versions that lie so far below that no group bears them."""
-        self._part.rejected_labels = [
-            label
-            for label in self._part.rejected_labels
-            if int(label.partition(".")[0]) > version - KEPT_LABEL_VERSIONS
-        ]
-
-    def forgive(self) -> None:
-        """A pause ends what counts against a server."""
-        for host in self._part.hosts:
-            host.downs = host.gate_failures = 0
+        self._pushes = pushes
 
     async def open(self, role: ServerRole | None = None) -> None:
         """Starts a Host workflow for every server that is ours to keep, or for those of a role."""
@@ -106,9 +59,8 @@ class Servers:
         for host in self._part.hosts:
             if host.managed:
                 await self._gone(self._host_id(host))
-                host.up, host.verified = False, -1
+                self._fleet.put_away(host)
                 self._outages.on_closed(host)
-                host.opened += 1
 
     async def _gone(self, workflow_id: str) -> None:
         for seconds in (1, 2, 4, 8, 15, 30, 60):
@@ -150,36 +102,24 @@ class Servers:
 
     async def keep_engine(self, host: HostState) -> None:
         """Pushes the newest weights to one engine whenever it is up without them."""
-        part = self._part
         while True:
-            await workflow.wait_condition(
-                lambda: host.up and part.weights is not None and host.verified < part.target_version
-            )
-            host.pushes += 1
-            seen, version = replace(host), part.target_version
-            serving = seen.verified >= 0
-            self.pushes_in_flight += 1
-            self.pushes_to_serving += serving
+            await workflow.wait_condition(lambda: self._pushes.is_due(host))
+            push = self._pushes.start(host)
             try:
-                result = await self._push(seen, version)
+                result = await self._push(push)
             except ActivityError as error:
-                await self._on_push_failed(host, seen, version, error)
+                await self._on_push_failed(host, push, error)
             else:
-                part.rejected_labels.extend(result.rejected)
-                if host.epoch == seen.epoch and host.up:
-                    host.verified = version
-                    host.gate_failures = 0
-                self._news.wake()
+                self._pushes.on_verified(host, push, result.rejected)
             finally:
-                self.pushes_in_flight -= 1
-                self.pushes_to_serving -= serving
+                self._pushes.end(push)
 
-    async def _push(self, engine: HostState, version: int) -> SyncResult:
-        assert self._part.weights is not None
+    async def _push(self, push: Push) -> SyncResult:
+        engine = push.engine
         arg = SyncInput(
             run_id=self._arg.run_id,
-            version=version,
-            weights=self._part.weights,
+            version=push.version,
+            weights=push.weights,
             engine_index=engine.index,
             engine_epoch=engine.epoch,
             url=engine.address,
@@ -187,36 +127,29 @@ class Servers:
             push=engine.pushes,
             tolerance=self._config.gate_tolerance,
         )
-        summary = f"push v{version} to {engine.name} and verify"
+        summary = f"push v{push.version} to {engine.name} and verify"
 
         live = self._fleet.host("engine", engine.index)
 
-        def push() -> Awaitable[SyncResult]:
+        def attempt() -> Awaitable[SyncResult]:
             work = SYNC_WEIGHTS(arg, engine.queue, summary)
             # An engine that is gone passes no gate.
             return self._log.perform_unless(lambda: live.epoch > engine.epoch or not live.up, work)
 
-        return await self._outages.perform(summary, push)
+        return await self._outages.perform(summary, attempt)
 
-    async def _on_push_failed(
-        self, host: HostState, engine: HostState, version: int, error: ActivityError
-    ) -> None:
-        cause, reason = error.cause, cause_of(error)
+    async def _on_push_failed(self, host: HostState, push: Push, error: ActivityError) -> None:
+        kind, reason, engine = type_of(error), cause_of(error), push.engine
         self._log.note(f"push to {engine.name} failed: {reason}")
-        # However the push failed, nobody has verified what the engine samples under its labels.
-        labels = [push_label(version, engine.pushes, number) for number in range(PUSH_TRIES)]
-        self._part.rejected_labels.extend(labels)
-        self._fleet.mark_down("engine", engine.index, engine.epoch, reason)
-        self._news.wake()
-        if type_of(error) == names.CORRUPT:
+        self._pushes.on_failed(host, push, reason, refused=kind == names.GATE_FAILED)
+        if kind == names.CORRUPT:
             raise RunFailed("store", reason, code="damaged")
-        if isinstance(cause, ApplicationError) and cause.type == names.GATE_FAILED:
-            host.gate_failures += 1
-            if host.gate_failures >= MAX_GATE_FAILURES:
-                raise RunFailed("inference", reason, code="gate_failed")
-            await self.signal(self._host_id(engine), "restart", engine.epoch)
-        else:
+        if kind != names.GATE_FAILED:
             await self.restart(engine)
+        elif host.gate_failures >= MAX_GATE_FAILURES:
+            raise RunFailed("inference", reason, code="gate_failed")
+        else:
+            await self.signal(self._host_id(engine), "restart", engine.epoch)
 
     async def _open_host(self, host: HostState) -> None:
         role = SERVERS[host.role]

@@ -26,12 +26,13 @@ from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.activities import RECORD_STEP, SHIP_BATCH
 from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
 from ratchet.workflows.protocol.state import ShippedBatch, TrainedBatch
+from ratchet.workflows.rules.leases import Leases
+from ratchet.workflows.rules.permits import Permits
+from ratchet.workflows.rules.pushes import Pushes
+from ratchet.workflows.rules.shipping import Shipping
 from ratchet.workflows.rules.sinks import Arrivals, ship_input
 from ratchet.workflows.run.context import Context
-from ratchet.workflows.run.generations import Generations
-from ratchet.workflows.run.permits import Permits
-from ratchet.workflows.run.servers import Servers
-from ratchet.workflows.run.trainer import Trainer
+from ratchet.workflows.run.trainer import OTHER_BITS, Trainer
 
 START_AT_MOST = timedelta(minutes=30)
 STALLED_AFTER = timedelta(minutes=30)
@@ -57,9 +58,10 @@ class Steps:
         context: Context,
         arrivals: Arrivals,
         permits: Permits,
-        servers: Servers,
         trainer: Trainer,
-        generations: Generations,
+        leases: Leases,
+        pushes: Pushes,
+        shipping: Shipping,
     ) -> None:
         self._arg = context.arg
         self._config = context.config
@@ -69,14 +71,14 @@ class Steps:
         self._arrivals = arrivals
         self._sink = arrivals.sink
         self._permits = permits
-        self._servers = servers
+        self._pushes = pushes
+        self._rule = shipping
         self._trainer = trainer
-        self._generations = generations
+        self._leases = leases
         self._outages = context.outages
         self._log = context.log
         self._news = context.news
         self.shipping = False
-        self.on_hold = False
 
     def begin(self) -> None:
         """Version 0 is there."""
@@ -84,37 +86,17 @@ class Steps:
 
     # -- batches ----------------------------------------------------------------------------
 
-    @property
-    def _next_batch(self) -> int:
-        return self._part.step + len(self._part.shipped) + 1
-
-    def _may_ship(self) -> bool:
-        """Whether the next batch is due and full, once what is unfit for it was taken out."""
-        state, step, version = self._state, self._next_batch, self._part.version
-        asked = state.requests.stop or state.requests.pause
-        if self.on_hold or asked or version < 0 or step > self._config.max_steps:
-            return False
-        if state.outages.holds or state.lifecycle.status != "running":
-            return False
-        if state.servers.target_version > version or self._servers.pushes_to_serving:
-            return False
-        if version < step - 1 - self._config.train.max_lag:
-            return False
-        self._generations.requeue_refused()
-        self._generations.requeue_stale(step)
-        return self._sink.full
-
     async def keep_shipping(self) -> None:
         """Ships every batch as soon as it is due and full."""
         # What was cut when an earlier loop failed is not being written any more.
         self._sink.uncut()
         while True:
-            await workflow.wait_condition(self._may_ship)
-            if not self._may_ship():
+            await workflow.wait_condition(self._rule.may_ship)
+            if not self._rule.may_ship():
                 continue
             self.shipping = True
             try:
-                await self._ship(self._next_batch)
+                await self._ship(self._rule.next_batch)
             finally:
                 self.shipping = False
             self._news.wake()
@@ -153,7 +135,7 @@ class Steps:
         self._log.note(f"rolled out anew, since it is damaged: {reason}")
         self._sink.uncut(filters)
         for group in self._sink.take_out(damaged):
-            self._generations.requeue(group.group)
+            self._leases.requeue(group.group)
 
     def _on_empty(self, step: int, groups: list[GroupResult], filters: FilterTally) -> None:
         self._sink.on_empty(filters)
@@ -188,7 +170,8 @@ class Steps:
         trained_at = workflow.now()
         await self._sweep_before_push(step)
         # It may have been pushed before the run came to rest.
-        self._servers.offer(step, trained.weights)
+        if self._pushes.offer(step, trained.weights):
+            self._log.note(OTHER_BITS.format(step))
         await self._log.wait(
             lambda: f"policy v{step}: weights being pushed and verified",
             lambda: self._fleet.synced(step),
@@ -198,7 +181,7 @@ class Steps:
         part.shipped.pop(0)
         self._trainer.record(TrainedBatch(step, batch.ref, self._state.live.revision))
         part.step, part.version = step, step
-        self._servers.forget_labels(step)
+        self._pushes.forget_labels(step)
         part.reward = batch.metrics["reward/all/mean"]
         self._watch_drift(step, trained.metrics.get("mismatch_kl", 0.0))
         self._news.wake()
@@ -237,11 +220,11 @@ class Steps:
     async def _sweep_before_push(self, step: int) -> None:
         """Lets dispatch give up what is too old before the engines pause for new weights."""
         self._part.next_version = step
-        if self._generations.stale_in_flight(step):
+        if self._leases.stale_in_flight(step):
             self._news.wake()
             with contextlib.suppress(TimeoutError):
                 await workflow.wait_condition(
-                    lambda: not self._generations.stale_in_flight(step),
+                    lambda: not self._leases.stale_in_flight(step),
                     timeout=SWEEP_AT_MOST,
                     timeout_summary=f"stale rollouts to be given up before v{step}",
                 )
@@ -257,7 +240,7 @@ class Steps:
             **self._arrivals.metrics(),
             **self._permits.metrics(),
             "progress/rollouts": float(self._state.arrivals.rollouts),
-            **self._generations.metrics(),
+            **self._leases.metrics(),
         }
 
     def _record(self, step: int, metrics: dict[str, float], parts: list[ArtifactRef]) -> None:

@@ -30,6 +30,7 @@ from ratchet.workflows.protocol.activities import (
 )
 from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
 from ratchet.workflows.protocol.state import HostState, Recording, TrainedBatch
+from ratchet.workflows.rules.pushes import Pushes
 from ratchet.workflows.run.context import Context
 from ratchet.workflows.run.servers import Servers
 
@@ -37,17 +38,19 @@ MAX_LOSSES = 10
 COMES_UP_WITHIN = timedelta(minutes=30)
 MOST_RECORDED = 150
 """Batches after which there is a checkpoint whatever its interval, to keep the state small."""
+OTHER_BITS = "v{} is pushed again: its trainer made other bits"
 
 
 class Trainer:
     """Steps one run's trainer."""
 
-    def __init__(self, context: Context, servers: Servers) -> None:
+    def __init__(self, context: Context, servers: Servers, pushes: Pushes) -> None:
         self._run_id = context.arg.run_id
         self._state = context.state
         self._part = context.state.trainer
         self._fleet = context.fleet
         self._servers = servers
+        self._pushes = pushes
         self._outages = context.outages
         self._log = context.log
 
@@ -143,8 +146,9 @@ class Trainer:
         assert [batch.step for batch in recorded] == list(range(loaded.step + 1, step + 1))
         for batch in recorded:
             trained = await self._train_once(batch, host)
-            if batch.step == self._state.servers.target_version:
-                self._servers.offer(batch.step, trained.weights)
+            newest = batch.step == self._state.servers.target_version
+            if newest and self._pushes.offer(batch.step, trained.weights):
+                self._log.note(OTHER_BITS.format(batch.step))
 
     async def _load(self, host: HostState) -> LoadTrainerResult:
         checkpoint = self._part.checkpoint

@@ -207,7 +207,7 @@ class Generation:
         assert name not in self._causes, f"{name} was given up"
         self._begun[name] += part.last - part.first
         attempt = self.decides.attempt(part)
-        work = Running(attempt, part, world.sampled_at, world.label)
+        work = Running(attempt, part, *world.samples[attempt.engine.index])
         work.doing = "work" if attempt.address else "wait"
         self.works.append(work)
         world.on_started()

@@ -1,21 +1,20 @@
 """A whole run in one thread: the workflows' pure parts, wired as the workflows wire them.
 
-`World` stands for TrainingRun and uses its Generations, Evals and Arrivals themselves
-wherever they wait for nothing; dispatching.py has the generations. Activities, time and signals
-are whatever the test makes happen. Every broken promise is an AssertionError.
+`World` stands for TrainingRun and drives what decides for it; dispatching.py has the generations.
+Activities, time and signals are whatever the test makes happen. Every broken promise is an
+AssertionError.
 """
 
 from dataclasses import replace
 from typing import Any, Literal, cast
 
+from ratchet.activities.contracts.hosting import HostReport
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import FilterTally, GroupResult, GroupWork
 from ratchet.configs.live import changed
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import DispatchReport, RunInput
 from ratchet.workflows.protocol.state import (
-    GenerationState,
-    Lease,
     Lifecycle,
     PermitsState,
     RunState,
@@ -24,12 +23,14 @@ from ratchet.workflows.protocol.state import (
 )
 from ratchet.workflows.rules.curriculum import Curriculum
 from ratchet.workflows.rules.fleet import Fleet, hosts_of
+from ratchet.workflows.rules.leases import Leases
 from ratchet.workflows.rules.live_config import limits_of
+from ratchet.workflows.rules.pushes import Push, Pushes
+from ratchet.workflows.rules.shipping import Shipping
 from ratchet.workflows.rules.sinks import Arrivals, TrainSink
 from ratchet.workflows.rules.sources import train_counter
 from ratchet.workflows.run.context import Context
 from ratchet.workflows.run.evals import Evals
-from ratchet.workflows.run.generations import Generations
 from ratchet.workflows.run.news import News
 from ratchet.workflows.run.outages import Outages
 from tests.unit.workflows.dispatching import Generation, Running
@@ -58,27 +59,36 @@ class World:
         self.state = state = RunState(
             Lifecycle("running", examples=examples),
             permits=PermitsState(limits_of(config)),
-            servers=ServersState(hosts),
+            servers=ServersState(hosts, weights=_ref("weights/0.0"), target_version=0),
         )
         state.steps.version = 0
         self.overrides: dict[str, Any] = {}
         self.plain = config.model_dump(mode="json")
         arg = RunInput("run", self.plain, examples=examples)
-        none, log = cast(Any, None), cast(Any, Log())
+        log = cast(Any, Log())
         news = News()
         context = Context(arg, config, state, Fleet(hosts), log, news, Outages(state, log, news))
         self.sink = TrainSink(config, state.train)
         self.curriculum = Curriculum(config, examples, state.curriculum)
-        self.generations = Generations(context, self.sink, none, self.curriculum)
+        self.leases = Leases(config, state, context.fleet, self.sink, self.curriculum, news.wake)
+        self.pushes = Pushes(state.servers, context.fleet, news.wake)
+        self.shipping = Shipping(config, state, self.sink, self.leases, self.pushes)
+        self.fleet = context.fleet
         self.arrivals = Arrivals(config, state.arrivals, self.sink, self.curriculum)
         self.evals = Evals(context)
         self.live: list[Generation] = []
         self.dead: list[Generation] = []
         self.mail: list[DispatchReport] = []
         self.now = 1000.0
-        self.pushes = 0
-        self.pushing = False
-        self.sampled_at = 0
+        self.sent: list[DispatchReport] = []
+        # The bits that the trainer stands at; of each engine what it holds, what is on its way, and
+        # by which version and label it samples; labels that nobody verified.
+        self.newest, self.bits = state.servers.weights, 0
+        engines = [host.index for host in context.fleet.of("engine")]
+        self.holds = dict.fromkeys(engines, self.newest)
+        self.under_way: dict[int, Push] = {}
+        self.samples = dict.fromkeys(engines, (0, "0.0a"))
+        self.refused: set[str] = set()
         self.opened_evals: set[str] = set()
         # What the books are kept on: lowest version and labels of committed rollouts by group, who
         # began a group, what was delivered, what became of a counter, and its example.
@@ -92,9 +102,9 @@ class World:
     # -- what the workflow does -------------------------------------------------------------
 
     @property
-    def label(self) -> str:
-        """What engines stamp on the tokens that they sample now."""
-        return f"{self.sampled_at}.{self.pushes}"
+    def pushing(self) -> bool:
+        """Whether the policy version is about to rise."""
+        return self.state.servers.target_version > self.state.steps.version
 
     @property
     def permits(self) -> int:
@@ -128,43 +138,30 @@ class World:
     @property
     def may_open(self) -> bool:
         """Whether the next generation is due."""
-        state = self.state
-        running = state.lifecycle.status == "running" and not state.requests.pause
-        return running and not any(g.state == "open" for g in state.dispatch.generations)
+        return self.leases.may_open
 
     def open(self) -> None:
         """Leases what was not admitted to the next generation."""
-        state = self.state.dispatch
-        lease = state.generations[-1].lease if state.generations else Lease()
-        number = state.next_generation
-        state.next_generation += 1
-        state.generations = self.generations.live
-        state.generations.append(GenerationState(number, lease))
-        state.control_seq += 1
-        self.live.append(Generation(self, number, lease, self.generations._control(number)))
-        state.generations[-1].started = True
+        state = self.leases.open("now")
+        control = self.leases.control(state.number)
+        self.live.append(Generation(self, state.number, state.lease, control))
+        state.started = True
 
     def inform(self) -> None:
         """Sends the control state to every generation."""
-        self.generations.requeue_refused()
-        self.state.dispatch.control_seq += 1
+        self.leases.requeue_refused()
+        self.leases.renumber()
         for generation in self.live:
-            generation.send(self.generations._control(generation.number), self.permits)
+            generation.send(self.leases.control(generation.number), self.permits)
 
     def receive(self) -> None:
-        """The next report arrives."""
-        report, state = self.mail.pop(0), self.state.dispatch
-        generation = next(g for g in state.generations if g.number == report.generation)
-        assert report.seq > generation.seq and generation.state != "closed"
-        generation.seq, generation.state = report.seq, report.state
-        generation.inflight_train = report.inflight_train
-        generation.inflight_eval = report.inflight_eval
-        generation.reserved = report.reserved
-        generation.oldest, generation.outstanding = report.oldest, report.outstanding
-        generation.lease = report.lease
-        if report.groups:
-            state.deaths = 0
-        self.generations._drop_admitted()
+        """The next report arrives, or one that arrived before does once more."""
+        report = self.mail.pop(0)
+        repeated = report in self.sent
+        assert self.leases.on_report(report, "now") != repeated, "a report counts once"
+        if repeated:
+            return
+        self.sent.append(report)
         for group in report.groups:
             assert group.group not in self.delivered, "a group was delivered twice"
             if group.cancelled == "pause":
@@ -173,26 +170,29 @@ class World:
             else:
                 self.delivered.add(group.group)
             if group.cancelled:
-                self.generations.on_cancelled(group)
+                self.leases.on_cancelled(group)
             elif group.kind == "eval":
                 self.evals.on_group(group)
             else:
                 self._on_train(group)
-        self.generations.requeue_refused()
+        self.leases.requeue_refused()
         if report.state == "closed":
             self.live = [g for g in self.live if g.number != report.generation]
         for lost in report.lost:
-            host = next(
-                h for h in self.state.servers.hosts if (h.role, h.index) == (lost.role, lost.index)
-            )
-            host.up &= host.epoch != lost.epoch
+            self.fleet.mark_down(lost.role, lost.index, lost.epoch, lost.reason)
+
+    def repeat(self, back: int) -> None:
+        """A report of before is under way once more."""
+        if self.sent:
+            self.mail.insert(back % (len(self.mail) + 1), self.sent[-1 - back % len(self.sent)])
 
     def revive(self) -> None:
         """Servers that were lost are up again."""
-        for host in self.state.servers.hosts:
+        for host in self.fleet.hosts:
             if not host.up:
-                host.epoch, host.up = host.epoch + 1, True
-                host.address = f"{host.name}@{host.epoch}"
+                epoch = host.epoch + 1
+                report = HostReport(host.role, host.index, epoch, "up", f"{host.name}@{epoch}")
+                assert self.fleet.on_report(report)
 
     def pause(self, mode: Literal["drain", "cancel"]) -> None:
         """Somebody asks for a pause, which is carried through whatever they ask for next."""
@@ -227,24 +227,22 @@ class World:
         while any(report.generation == generation.number for report in self.mail):
             self.receive()
         state = next(g for g in self.state.dispatch.generations if g.number == generation.number)
-        self.generations._on_death(state)
+        self.leases.on_death(state)
 
     def ship(self, *, empty: bool = False) -> bool:
         """Cuts the next batch if it is due and full; `empty` ones have nothing to train on."""
         state, train = self.state, self.config.train
-        steps = state.steps
-        step = steps.step + len(steps.shipped) + 1
-        due = steps.version >= step - 1 - train.max_lag and step <= self.config.max_steps
-        if self.pushing or not due:
+        step = self.shipping.next_batch
+        if not self.shipping.may_ship():
             return False
-        self.generations.requeue_refused()
-        self.generations.requeue_stale(step)
-        if not self.sink.full:
-            return False
+        assert step <= self.config.max_steps and step - 1 - train.max_lag <= state.steps.version
+        assert state.lifecycle.status == "running" and not (state.requests.pause or self.pushing)
+        unverified = {label for push in self.under_way.values() for label in push.labels}
         groups = self.arrivals.cut()
         for group in groups:
             assert step - 1 - group.version_start <= train.max_off_policy_steps, "a stale group"
-            assert not set(group.labels) & set(state.servers.rejected_labels), "refused weights"
+            assert not set(group.labels) & self.refused, "refused weights"
+            assert not set(group.labels) & unverified, "weights that may be refused"
             self._spend(group, "shipped")
         self.arrivals.on_written()
         if train.token_batch_size:
@@ -256,30 +254,63 @@ class World:
             self.sink.on_empty(FilterTally())
         else:
             self.sink.on_shipped()
-            steps.shipped.append(ShippedBatch(step, _ref(f"batch/{step}"), {}, None, 0.0))
+            state.steps.shipped.append(ShippedBatch(step, _ref(f"batch/{step}"), {}, None, 0.0))
         return True
 
     def push(self) -> None:
-        """The next batch was trained: its weights go to the engines."""
+        """The next batch was trained: its weights are offered to the engines."""
         steps = self.state.steps
         assert steps.shipped[0].step == steps.step + 1
-        steps.next_version = self.state.servers.target_version = steps.step + 1
-        self.pushing, self.pushes, self.sampled_at = True, self.pushes + 1, steps.step + 1
+        steps.next_version = steps.step + 1
+        self.offer(steps.step + 1)
 
-    def refuse(self) -> None:
-        """What was pushed is refused, and is pushed again."""
-        self.state.servers.rejected_labels.append(self.label)
-        self.pushes += 1
+    def offer(self, version: int) -> None:
+        """The trainer stands at the bits of `version`, which are others each time."""
+        self.bits += 1
+        self.newest = _ref(f"weights/{version}.{self.bits}")
+        self.pushes.offer(version, self.newest)
 
-    def verify(self) -> None:
-        """The engines are verified at the next version."""
-        steps = self.state.steps
-        steps.shipped.pop(0)
-        steps.step = steps.version = steps.step + 1
-        self.pushing = False
-        for host in self.state.servers.hosts:
-            host.verified = steps.version
-        self.fire(steps.step)
+    def start_pushes(self) -> None:
+        """Weights leave for every engine that lacks them."""
+        for host in self.fleet.of("engine"):
+            if host.index not in self.under_way and self.pushes.is_due(host):
+                push = self.under_way[host.index] = self.pushes.start(host)
+                self.samples[host.index] = push.version, push.labels[0]
+
+    def gate(self, index: int, verdict: Literal["passed", "second try", "refused", "lost"]) -> None:
+        """A push to an engine ends; one to an engine that is gone passes no gate."""
+        push, host = self.under_way[index], self.fleet.host("engine", index)
+        there = host.up and host.epoch == push.engine.epoch
+        if there and verdict in ("passed", "second try"):
+            rejected = push.labels[:1] if verdict == "second try" else []
+            if rejected:
+                self.samples[index] = push.version, push.labels[1]
+            self.refused.update(rejected)
+            self.pushes.on_verified(host, push, rejected)
+            self.holds[index] = push.weights
+        else:
+            self.refused.update(push.labels)
+            self.pushes.on_failed(host, push, "gone", refused=verdict == "refused")
+        del self.under_way[index]
+        self.pushes.end(push)
+
+    def rise(self) -> None:
+        """The version rises, once every engine that is up is verified at it."""
+        steps, target = self.state.steps, self.state.servers.target_version
+        if self.pushing and self.fleet.synced(target):
+            steps.shipped.pop(0)
+            steps.step = steps.version = target
+            self.pushes.forget_labels(target)
+            self.fire(target)
+
+    def check(self) -> None:
+        """An engine that is verified holds what the trainer stands at, or an older version."""
+        for host in self.fleet.of("engine"):
+            if host.up and host.verified == self.state.servers.target_version:
+                assert self.holds[host.index] == self.newest, "an engine holds other bits"
+        serving = [push for push in self.under_way.values() if push.serving]
+        assert self.pushes.in_flight == len(self.under_way)
+        assert self.pushes.to_serving == len(serving)
 
     # -- what activities do -----------------------------------------------------------------
 
@@ -287,9 +318,9 @@ class World:
         """Rollouts of the part are in the store; a later attempt at the group adopts them. They
         were sampled from whatever the engines had from their start on.
         """
-        name = running.group
+        name, label = running.group, self.samples[running.attempt.engine.index][1]
         version, labels = self.committed.get(name, (running.version, set()))
-        self.committed[name] = min(version, running.version), labels | {running.label, self.label}
+        self.committed[name] = min(version, running.version), labels | {running.label, label}
 
     def result(
         self, work: GroupWork, survivors: int, trainable: int, ref: ArtifactRef | None

@@ -85,7 +85,11 @@ def round_trip(world: World, *, stragglers: int = 0, survivors: int = 4) -> None
     """
     while world.mail:
         world.receive()
-    world.revive()
+    for _ in range(2):
+        for index in list(world.under_way):
+            world.gate(index, "passed")
+        world.revive()
+        world.start_pushes()
     world.settle()
     if world.may_open:
         world.open()
@@ -97,12 +101,14 @@ def round_trip(world: World, *, stragglers: int = 0, survivors: int = 4) -> None
             pass
         late = generation.groups[:stragglers]
         for work in generation.works[:]:
-            while work in generation.works and work.doing != "work" and not work.cancelled:
-                generation.go_on(work)
+            # What lacks its server waits until the run has heard of the loss.
+            for _ in range(3):
+                if work in generation.works and work.doing != "work" and not work.cancelled:
+                    generation.go_on(work)
             if work in generation.works and work.group not in late:
                 end_of(world, generation, work, survivors, 4)
     if world.pushing:
-        world.verify()
+        world.rise()
     elif world.state.steps.shipped:
         world.push()
     while world.ship():
@@ -208,11 +214,32 @@ def deliver(world: World, rng: Random) -> None:
 
 
 def train(world: World, rng: Random) -> None:
-    """The next batch is trained, or its weights are refused or verified."""
-    if world.pushing:
-        world.refuse() if rng.random() < 0.4 else world.verify()
+    """The next batch is trained, or its version rises; now and then a trainer that was lost is
+    replaced by one that makes other bits of the newest version.
+    """
+    if rng.random() < 0.25 and world.state.steps.step:
+        world.offer(world.state.servers.target_version)
+    elif world.pushing:
+        world.rise()
     elif world.state.steps.shipped:
         world.push()
+
+
+def gate(world: World, rng: Random) -> None:
+    """Pushes begin, or one of them ends."""
+    world.start_pushes()
+    if world.under_way and rng.random() < 0.7:
+        verdicts = ["passed"] * 4 + ["second try", "refused", "lost"]
+        world.gate(rng.choice(list(world.under_way)), rng.choice(verdicts))
+
+
+def lose(world: World, rng: Random) -> None:
+    """An engine is gone, whatever is on its way to it, or servers come up."""
+    if rng.random() < 0.5:
+        host = rng.choice(world.fleet.of("engine"))
+        world.fleet.mark_down("engine", host.index, host.epoch, "gone")
+    else:
+        world.revive()
 
 
 def ship(world: World, rng: Random) -> None:
@@ -272,6 +299,9 @@ EVENTS: dict[str, tuple[int, Callable[[World, Random], None]]] = {
     "a generation opens": (5, reopen),
     "a batch ships": (12, ship),
     "training goes on": (8, train),
+    "a push begins or ends": (12, gate),
+    "an engine goes or comes": (3, lose),
+    "a report arrives again": (2, lambda world, rng: world.repeat(rng.randint(0, 20))),
     "a person acts": (1, ask),
     "a pause begins or ends": (2, pause),
     "the engines bear less": (4, squeeze),
@@ -319,6 +349,7 @@ class Pipeline(RuleBasedStateMachine):
         """A permit is held by a rollout that runs, and nothing is put back twice."""
         for generation in self.world.live:
             generation.check()
+        self.world.check()
         assert max(Counter(self.world.waiting).values(), default=1) == 1
 
     def teardown(self) -> None:
@@ -331,7 +362,7 @@ def stop(world: World) -> None:
     world.state.lifecycle.status = "stopping"
     for _ in range(5):
         round_trip(world)
-    assert not world.live and not world.generations.live, "a generation never closed"
+    assert not world.live and not world.leases.live, "a generation never closed"
 
 
 def finish(world: World) -> None:
@@ -349,7 +380,7 @@ def finish(world: World) -> None:
     assert world.executing == 0 and not any(g.groups for g in world.live)
     ready = {train_counter(group.group)[0] for group in state.train.ready}
     assert not ready & world.spent.keys()
-    admitted = range(world.generations.next_train)
+    admitted = range(world.leases.next_train)
     assert ready | world.spent.keys() == set(admitted), "a counter was lost"
     assert state.curriculum.draws.keys() <= {str(n) for n in range(state.dispatch.drawn_below)} - {
         str(n) for n in world.spent

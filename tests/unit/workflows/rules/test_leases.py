@@ -1,0 +1,171 @@
+"""What the run takes of its generations' reports, and when it cuts a batch."""
+
+from typing import Any
+
+import pytest
+
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.training import PolicyResult
+from ratchet.workflows.protocol.messages import DispatchReport
+from ratchet.workflows.protocol.state import (
+    HostState,
+    Lease,
+    Lifecycle,
+    PermitsState,
+    RunState,
+    ServersState,
+)
+from ratchet.workflows.rules.curriculum import Curriculum
+from ratchet.workflows.rules.fleet import Fleet
+from ratchet.workflows.rules.leases import Leases
+from ratchet.workflows.rules.live_config import limits_of
+from ratchet.workflows.rules.pushes import Pushes
+from ratchet.workflows.rules.shipping import Shipping
+from ratchet.workflows.rules.sinks import TrainSink
+from tests.unit.workflows.support import EXAMPLES, config, delivered
+
+CONFIG = config()
+WEIGHTS = ArtifactRef("w", "0", 1, "w")
+
+
+class Run:
+    """A run at version 0 with two verified engines."""
+
+    def __init__(self) -> None:
+        self.hosts = [
+            HostState("engine", k, f"engine-{k}", epoch=1, up=True, verified=0) for k in range(2)
+        ]
+        self.state = state = RunState(
+            Lifecycle("running", examples=EXAMPLES),
+            permits=PermitsState(limits_of(CONFIG)),
+            servers=ServersState(self.hosts),
+        )
+        state.steps.version = 0
+        self.woken = 0
+        fleet, sink = Fleet(self.hosts), TrainSink(CONFIG, state.train)
+        curriculum = Curriculum(CONFIG, EXAMPLES, state.curriculum)
+        self.leases = Leases(CONFIG, state, fleet, sink, curriculum, self.wake)
+        self.pushes = Pushes(state.servers, fleet, self.wake)
+        self.pushes.begin(PolicyResult(WEIGHTS, 1, "origin"))
+        self.shipping = Shipping(CONFIG, state, sink, self.leases, self.pushes)
+        self.sink = sink
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def fill(self, **changes: Any) -> None:
+        for n in range(4):
+            self.sink.add(delivered(f"train/{n}", **changes))
+
+
+def report(seq: int, **changes: Any) -> DispatchReport:
+    """A report of generation 0."""
+    return DispatchReport(0, seq, changes.pop("state", "open"), **changes)
+
+
+def test_a_report_counts_once_and_an_old_one_changes_nothing() -> None:
+    run = Run()
+    generation = run.leases.open("t0")
+    assert run.leases.on_report(report(0, outstanding=["train/0"]), "t1")
+    assert run.leases.on_report(report(1, outstanding=["train/1"], lease=Lease(3)), "t2")
+    for again in (report(1, outstanding=[]), report(0, outstanding=[])):
+        assert not run.leases.on_report(again, "t3")
+    assert generation.outstanding == ["train/1"] and generation.heard_at == "t2"
+    assert run.leases.on_report(report(2, state="closed"), "t4")
+    assert not run.leases.on_report(report(3), "t5"), "it is over"
+    assert not run.leases.on_report(DispatchReport(7, 0, "open"), "t6"), "none of this run"
+
+
+def test_what_a_dead_generation_had_in_flight_is_rolled_out_under_the_same_ids() -> None:
+    run = Run()
+    generation = run.leases.open("t0")
+    run.leases.on_report(report(0, outstanding=["train/0", "eval/0-0/a/1"], lease=Lease(5)), "t1")
+    run.woken = 0
+    assert run.leases.on_death(generation) == ["train/0", "eval/0-0/a/1"] and run.woken
+    assert run.state.dispatch.deaths == 1 and not run.leases.live
+    following = run.leases.open("t2")
+    assert following.lease == Lease(5) and following.number == 1
+    assert run.leases.control(1).put_backs == ["train/0", "eval/0-0/a/1"]
+    run.leases.on_report(DispatchReport(1, 0, "open", lease=Lease(5, put_backs=1)), "t3")
+    assert run.state.dispatch.requeued == ["eval/0-0/a/1"]
+    assert run.leases.control(1).put_backs_before == 1
+
+
+@pytest.mark.parametrize(
+    ("cause", "requeued"),
+    [("stop", []), ("pause", ["train/3"]), ("stale", ["train/3.1"]), ("overload", ["train/3.1"])],
+)
+def test_a_group_that_was_given_up_goes_on_by_its_cause(cause: Any, requeued: list[str]) -> None:
+    run, group = Run(), delivered("train/3")
+    run.leases.on_cancelled(type(group)(**{**group.__dict__, "cancelled": cause}))
+    assert run.state.dispatch.requeued == requeued
+    counts = run.leases.metrics()
+    assert counts["off_policy/dropped/in_flight"] == (cause == "stale")
+    assert counts["dispatcher/cancelled/overload"] == (cause == "overload")
+    assert not any(run.leases.metrics().values())
+
+
+def test_older_generations_keep_the_permits_that_they_use() -> None:
+    run = Run()
+    whole = run.state.permits.limits.permits
+    run.leases.open("t0")
+    run.leases.on_report(report(0, state="tail", reserved=3), "t1")
+    run.leases.open("t2")
+    assert (run.leases.control(0).permits, run.leases.control(1).permits) == (whole, whole - 3)
+    run.leases.on_report(report(1, state="closed", reserved=0), "t3")
+    assert run.leases.control(1).permits == whole
+
+
+# -- when a batch is cut --------------------------------------------------------------------
+
+
+def test_a_full_batch_is_cut() -> None:
+    run = Run()
+    assert not run.shipping.may_ship()
+    run.fill()
+    assert run.shipping.may_ship() and run.shipping.next_batch == 1
+
+
+def test_no_batch_is_cut_while_an_engine_that_served_is_pushed_to() -> None:
+    run = Run()
+    run.fill()
+    # The version has risen without this engine, whose push is still under way.
+    run.hosts[1].verified, run.state.servers.weights = 0, ArtifactRef("w", "1", 1, "w")
+    run.state.servers.target_version = 1
+    push = run.pushes.start(run.hosts[1])
+    run.state.steps.step = run.state.steps.version = 1
+    assert not run.shipping.may_ship()
+    run.pushes.on_verified(run.hosts[1], push, [])
+    assert not run.shipping.may_ship()
+    run.pushes.end(push)
+    assert run.shipping.may_ship()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda run: setattr(run.shipping, "on_hold", True),
+        lambda run: setattr(run.state.requests, "stop", "enough"),
+        lambda run: setattr(run.state.requests, "pause", "drain"),
+        lambda run: run.state.outages.holds.update(store="full"),
+        lambda run: setattr(run.state.lifecycle, "status", "pausing"),
+        lambda run: setattr(run.state.servers, "target_version", 1),
+        lambda run: setattr(run.state.steps, "version", -1),
+        lambda run: setattr(run.state.steps, "step", CONFIG.max_steps),
+        lambda run: run.state.servers.rejected_labels.append("0.1a"),
+    ],
+)
+def test_a_full_batch_waits(change: Any) -> None:
+    run = Run()
+    run.fill()
+    change(run)
+    assert not run.shipping.may_ship()
+
+
+def test_refused_and_stale_groups_are_rolled_out_anew_before_a_batch_is_cut() -> None:
+    run = Run()
+    run.fill(labels=["0.4a"])
+    run.state.servers.rejected_labels = ["0.4a"]
+    assert not run.shipping.may_ship()
+    assert run.state.dispatch.requeued == [f"train/{n}.1" for n in range(4)]
+    assert not run.sink.collected

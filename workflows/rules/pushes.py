@@ -1,0 +1,120 @@
+"""Which weights the engines are to hold, and what is known of every push of them. Pure.
+
+Invariants: an engine is verified at a version only after a push of that version's own bits passed
+the gate in the engine's current epoch. The labels of a push that nobody verified are rejected,
+however it failed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.contracts.training import PUSH_TRIES, PolicyResult, push_label
+from ratchet.workflows.protocol.state import HostState, ServersState
+from ratchet.workflows.rules.fleet import Fleet
+
+KEPT_LABEL_VERSIONS = 100
+
+
+@dataclass(frozen=True)
+class Push:
+    """Weights on their way to `engine`, as it was when they left; one that is `serving` had traffic
+    before.
+    """
+
+    engine: HostState
+    version: int
+    weights: ArtifactRef
+    serving: bool
+
+    @property
+    def labels(self) -> list[str]:
+        """What the engine stamps on tokens that it samples from these weights."""
+        numbers = range(PUSH_TRIES)
+        return [push_label(self.version, self.engine.pushes, number) for number in numbers]
+
+
+class Pushes:
+    """Acts on the weights of a run's state. `wake` is called when dispatch must hear of something.
+
+    `to_serving` counts pushes under way to engines that had traffic before: what they sample until
+    the gate has spoken may have to be given up.
+    """
+
+    def __init__(self, part: ServersState, fleet: Fleet, wake: Callable[[], None]) -> None:
+        self._part = part
+        self._fleet = fleet
+        self._wake = wake
+        # Engines by index and epoch that still roll out, though their weights are to be others.
+        self._had_traffic: set[tuple[int, int]] = set()
+        self.in_flight = 0
+        self.to_serving = 0
+
+    def begin(self, policy: PolicyResult) -> None:
+        """Version 0 is there."""
+        self._part.policy_origin = policy.origin
+        self._part.weights, self._part.target_version = policy.weights, 0
+
+    def offer(self, version: int, weights: ArtifactRef) -> bool:
+        """The engines are to hold `weights` as `version`: the very bits that the trainer stands at.
+        A trainer on hardware unlike that of the one before may have made others of the same batch;
+        True if so.
+        """
+        part, again = self._part, version == self._part.target_version
+        if again:
+            assert part.weights is not None
+            if weights.sha256 == part.weights.sha256:
+                return False
+            for engine in self._fleet.of("engine"):
+                if engine.verified >= 0:
+                    self._had_traffic.add((engine.index, engine.epoch))
+                engine.verified = -1
+            self._wake()
+        part.weights, part.target_version = weights, version
+        return again
+
+    def is_due(self, host: HostState) -> bool:
+        """Whether an engine is up without the newest weights."""
+        part = self._part
+        return host.up and part.weights is not None and host.verified < part.target_version
+
+    def start(self, host: HostState) -> Push:
+        """The newest weights leave for an engine."""
+        assert self._part.weights is not None
+        # Numbered over all engines: a label that is rejected is of one push alone.
+        host.pushes = 1 + max(engine.pushes for engine in self._fleet.of("engine"))
+        serving = host.verified >= 0 or (host.index, host.epoch) in self._had_traffic
+        push = Push(replace(host), self._part.target_version, self._part.weights, serving)
+        self.in_flight += 1
+        self.to_serving += push.serving
+        return push
+
+    def on_verified(self, host: HostState, push: Push, rejected: list[str]) -> None:
+        """A push passed the gate, at a later try if labels of the first ones are `rejected`."""
+        self._part.rejected_labels.extend(rejected)
+        if host.epoch == push.engine.epoch and host.up and push.weights == self._part.weights:
+            host.verified = push.version
+            host.gate_failures = 0
+        self._wake()
+
+    def on_failed(self, host: HostState, push: Push, reason: str, *, refused: bool) -> None:
+        """A push failed; `refused` is what the gate did not let pass."""
+        engine = push.engine
+        # However the push failed, nobody has verified what the engine samples under its labels.
+        self._part.rejected_labels.extend(push.labels)
+        self._fleet.mark_down("engine", engine.index, engine.epoch, reason)
+        host.gate_failures += refused
+        self._wake()
+
+    def end(self, push: Push) -> None:
+        """A push is over, verified or not."""
+        self.in_flight -= 1
+        self.to_serving -= push.serving
+
+    def forget_labels(self, version: int) -> None:
+        """Drops rejected labels of versions so far below that no group bears them."""
+        self._part.rejected_labels = [
+            label
+            for label in self._part.rejected_labels
+            if int(label.partition(".")[0]) > version - KEPT_LABEL_VERSIONS
+        ]
