@@ -162,10 +162,15 @@ def test_a_full_batch_waits(change: Any) -> None:
     assert not run.shipping.may_ship()
 
 
-def test_refused_and_stale_groups_are_rolled_out_anew_before_a_batch_is_cut() -> None:
+@pytest.mark.parametrize("why", ["refused", "stale"])
+def test_unfit_groups_are_rolled_out_anew_before_a_batch_is_cut(why: str) -> None:
     run = Run()
     run.fill(labels=["0.4a"])
-    run.state.servers.rejected_labels = ["0.4a"]
+    if why == "refused":
+        run.state.servers.rejected_labels = ["0.4a"]
+    else:
+        steps = run.state.steps
+        steps.step = steps.version = CONFIG.train.max_off_policy_steps + 1
     assert not run.shipping.may_ship()
     assert run.state.dispatch.requeued == [f"train/{n}.1" for n in range(4)]
     assert not run.sink.collected
