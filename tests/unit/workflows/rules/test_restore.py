@@ -126,6 +126,17 @@ def test_resume_keeps_its_changes_and_a_fork_has_none() -> None:
     assert life.origin == Origin("run", 7, "fork")
 
 
+def test_a_fork_that_is_resumed_stays_one_and_a_resumed_run_names_its_last_attempt() -> None:
+    fork = round_trip(RunState(), to="other")
+    again = round_trip(fork, source="other", to="other+2")
+    assert again.lifecycle.origin == fork.lifecycle.origin == Origin("run", 7, "fork")
+    twice = round_trip(round_trip(RunState()), source="run+2", to="run+3")
+    assert twice.lifecycle.origin == Origin("run+2", 7, "resume")
+    assert round_trip(fork, source="other", to="third").lifecycle.origin == Origin(
+        "other", 7, "fork"
+    )
+
+
 def test_fork_on_other_data_begins_it_anew_and_keeps_the_policy() -> None:
     progress = TrainProgress(ready=[group("train/1")], shipped_batches=7)
     generation = GenerationState(0, Lease(next_train=40))
