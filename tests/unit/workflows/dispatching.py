@@ -173,8 +173,11 @@ class Generation:
             self._causes.setdefault(group, "overload")
         for work in self.works:
             work.cancelled |= work.group in given_up
-        kept = [group for group in self.groups if not self.decides.flights[group].cancelled]
-        assert not self._causes.keys() & set(kept), "what must not go on is not given up"
+        kept = [flight for flight in self.decides.flights.values() if not flight.cancelled]
+        assert not self._causes.keys() & {flight.work.group for flight in kept}, "it must not go on"
+        executing = sum(flight.executing for flight in kept)
+        if control.trim and executing > control.permits:
+            assert not any(f.executing for f in kept if f.work.kind == "train"), "too much goes on"
 
     @property
     def _told_to_end(self) -> bool:
@@ -214,6 +217,7 @@ class Generation:
 
     def _report(self, *, closed: bool = False) -> None:
         report = self.decides.report(closed=closed, most=MOST)
+        assert self.decides.must_report == bool(self.decides.outbox), "it reports for ever"
         assert report.seq == self._reports and report.generation == self.number
         assert closed or report.state == ("open" if self.scheduler.admitting else "tail")
         assert len(report.groups) <= MOST, "more groups in a report than it may carry"
@@ -314,6 +318,7 @@ class Generation:
             return
         self.world.commit(work)
         if self.decides.on_part_ended(work.part, lost):
+            assert work.group not in self._causes, "a group that was given up is finalized"
             flight = self.decides.flights[work.group]
             attempt = Attempt(flight.work, flight.engine, finalizing=True)
             self.works.append(Running(attempt, None, work.version, work.label))

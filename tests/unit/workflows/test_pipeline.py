@@ -360,7 +360,7 @@ class Pipeline(RuleBasedStateMachine):
 def stop(world: World) -> None:
     """The run is stopped, whatever state it is in: everything ends."""
     world.state.lifecycle.status = "stopping"
-    for _ in range(5):
+    for _ in range(15):
         round_trip(world)
     assert not world.live and not world.leases.live, "a generation never closed"
 

@@ -203,6 +203,18 @@ def test_rate_limit_follows_control() -> None:
     assert len(admitted(s, now=3.0)) == 3
 
 
+def test_what_is_left_of_a_begun_group_is_paid_for_at_the_hand_over() -> None:
+    limits: dict[str, Any] = {"tasks_per_minute": 60, "dispatch": {"rollouts_per_activity": 1}}
+    s = scheduler(permits=1, **limits)
+    s.admit(0.0)
+    assert names(admitted(s, now=3.0)) == ["train/0"]
+    before = s.cursor().tokens
+    s.close()
+    assert s.cursor().tokens == before - 1
+    assert not s.on_ended("train/0", 0)
+    assert names(admitted(s, now=3.0)) == ["train/0"] and s.cursor().tokens == before - 1
+
+
 def test_burst_cap_lets_executing_rollouts_grow_by_a_burst_a_window() -> None:
     s = scheduler(dispatch={"burst": 4}, permits=100, train_limit=100)
     parts = admitted(s, now=0.0)
