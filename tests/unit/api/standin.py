@@ -52,6 +52,7 @@ class TrainingRun:
             "signals": [],
             "attempt": attempt_of(arg.run_id),
             "restore": asdict(arg.restore) if arg.restore else None,
+            "lineage": workflow.memo_value(MEMO_KEY, {}, type_hint=dict).get("lineage"),
         }
         self.arg = arg
 
@@ -75,6 +76,10 @@ class TrainingRun:
             case "goes-on" if arg.state is None:
                 self.tell(status="running", step=1)
                 workflow.continue_as_new(replace(arg, state=RunState()))
+            case "rests":
+                waits = {"name": "resume", "since": arg.created_at}
+                self.tell(status="paused", waiting_for=waits, paused_because="the disk is full")
+                await workflow.wait_condition(lambda: self.stopping)
             case "ends":
                 self.tell(status="succeeded", step=arg.config["max_steps"])
                 return

@@ -1,0 +1,58 @@
+"""The demo against a listening API: it watches its run to the end, or to where the run rests."""
+
+import asyncio
+import json
+
+import pytest
+
+from ratchet.api.client import Ratchet, printing
+from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
+from ratchet.configs.load import validate
+from ratchet.worker import demo
+from tests.unit.api.client.test_client import on_server, serving
+from tests.unit.api.conftest import WITHIN_S, Served, config
+
+
+@pytest.mark.parametrize("name", ["ends", "rests"])
+@on_server
+async def test_it_is_over_once_its_run_ends_or_rests(
+    served: Served, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = printing.console(stderr=True)
+    async with serving(served) as address:
+        performing = asyncio.to_thread(demo.perform, address, validate(config(name)), console)
+        outcome = await asyncio.wait_for(performing, WITHIN_S)
+        if name == "rests":
+            with Ratchet(address) as client:
+                await asyncio.to_thread(client.runs.stop, outcome.run.id)
+    assert demo.rests(outcome.run) == (name == "rests")
+    status = demo.tell(outcome, console)
+    said = capsys.readouterr()
+    assert said.out.count("\n") == 1 and json.loads(said.out)["run_id"] == outcome.run.id
+    assert status == (1 if name == "rests" else 0)
+    assert ("paused itself: the disk is full" in said.err) == (name == "rests")
+
+
+@on_server
+async def test_its_last_line_has_the_run_s_figures(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = (await served.start("ends"))["id"]
+    async with serving(served) as address:
+        with Ratchet(address) as client:
+            run = await asyncio.to_thread(client.runs.retrieve, run_id)
+    rewards = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    steps = [
+        MetricsRow(step=step, time=None, metrics={demo.REWARD: reward})
+        for step, reward in enumerate(rewards, 1)
+    ]
+    evals = [
+        EvalRecord.model_validate({"epoch": f"{step}-1/e", "step": step, "reward_mean": mean})
+        for step, mean in ((0, 0.2), (6, 0.7))
+    ]
+    demo.tell(demo.Outcome(run, steps, evals, 12.34), printing.console(stderr=True))
+    told = json.loads(capsys.readouterr().out)
+    assert told["train_reward_first"] == 0.1
+    assert told["train_reward_last"] == pytest.approx(sum(rewards[-5:]) / 5)
+    assert (told["eval_reward_first"], told["eval_reward_last"]) == (0.2, 0.7)
+    assert told["wall_s"] == 12.3
