@@ -1,6 +1,7 @@
 """The schema of a run: everything a user can say about it, validated whole before any effect."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -13,7 +14,7 @@ from ratchet.configs.algorithm import (
     teacher_of,
 )
 from ratchet.configs.base import Section
-from ratchet.configs.env import MOST_AT_ONCE, EvalConfig, TrainConfig
+from ratchet.configs.env import MOST_AT_ONCE, EnvConfig, EvalConfig, TrainConfig
 from ratchet.configs.filters import FiltersConfig
 from ratchet.configs.model import ModelConfig
 from ratchet.configs.reference import FrozenModelConfig
@@ -221,32 +222,32 @@ class RunConfig(Section):
         chunk = self.dispatch.rollouts_per_activity
         return min(self.largest_group, chunk or self.largest_group)
 
-    def _eval_env(self, name: str) -> Any:
-        return next(env for env in self.eval.env if env.name == name)
+    def env(self, name: str, kind: str) -> Any:
+        """The section of env `name` for `kind` ('train' or 'eval')."""
+        envs: Sequence[EnvConfig] = self.train.env if kind == "train" else self.eval.env
+        return next(env for env in envs if env.name == name)
 
     def eval_group_size(self, name: str) -> int:
         """Rollouts per example in evals of `name`."""
-        return self._eval_env(name).group_size or self.eval.group_size
+        return self.env(name, "eval").group_size or self.eval.group_size
 
     def eval_num_examples(self, name: str) -> int:
         """Examples in one eval of `name`."""
-        return self._eval_env(name).num_examples or self.eval.num_examples
+        return self.env(name, "eval").num_examples or self.eval.num_examples
 
     def eval_interval(self, name: str) -> int:
         """Steps between evals of `name`."""
-        return self._eval_env(name).interval or self.eval.interval
+        return self.env(name, "eval").interval or self.eval.interval
 
     def sampling(self, name: str, kind: str) -> Any:
         """The SamplingConfig of env `name` for `kind` ('train' or 'eval')."""
-        if kind == "eval":
-            return self._eval_env(name).sampling or self.eval.sampling
-        env = next(env for env in self.train.env if env.name == name)
-        return env.sampling or self.train.sampling
+        section = self.train if kind == "train" else self.eval
+        return self.env(name, kind).sampling or section.sampling
 
     def algorithm(self, name: str) -> AlgorithmConfig:
         """The algorithm of train env `name`: its own, else the run's."""
-        env = next(env for env in self.train.env if env.name == name)
-        return env.algo or self.algo
+        algo: AlgorithmConfig | None = self.env(name, "train").algo
+        return algo or self.algo
 
     def sampler(self, name: str, kind: str) -> FrozenModelConfig | None:
         """The frozen model that plays the rollouts of env `name` for `kind`; None: the policy.

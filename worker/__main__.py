@@ -13,7 +13,7 @@ from ratchet.activities.hosting.reaper import sweep
 from ratchet.activities.hosting.scratch import sweep_folders
 from ratchet.activities.runtime.children import hide_rooms
 from ratchet.activities.runtime.context import WorkerContext
-from ratchet.activities.storage.store import ArtifactStore, free_bytes
+from ratchet.activities.storage.store import ArtifactStore
 from ratchet.worker.client import TemporalUnreachable, connect, register_search_attributes
 from ratchet.worker.health import Pulse, serve_health
 from ratchet.worker.lag import LagRecorder
@@ -29,7 +29,7 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
     client = await connect()
     await register_search_attributes(client)
     store = ArtifactStore(settings.store_url)
-    free = free_bytes(store)
+    free = store.free_bytes()
     if free is not None and free < LOW_DISK_BYTES:
         # Runs that wait for space are to find workers once it is there.
         logging.warning(

@@ -39,7 +39,7 @@ from ratchet.activities.rollouts.connections import EnvConnection, EnvConnection
 from ratchet.activities.rollouts.gauges import RunGauges
 from ratchet.activities.rollouts.patience import patiently
 from ratchet.activities.rollouts.releases import Releases
-from ratchet.activities.rollouts.tasks import TaskLibrary, env_of
+from ratchet.activities.rollouts.tasks import TaskLibrary
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
@@ -257,7 +257,7 @@ class RolloutActivities:
         work = input.work
         config = self.ctx.config(input.run_id)
         played_by = config.sampler(work.env, work.kind)
-        limit = env_of(config, work.kind, work.env).timeout_s
+        limit = config.env(work.env, work.kind).timeout_s
         try:
             # Its time begins when it has a seat: waiting for one is not the rollout's fault.
             async with self._seats.of(played_by) if played_by else nullcontext():
@@ -342,7 +342,7 @@ class RolloutActivities:
             worker = f"{socket.gethostname()}-{os.getpid()}"
             self._gauges[input.run_id] = RunGauges(self.ctx.store, input.run_id, worker)
         gauges = self._gauges[input.run_id]
-        gauges.dispatch = input.gauges
+        gauges.hear(input.gauges)
         return gauges
 
     @asynccontextmanager
@@ -436,7 +436,7 @@ class RolloutActivities:
         """The document of a group; whoever gives up on it ends what is asked for it, too."""
         work = input.work
         config = self.ctx.config(input.run_id)
-        env = env_of(config, work.kind, work.env)
+        env = config.env(work.env, work.kind)
         rollouts, algorithm = await asyncio.to_thread(self._unscored, input)
         score = functools.partial(
             groups.scored,

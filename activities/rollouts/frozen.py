@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ratchet.activities.rollouts.samples import RolloutSample, UnusableTrace
 from ratchet.activities.scoring.algorithms.base import CreditError
+from ratchet.activities.scoring.algorithms.rendering import make_renderer
 from ratchet.activities.scoring.references import ReferenceLost, without_key
 from ratchet.configs.env import SamplingConfig
 from ratchet.configs.reference import HIDDEN, FrozenModelConfig
@@ -168,16 +169,6 @@ class Layout:
         # Encoding changes the state of a fast tokenizer.
         self._lock = threading.Lock()
 
-    @staticmethod
-    def load(tokenizer: str, renderer: dict[str, Any]) -> "Layout":
-        """From a folder with the policy's tokenizer and a renderers config; takes seconds."""
-        from pydantic import TypeAdapter
-        from renderers import RendererConfig, create_renderer
-        from renderers.base import load_tokenizer
-
-        config = TypeAdapter(RendererConfig).validate_python(renderer)
-        return Layout(create_renderer(load_tokenizer(tokenizer), config))
-
     def samples(self, trace: "Trace[Any, Any, Any]") -> list[RolloutSample]:
         """Samples of one trace; each reply trains once, in the first branch that holds it.
 
@@ -224,7 +215,7 @@ class Layouts:
         key = (tokenizer, json.dumps(renderer, sort_keys=True))
         result = self._loading.get(key)
         if result is None or (result.done() and (result.cancelled() or result.exception())):
-            work = asyncio.to_thread(Layout.load, tokenizer, renderer)
+            work = asyncio.to_thread(lambda: Layout(make_renderer(tokenizer, renderer)))
             result = self._loading[key] = asyncio.create_task(work)
         # Shielded: whoever gives up must not take it from the others.
         return await asyncio.shield(result)

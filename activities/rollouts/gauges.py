@@ -27,8 +27,7 @@ SAMPLE_S = 10.0
 class RunGauges:
     """What this process has done for one run. `worker` names the process.
 
-    `inflight` counts the rollouts that this process executes, while `dispatch` is what came with
-    the latest work, and counts those of all workers.
+    `inflight` counts the rollouts that this process executes.
     """
 
     def __init__(
@@ -50,13 +49,8 @@ class RunGauges:
         self._writing = asyncio.Lock()
         self._sample_time = 0.0
 
-    @property
-    def dispatch(self) -> Gauges:
-        """What Dispatch last told."""
-        return self._dispatch
-
-    @dispatch.setter
-    def dispatch(self, gauges: Gauges) -> None:
+    def hear(self, gauges: Gauges) -> None:
+        """Takes what Dispatch says with its latest work; it counts the rollouts of all workers."""
         self._dispatch, self._heard = gauges, time.time()
 
     def finished(self, sampled_tokens: int) -> None:

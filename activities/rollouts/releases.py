@@ -42,11 +42,6 @@ class Releases:
         self._client = client
         self._owners: dict[str, _Owner] = {}
 
-    @property
-    def owners(self) -> int:
-        """Workflows of which something is kept."""
-        return len(self._owners)
-
     @contextmanager
     def part(self, workflow_id: str, key: str, size: int) -> Iterator[Callable[[int], None]]:
         """The time in which an activity of `workflow_id` carries out part `key` of `size` rollouts.

@@ -20,7 +20,6 @@ from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.configs.env import EnvConfig
-from ratchet.configs.run import RunConfig
 
 LOAD_TIMEOUT_S = 300.0
 HEADROOM = 256
@@ -35,15 +34,6 @@ class _Loaded:
 
     lines: list[bytes]
     complete: bool
-
-
-def env_of(config: RunConfig, kind: Kind, name: str) -> EnvConfig:
-    """The section of env `name` for `kind`; raises ValueError if there is none."""
-    envs = config.train.env if kind == "train" else config.eval.env
-    for env in envs:
-        if env.name == name:
-            return env
-    raise ValueError(f"the run has no {kind} env {name!r}")
 
 
 class TaskLibrary:
@@ -64,7 +54,7 @@ class TaskLibrary:
         async with self._locks.setdefault(key, asyncio.Lock()):
             result = self._loaded.get(key)
             if result is None or (index >= len(result.lines) and not result.complete):
-                env = env_of(self.ctx.config(run_id), kind, name)
+                env = self.ctx.config(run_id).env(name, kind)
                 count = WHOLE if index < WHOLE else 2 * index + HEADROOM
                 result = self._loaded[key] = await self._load(run_id, kind, env, count)
         if index >= len(result.lines):

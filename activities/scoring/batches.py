@@ -9,6 +9,7 @@ Everything counts all rollouts that did not err, whatever filters said of them; 
 'off_policy' leave out those that pre-batch filters removed, which never got to the batch.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -175,19 +176,15 @@ def _pre_filters(
     tally = tally_of([r.pre_batch for group in groups for r in group.rollouts]).plus(barren)
     if not tally.rollouts:
         return {}
-    metrics = {"pre_filters/all/dropped_rate": tally.dropped / tally.rollouts}
-    for name in names:
-        metrics[f"pre_filters/all/{name}/rate"] = tally.hits.get(name, 0) / tally.rollouts
-    return metrics
+    counts = {f"{name}/rate": tally.hits.get(name, 0) for name in names}
+    counts = {"dropped_rate": tally.dropped, **counts}
+    return {f"pre_filters/all/{name}": count / tally.rollouts for name, count in counts.items()}
 
 
 def tally_of(verdicts: Sequence[Verdict]) -> FilterTally:
     """Counts what a slot said of rollouts."""
-    hits: dict[str, int] = {}
-    for verdict in verdicts:
-        for name in verdict.hits:
-            hits[name] = hits.get(name, 0) + 1
-    return FilterTally(len(verdicts), sum(verdict.removed for verdict in verdicts), hits)
+    hits = Counter(name for verdict in verdicts for name in verdict.hits)
+    return FilterTally(len(verdicts), sum(verdict.removed for verdict in verdicts), dict(hits))
 
 
 def off_policy(step: int, first: int, last: int) -> tuple[int, int]:
@@ -203,18 +200,17 @@ def off_policy(step: int, first: int, last: int) -> tuple[int, int]:
 
 def _off_policy(rollouts: Sequence[BatchRollout], step: int) -> dict[str, float]:
     lags = [off_policy(step, *rollout.versions) for rollout in rollouts if rollout.versions]
-    if not lags:
-        return {}
     families = {
         "off_policy": [float(in_flight + in_queue) for in_flight, in_queue in lags],
         "off_policy/in_flight": [float(in_flight) for in_flight, _ in lags],
         "off_policy/in_queue": [float(in_queue) for _, in_queue in lags],
     }
-    metrics: dict[str, float] = {}
-    for name, values in families.items():
-        metrics[f"{name}/mean"] = fmean(values)
-        metrics[f"{name}/max"] = max(values)
-    return metrics
+    return {
+        f"{name}/{statistic}": of(values)
+        for name, values in families.items()
+        if values
+        for statistic, of in (("mean", fmean), ("max", max))
+    }
 
 
 def summarize(

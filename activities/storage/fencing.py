@@ -6,7 +6,6 @@ bits. Where another trainer of the run, on unlike hardware, came first, ours go 
 under '<key>.e<epoch>'; a process whose work was given away so decides nothing.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Collection
@@ -14,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratchet.activities.contracts.refs import ArtifactRef
-from ratchet.activities.storage.store import MANIFEST, ArtifactStore, CorruptArtifact
+from ratchet.activities.storage.store import MANIFEST, ArtifactStore, CorruptArtifact, digest
 
 _EPOCH = re.compile(r"\.e(\d+)")
 
@@ -53,7 +52,7 @@ def holds(
     theirs = {name: sha for name, (sha, _) in json.loads(manifest).items() if name not in apart}
     names = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - set(apart)
     # Hashes cost more than names.
-    return names == theirs.keys() and all(_sha256(folder / n) == theirs[n] for n in names)
+    return names == theirs.keys() and all(digest(folder / n) == theirs[n] for n in names)
 
 
 def commit(
@@ -77,8 +76,3 @@ def commit(
     raise Nondeterministic(
         f"the trainer of epoch {epoch} has already committed other bits under {name!r}"
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -78,7 +78,8 @@ def require_schema(where: str, result: Any, known: int) -> None:
         )
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """Hex sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -232,9 +233,9 @@ class ArtifactStore:
             path, file = f"{ref.path}/{name}", target / name
             try:
                 with self._reaching("read", path, FileNotFoundError):
-                    if not self.local and not (file.exists() and _digest(file) == sha):
+                    if not self.local and not (file.exists() and digest(file) == sha):
                         self._download(path, file)
-                    result, length = _digest(file), file.stat().st_size
+                    result, length = digest(file), file.stat().st_size
             except FileNotFoundError:
                 raise CorruptArtifact(f"{ref.key}: {path} is missing") from None
             if result != sha:
@@ -402,10 +403,10 @@ class ArtifactStore:
         with self._reaching(f"copy {source} to", path):
             if not self.local:
                 self.fs.put_file(str(source), self.path(path))
-                return _digest(source), source.stat().st_size
-            digest = hashlib.sha256()
-            _replace(Path(self.path(path)), _chunks(source, digest), sync=True, name_too=False)
-            return digest.hexdigest(), source.stat().st_size
+                return digest(source), source.stat().st_size
+            sha = hashlib.sha256()
+            _replace(Path(self.path(path)), _chunks(source, sha), sync=True, name_too=False)
+            return sha.hexdigest(), source.stat().st_size
 
     def _sync_below(self, path: str, names: Iterable[str]) -> None:
         """Syncs the folders below an artifact's own: once a folder costs less than once a file."""
@@ -453,11 +454,11 @@ class ArtifactStore:
         return ref
 
 
-def _chunks(source: Path, digest: Any) -> Iterator[bytes]:
-    """The bytes of a file, piece by piece; `digest` takes them in."""
+def _chunks(source: Path, sha: Any) -> Iterator[bytes]:
+    """The bytes of a file, piece by piece; `sha` takes them in."""
     with source.open("rb") as file:
         while chunk := file.read(CHUNK):
-            digest.update(chunk)
+            sha.update(chunk)
             yield chunk
 
 
@@ -513,8 +514,3 @@ def _sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-def free_bytes(store: ArtifactStore) -> int | None:
-    """Free space of a local store in bytes; None where the store has no such limit."""
-    return store.free_bytes()

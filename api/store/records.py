@@ -14,7 +14,7 @@ from cachetools import LRUCache, cachedmethod
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.storage import configs, keys, series
 from ratchet.activities.storage.lineage import segments
-from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, free_bytes
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 from ratchet.api.http.redact import redacted
 from ratchet.api.http.store_errors import damage_in
 from ratchet.api.schemas.problems import ApiProblem
@@ -44,7 +44,7 @@ class Records:
 
     def require_space(self, wanted: int) -> None:
         """Raises 507 if the store's disk has less than `wanted` bytes free."""
-        free = free_bytes(self.store)
+        free = self.store.free_bytes()
         if free is not None and free < wanted:
             raise ApiProblem(
                 507,

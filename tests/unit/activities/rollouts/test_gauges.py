@@ -31,7 +31,7 @@ async def test_work_is_sampled_from_its_beginning_to_its_end(
 ) -> None:
     monkeypatch.setattr(gauging, "WRITE_S", 600.0)
     gauges = RunGauges(store, "r", "host-7", sample_s=0.0)
-    gauges.dispatch = Gauges(4, 2, 8, 3, {"train/e": 4, "eval/e": 2}, "eval", waiting_for="x")
+    gauges.hear(Gauges(4, 2, 8, 3, {"train/e": 4, "eval/e": 2}, "eval", waiting_for="x"))
     gauges.inflight = 2
     await gauges.write()
     await gauges.write()

@@ -102,7 +102,7 @@ async def test_parts_share_one_signal() -> None:
         first(3)
         await until(lambda: len(server.told) >= 3)
         assert server.told[2:] == [(DISPATCH, {"train/0/0": 3})], "only what has changed"
-    assert room.owners == 0
+    assert len(room._owners) == 0
 
 
 async def test_one_signal_is_in_flight_at_a_time() -> None:
@@ -138,7 +138,7 @@ async def test_what_ends_together_or_with_its_activity_costs_nothing() -> None:
         broken(2)
         raise KeyError
     await asyncio.sleep(QUIET_S)
-    assert server.told == [] and room.owners == 0
+    assert server.told == [] and len(room._owners) == 0
 
 
 async def test_a_part_that_goes_takes_only_its_own() -> None:
@@ -148,7 +148,7 @@ async def test_a_part_that_goes_takes_only_its_own() -> None:
         stays(1)
         with room.part(DISPATCH, "train/1/0", 3) as goes:
             goes(2)
-        assert room.owners == 1
+        assert len(room._owners) == 1
         await until(lambda: bool(server.told))
     assert server.told == [(DISPATCH, {"train/0/0": 1})]
 
@@ -188,7 +188,7 @@ async def test_a_signal_in_flight_ends_with_the_last_part() -> None:
         ended(1)
         await until(lambda: server.in_flight == 1)
     await asyncio.sleep(0)
-    assert server.in_flight == room.owners == 0
+    assert server.in_flight == len(room._owners) == 0
 
 
 # -- the activity ---------------------------------------------------------------------------
@@ -268,7 +268,7 @@ async def test_the_activity_tells_of_each_part_under_its_own_name(tmp_path: Path
     await asyncio.sleep(QUIET_S)
     told = newest(server)
     assert told["train/7/0"] < 3 and told["train/7/3"] == 2, "a part that has ended is not told"
-    assert rooms.releases is not None and rooms.releases.owners == 0
+    assert rooms.releases is not None and not rooms.releases._owners
 
 
 async def test_a_retry_tells_of_what_it_adopted(tmp_path: Path) -> None:
@@ -295,4 +295,4 @@ async def test_a_rollout_that_was_not_committed_is_not_told(tmp_path: Path) -> N
     rooms.end(2)
     with pytest.raises(ApplicationError, match="gone"):
         await running
-    assert rooms.releases is not None and rooms.releases.owners == 0
+    assert rooms.releases is not None and not rooms.releases._owners
