@@ -72,8 +72,18 @@ def renderer_config(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, **options}
 
 
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in `folder`; blocks while it loads."""
+    from renderers.base import load_tokenizer
+
+    return load_tokenizer(str(folder))
+
+
 def make_renderer(tokenizer: Any, config: Mapping[str, Any]) -> Any:
-    """A renderer over `tokenizer`. Raises ValueError for a config that it cannot have."""
+    """A renderer over `tokenizer`. Raises ValueError for a config that it cannot have.
+
+    To be used by one thread at a time: encoding changes the state of a fast tokenizer.
+    """
     from pydantic import TypeAdapter
     from renderers import RendererConfig, create_renderer
 
@@ -173,19 +183,13 @@ def renderer_of(model: ModelConfig, folder: Path) -> dict[str, Any]:
     about = json.loads((folder / POLICY_FILE).read_text())
     if "renderer" not in about or model.renderer_options:
         # An older build made version 0, or the options decide what agrees with the template.
-        return resolve(model.name, _tokenizer(folder), model.renderer_options)
+        return resolve(model.name, load_tokenizer(folder), model.renderer_options)
     return dict(about["renderer"])
-
-
-def _tokenizer(folder: Path) -> Any:
-    from renderers.base import load_tokenizer
-
-    return load_tokenizer(str(folder))
 
 
 def problem(model: ModelConfig, folder: Path) -> str | None:
     """Why the renderer of `model` cannot serve the tokenizer in `folder`; None: it can."""
-    tokenizer, options = _tokenizer(folder), model.renderer_options
+    tokenizer, options = load_tokenizer(folder), model.renderer_options
     try:
         if model.renderer == AUTO:
             resolve(model.name, tokenizer, options)

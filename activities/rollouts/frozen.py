@@ -14,11 +14,12 @@ import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ratchet.activities.envs.rendering import load_tokenizer, make_renderer
 from ratchet.activities.rollouts.samples import RolloutSample, UnusableTrace
 from ratchet.activities.scoring.algorithms.base import CreditError
-from ratchet.activities.scoring.algorithms.rendering import make_renderer
 from ratchet.activities.scoring.references import ReferenceLost, without_key
 from ratchet.configs.env import SamplingConfig
 from ratchet.configs.reference import HIDDEN, FrozenModelConfig
@@ -215,7 +216,9 @@ class Layouts:
         key = (tokenizer, json.dumps(renderer, sort_keys=True))
         result = self._loading.get(key)
         if result is None or (result.done() and (result.cancelled() or result.exception())):
-            work = asyncio.to_thread(lambda: Layout(make_renderer(tokenizer, renderer)))
+            work = asyncio.to_thread(
+                lambda: Layout(make_renderer(load_tokenizer(Path(tokenizer)), renderer))
+            )
             result = self._loading[key] = asyncio.create_task(work)
         # Shielded: whoever gives up must not take it from the others.
         return await asyncio.shield(result)

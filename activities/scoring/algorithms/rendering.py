@@ -2,27 +2,16 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from ratchet.activities.envs.rendering import load_tokenizer, make_renderer
 from ratchet.activities.scoring.algorithms.base import Render
 
 
-def make_renderer(folder: str, config: Mapping[str, Any]) -> Any:
-    """A renderer over the tokenizer in `folder`; `config` is the renderers package's own. Blocks
-    while the tokenizer loads. To be used by one thread at a time: encoding changes the state of a
-    fast tokenizer.
-    """
-    from pydantic import TypeAdapter
-    from renderers import RendererConfig, create_renderer
-    from renderers.base import load_tokenizer
-
-    parsed = TypeAdapter(RendererConfig).validate_python(dict(config))
-    return create_renderer(load_tokenizer(folder), parsed)
-
-
 def load_renderer(folder: str, config: Mapping[str, Any]) -> Render:
-    """What `make_renderer` makes, as a function; it may be called from any thread."""
-    made, lock = make_renderer(folder, config), threading.Lock()
+    """A renderer over the tokenizer in `folder`, as a function; any thread may call it."""
+    made, lock = make_renderer(load_tokenizer(Path(folder)), config), threading.Lock()
 
     def render(
         messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None

@@ -14,9 +14,10 @@ from temporalio.testing import ActivityEnvironment
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rollouts import EngineTarget, GroupWork, RunRolloutsInput
+from ratchet.activities.envs.rendering import renderer_config
 from ratchet.activities.envs.shipped.ratchet_chatml import ChatMLRenderer
 from ratchet.activities.rollouts import frozen, groups
-from ratchet.activities.rollouts.activities import RolloutActivities, renderer_config
+from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.rollouts.frozen import Layout, Turn, lay_out
 from ratchet.activities.rollouts.samples import RolloutSample, from_episode, to_document
 from ratchet.activities.runtime.context import WorkerContext
@@ -192,7 +193,7 @@ async def test_a_frozen_model_plays_few_at_a_time() -> None:
 async def test_each_renderer_has_its_layout(tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)
     layouts = frozen.Layouts()
-    ours = renderer_config("ratchet-chatml")
+    ours = renderer_config("ratchet-chatml", {})
     first, again = [await layouts.layout(str(tmp_path), dict(ours)) for _ in range(2)]
     assert first is again
     other = await layouts.layout(str(tmp_path), {"name": "default"})

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratchet.activities.contracts.rollouts import GroupWork
+from ratchet.activities.envs.rendering import renderer_config
 from ratchet.activities.envs.shipped.ratchet_chatml import ChatMLRenderer
 from ratchet.activities.rollouts import groups
-from ratchet.activities.rollouts.activities import renderer_config
 from ratchet.activities.scoring.algorithms import Algorithm, CreditError, build
 from ratchet.activities.scoring.algorithms.rendering import load_renderer
 from ratchet.activities.scoring.filters import Verdict
@@ -190,7 +190,7 @@ def test_opsd_asks_few_at_a_time() -> None:
 
 def test_the_renderer_of_a_run_renders_as_its_engines_are_asked(tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)
-    made = load_renderer(str(tmp_path), renderer_config("ratchet-chatml"))
+    made = load_renderer(str(tmp_path), renderer_config("ratchet-chatml", {}))
     messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "abc"}]
     assert made(messages, None) == render(messages, None)
 
