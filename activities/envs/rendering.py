@@ -180,9 +180,10 @@ def renderer_of(model: ModelConfig, folder: Path) -> dict[str, Any]:
     """The renderers config of a run whose version 0 lies in `folder`."""
     if model.renderer != AUTO:
         return renderer_config(model.renderer, model.renderer_options)
-    about = json.loads((folder / POLICY_FILE).read_text())
+    file = folder / POLICY_FILE
+    about = json.loads(file.read_text()) if file.is_file() else {}
     if "renderer" not in about or model.renderer_options:
-        # An older build made version 0, or the options decide what agrees with the template.
+        # Version 0 is of an older build, or the options decide what agrees with the template.
         return resolve(model.name, load_tokenizer(folder), model.renderer_options)
     return dict(about["renderer"])
 

@@ -202,7 +202,7 @@ async def test_a_newer_input_waits_for_the_worker_that_reads_it(
     changes = {
         RUN_INPUT.what: {"schema": 2, "config": plain},
         RUN_STATE.what: {"state": {**state, "schema": 3}, "config": plain},
-        CONFIG.what: {"config": {**plain, "schema": CONFIG.current + 1}},
+        CONFIG.what: {"config": {**CONFIG.upgraded(plain), "schema": CONFIG.current + 1}},
     }
     handle = await begin(world, FIRST, **changes[part.what])
     async with worker(world):

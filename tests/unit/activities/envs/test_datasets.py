@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.activities.contracts.names import SHIPPED_ENVS
+from ratchet.activities.contracts.names import WARM_START_ENVS
 from ratchet.activities.envs.datasets import (
     Split,
     demonstrations,
@@ -53,7 +53,7 @@ def test_words_that_run_out_are_refused() -> None:
         reverse_text_words("eval", 1, 0, 5, 4)
 
 
-@pytest.mark.parametrize("env", SHIPPED_ENVS)
+@pytest.mark.parametrize("env", WARM_START_ENVS)
 def test_demonstrations(env: str) -> None:
     """All from the warm split, ending right, short, and steady under a larger count."""
     shown = demonstrations(env, 200, 7)

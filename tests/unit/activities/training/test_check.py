@@ -1,6 +1,7 @@
 """What the preflight says about models that cannot be used."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,21 @@ def test_renderer_needs_its_specials(tmp_path: Path, policy: Path) -> None:
     plain = (tmp_path / "tokenizer.json").read_text().replace("<|im_end|>", "<|stop|>")
     (tmp_path / "tokenizer.json").write_text(plain)
     (tmp_path / "tokenizer_config.json").write_text("{}")
-    (problem,) = check_model(config({"name": str(tmp_path)}))
+    (problem,) = check_model(config({"name": str(tmp_path), "renderer": "ratchet-chatml"}))
     assert "<|im_end|>" in problem.message and "model.renderer" in problem.message
-    assert check_model(config({"name": str(tmp_path), "renderer": "default"})) == []
+    for fits in ("auto", "default"):
+        assert check_model(config({"name": str(tmp_path), "renderer": fits})) == []
+
+
+def test_a_renderer_must_do_what_the_template_does(tmp_path: Path, policy: Path) -> None:
+    shutil.copytree(policy, tmp_path / "policy")
+    template = tmp_path / "policy" / "chat_template.jinja"
+    template.write_text("{{ 'Be kind. ' }}" + template.read_text())
+    name = str(tmp_path / "policy")
+    (problem,) = check_model(config({"name": name, "renderer": "ratchet-chatml"}))
+    assert problem.key == "model.renderer"
+    assert "conversation 'one turn': token 0" in problem.message
+    assert check_model(config({"name": name})) == []
 
 
 def test_names_that_are_nothing() -> None:

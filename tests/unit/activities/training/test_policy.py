@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from ratchet.activities.contracts.names import SHIPPED_ENVS
+from ratchet.activities.contracts.names import WARM_START_ENVS
 from ratchet.activities.envs import datasets
 from ratchet.activities.training.policy import (
     Recipe,
@@ -106,7 +106,7 @@ def test_what_is_shown_stays_clean_and_takes_longer() -> None:
     assert recipe_of("reverse-shown").noisy_steps > Recipe().noisy_steps
 
 
-@pytest.mark.parametrize("env", SHIPPED_ENVS)
+@pytest.mark.parametrize("env", WARM_START_ENVS)
 def test_warm_start_learns_and_repeats_exactly(env: str) -> None:
     recipe = dataclasses.replace(SMALL, batch=8, clean_limit=10, cooldown=4, noisy_steps=4)
     examples = datasets.demonstrations(env, 64, 0)

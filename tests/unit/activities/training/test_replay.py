@@ -15,7 +15,7 @@ from ratchet.activities.storage.store import ArtifactStore
 from ratchet.activities.training import replay
 from ratchet.activities.training.bits import first_difference
 from ratchet.activities.training.trainer import Trainer
-from ratchet.configs.run import RunConfig
+from ratchet.configs.upgrades import read_config
 from tests.unit.activities.training.conftest import make_batch
 from tests.unit.activities.training.test_process import CONFIG
 
@@ -28,7 +28,7 @@ class Recorder:
         self.store = ArtifactStore(str(root / "store"))
 
     def config(self, run: str, **trainer: Any) -> dict[str, Any]:
-        config = RunConfig.model_validate({**CONFIG, "trainer": {**CONFIG["trainer"], **trainer}})
+        config = read_config({**CONFIG, "trainer": {**CONFIG["trainer"], **trainer}})
         data = config.model_dump(mode="json")
         self.store.put_json(keys.config(run), data)
         return data
