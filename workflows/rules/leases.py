@@ -113,12 +113,15 @@ class Leases:
             del part.requeued[:admitted]
             part.requeued_before += admitted
 
-    def on_death(self, generation: GenerationState) -> list[str]:
-        """Requeues, under the same ids, what a generation that is gone had in flight; returns it.
+    def on_death(self, generation: GenerationState) -> list[str] | None:
+        """Requeues, under the same ids, what a generation that is gone had in flight; returns it,
+        or None if the generation has closed meanwhile.
 
         What it admitted after its last report lies beyond the lease of that report, which the next
         generation goes on with.
         """
+        if generation.state == "closed":
+            return None
         generation.state = "closed"
         self._part.deaths += 1
         self._part.requeued.extend(generation.outstanding)

@@ -155,6 +155,8 @@ class Generations:
 
     def _on_death(self, generation: GenerationState) -> None:
         lost, deaths = self._leases.on_death(generation), self._state.dispatch.deaths
+        if lost is None:
+            return
         self._log.note(
             f"dispatch generation {generation.number} ended without handing over; "
             f"{len(lost)} groups in flight are leased anew"

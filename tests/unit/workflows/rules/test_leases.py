@@ -83,6 +83,9 @@ def test_what_a_dead_generation_had_in_flight_is_rolled_out_under_the_same_ids()
     run.woken = 0
     assert run.leases.on_death(generation) == ["train/0", "eval/0-0/a/1"] and run.woken
     assert run.state.dispatch.deaths == 1 and not run.leases.live
+    requeued = list(run.state.dispatch.requeued)
+    assert run.leases.on_death(generation) is None, "two who look at it may find it gone at once"
+    assert run.state.dispatch.deaths == 1 and run.state.dispatch.requeued == requeued
     following = run.leases.open("t2")
     assert following.lease == Lease(5) and following.number == 1
     assert run.leases.control(1).put_backs == ["train/0", "eval/0-0/a/1"]
