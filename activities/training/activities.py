@@ -139,6 +139,7 @@ class TrainerActivities:
             "name": config.model.name,
             "env": config.model.warm_start_env,
             "seed": config.seed,
+            "renderer": config.model.renderer,
         }
         (scratch / "order.json").write_text(json.dumps(order))
         errors = scratch / "errors.log"

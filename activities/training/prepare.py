@@ -1,7 +1,8 @@
 """Makes the weights of version 0.
 
 `python -m ratchet.activities.training.prepare --order FILE --out DIR`. The order is JSON: {name,
-env, seed}, and may have `recipe`: what of the default policy's recipe is to be otherwise.
+env, seed}, and may have `renderer`, as the config names it, and `recipe`: what of the default
+policy's recipe is to be otherwise.
 Progress goes to standard output, one JSON line a report: {"progress": text}. Whatever the source,
 the result is an untied model in Hugging Face layout with tokenizer, canary and `policy.json`
 ({parameters, origin, renderer}). A model that cannot be loaded ends the process with code 2 and
@@ -17,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ratchet.activities.envs.rendering import resolve
+from ratchet.activities.envs.rendering import AUTO, resolve
 from ratchet.activities.runtime.children import end_with_parent
 from ratchet.activities.storage.keys import POLICY_FILE
 from ratchet.activities.training import smollm2
@@ -96,7 +97,12 @@ def main() -> None:
         origin = order["name"]
     export(model, tokenizer, options.out)
     about = {"parameters": parameter_count(model), "origin": origin}
-    about["renderer"] = resolve(order["name"], tokenizer, {})
+    try:
+        about["renderer"] = resolve(order["name"], tokenizer, {})
+    except ValueError as error:
+        # A run that names its renderer needs no other.
+        if order.get("renderer", AUTO) == AUTO:
+            _end(str(error))
     (options.out / POLICY_FILE).write_text(json.dumps(about))
 
 
