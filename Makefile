@@ -21,7 +21,7 @@ ON_312 := $(shell $(PYTHON) -c 'import sys; print("-312" * (sys.version_info[:2]
 LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: setup browser demo teacher examples test e2e-stack e2e-others test-long chaos nightly mutants gpu up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
+.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
 
 setup: $(VENV)/.ready
 
@@ -56,9 +56,17 @@ ALONE = $(shell grep -rl 'mark\.alone' tests/unit tests/workflow tests/e2e --inc
 # Tests wait more than they compute, and run side by side; what measures time has the machine to
 # itself.
 test: setup browser
-	$(BIN)/python -m pytest -q -n 4 --dist loadfile -m "not alone and $(QUICK)" tests/unit tests/workflow
+	$(MAKE) -j 2 -O test-unit test-workflow
 	$(BIN)/python -m pytest -q -m "alone and $(QUICK)" $(ALONE)
 	$(MAKE) -j 2 -O e2e-stack e2e-others
+
+# Those of workflows wait for a Temporal server; each process reads the rooms into the sandbox once.
+# Files go to processes in the order of their paths, or one long test of many would come last, alone.
+SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
+test-unit:
+	$(BIN)/python -m pytest -q -n 3 $(SIDE_BY_SIDE) -m "not alone and $(QUICK)" tests/unit
+test-workflow:
+	$(BIN)/python -m pytest -q -n 2 $(SIDE_BY_SIDE) -m "not alone and $(QUICK)" tests/workflow
 
 # Runs on the one stack that they share, and beside them all that needs none.
 e2e-stack:

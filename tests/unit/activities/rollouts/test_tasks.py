@@ -19,7 +19,7 @@ FAILS = """
 from pathlib import Path
 
 def refuse():
-    if Path(__file__).with_name("mended").exists():
+    if Path(__file__).with_name("repaired").exists():
         return
     {failure}
 """
@@ -47,20 +47,21 @@ def library(tmp_path: Path, failure: str) -> TaskLibrary:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("failure", "told"),
-    [
-        (FULL, r"'own-env' does not load: OSError: .*No space.*; free some space"),
-        (WRAPPED, r"RuntimeError: An error .*\(ConnectionError: hub .*; check the mount or the"),
-    ],
-)
-async def test_what_can_be_mended_is_waited_for(tmp_path: Path, failure: str, told: str) -> None:
-    found = library(tmp_path, failure)
-    with pytest.raises(StoreUnavailable, match=told):
+async def test_what_can_be_put_right_is_waited_for(tmp_path: Path) -> None:
+    found = library(tmp_path, FULL)
+    said = r"'own-env' does not load: OSError: .*No space.*; free some space"
+    with pytest.raises(StoreUnavailable, match=said):
         await found.task("r", "train", "own-env", 0)
     assert list((tmp_path / "scratch" / "tasks-r").glob("*.jsonl*")) == [], "nothing is left"
-    (tmp_path / "mended").touch()
+    (tmp_path / "repaired").touch()
     assert (await found.task("r", "train", "own-env", 0))["prompt"] == "0"
+
+
+@pytest.mark.timeout(120)
+async def test_the_cause_behind_an_error_decides(tmp_path: Path) -> None:
+    said = r"RuntimeError: An error .*\(ConnectionError: hub .*; check the mount or the"
+    with pytest.raises(StoreUnavailable, match=said):
+        await library(tmp_path, WRAPPED).task("r", "train", "own-env", 0)
 
 
 @pytest.mark.timeout(120)

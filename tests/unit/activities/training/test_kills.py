@@ -96,6 +96,7 @@ async def replay(*arguments: str) -> tuple[int, dict[str, Any], str]:
     return process.returncode, report, out + err
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 async def test_five_kills_leave_no_trace_in_the_bits(tmp_path: Path, policy: Path) -> None:
     ctx = two_revisions(tmp_path, policy)

@@ -119,6 +119,7 @@ def test_across_attempts_to_the_last_bit(
     assert report["steps"] == 2, "nothing is trained beyond the difference"
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_each_attempt_in_its_own_mode(
     resumed: ArtifactStore, capfd: pytest.CaptureFixture[str]
