@@ -111,7 +111,8 @@ nightly-python313:
 	tests/nightly/python313.sh
 nightly-mutants: mutants
 
-# Changes one thing at a time and runs the tests that should notice, in copies of the tree; hours.
+# Changes one thing at a time and runs the tests that execute it, in copies of the tree; some 50
+# minutes on two cores.
 #   SEED=0 COUNT=200 JOBS=2     what is drawn, how many, how many at a time
 #   ONLY=workflows/rules        the start of the paths of files to change
 #   BY_HAND=1                   only the list of mutations made by hand, some minutes

@@ -16,33 +16,35 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests import ROOT
-from tests.mutants.judge import Broken, Copy, Judge, Verdict
+from tests.mutants.copies import Copy
+from tests.mutants.judge import Broken, Judge, Verdict, state_of
 from tests.mutants.lists import by_hand, equivalents, stale
 from tests.mutants.operators import mutants, mutated
 
 BAR = 0.9
-TOPS = ("activities", "api", "configs", "tests", "worker", "workflows")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One change to judge: a mutant, or one made by hand."""
+    """One change to judge: a mutant, or one made by hand, which has a test of its own."""
 
     name: str
     file: str
+    line: int
     code: str
     old: str
     new: str
-    stages: list[tuple[str, ...]]
+    test: str = ""
 
     @property
     def key(self) -> str:
         """The same for the same change of the same code, judged by the same tests."""
-        said = json.dumps([self.file, self.code, self.stages])
+        said = json.dumps([self.file, self.code, self.test])
         return hashlib.sha256(said.encode()).hexdigest()
 
 
@@ -53,17 +55,14 @@ class Kept:
 
     def __init__(self, path: Path, tree: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        digest = hashlib.sha256()
-        for file in sorted(file for top in TOPS for file in (tree / top).rglob("*.py")):
-            digest.update(file.read_bytes())
-        self._state = digest.hexdigest()
+        self._state = state_of(tree)
         lines = path.read_text().splitlines() if path.exists() else []
         self.verdicts = {
             one["key"]: Verdict(one["killed"], one["by"])
             for one in map(json.loads, lines)
             if one["killed"] or one["state"] == self._state
         }
-        self._path = path
+        self._path, self.folder = path, path.parent
         self._writing = threading.Lock()
 
     def add(self, case: Case, verdict: Verdict) -> None:
@@ -95,8 +94,7 @@ def drawn(judge: Judge, seed: int, count: int, only: str) -> Iterator[Case]:
         code = mutated(source, mutant)
         if code is not None:
             count -= 1
-            stages = judge.stages(mutant.file)
-            yield Case(str(mutant), mutant.file, code, *changed(source, code), stages)
+            yield Case(str(mutant), mutant.file, mutant.line, code, *changed(source, code))
 
 
 def listed(judge: Judge, only: str) -> Iterator[Case]:
@@ -104,34 +102,49 @@ def listed(judge: Judge, only: str) -> Iterator[Case]:
     for one in by_hand():
         if one.file.startswith(only):
             code = one.mutated(judge.tree)
-            yield Case(one.name, one.file, code, one.old, one.new, [(one.test,)])
+            yield Case(one.name, one.file, 0, code, one.old, one.new, one.test)
 
 
 def judged(
     judge: Judge, cases: list[Case], kept: Kept, jobs: int, say: Callable[[str], None]
 ) -> list[tuple[Case, Verdict]]:
     """The verdicts of all cases, `jobs` at a time, each in a copy of its own."""
-    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
-        copies: queue.Queue[Copy] = queue.Queue()
-        for number in range(min(jobs, len(cases))):
-            copies.put(Copy.of(judge.tree, Path(scratch) / str(number)))
+    left = [case for case in cases if case.key not in kept.verdicts]
+    copies: queue.Queue[Copy] = queue.Queue()
 
-        def one(case: Case) -> tuple[Case, Verdict]:
-            verdict = kept.verdicts.get(case.key)
-            if verdict is None:
-                copy = copies.get()
+    def measure(test_file: str) -> None:
+        with _one_of(copies) as copy:
+            judge.measure(copy, test_file, kept.folder)
+
+    def one(case: Case) -> tuple[Case, Verdict]:
+        verdict = kept.verdicts.get(case.key)
+        if verdict is None:
+            with _one_of(copies) as copy:
                 try:
-                    verdict = judge.judge(copy, case.file, case.code, case.stages)
+                    verdict = judge.judge(copy, case.file, case.line, case.code, case.test)
                     kept.add(case, verdict)
                 except Broken as broken:
                     verdict = Verdict(False, str(broken))
-                finally:
-                    copies.put(copy)
-            say(f"{'killed' if verdict.killed else 'SURVIVED'}  {case.name}  {verdict.by}")
-            return case, verdict
+        say(f"{'killed' if verdict.killed else 'SURVIVED'}  {case.name}  {verdict.by}")
+        return case, verdict
 
-        with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(one, cases))
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutants-")))
+        for number in range(min(jobs, len(left))):
+            copy = Copy.of(judge.tree, scratch / str(number), judge.warm)
+            copies.put(stack.enter_context(copy))
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
+        list(pool.map(measure, judge.test_files({case.file for case in left if not case.test})))
+        return list(pool.map(one, cases))
+
+
+@contextmanager
+def _one_of(copies: "queue.Queue[Copy]") -> Iterator[Copy]:
+    copy = copies.get()
+    try:
+        yield copy
+    finally:
+        copies.put(copy)
 
 
 def main() -> int:

@@ -1,18 +1,17 @@
-"""Judges a mutant: runs tests in a copy of the tree, the likely ones first.
+"""Judges a mutant: runs the tests that execute the changed line, the likely ones first.
 
-Invariants: the tree itself is never changed; a copy holds one change at a time and is checked to be
-what its tests import; tests count as noticing a change only if they pass without it.
+Invariants: a copy holds one change at a time; tests count as noticing a change only if they pass
+without it. What a test takes and executes is measured once for its code and the product's.
 """
 
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
+import ast
+import hashlib
+import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.mutants.copies import Copy
 
 ROOMS = {
     "activities/storage": (
@@ -26,131 +25,152 @@ ROOMS = {
     "workflows": ("tests/unit/workflows", "tests/workflow"),
 }
 """The tests of a room, by the start of a file's path; the first that fits counts."""
+TOPS = ("activities", "api", "configs", "tests", "worker", "workflows")
 
-UNFIT = "not alone and not long and not nightly and not gpu"
-OPTIONS = ("-q", "-x", "-p", "no:cacheprovider")
-PROFILE = "mutants"
-"""Of hypothesis, in tests/conftest.py: the same examples each time, and none made smaller."""
-SPARE_S, TIMES = 30.0, 4.0
-"""A run of tests may take this much longer than without the mutant, and this many times as long."""
-FIRST_AT_MOST_S = 3600.0
+WARM = (
+    "fastapi.testclient",
+    "httpx",
+    "numpy",
+    "prometheus_client",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "temporalio.contrib.pydantic",
+    "temporalio.testing",
+    "temporalio.worker",
+    "torch",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",
+)
+"""What is heavy and not ours, which no test imports again."""
+
+SPARE_S, TIMES = 10.0, 4.0
+"""A test may take this much longer than without the mutant, and this many times as long."""
+AT_MOST_S = 90.0
+"""What the tests of one mutant take without it, the slowest of them left out."""
+BY_HAND_S = 300.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant, and the tests that noticed it."""
+    """What became of a mutant, and the test that noticed it."""
 
     killed: bool
     by: str = ""
 
 
 class Broken(Exception):
-    """The tests cannot judge: they fail, or are not there, without any mutant."""
+    """The test cannot judge: it fails, or is not there, without any mutant."""
 
 
-@dataclass
-class Copy:
-    """A copy of a tree, in which tests run."""
+def room_of(file: str) -> str:
+    """The room of a file that is mutated."""
+    return next(room for room in ROOMS if file.startswith(f"{room}/"))
 
-    root: Path
 
-    @staticmethod
-    def of(tree: Path, root: Path) -> "Copy":
-        """Copies what git tracks or would track, links as links."""
-        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        names = subprocess.run(listed, cwd=tree, capture_output=True, text=True, check=True).stdout
-        for name in filter(None, names.split("\0")):
-            source, target = tree / name, root / name
-            if os.path.lexists(source):
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, target, follow_symlinks=False)
-        copy = Copy(root)
-        where = "import ratchet.configs as room; print(room.__path__[0])"
-        said = subprocess.run(
-            [sys.executable, "-P", "-c", where],
-            cwd=root,
-            env=copy.environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert Path(said.stdout.strip()).resolve().is_relative_to(root.resolve()), said.stdout
-        return copy
-
-    @property
-    def environment(self) -> dict[str, str]:
-        # No compiled files: a mutant of the same length and second would be taken for the original.
-        return {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
-
-    def test(self, targets: tuple[str, ...], at_most_s: float) -> int | None:
-        """The exit status of pytest; None if it took too long."""
-        command = [sys.executable, "-P", "-m", "pytest", *OPTIONS, "-m", UNFIT, *targets]
-        # Older trees lack it.
-        if f'"{PROFILE}"' in (self.root / "tests" / "conftest.py").read_text():
-            command.append(f"--hypothesis-profile={PROFILE}")
-        process = subprocess.Popen(
-            command,
-            cwd=self.root,
-            env=self.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            return process.wait(at_most_s)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+def state_of(tree: Path, test_file: str = "") -> str:
+    """A digest of all code; with a file of tests, of what these tests may depend on."""
+    digest = hashlib.sha256()
+    for file in sorted(file for top in TOPS for file in (tree / top).rglob("*.py")):
+        name = str(file.relative_to(tree))
+        apart = name.startswith("tests/mutants/") or file.name.startswith("test_")
+        if not test_file or name == test_file or not (name.startswith("tests/") and apart):
+            digest.update(name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
 
 
 @dataclass
 class Judge:
-    """Judges mutants in copies of a tree; what tests take without a mutant is measured once."""
+    """Judges mutants in copies of a tree."""
 
     tree: Path
-    took: dict[tuple[str, ...], float] = field(default_factory=dict)
-    measuring: threading.Lock = field(default_factory=threading.Lock)
+    warm: tuple[str, ...] = WARM
+    took: dict[str, float] = field(default_factory=dict)
+    lines: dict[str, dict[int, set[str]]] = field(default_factory=lambda: defaultdict(dict))
 
     def files(self) -> list[str]:
         """The files that are mutated, sorted."""
         paths = (path for room in ROOMS for path in (self.tree / room).rglob("*.py"))
         return sorted({str(path.relative_to(self.tree)) for path in paths})
 
-    def stages(self, file: str) -> list[tuple[str, ...]]:
-        """The tests that judge a mutant of a file: those of the same name, then its room's."""
-        room = next(room for room in ROOMS if file.startswith(f"{room}/"))
-        stem = Path(file).stem.strip("_")
-        same = [
+    def test_files(self, files: set[str]) -> list[str]:
+        """The files of tests that may judge mutants of these files, the slow ones first."""
+        targets = {self.tree / target for file in files for target in ROOMS[room_of(file)]}
+        found = {
             str(path.relative_to(self.tree))
-            for target in ROOMS[room]
-            for path in sorted((self.tree / target).glob(f"**/test_{stem}*.py"))
-        ]
-        there = [(target,) for target in ROOMS[room] if (self.tree / target).exists()]
-        return [tuple(same), *there] if same else there
+            for target in targets
+            for path in ([target] if target.is_file() else target.rglob("test_*.py"))
+        }
+        return sorted(found, key=lambda name: (not name.startswith("tests/workflow/"), name))
 
-    def judge(self, copy: Copy, file: str, code: str, stages: list[tuple[str, ...]]) -> Verdict:
-        """Runs the stages with `code` in place of a file until one of them fails; raises Broken."""
-        for targets in stages:
-            self._measure(copy, targets)
-            original = (copy.root / file).read_text()
-            (copy.root / file).write_text(code)
-            try:
-                status = copy.test(targets, SPARE_S + TIMES * self.took[targets])
-            finally:
-                (copy.root / file).write_text(original)
+    def measure(self, copy: Copy, test_file: str, kept: Path) -> None:
+        """Measures the tests of a file, unless that was done before."""
+        path = kept / f"{state_of(self.tree, test_file)[:20]}.json"
+        if not path.exists():
+            _, noted = copy.run([test_file], {}, tuple(ROOMS))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(noted if noted.startswith("{") else '{"took": {}, "lines": {}}')
+        measured = json.loads(path.read_text())
+        self.took |= measured["took"]
+        for file, lines in measured["lines"].items():
+            for line, tests in lines.items():
+                self.lines[file].setdefault(int(line), set()).update(tests)
+
+    def tests_of(self, file: str, line: int) -> list[str]:
+        """The tests that execute a statement, those of the file's name and the quickest first. What
+        is executed by an import has the tests of the whole file, and so has what runs in processes
+        of its own, which no measurement sees.
+        """
+        lines = self.lines[file]
+        within, span = _around(ast.parse((self.tree / file).read_text()), line)
+        found = {test for one in span for test in lines.get(one, ())}
+        stem, room = f"/test_{Path(file).stem.strip('_')}", ROOMS[room_of(file)]
+        if not within:
+            found.update(*lines.values())
+        elif not found:
+            found = {test for test in self.took if stem in test}
+
+        def likely(test: str) -> tuple[bool, float]:
+            return stem not in test, self.took[test]
+
+        chosen, sum_s = list[str](), 0.0
+        for test in sorted((one for one in found if one.startswith(room)), key=likely):
+            if not chosen or sum_s + self.took[test] <= AT_MOST_S:
+                chosen.append(test)
+                sum_s += self.took[test]
+        return chosen
+
+    def judge(self, copy: Copy, file: str, line: int, code: str, test: str = "") -> Verdict:
+        """Runs tests with `code` in place of a file until one of them fails: `test`, which is seen
+        to pass first, or those of the line; raises Broken.
+        """
+        if test:
+            status, _ = copy.run(_files([test]), {test: BY_HAND_S})
             if status != 0:
-                slow = " (took too long)" if status is None else ""
-                return Verdict(True, " ".join(targets) + slow)
-        return Verdict(False)
+                raise Broken(f"cannot judge, pytest ends with {status}: {test}")
+        tests = [test] if test else self.tests_of(file, line)
+        if not tests:
+            return Verdict(False, "no test executes it")
+        limits = {one: SPARE_S + TIMES * self.took.get(one, BY_HAND_S) for one in tests}
+        with copy.changed(file, code):
+            status, at = copy.run(_files(tests), limits)
+        return Verdict(status != 0, f"{at} (took too long)" if status < 0 else at)
 
-    def _measure(self, copy: Copy, targets: tuple[str, ...]) -> None:
-        with self.measuring:
-            if targets not in self.took:
-                began = time.monotonic()
-                status = copy.test(targets, FIRST_AT_MOST_S)
-                if status != 0:
-                    raise Broken(f"cannot judge, pytest ends with {status}: {' '.join(targets)}")
-                self.took[targets] = time.monotonic() - began
+
+def _files(tests: list[str]) -> list[str]:
+    return list(dict.fromkeys(test.partition("::")[0] for test in tests))
+
+
+def _around(tree: ast.Module, line: int) -> tuple[bool, range]:
+    """Whether a line is inside a function, and the lines of its statement: of one that has a body,
+    those of its head.
+    """
+    within, span = False, range(line, line + 1)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
+            body = node.cases[0].pattern if isinstance(node, ast.Match) else None
+            body = body or next(iter(getattr(node, "body", ())), None)
+            end = (node.end_lineno or 0) + 1 if body is None else body.lineno
+            span = range(node.lineno, end) if line < end else range(line, line + 1)
+            if line >= end and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                within = True
+    return within, span

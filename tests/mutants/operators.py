@@ -39,21 +39,37 @@ BRANCH = ("AddNot", "ZeroIterationForLoop", "ReplaceBreakWithContinue", "Replace
 
 SAID = ("note", "show", "print", "say", "_say", "basicConfig")
 """Calls that only say something."""
-TEXTS = ("summary", "timeout_summary", "static_summary", "static_details", "description")
+TEXTS = ("summary", "timeout_summary", "static_summary", "static_details", "description", "strict")
 WAITS = ("timeout", "interval", "delay", "_s")
 TIMES = re.compile(r"[A-Z][A-Z0-9_]*_S|[A-Z0-9_]*(TIMEOUT|INTERVAL|EVERY|AFTER|AT_MOST|WITHIN)")
 
 
-class DropCall(Operator):
-    """Leaves out a call whose result nobody uses."""
+class Dropped(Operator):
+    """Leaves out a statement of one kind."""
+
+    @staticmethod
+    def wanted(node: Any) -> bool:
+        """Whether a statement is of the kind."""
+        raise NotImplementedError
 
     def mutation_positions(self, node: Any) -> Iterator[tuple[Place, Place]]:
-        if node.type == "simple_stmt" and _is_call(node.children[0]):
+        if node.type == "simple_stmt" and self.wanted(node.children[0]):
             yield node.children[0].start_pos, node.children[0].end_pos
 
     def mutate(self, node: Any, index: int) -> Any:
-        node.children[0] = _passed(node.children[0])
+        node.children[0] = parso.parse(node.get_first_leaf().prefix + "pass")
         return node
+
+
+class DropCall(Dropped):
+    """Leaves out a call whose result nobody uses."""
+
+    @staticmethod
+    def wanted(node: Any) -> bool:
+        if not isinstance(node, PythonNode) or node.type not in ("atom_expr", "power"):
+            return False
+        last = node.children[-1]
+        return bool(last.type == "trailer" and last.children[0] == "(")
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
@@ -63,16 +79,13 @@ class DropCall(Operator):
         )
 
 
-class DropRaise(Operator):
+class DropRaise(Dropped):
     """Goes on where it should raise."""
 
-    def mutation_positions(self, node: Any) -> Iterator[tuple[Place, Place]]:
-        if node.type == "simple_stmt" and _is_raise(node.children[0]):
-            yield node.children[0].start_pos, node.children[0].end_pos
-
-    def mutate(self, node: Any, index: int) -> Any:
-        node.children[0] = _passed(node.children[0])
-        return node
+    @staticmethod
+    def wanted(node: Any) -> bool:
+        bare = isinstance(node, Keyword) and node.value == "raise"
+        return bool(node.type == "raise_stmt" or bare)
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
@@ -82,21 +95,6 @@ class DropRaise(Operator):
                 "try:\n    f()\nexcept E:\n    raise\n", "try:\n    f()\nexcept E:\n    pass\n"
             ),
         )
-
-
-def _is_call(node: Any) -> bool:
-    if not isinstance(node, PythonNode) or node.type not in ("atom_expr", "power"):
-        return False
-    last = node.children[-1]
-    return bool(last.type == "trailer" and last.children[0] == "(")
-
-
-def _is_raise(node: Any) -> bool:
-    return bool(node.type == "raise_stmt" or (isinstance(node, Keyword) and node.value == "raise"))
-
-
-def _passed(node: Any) -> Any:
-    return parso.parse(node.get_first_leaf().prefix + "pass")
 
 
 def _chosen() -> dict[str, type[Operator]]:
@@ -158,7 +156,7 @@ def _span(node: Any) -> tuple[Place, Place]:
 
 
 def _unwanted(tree: ast.Module) -> Iterator[tuple[Place, Place]]:
-    """Text, annotations, durations, log lines, and what no run comes to."""
+    """Text, annotations, durations, log lines, and what no run comes to (as of `zip(strict=)`)."""
     for node in ast.walk(tree):
         match node:
             case ast.JoinedStr() | ast.Assert():

@@ -9,7 +9,7 @@ from cosmic_ray.mutating import mutate_code
 
 from tests import ROOT
 from tests.mutants import __main__ as program
-from tests.mutants.judge import Judge
+from tests.mutants.judge import ROOMS, Judge, room_of
 from tests.mutants.lists import stale
 from tests.mutants.operators import OPERATORS, Mutant, mutants, mutated
 
@@ -75,7 +75,7 @@ def test_the_lists_fit_the_code() -> None:
 def test_a_seed_draws_the_same_mutants() -> None:
     judge = Judge(ROOT)
     first, again, other = (
-        [case.name for case in program.drawn(judge, seed, 12, "activities/storage/s")]
+        [case.name for case in program.drawn(judge, seed, 12, "activities/storage/series")]
         for seed in (1, 1, 2)
     )
     assert first == again != other and len(set(first)) == 12
@@ -83,47 +83,64 @@ def test_a_seed_draws_the_same_mutants() -> None:
 
 def test_every_file_has_tests_that_judge_it() -> None:
     judge = Judge(ROOT)
-    assert judge.stages("workflows/rules/scheduler.py") == [
-        ("tests/unit/workflows/rules/test_scheduler.py",),
-        ("tests/unit/workflows",),
-    ]
     for file in judge.files():
-        stages = judge.stages(file)
-        assert stages and all((ROOT / target).exists() for stage in stages for target in stage)
+        assert all((ROOT / target).exists() for target in ROOMS[room_of(file)]), file
+        assert judge.test_files({file}), file
+
+
+def test_tests_of_a_line_are_those_of_its_statement(tmp_path: Path) -> None:
+    file = "workflows/rules/half.py"
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(
+        "MOST = 1 + 2\n"
+        "def f(\n    a,\n    b=1 + 1,\n):\n"
+        "    if (\n        a\n        == b\n    ):\n"
+        "        return (\n            a\n        )\n"
+        "    return b + 1\n"
+    )
+    own, slow, dear = "rules/test_half.py::a", "test_all.py::b", "test_all.py::c"
+    own, slow, dear = (f"tests/unit/workflows/{name}" for name in (own, slow, dear))
+    judge = Judge(tmp_path, took={own: 2.0, slow: 1.0, dear: 95.0})
+    judge.lines[file] = {6: {own, slow, dear}, 8: {slow}, 11: {slow, dear}}
+    assert judge.tests_of(file, 7) == [own, slow], "no more than fit; those of its name first"
+    assert judge.tests_of(file, 10) == [slow]
+    assert judge.tests_of(file, 13) == [own], "no test is seen to execute it: those of its name"
+    assert judge.tests_of(file, 1) == judge.tests_of(file, 4) == [own, slow], "executed by imports"
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A small checkout with one function, and tests of half of it."""
     files = {
-        "ratchet/configs/__init__.py": "",
+        "ratchet/__init__.py": "",
         "workflows/rules/half.py": """
             def half(n: int) -> int:
                 if n < 0:
                     raise ValueError(n)
                 return n // 2
             """,
-        "tests/conftest.py": "",
+        "pyproject.toml": "[tool.pytest.ini_options]",
         "tests/unit/workflows/test_half.py": """
-            import sys
-            sys.path.insert(0, ".")
-            from workflows.rules.half import half
+            from ratchet.workflows.rules.half import half
             def test_half() -> None:
                 assert half(8) == 4
+            def test_that_fails() -> None:
+                assert half(8) == 5
             """,
     }
     for name, text in files.items():
         (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tree" / name).write_text(textwrap.dedent(text))
+    (tmp_path / "tree/ratchet/workflows").symlink_to("../workflows")
     return tmp_path / "tree"
 
 
 def test_a_survivor_is_told_from_what_tests_notice(tree: Path, tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tree)], check=True)
-    judge, said = Judge(tree), list[str]()
+    judge, said = Judge(tree, warm=()), list[str]()
     cases = list(program.drawn(judge, 0, 9, ""))
     kept = program.Kept(tmp_path / "kept" / "verdicts", tree)
-    verdicts = program.judged(judge, cases, kept, 2, said.append)
+    verdicts = program.judged(judge, cases, kept, 1, said.append)
     noticed = {program.changed(c.code, "")[0] and c.new: v.killed for c, v in verdicts}
     assert noticed == {
         "if not n < 0:": True,
