@@ -17,6 +17,7 @@ ROOMS = {
     "activities/storage": (
         "tests/unit/activities/storage",
         "tests/unit/activities/training/test_fencing.py",
+        "tests/unit/activities/training/test_token_logprobs.py",
         "tests/unit/activities/runtime",
     ),
     "activities/training": ("tests/unit/activities/training",),

@@ -195,7 +195,7 @@ def test_a_preemption_cuts_to_08_and_cancels() -> None:
     polls = Polls()
     polls.poll(replace(CLEAR, preemptions=7))
     cut = polls.poll(replace(CLEAR, preemptions=8))
-    assert cut == Decision(80, True, "preemptions")
+    assert cut == Decision(80, True, "preemptions") and polls.state.signal == "overload"
     assert polls.poll(replace(CLEAR, preemptions=8), inflight=80) == Decision(80, False)
 
 
@@ -231,6 +231,9 @@ def test_a_queue_must_persist() -> None:
     assert polls.limits(5, queue) == [100] * 5
     polls.poll(queue, after=16)
     assert polls.poll(queue).limit == 100, "nobody knows what was in between"
+    polls = Polls()
+    polls.limits(5, queue)
+    assert polls.poll(queue, after=15).limit == 90
 
 
 def test_overload_soon_after_a_cut_halves() -> None:

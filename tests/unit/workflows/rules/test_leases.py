@@ -6,14 +6,17 @@ import pytest
 
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.training import PolicyResult
+from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import DispatchReport
 from ratchet.workflows.protocol.state import (
+    EvalProgress,
     HostState,
     Lease,
     Lifecycle,
     PermitsState,
     RunState,
     ServersState,
+    ShippedBatch,
 )
 from ratchet.workflows.rules.curriculum import Curriculum
 from ratchet.workflows.rules.fleet import Fleet
@@ -22,7 +25,7 @@ from ratchet.workflows.rules.live_config import limits_of
 from ratchet.workflows.rules.pushes import Pushes
 from ratchet.workflows.rules.shipping import Shipping
 from ratchet.workflows.rules.sinks import TrainSink
-from tests.unit.workflows.support import EXAMPLES, config, delivered
+from tests.unit.workflows.support import EPOCH, EXAMPLES, config, delivered
 
 CONFIG = config()
 WEIGHTS = ArtifactRef("w", "0", 1, "w")
@@ -31,23 +34,23 @@ WEIGHTS = ArtifactRef("w", "0", 1, "w")
 class Run:
     """A run at version 0 with two verified engines."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: RunConfig = CONFIG) -> None:
         self.hosts = [
             HostState("engine", k, f"engine-{k}", epoch=1, up=True, verified=0) for k in range(2)
         ]
         self.state = state = RunState(
             Lifecycle("running", examples=EXAMPLES),
-            permits=PermitsState(limits_of(CONFIG)),
+            permits=PermitsState(limits_of(config)),
             servers=ServersState(self.hosts),
         )
         state.steps.version = 0
         self.woken = 0
-        fleet, sink = Fleet(self.hosts), TrainSink(CONFIG, state.train)
-        curriculum = Curriculum(CONFIG, EXAMPLES, state.curriculum)
-        self.leases = Leases(CONFIG, state, fleet, sink, curriculum, self.wake)
+        fleet, sink = Fleet(self.hosts), TrainSink(config, state.train)
+        curriculum = Curriculum(config, EXAMPLES, state.curriculum)
+        self.leases = Leases(config, state, fleet, sink, curriculum, self.wake)
         self.pushes = Pushes(state.servers, fleet, self.wake)
         self.pushes.begin(PolicyResult(WEIGHTS, 1, "origin"))
-        self.shipping = Shipping(CONFIG, state, sink, self.leases, self.pushes)
+        self.shipping = Shipping(config, state, sink, self.leases, self.pushes)
         self.sink = sink
 
     def wake(self) -> None:
@@ -119,6 +122,15 @@ def test_older_generations_keep_the_permits_that_they_use() -> None:
     assert run.leases.control(1).permits == whole
 
 
+def test_train_groups_stand_back_for_evals_only_without_overlap() -> None:
+    for overlap in (True, False):
+        run = Run(config(eval={"env": [{"id": "a"}], "overlap": overlap}))
+        run.leases.open("t0")
+        assert run.leases.control(0).train_limit > 0
+        run.state.evals.open.append(EvalProgress(EPOCH))
+        assert (run.leases.control(0).train_limit > 0) == overlap
+
+
 # -- when a batch is cut --------------------------------------------------------------------
 
 
@@ -127,6 +139,8 @@ def test_a_full_batch_is_cut() -> None:
     assert not run.shipping.may_ship()
     run.fill()
     assert run.shipping.may_ship() and run.shipping.next_batch == 1
+    run.state.steps.step, run.state.steps.shipped = 2, [ShippedBatch(3, WEIGHTS, {}, None, 0.0)]
+    assert run.shipping.next_batch == 4, "after those that were cut and wait to be trained"
 
 
 def test_no_batch_is_cut_while_an_engine_that_served_is_pushed_to() -> None:

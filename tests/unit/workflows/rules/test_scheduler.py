@@ -140,6 +140,22 @@ def test_older_control_is_ignored_and_stop_ends_admission() -> None:
     assert why(s) == "the run is stopping"
 
 
+def test_pause_carries_through_what_has_begun_and_says_so() -> None:
+    s = scheduler(dispatch={"rollouts_per_activity": 1}, permits=1)
+    admitted(s)
+    s.close()
+    s.on_control(control(1, pause="drain"))
+    (part,) = admitted(s)
+    assert (part.work.group, part.first) == ("train/0", 1) and why(s) == "the run is paused"
+
+
+def test_queued_evals_are_counted_to_the_last_rollout() -> None:
+    s = scheduler(dispatch={"rollouts_per_activity": 1}, permits=1, evals=[EPOCH])
+    assert s.queued_eval == 6
+    admitted(s)
+    assert s.queued_eval == 5, "half a group was handed out"
+
+
 def test_cursor_is_what_was_not_admitted() -> None:
     s = scheduler(permits=4, evals=[EPOCH], put_backs=["train/90.1"], put_backs_before=0)
     admitted(s)

@@ -104,6 +104,7 @@ def test_token_batch_is_the_shortest_prefix_that_ships_its_tokens(
 
 def test_tokens_are_turned_into_rollouts_by_the_mean_so_far() -> None:
     sink = TrainSink(config(train=TOKENS, dispatch=PERMITS), TrainProgress())
+    assert sink.rollouts_wanted(-2) == 0, "none before there may be a batch"
     assert sink.rollouts_wanted(0) == 2, "before the first there is a bound alone"
     sink.add(delivered("train/0", tokens=8))
     assert sink.rollouts_wanted(0) == 2 + 18, "two batches less eight tokens, four a rollout"

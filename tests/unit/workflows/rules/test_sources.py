@@ -107,6 +107,7 @@ def test_smooth_cycle_never_strays_from_its_ratios(ratios: list[float]) -> None:
 
 def test_smooth_cycle_interleaves_as_nginx_does() -> None:
     assert smooth_cycle([5, 1, 1]) == [0, 0, 1, 0, 2, 0, 0]
+    assert smooth_cycle([4, 2]) == [0, 1, 0], "no longer than it must be"
     assert smooth_cycle([1.0, 1.0]) == [0, 1] and smooth_cycle([0.5, 0.25, 0.25]) == [0, 1, 2, 0]
 
 
