@@ -7,9 +7,12 @@ evals ask is never trained on.
 
 import functools
 import importlib
+import importlib.util
 import json
 import re
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any, Literal
 
 import verifiers.v1 as vf
@@ -18,15 +21,37 @@ from pydantic import Field
 from ratchet.activities.envs.datasets import split_of
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+SOURCE_ONLY = ("cellpylib", "pycosat", "zss")
+"""What requirements/*.lock leaves out, so that nothing is compiled at set-up."""
+EXHAUSTED = 1000
+"""Entries in a row that are no new questions, after which a small task counts as read."""
 TRIES_PER_EXAMPLE = 100
-"""Entries looked at for each example that is wanted; a small task runs out of new questions."""
+"""Most entries looked at for each example that is wanted."""
+
+
+class _Absent(ModuleType):
+    """Stands in for a module that one task of the package needs and no other."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(
+            f"this task needs {self.__name__}, which registries have as source only "
+            f"(pip install {self.__name__})"
+        )
+
+
+def _package() -> Any:
+    """reasoning_gym, which imports what any of its tasks needs."""
+    for name in SOURCE_ONLY:
+        if name not in sys.modules and importlib.util.find_spec(name) is None:
+            sys.modules[name] = _Absent(name)
+    return importlib.import_module("reasoning_gym")
 
 
 @functools.lru_cache(maxsize=8)
-def dataset(task: str, arguments: str, seed: int, size: int) -> Any:
+def entries_of(dataset: str, arguments: str, seed: int, size: int) -> Any:
     """The package's dataset; `arguments` is JSON. Raises ValueError for what it refuses."""
     try:
-        package = importlib.import_module("reasoning_gym")
+        package = _package()
     except ModuleNotFoundError as error:
         raise ValueError(
             "environment 'reasoning-gym-tasks' needs the extra 'reasoning-gym' "
@@ -34,15 +59,15 @@ def dataset(task: str, arguments: str, seed: int, size: int) -> Any:
         ) from error
     given = json.loads(arguments)
     try:
-        return package.create_dataset(task, size=size, seed=seed, **given)
+        return package.create_dataset(dataset, size=size, seed=seed, **given)
     except (AssertionError, TypeError, ValueError) as error:
-        raise ValueError(f"reasoning-gym makes no {task!r} of {given}: {error}") from error
+        raise ValueError(f"reasoning-gym makes no {dataset!r} of {given}: {error}") from error
 
 
 class ReasoningGymData(vf.TaskData):
     """Entry `index` of a dataset, which the rest names."""
 
-    task: str
+    dataset: str
     arguments: str
     seed: int
     size: int
@@ -61,7 +86,7 @@ class ReasoningGymTask(vf.Task[ReasoningGymData]):
         if data.answer == "last-number":
             numbers = NUMBER.findall(reply)
             reply = numbers[-1] if numbers else ""
-        entries = dataset(data.task, data.arguments, data.seed, data.size)
+        entries = entries_of(data.dataset, data.arguments, data.seed, data.size)
         return float(entries.score_answer(reply, entries[data.index]))
 
     @vf.reward(weight=1.0)
@@ -81,7 +106,7 @@ class ReasoningGymConfig(vf.TasksetConfig):
     split: Literal["train", "eval"] = "train"
     num_examples: int = Field(default=4096, ge=1)
     seed: int = 0
-    name: str = Field(default="chain_sum", min_length=1)
+    dataset: str = Field(default="chain_sum", min_length=1)
     arguments: dict[str, Any] = Field(default_factory=dict)
     suffix: str = ""
     answer: Literal["reply", "last-number"] = "reply"
@@ -91,21 +116,26 @@ class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
     """Distinct questions of one split, in the order of the package's entries."""
 
     def load(self) -> Iterator[ReasoningGymTask]:
-        """Yields one task a question; raises ValueError if the task has too few of them."""
+        """Yields one task a question, at most `num_examples`; raises ValueError for none."""
         config = self.config
         size = config.num_examples * TRIES_PER_EXAMPLE
         arguments = json.dumps(config.arguments, sort_keys=True)
-        entries = dataset(config.name, arguments, config.seed, size)
+        entries = entries_of(config.dataset, arguments, config.seed, size)
         seen: set[str] = set()
+        fruitless = 0
         for index in range(size):
             question = entries[index]["question"]
             if question in seen or (split_of(question) == "eval") != (config.split == "eval"):
+                fruitless += 1
+                if fruitless == EXHAUSTED:
+                    break
                 continue
             seen.add(question)
+            fruitless = 0
             data = ReasoningGymData(
                 id=question,
                 prompt=question + config.suffix,
-                task=config.name,
+                dataset=config.dataset,
                 arguments=arguments,
                 seed=config.seed,
                 size=size,
@@ -114,11 +144,12 @@ class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
             )
             yield ReasoningGymTask(data, config.task)
             if len(seen) == config.num_examples:
-                return
-        raise ValueError(
-            f"reasoning-gym's {config.name!r} has only {len(seen)} questions for split "
-            f"{config.split!r}; lower num_examples ({config.num_examples})"
-        )
+                break
+        if not seen:
+            raise ValueError(
+                f"reasoning-gym's {config.dataset!r} of {config.arguments} has no question for "
+                f"split {config.split!r}"
+            )
 
 
 __all__ = ["ReasoningGymTaskset"]

@@ -1,0 +1,77 @@
+"""Tasks of the reasoning-gym package: questions of two splits, answers scored by the package."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ratchet.activities.envs.datasets import split_of
+from ratchet.activities.envs.shipped.reasoning_gym_tasks import (
+    ReasoningGymConfig,
+    ReasoningGymTask,
+    ReasoningGymTaskset,
+    entries_of,
+)
+
+SMALL = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+
+
+def tasks(**config: Any) -> list[ReasoningGymTask]:
+    given = {"dataset": "chain_sum", "arguments": SMALL, **config}
+    return list(ReasoningGymTaskset(ReasoningGymConfig(**given)).load())
+
+
+def score(task: ReasoningGymTask, reply: str, truncated: bool = False) -> float:
+    trace: Any = SimpleNamespace(is_truncated=truncated, last_reply=reply)
+    return task.score(trace)
+
+
+def test_evals_ask_what_training_never_does() -> None:
+    train, held_out = tasks(num_examples=400), tasks(num_examples=400, split="eval")
+    questions = [[task.data.id for task in split] for split in (train, held_out)]
+    assert all(split_of(question) == "eval" for question in questions[1])
+    assert not set(questions[0]) & set(questions[1])
+    # Two terms of one digit make 200 questions, of which each is drawn once.
+    assert len({*questions[0], *questions[1]}) == len(questions[0]) + len(questions[1]) == 200
+
+
+def test_a_task_is_an_entry_of_the_package() -> None:
+    one, other = tasks(num_examples=2, suffix=" Be brief.", seed=5)
+    entries = entries_of(one.data.dataset, one.data.arguments, 5, one.data.size)
+    assert one.data.prompt == entries[one.data.index]["question"] + " Be brief."
+    assert one.data.index != other.data.index
+    assert score(one, entries[one.data.index]["answer"]) == 1.0
+
+
+def test_what_of_a_reply_counts() -> None:
+    whole = tasks(num_examples=1)[0]
+    number = tasks(num_examples=1, answer="last-number")[0]
+    right = entries_of("chain_sum", whole.data.arguments, 0, whole.data.size)
+    answer = right[whole.data.index]["answer"]
+    told = f"7 and 8, so it is {answer}."
+    assert score(number, told) == 1.0 > score(whole, told)
+    assert score(number, told, truncated=True) == 0.0
+    assert score(number, "I cannot tell.") < 1.0
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"dataset": "no_such"}, "makes no 'no_such'"),
+        ({"arguments": {"min_terms": 3, "max_terms": 2}}, "makes no 'chain_sum'"),
+        ({"arguments": {"digits": 2}}, "makes no 'chain_sum'"),
+        ({"dataset": "game_of_life", "arguments": {}}, "needs cellpylib"),
+    ],
+)
+def test_what_the_package_refuses(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tasks(**config)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries_of.cache_clear()
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ValueError, match=r"pip install 'ratchet-rl\[reasoning-gym\]'"):
+        tasks()
+    entries_of.cache_clear()
