@@ -1,8 +1,9 @@
 """Attention over a row of sequences that lie end to end, each seeing only itself.
 
-All that works token by token runs on the packed row. For attention the row is cut back into its
-sequences: those of like length are padded together and go through plain causal attention, so the
-cost is that of the sequences and not of the row squared, and no mask is needed.
+All that works token by token runs on the packed row, in which a beginning that sequences share
+lies once. For attention the row is cut back into its sequences: those of like length are padded
+together and go through plain causal attention, so the cost is that of the sequences and not of the
+row squared, and no mask is needed.
 
 Invariants:
 
@@ -29,43 +30,76 @@ PROBE = (11, 7)
 
 @dataclass(frozen=True)
 class Layout:
-    """How N tokens of a packed row are cut into batches of sequences.
+    """How a packed row of N tokens is computed by way of U <= N of them, its own ones.
 
-    groups: places in the row, int64 [b, t] each; padding repeats place 0, and is never read.
-    back: for each place of the row, its place in the concatenated groups, int64 [N].
+    groups: which own tokens make the batches of sequences, int64 [b, t] each; padding repeats
+    token 0, and is never read. back: for each own token, its place in the concatenated groups,
+    int64 [U]. Only if sequences share a beginning: own, the places in the row of the own tokens,
+    int64 [U]; of, the own token that stands for each place, int64 [N]; before, the own token in
+    front of each own one, int64 [U], that of a sequence's first being without meaning.
     """
 
     groups: tuple[Tensor, ...]
     back: Tensor
+    own: Tensor | None = None
+    of: Tensor | None = None
+    before: Tensor | None = None
 
     def to(self, device: str) -> Layout:
         """The same layout on `device`."""
-        return Layout(tuple(group.to(device) for group in self.groups), self.back.to(device))
+        own, of, before = (
+            None if tensor is None else tensor.to(device)
+            for tensor in (self.own, self.of, self.before)
+        )
+        groups = tuple(group.to(device) for group in self.groups)
+        return Layout(groups, self.back.to(device), own, of, before)
 
 
-def layout(lengths: Sequence[int]) -> Layout:
+Share = tuple[int, int]
+"""An earlier sequence, and how many of one's first tokens are its first tokens, too."""
+
+
+def layout(lengths: Sequence[int], shares: Sequence[Share] | None = None) -> Layout:
     """The layout of sequences of `lengths`, in the order of the row. No length may be 0."""
     import torch
 
-    starts = [sum(lengths[:place]) for place in range(len(lengths))]
+    shares = shares or [(0, 0)] * len(lengths)
+    places: list[list[int]] = []
+    own: list[int] = []
+    start = 0
+    for length, (earlier, shared) in zip(lengths, shares, strict=True):
+        first = len(own) - shared
+        own += range(start + shared, start + length)
+        mine = range(first + shared, first + length)
+        places.append([*(places[earlier][:shared] if shared else ()), *mine])
+        start += length
+    groups, back, offset = [], torch.empty(len(own), dtype=torch.int64), 0
+    for chosen in _alike(lengths):
+        width = lengths[chosen[0]]
+        group = torch.zeros(len(chosen), width, dtype=torch.int64)
+        for row, place in enumerate(chosen):
+            length, shared = lengths[place], shares[place][1]
+            group[row, :length] = torch.tensor(places[place])
+            first = offset + row * width
+            back[places[place][shared:]] = torch.arange(first + shared, first + length)
+        offset += group.numel()
+        groups.append(group)
+    if not any(shared for _, shared in shares):
+        return Layout(tuple(groups), back)
+    of = torch.tensor([place for sequence in places for place in sequence])
+    places_of_own = torch.tensor(own)
+    return Layout(tuple(groups), back, places_of_own, of, of[(places_of_own - 1).clamp(min=0)])
+
+
+def _alike(lengths: Sequence[int]) -> list[list[int]]:
+    """Sequences of like length, the longest of each set first."""
     sets: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lambda p: -lengths[p]):
         if sets and lengths[place] >= LIKE * lengths[sets[-1][0]]:
             sets[-1].append(place)
         else:
             sets.append([place])
-    groups, back, offset = [], torch.empty(sum(lengths), dtype=torch.int64), 0
-    for chosen in sets:
-        width = lengths[chosen[0]]
-        group = torch.zeros(len(chosen), width, dtype=torch.int64)
-        for row, place in enumerate(chosen):
-            start, length = starts[place], lengths[place]
-            group[row, :length] = torch.arange(start, start + length)
-            first = offset + row * width
-            back[start : start + length] = torch.arange(first, first + length)
-        offset += group.numel()
-        groups.append(group)
-    return Layout(tuple(groups), back)
+    return sets
 
 
 def packed_attention(

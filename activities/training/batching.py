@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
 from ratchet.activities.storage.batch import Sample
-from ratchet.activities.training.attention import Layout, layout
+from ratchet.activities.training.attention import Layout, Share, layout
 from ratchet.activities.training.loss import MemberCounts
 from ratchet.activities.training.packing import TOKENS, Cost, grid
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 STREAMS = {"rl_weights": 1.0, "ce_weights": 0.0, "ref_kl_weights": 0.0, "ref_logprobs": 0.0}
 """Optional per-token streams, and what stands in for one next to a sample that has it."""
 PACKED_PAD_TOKEN = 1
+WORTH_SHARING = 16
+"""Tokens from which on it pays to compute a beginning once for several samples."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,21 @@ def _collate(indices: list[int], samples: list[Sample]) -> MicroBatch:
     )
 
 
+def _shares(samples: Sequence[Sample]) -> list[Share]:
+    """For each sample, what it shares with the first one of its group.
+
+    The weights see a beginning that both have once, and its gradient is the sum of both.
+    """
+    leaders: dict[tuple[str, float], int] = {}
+    result = []
+    for place, sample in enumerate(samples):
+        leader = leaders.setdefault((sample.group, sample.temperature), place)
+        pairs = zip(sample.token_ids, samples[leader].token_ids, strict=False)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        result.append((leader, shared if leader != place and shared >= WORTH_SHARING else 0))
+    return result
+
+
 def pack(indices: list[int], samples: list[Sample], pad_to_multiple_of: int = 1) -> MicroBatch:
     """One row of samples end to end, padded to a multiple of `pad_to_multiple_of` tokens.
 
@@ -247,6 +264,7 @@ def pack(indices: list[int], samples: list[Sample], pad_to_multiple_of: int = 1)
         return torch.tensor([flat], dtype=dtype)
 
     all_lengths = lengths + [padding] * (padding > 0)
+    shares = _shares(samples) + [(0, 0)] * (padding > 0)
     positions = [place for length in all_lengths for place in range(length)]
     temperatures = [[s.temperature] * len(s.token_ids) for s in samples]
     return MicroBatch(
@@ -258,7 +276,7 @@ def pack(indices: list[int], samples: list[Sample], pad_to_multiple_of: int = 1)
         advantages=joined(_advantages(samples), 0.0, torch.float32),
         temperature=joined(temperatures, 1.0, torch.float32),
         positions=torch.tensor([positions], dtype=torch.int64),
-        layout=layout(all_lengths),
+        layout=layout(all_lengths, shares),
         **_streams(lambda rows: joined(rows, 0.0, torch.float32), samples),
     )
 

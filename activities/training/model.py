@@ -89,15 +89,15 @@ def token_scores(
     """
     import torch
 
+    if layout is not None and layout.own is not None:
+        assert positions is not None
+        return _shared_scores(model, token_ids, temperature, positions, layout)
     packed = {} if layout is None else {"position_ids": positions, "layout": layout}
     logits = model(input_ids=token_ids, use_cache=False, **packed).logits[:, :-1].float()
     # The temperature of a token is that of its own sequence, also where the row goes on to it.
     scale = temperature if temperature.shape[1] == 1 else temperature[:, 1:]
-    log_probs = torch.log_softmax(logits / scale.unsqueeze(-1), dim=-1)
-    chosen = log_probs.gather(-1, token_ids[:, 1:].unsqueeze(-1)).squeeze(-1)
-    with torch.no_grad():
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
-    first = math.log(log_probs.shape[-1])
+    chosen, entropy = _chosen(logits, token_ids[:, 1:], scale)
+    first = math.log(logits.shape[-1])
     if positions is not None:
         starts = positions[:, 1:] == 0
         chosen = chosen.masked_fill(starts, -first)
@@ -106,6 +106,35 @@ def token_scores(
         torch.nn.functional.pad(chosen, (1, 0), value=-first),
         torch.nn.functional.pad(entropy, (1, 0), value=first),
     )
+
+
+def _chosen(logits: Tensor, token_ids: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of each token under its logits [..., V], and the entropy there."""
+    import torch
+
+    log_probs = torch.log_softmax(logits / temperature.unsqueeze(-1), dim=-1)
+    chosen = log_probs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+    with torch.no_grad():
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+    return chosen, entropy
+
+
+def _shared_scores(
+    model: Any, token_ids: Tensor, temperature: Tensor, positions: Tensor, layout: Layout
+) -> tuple[Tensor, Tensor]:
+    """`token_scores` of a packed row whose sequences share their beginnings."""
+    import torch
+
+    look_up = torch.nn.functional.embedding
+    own, of, before = layout.own, layout.of, layout.before
+    assert own is not None and of is not None and before is not None
+    ids, places = token_ids[:, own], positions[:, own]
+    result = model(input_ids=ids, position_ids=places, layout=layout, use_cache=False)
+    logits = look_up(before, result.logits[0]).float()
+    chosen, entropy = _chosen(logits, ids[0], temperature[0, own])
+    first, starts = math.log(logits.shape[-1]), places[0] == 0
+    chosen, entropy = chosen.masked_fill(starts, -first), entropy.masked_fill(starts, first)
+    return tuple(look_up(of, x.unsqueeze(-1)).squeeze(-1)[None] for x in (chosen, entropy))
 
 
 def score_batch(model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
