@@ -55,40 +55,35 @@ class Layout:
         return Layout(groups, self.back.to(device), own, of, before)
 
 
-Share = tuple[int, int]
-"""An earlier sequence, and how many of one's first tokens are its first tokens, too."""
+def layout(lengths: Sequence[int], of: Sequence[int] | None = None) -> Layout:
+    """The layout of sequences of `lengths`, in the order of the row. No length may be 0.
 
-
-def layout(lengths: Sequence[int], shares: Sequence[Share] | None = None) -> Layout:
-    """The layout of sequences of `lengths`, in the order of the row. No length may be 0."""
+    `of` names the own token of each place, in the order in which they first occur; None: each
+    place has one to itself.
+    """
     import torch
 
-    shares = shares or [(0, 0)] * len(lengths)
-    places: list[list[int]] = []
-    own: list[int] = []
-    start = 0
-    for length, (earlier, shared) in zip(lengths, shares, strict=True):
-        first = len(own) - shared
-        own += range(start + shared, start + length)
-        mine = range(first + shared, first + length)
-        places.append([*(places[earlier][:shared] if shared else ()), *mine])
-        start += length
-    groups, back, offset = [], torch.empty(len(own), dtype=torch.int64), 0
+    shared = of is not None
+    tokens = torch.arange(sum(lengths)) if of is None else torch.tensor(of)
+    starts = [sum(lengths[:place]) for place in range(len(lengths))]
+    groups, where, offset = [], torch.empty_like(tokens), 0
     for chosen in _alike(lengths):
         width = lengths[chosen[0]]
         group = torch.zeros(len(chosen), width, dtype=torch.int64)
         for row, place in enumerate(chosen):
-            length, shared = lengths[place], shares[place][1]
-            group[row, :length] = torch.tensor(places[place])
+            start, length = starts[place], lengths[place]
+            group[row, :length] = tokens[start : start + length]
             first = offset + row * width
-            back[places[place][shared:]] = torch.arange(first + shared, first + length)
+            where[start : start + length] = torch.arange(first, first + length)
         offset += group.numel()
         groups.append(group)
-    if not any(shared for _, shared in shares):
-        return Layout(tuple(groups), back)
-    of = torch.tensor([place for sequence in places for place in sequence])
-    places_of_own = torch.tensor(own)
-    return Layout(tuple(groups), back, places_of_own, of, of[(places_of_own - 1).clamp(min=0)])
+    if not shared:
+        return Layout(tuple(groups), where)
+    # The highest so far: a place is an own token's if none before it is as high.
+    highest = tokens.cummax(0).values
+    fresh = torch.cat([torch.ones(1, dtype=torch.bool), highest[1:] > highest[:-1]])
+    own = fresh.nonzero().squeeze(-1)
+    return Layout(tuple(groups), where[own], own, tokens, tokens[(own - 1).clamp(min=0)])
 
 
 def _alike(lengths: Sequence[int]) -> list[list[int]]:

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ratchet.activities.storage.batch import Sample
-from ratchet.activities.training.attention import Layout, Share, layout
+from ratchet.activities.training.attention import Layout, layout
 from ratchet.activities.training.loss import MemberCounts
 from ratchet.activities.training.packing import TOKENS, Cost, grid
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 STREAMS = {"rl_weights": 1.0, "ce_weights": 0.0, "ref_kl_weights": 0.0, "ref_logprobs": 0.0}
 """Optional per-token streams, and what stands in for one next to a sample that has it."""
 PACKED_PAD_TOKEN = 1
-WORTH_SHARING = 16
-"""Tokens from which on it pays to compute a beginning once for several samples."""
+WORTH_SHARING = 0.1
+"""Share of a row's tokens that must be alike for each to be computed once."""
 
 
 @dataclass(frozen=True)
@@ -232,19 +232,20 @@ def _collate(indices: list[int], samples: list[Sample]) -> MicroBatch:
     )
 
 
-def _shares(samples: Sequence[Sample]) -> list[Share]:
-    """For each sample, what it shares with the first one of its group.
+def _own_tokens(samples: Sequence[Sample]) -> list[int] | None:
+    """For each token of a row, the first one that follows the same tokens in a sample.
 
-    The weights see a beginning that both have once, and its gradient is the sum of both.
+    They are numbered in the order in which they occur. What a model computes of the two is the
+    same; the temperature is part of what they follow. None: too few are alike to be worth it.
     """
-    leaders: dict[tuple[str, float], int] = {}
+    known: dict[tuple[Any, int], int] = {}
     result = []
-    for place, sample in enumerate(samples):
-        leader = leaders.setdefault((sample.group, sample.temperature), place)
-        pairs = zip(sample.token_ids, samples[leader].token_ids, strict=False)
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        result.append((leader, shared if leader != place and shared >= WORTH_SHARING else 0))
-    return result
+    for sample in samples:
+        last: Any = ("at", sample.temperature)
+        for token in sample.token_ids:
+            last = known.setdefault((last, token), len(known))
+            result.append(last)
+    return result if len(result) - len(known) >= WORTH_SHARING * len(result) else None
 
 
 def pack(indices: list[int], samples: list[Sample], pad_to_multiple_of: int = 1) -> MicroBatch:
@@ -264,7 +265,9 @@ def pack(indices: list[int], samples: list[Sample], pad_to_multiple_of: int = 1)
         return torch.tensor([flat], dtype=dtype)
 
     all_lengths = lengths + [padding] * (padding > 0)
-    shares = _shares(samples) + [(0, 0)] * (padding > 0)
+    own = _own_tokens(samples)
+    if own is not None:
+        own += range(max(own) + 1, max(own) + 1 + padding)
     positions = [place for length in all_lengths for place in range(length)]
     temperatures = [[s.temperature] * len(s.token_ids) for s in samples]
     return MicroBatch(
@@ -276,7 +279,7 @@ def pack(indices: list[int], samples: list[Sample], pad_to_multiple_of: int = 1)
         advantages=joined(_advantages(samples), 0.0, torch.float32),
         temperature=joined(temperatures, 1.0, torch.float32),
         positions=torch.tensor([positions], dtype=torch.int64),
-        layout=layout(all_lengths, shares),
+        layout=layout(all_lengths, own),
         **_streams(lambda rows: joined(rows, 0.0, torch.float32), samples),
     )
 

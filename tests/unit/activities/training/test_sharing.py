@@ -11,47 +11,50 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratchet.activities.storage.batch import Sample
-from ratchet.activities.training import attention
-from ratchet.activities.training.batching import WORTH_SHARING, micro_batches, pack
+from ratchet.activities.training import attention, batching
+from ratchet.activities.training.batching import micro_batches, pack
 from ratchet.activities.training.model import load_model, score_batch
 from tests.unit.activities.training.conftest import make_sample
 
-LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=10)
+SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=30), min_size=1, max_size=10)
+
+
+def sample_of(token_ids: list[int], **changes: Any) -> Sample:
+    base = make_sample(random.Random(0), length=max(len(token_ids), 5))
+    lists = ("loss_mask", "logprobs", "advantages", "versions")
+    short = {name: getattr(base, name)[: len(token_ids)] for name in lists}
+    return replace(base, token_ids=token_ids, **short, **changes)
 
 
 @settings(max_examples=60, deadline=None)
-@given(LENGTHS)
-def test_every_place_of_a_row_has_its_token(drawn: list[tuple[int, int]]) -> None:
-    lengths = [length for length, _ in drawn]
-    shares = [(0, min(s, n, lengths[0]) if place else 0) for place, (n, s) in enumerate(drawn)]
-    made = attention.layout(lengths, shares)
-    own = sum(length - shared for length, (_, shared) in zip(lengths, shares, strict=True))
+@given(SEQUENCES, st.sampled_from([1, 8]))
+def test_each_beginning_of_a_row_is_there_once(drawn: list[list[int]], multiple: int) -> None:
+    batch = pack(list(range(len(drawn))), [sample_of(ids) for ids in drawn], multiple)
+    made, row = batch.layout, batch.token_ids[0].tolist()
+    beginnings = [tuple(ids[: k + 1]) for ids in drawn for k in range(len(ids))]
+    padding = len(row) - len(beginnings)
+    beginnings += [(-1, *[1] * k) for k in range(padding)]
+    assert made is not None
     joined = torch.cat([group.flatten() for group in made.groups])
-    assert torch.equal(joined[made.back], torch.arange(own))
-    if own == sum(lengths):
-        assert made.own is made.of is made.before is None
+    if made.own is None:
+        assert len(set(beginnings)) > 0.9 * (len(row) - padding)
+        assert torch.equal(joined[made.back], torch.arange(len(row)))
         return
-    assert made.own is not None and made.of is not None and made.before is not None
-    assert torch.equal(made.of[made.own], torch.arange(own))
-    # A token carries its own name, or that of the one that the first sequence shares with it.
-    names = [
-        (0 if k < shared else place, k)
-        for place, (length, (_, shared)) in enumerate(zip(lengths, shares, strict=True))
-        for k in range(length)
-    ]
-    kept = [names[place] for place in made.own.tolist()]
-    assert [kept[place] for place in made.of.tolist()] == names
-    rows = [row for group in made.groups for row in group.tolist()]
-    order = [place for chosen in attention._alike(lengths) for place in chosen]
-    for place, row in zip(order, rows, strict=True):
-        start = sum(lengths[:place])
-        assert [kept[k] for k in row[: lengths[place]]] == names[start : start + lengths[place]]
-    for (sequence, k), token in zip(kept, made.before.tolist(), strict=True):
-        assert k == 0 or kept[token] in ((sequence, k - 1), (0, k - 1))
+    assert made.of is not None and made.before is not None
+    kept = [beginnings[place] for place in made.own.tolist()]
+    assert kept == list(dict.fromkeys(beginnings))
+    assert [kept[place] for place in made.of.tolist()] == beginnings
+    assert torch.equal(joined[made.back], torch.arange(len(kept)))
+    for beginning, before in zip(kept, made.before.tolist(), strict=True):
+        assert len(beginning) == 1 or kept[before] == beginning[:-1]
+    rows = [tuple(kept[k] for k in line) for group in made.groups for line in group.tolist()]
+    for ids in drawn:
+        whole = tuple(tuple(ids[: k + 1]) for k in range(len(ids)))
+        assert any(line[: len(ids)] == whole for line in rows)
 
 
 def grouped(size: int = 3) -> list[Sample]:
-    """Groups of samples with one prompt each, of which some go on alike and two are the same."""
+    """Samples of a few prompts each, of which some go on alike and two are the same."""
     rng, made = random.Random(6), []
     for group in range(size):
         first = make_sample(rng, length=40, prompt=24)
@@ -84,12 +87,15 @@ def gradients(policy: Path, samples: list[Sample]) -> tuple[list[float], dict[st
     return scores, {n: p.grad for n, p in model.named_parameters()}, sum(seen)
 
 
-def test_scores_and_gradients_are_those_of_samples_alone(policy: Path) -> None:
+def test_scores_and_gradients_are_those_of_samples_alone(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     samples = grouped()
-    alone = [replace(s, group=f"train/{place}") for place, s in enumerate(samples)]
     scores, gradient, computed = gradients(policy, samples)
-    plain, expected, all_tokens = gradients(policy, alone)
-    assert all_tokens == 3 * 4 * 40 and computed == 3 * (40 + 16 + 10 + 0)
+    monkeypatch.setattr(batching, "WORTH_SHARING", 1.0)
+    plain, expected, all_tokens = gradients(policy, samples)
+    monkeypatch.undo()
+    assert all_tokens == 3 * 4 * 40 and computed == 3 * (40 + 16 + 10)
     assert scores == pytest.approx(plain, abs=1e-5)
     for name, value in gradient.items():
         assert torch.allclose(value, expected[name], rtol=1e-4, atol=1e-5), name
@@ -98,11 +104,11 @@ def test_scores_and_gradients_are_those_of_samples_alone(policy: Path) -> None:
     assert all(torch.equal(value, again[1][name]) for name, value in gradient.items())
 
 
-def test_other_groups_temperatures_and_short_beginnings_share_nothing() -> None:
-    first = replace(make_sample(random.Random(1), length=40), group="train/1")
-    few = WORTH_SHARING - 1
-    others = [(token + 1) % 100 for token in first.token_ids[few:]]
-    short = replace(first, token_ids=first.token_ids[:few] + others)
-    for other in (replace(first, group="train/2"), replace(first, temperature=0.5), short):
+def test_other_temperatures_and_little_in_common_share_nothing() -> None:
+    first = make_sample(random.Random(1), length=40)
+    others = [(token + 1) % 100 for token in first.token_ids[7:]]
+    little = replace(first, token_ids=first.token_ids[:7] + others)
+    more = replace(first, token_ids=first.token_ids[:8] + others[1:])
+    for other, shares in ((replace(first, temperature=0.5), False), (little, False), (more, True)):
         layout = pack([0, 1], [first, other]).layout
-        assert layout is not None and layout.own is None
+        assert layout is not None and (layout.own is not None) == shares
