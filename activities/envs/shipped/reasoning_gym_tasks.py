@@ -23,8 +23,6 @@ from ratchet.activities.envs.datasets import split_of
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 SOURCE_ONLY = ("cellpylib", "pycosat", "zss")
 """What requirements/*.lock leaves out, so that nothing is compiled at set-up."""
-EXHAUSTED = 1000
-"""Entries in a row that are no new questions, after which a small task counts as read."""
 TRIES_PER_EXAMPLE = 100
 """Most entries looked at for each example that is wanted."""
 
@@ -33,6 +31,8 @@ class _Absent(ModuleType):
     """Stands in for a module that one task of the package needs and no other."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         raise ValueError(
             f"this task needs {self.__name__}, which registries have as source only "
             f"(pip install {self.__name__})"
@@ -41,10 +41,13 @@ class _Absent(ModuleType):
 
 def _package() -> Any:
     """reasoning_gym, which imports what any of its tasks needs."""
-    for name in SOURCE_ONLY:
-        if name not in sys.modules and importlib.util.find_spec(name) is None:
-            sys.modules[name] = _Absent(name)
-    return importlib.import_module("reasoning_gym")
+    absent = [name for name in SOURCE_ONLY if importlib.util.find_spec(name) is None]
+    sys.modules.update({name: _Absent(name) for name in absent})
+    try:
+        return importlib.import_module("reasoning_gym")
+    finally:
+        for name in absent:
+            del sys.modules[name]
 
 
 @functools.lru_cache(maxsize=8)
@@ -113,27 +116,21 @@ class ReasoningGymConfig(vf.TasksetConfig):
 
 
 class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
-    """Distinct questions of one split, in the order of the package's entries."""
+    """Entries of one split, in the package's order; a task of few questions asks them often."""
 
     def load(self) -> Iterator[ReasoningGymTask]:
-        """Yields one task a question, at most `num_examples`; raises ValueError for none."""
+        """Yields one task an entry; raises ValueError if the task has too few of them."""
         config = self.config
         size = config.num_examples * TRIES_PER_EXAMPLE
         arguments = json.dumps(config.arguments, sort_keys=True)
         entries = entries_of(config.dataset, arguments, config.seed, size)
-        seen: set[str] = set()
-        fruitless = 0
+        found = 0
         for index in range(size):
             question = entries[index]["question"]
-            if question in seen or (split_of(question) == "eval") != (config.split == "eval"):
-                fruitless += 1
-                if fruitless == EXHAUSTED:
-                    break
+            if (split_of(question) == "eval") != (config.split == "eval"):
                 continue
-            seen.add(question)
-            fruitless = 0
             data = ReasoningGymData(
-                id=question,
+                id=f"{config.seed}/{index}",
                 prompt=question + config.suffix,
                 dataset=config.dataset,
                 arguments=arguments,
@@ -143,13 +140,13 @@ class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
                 answer=config.answer,
             )
             yield ReasoningGymTask(data, config.task)
-            if len(seen) == config.num_examples:
-                break
-        if not seen:
-            raise ValueError(
-                f"reasoning-gym's {config.dataset!r} of {config.arguments} has no question for "
-                f"split {config.split!r}"
-            )
+            found += 1
+            if found == config.num_examples:
+                return
+        raise ValueError(
+            f"reasoning-gym's {config.dataset!r} has only {found} entries for split "
+            f"{config.split!r}; lower num_examples ({config.num_examples})"
+        )
 
 
 __all__ = ["ReasoningGymTaskset"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ratchet.activities.envs.datasets import split_of
+from ratchet.activities.envs.shipped import reasoning_gym_tasks
 from ratchet.activities.envs.shipped.reasoning_gym_tasks import (
     ReasoningGymConfig,
     ReasoningGymTask,
@@ -27,19 +28,26 @@ def score(task: ReasoningGymTask, reply: str, truncated: bool = False) -> float:
     return task.score(trace)
 
 
+def question(task: ReasoningGymTask) -> str:
+    data = task.data
+    entries = entries_of(data.dataset, data.arguments, data.seed, data.size)
+    return str(entries[data.index]["question"])
+
+
 def test_evals_ask_what_training_never_does() -> None:
     train, held_out = tasks(num_examples=400), tasks(num_examples=400, split="eval")
-    questions = [[task.data.id for task in split] for split in (train, held_out)]
-    assert all(split_of(question) == "eval" for question in questions[1])
-    assert not set(questions[0]) & set(questions[1])
-    # Two terms of one digit make 200 questions, of which each is drawn once.
-    assert len({*questions[0], *questions[1]}) == len(questions[0]) + len(questions[1]) == 200
+    asked = [{question(task) for task in split} for split in (train, held_out)]
+    assert all(split_of(text) == "eval" for text in asked[1]) and not asked[0] & asked[1]
+    # Two terms of one digit make 200 questions, which come again and again.
+    assert 100 < len(asked[0] | asked[1]) <= 200
+    for split in (train, held_out):
+        assert len({task.data.id for task in split}) == len(split) == 400
 
 
 def test_a_task_is_an_entry_of_the_package() -> None:
     one, other = tasks(num_examples=2, suffix=" Be brief.", seed=5)
     entries = entries_of(one.data.dataset, one.data.arguments, 5, one.data.size)
-    assert one.data.prompt == entries[one.data.index]["question"] + " Be brief."
+    assert one.data.prompt == question(one) + " Be brief."
     assert one.data.index != other.data.index
     assert score(one, entries[one.data.index]["answer"]) == 1.0
 
@@ -67,6 +75,12 @@ def test_what_of_a_reply_counts() -> None:
 def test_what_the_package_refuses(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         tasks(**config)
+
+
+def test_a_split_that_entries_avoid_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reasoning_gym_tasks, "TRIES_PER_EXAMPLE", 1)
+    with pytest.raises(ValueError, match=r"has only \d+ entries for split 'eval'; lower"):
+        tasks(num_examples=40, split="eval")
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
