@@ -17,7 +17,7 @@ class SamplingConfig(Section):
 
     temperature: float = Field(default=1.0, ge=0.0, le=10.0, description="Softmax temperature.")
     max_tokens: int = Field(
-        default=16, ge=1, description="Most tokens sampled in one turn of a rollout."
+        default=1024, ge=1, description="Most tokens sampled in one turn of a rollout."
     )
 
 

@@ -21,9 +21,9 @@ class AdamWConfig(Section):
     """AdamW (Loshchilov and Hutter, arXiv:1711.05101), one step per batch."""
 
     type: Literal["adamw"] = "adamw"
-    lr: float = Field(default=5e-4, gt=0, lt=1, description="Learning rate.")
-    betas: tuple[float, float] = Field(default=(0.9, 0.95), description="Moment decay rates.")
-    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
+    lr: float = Field(default=1e-6, gt=0, lt=1, description="Learning rate.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Moment decay rates.")
+    weight_decay: float = Field(default=0.01, ge=0, description="Decoupled weight decay.")
     max_norm: float | None = Field(
         default=1.0, gt=0, description="Gradient norm is clipped here; none: no clipping."
     )
@@ -190,7 +190,7 @@ class TrainerConfig(Section):
     )
     loss: LossConfig = Field(default_factory=DefaultLossConfig)
     seq_len: int = Field(
-        default=256,
+        default=2048,
         ge=8,
         description="Longest sample in tokens. Engines serve the same length, or more where an "
         "algorithm needs it; the trainer cuts off what is beyond.",

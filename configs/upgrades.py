@@ -41,7 +41,25 @@ def from_1_to_2(config: Document) -> Document:
     return {**config, "model": model, "trainer": trainer, "inference": inference}
 
 
-CONFIG = Versions("the stored config", {0: from_0_to_1, 1: from_1_to_2})
+def from_2_to_3(config: Document) -> Document:
+    """What a section does not say is what was the default for the tiny policy."""
+    trainer = {"seq_len": 256, "optim": {}, **config.get("trainer", {})}
+    if trainer["optim"].get("type", "adamw") == "adamw":
+        before = {"lr": 5e-4, "betas": [0.9, 0.95], "weight_decay": 0.0}
+        trainer["optim"] = {**before, **trainer["optim"]}
+    sides = {kind: _short_replies(config.get(kind, {})) for kind in ("train", "eval")}
+    return {**config, **sides, "trainer": trainer}
+
+
+def _short_replies(side: Document) -> Document:
+    envs = [
+        {**env, "sampling": {"max_tokens": 16, **env["sampling"]}} if env.get("sampling") else env
+        for env in side.get("env", ())
+    ]
+    return {**side, "env": envs, "sampling": {"max_tokens": 16, **side.get("sampling", {})}}
+
+
+CONFIG = Versions("the stored config", {0: from_0_to_1, 1: from_1_to_2, 2: from_2_to_3})
 
 
 def read_config(stored: dict[str, Any]) -> RunConfig:

@@ -86,7 +86,12 @@ def _config(kind: str, **model: Any) -> Any:
     return {
         "max_steps": 1,
         "algo": {"type": kind, place: model},
-        "train": {"env": [{"id": "reverse-text"}], "batch_size": 4, "group_size": 4},
+        "train": {
+            "env": [{"id": "reverse-text"}],
+            "batch_size": 4,
+            "group_size": 4,
+            "sampling": {"max_tokens": 16},
+        },
         "trainer": {"seq_len": SEQ_LEN},
     }
 

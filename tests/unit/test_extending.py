@@ -42,7 +42,7 @@ def _config(section: str, folder: Path) -> dict[str, Any]:
     (block,) = blocks(SECTIONS[section], "toml")
     base: dict[str, Any] = {
         "max_steps": 1,
-        "train": {"env": [{"id": "reverse-text"}]},
+        "train": {"env": [{"id": "reverse-text"}], "sampling": {"max_tokens": 16}},
         "trainer": {"threads": 1, "seq_len": 32, "micro_batch_tokens": 64},
     }
     for key, value in parse(block.replace(USERS_FOLDER, str(folder))).items():

@@ -182,9 +182,9 @@ def test_which_algorithms_do_with_groups_of_one(algo: dict[str, Any], alone: boo
 @pytest.mark.parametrize(
     ("opsd", "context"),
     [
-        ({}, 256 + 256),
-        ({"demo_tokens": 40}, 256 + 40),
-        ({"teacher": FROZEN, "demo_tokens": 40}, 256),
+        ({}, 2048 + 256),
+        ({"demo_tokens": 40}, 2048 + 40),
+        ({"teacher": FROZEN, "demo_tokens": 40}, 2048),
     ],
 )
 def test_engines_have_room_for_what_the_policy_is_shown(opsd: dict[str, Any], context: int) -> None:

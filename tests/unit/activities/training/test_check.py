@@ -13,7 +13,12 @@ from ratchet.configs.run import RunConfig
 
 def config(model: dict[str, Any], **trainer: Any) -> RunConfig:
     return RunConfig.model_validate(
-        {"max_steps": 1, "train": {"env": [{"id": "x"}]}, "model": model, "trainer": trainer}
+        {
+            "max_steps": 1,
+            "train": {"env": [{"id": "x"}], "sampling": {"max_tokens": 16}},
+            "model": model,
+            "trainer": {"seq_len": 256, **trainer},
+        }
     )
 
 

@@ -26,7 +26,7 @@ CONFIG = config_document(
     RunConfig.model_validate(
         {
             "max_steps": 4,
-            "train": {"env": [{"id": "reverse-text"}]},
+            "train": {"env": [{"id": "reverse-text"}], "sampling": {"max_tokens": 16}},
             "trainer": {
                 "threads": 1,
                 "seq_len": 32,

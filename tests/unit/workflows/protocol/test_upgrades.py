@@ -120,7 +120,7 @@ def as_before(document: dict[str, Any]) -> dict[str, Any]:
     state, config = document.get("state"), document.get("config")
     if state:
         document = {**document, "state": flat(state) if "lifecycle" in state else state}
-    if config and config.get("schema") == 2:
+    if config and config.get("schema") == CONFIG.current:
         document = {**document, "config": config_of_schema_1(config)}
     parts = ("state", "host", "config")
     return {
@@ -164,7 +164,7 @@ def test_a_recorded_checkpoint_keeps_every_value(build: str, name: str) -> None:
     document = CHECKPOINT_STATE.upgraded(recorded)
     state, before = decoded(RunState, document["state"]), read_config(document["config"])
     again = json.loads(kept(state, before))
-    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 2, 2)
+    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 2, 3)
     assert as_before(again) == as_before(recorded)
     assert decoded(RunState, again["state"]) == state and read_config(again["config"]) == before
     trainer = item(name.replace("run_state", "trainer"), build)
@@ -281,12 +281,31 @@ def test_a_number_that_never_was_is_refused(number: Any) -> None:
 
 def test_a_newer_stored_config_is_waited_out(tmp_path: Path) -> None:
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
-    ctx.store.put_json(keys.config("r"), {**config_document(config()), "schema": 3})
-    with pytest.raises(NewerSchema, match="the stored config has schema 3") as caught:
+    ctx.store.put_json(keys.config("r"), {**config_document(config()), "schema": 4})
+    with pytest.raises(NewerSchema, match="the stored config has schema 4") as caught:
         ctx.config("r")
     failure = failure_of(caught.value, "train_step")
     assert failure is not None and failure.type == wire_names.STORE_FAILED
     assert "newer build" in failure.message
+
+
+def test_what_an_older_config_does_not_say_is_as_it_was() -> None:
+    train = {"env": [{"id": "a", "sampling": {"temperature": 0.5}}, {"id": "b"}]}
+    old = {"schema": 2, "max_steps": 3, "train": train}
+    then, now = read_config(old), validate({"max_steps": 3, "train": train})
+    for it, tokens, length, optim in (
+        (then, 16, 256, (5e-4, (0.9, 0.95), 0.0)),
+        (now, 1024, 2048, (1e-6, (0.9, 0.999), 0.01)),
+    ):
+        adamw = it.trainer.optim
+        assert adamw.type == "adamw" and it.trainer.seq_len == length
+        assert (adamw.lr, adamw.betas, adamw.weight_decay) == optim
+        sampled = [it.sampling(name, "train").max_tokens for name in "ab"]
+        assert {*sampled, it.eval.sampling.max_tokens} == {tokens}
+        assert it.sampling("a", "train").temperature == 0.5
+    sgd = read_config({**old, "trainer": {"optim": {"type": "sgd"}}}).trainer.optim
+    assert sgd.type == "sgd" and sgd.lr == 1e-2
+    assert old == {"schema": 2, "max_steps": 3, "train": train}, "an upgrader changes no input"
 
 
 def test_a_users_config_has_no_schema() -> None:
