@@ -9,16 +9,58 @@ from ratchet.configs.algorithm import AlgorithmConfig
 from ratchet.configs.base import Section
 from ratchet.configs.curriculum import CurriculumConfig
 
+TRUNCATION = ("top_p", "top_k", "min_p")
 RESERVED_NAMES = ("all", "agg", "trainable", "empty")
 
 
 class SamplingConfig(Section):
-    """How the engine samples. top_p is fixed at 1: the trainer's ratio assumes it."""
+    """How a model is sampled.
+
+    The keys of TRUNCATION keep a part of the distribution and scale it up. The trainer's
+    log-probabilities are of the whole of it, so rollouts that train the policy have none of them.
+    """
 
     temperature: float = Field(default=1.0, ge=0.0, le=10.0, description="Softmax temperature.")
     max_tokens: int = Field(
         default=1024, ge=1, description="Most tokens sampled in one turn of a rollout."
     )
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Strings that end a turn, besides the token that the renderer ends it with. "
+        "The tokens that spell one are part of the reply and train; such a turn is not truncated.",
+    )
+    top_p: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Samples from the likeliest tokens whose probabilities add up to this; evals "
+        "and frozen models only.",
+    )
+    top_k: int | None = Field(
+        default=None,
+        ge=1,
+        description="Samples from that many of the likeliest tokens; evals and frozen models only.",
+    )
+    min_p: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Samples from the tokens that have at least this share of the likeliest one's "
+        "probability; evals and frozen models only.",
+    )
+
+    @property
+    def truncation(self) -> dict[str, Any]:
+        """The keys of TRUNCATION that are set, and their values."""
+        return self.model_dump(include=set(TRUNCATION), exclude_defaults=True)
+
+    def request(self) -> dict[str, Any]:
+        """Parameters of a request to an engine. Only some engines know those that are left out
+        where they change nothing.
+        """
+        always = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        return always | self.truncation | ({"stop": list(self.stop)} if self.stop else {})
 
 
 class EnvConfig(Section):

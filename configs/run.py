@@ -14,7 +14,13 @@ from ratchet.configs.algorithm import (
     teacher_of,
 )
 from ratchet.configs.base import Section
-from ratchet.configs.env import MOST_AT_ONCE, EnvConfig, EvalConfig, TrainConfig
+from ratchet.configs.env import (
+    MOST_AT_ONCE,
+    EnvConfig,
+    EvalConfig,
+    SamplingConfig,
+    TrainConfig,
+)
 from ratchet.configs.filters import FiltersConfig
 from ratchet.configs.model import ModelConfig
 from ratchet.configs.reference import FrozenModelConfig
@@ -182,12 +188,8 @@ class RunConfig(Section):
                     f"and renderer {UNATTRIBUTED!r} does not tell it from the template around it; "
                     "set model.renderer to one made for the model"
                 )
-            greedy = self.sampling(trained.name, "train").temperature == 0
-            if greedy and not self.is_frozen(trained.name):
-                raise ValueError(
-                    f"train sampling of {trained.name!r} has temperature 0: greedy rollouts of one "
-                    "example are all alike and teach nothing; set it above 0"
-                )
+            if problem := self._sampling_problem(trained.name):
+                raise ValueError(f"train sampling of {trained.name!r} has {problem}")
         if problem := self.trainer.schedule_problem(self.max_steps):
             raise ValueError(problem)
         if self.trainer.micro_batch_tokens < self.trainer.seq_len:
@@ -203,6 +205,32 @@ class RunConfig(Section):
                     "set `name` on one of them"
                 )
         return self
+
+    def _sampling_problem(self, name: str) -> str | None:
+        """What keeps rollouts that are sampled so from training the policy in env `name`."""
+        sampling: SamplingConfig = self.sampling(name, "train")
+        if self.is_frozen(name):
+            if sampling.stop:
+                return (
+                    "stop strings, and a frozen model plays there: its replies come without the "
+                    "string that ended them, so the policy would learn to stop before it; set "
+                    "`sampling` without `stop` on that env"
+                )
+            return None
+        if sampling.temperature == 0:
+            return (
+                "temperature 0: greedy rollouts of one example are all alike and teach nothing; "
+                "set it above 0"
+            )
+        if cut := sampling.truncation:
+            values = ", ".join(f"{key} = {value}" for key, value in cut.items())
+            return (
+                f"{values}: engines would sample from a part of the distribution, and the trainer "
+                "compares with all of it, so that every importance ratio would be off by the share "
+                "that is kept; drop it there (evals may have it, in [eval.sampling]) or lower the "
+                "temperature"
+            )
+        return None
 
     @property
     def permits(self) -> int | None:

@@ -32,7 +32,8 @@ def from_1_to_2(config: Document) -> Document:
 
     Trainers of schema 1 held weights and moments in that dtype. A bfloat16 run goes on with those
     values as its float32 weights and moments. The renderer stays what was the default before; there
-    was one trainer backend and one transfer of weights.
+    was one trainer backend and one transfer of weights. Nothing was said of how a distribution is
+    truncated, nor of stop strings: the defaults.
     """
     model = {"renderer": "ratchet-chatml", **config.get("model", {})}
     dtype = model.pop("dtype", "float32")

@@ -208,14 +208,8 @@ class RolloutActivities:
             }
         )
         # The salt keeps cached keys and values of one version from serving another.
-        wanted = vf.SamplingConfig.model_validate(
-            {
-                "temperature": sampling.temperature,
-                "top_p": 1.0,
-                "max_tokens": sampling.max_tokens,
-                "cache_salt": str(engine.version),
-            }
-        )
+        salt = {"cache_salt": str(engine.version)}
+        wanted = vf.SamplingConfig.model_validate(sampling.request() | salt)
         return {
             "client": client,
             "model": engine.model,

@@ -79,11 +79,10 @@ def request(
     import verifiers.v1 as vf
 
     client = {"base_url": frozen.base_url, "api_key_var": frozen.api_key_var}
-    wanted = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
     return {
         "client": vf.EvalClientConfig.model_validate(client),
         "model": frozen.name,
-        "sampling": vf.SamplingConfig.model_validate(wanted),
+        "sampling": vf.SamplingConfig.model_validate(sampling.request()),
         "task_data": task,
     }
 

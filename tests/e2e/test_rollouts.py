@@ -47,6 +47,8 @@ pytestmark = [
 RUN = "e2e"
 PUSH = 7
 LABEL = f"0.{PUSH}a"
+STOPS = ("Q", "Z")
+"""Tokens of their own, and no part of a special token's name."""
 WITHIN_S = 90.0
 """How long anything may take that must happen: only a machine that stands still takes longer."""
 
@@ -59,11 +61,14 @@ def ctx(served: Served, tmp_path_factory: pytest.TempPathFactory) -> WorkerConte
         {
             "max_steps": 1,
             "train": {
-                "env": [{"id": "reverse-text"}, {"id": "reverse-retry"}],
+                "env": [
+                    {"id": "reverse-text"},
+                    {"id": "reverse-retry", "sampling": {"max_tokens": 90, "stop": list(STOPS)}},
+                ],
                 "batch_size": 16,
                 "sampling": {"max_tokens": 90},
             },
-            "eval": {"env": [{"id": "reverse-text"}], "sampling": {"max_tokens": 90}},
+            "eval": {"env": [{"id": "reverse-text"}], "sampling": {"max_tokens": 90, "top_k": 1}},
             "trainer": {"seq_len": SEQ_LEN},
             # A random policy's groups may be all alike, and every row is looked at here.
             "filters": {"post_batch": []},
@@ -216,6 +221,9 @@ async def test_single_turn_group_to_batch(
         FinalizeEvalInput(RUN, "0-0/reverse-text", "reverse-text", 0, 1, 2),
     )
     assert (record.rollouts, record.errored, record.versions) == (2, 0, (0, 0))
+    one, other = (document["samples"][0] for document in _documents(ctx, eval_work))
+    assert one["token_ids"] == other["token_ids"], "only the likeliest token is ever sampled"
+    assert set(one["logprobs"]) == {0.0}, "which is certain in the distribution really sampled"
 
 
 async def test_multi_turn_is_one_exact_sequence(
@@ -232,6 +240,7 @@ async def test_multi_turn_is_one_exact_sequence(
     )
     documents = _documents(ctx, work)
     assert any(document["turns"] == 2 for document in documents)
+    first_ends = set()
     for document in documents:
         _check_samples(document)
         assert document["branches"] == len(document["samples"]) == 1
@@ -248,6 +257,31 @@ async def test_multi_turn_is_one_exact_sequence(
                 )
             )
             assert starts == 2
+            first_ends.add(_first_end(sample))
+        _check_last_reply(document)
+    # A reply that a stop string ended is a finished one: there is another turn.
+    assert first_ends & set(STOPS)
+
+
+def _first_end(sample: dict[str, Any]) -> str:
+    """What ended the first of two replies; its turn is closed before the next message."""
+    mask, ids = sample["loss_mask"], sample["token_ids"]
+    end = mask.index(False, mask.index(True))
+    names = {vocabulary()[token]: token for token in (IM_END, *STOPS)}
+    last = names[ids[end - 1]]
+    if last != IM_END:
+        assert ids[end] == vocabulary()[IM_END], "an end that was not sampled does not train"
+    return last
+
+
+def _check_last_reply(document: dict[str, Any]) -> None:
+    """Its text has the stop string that ended it, its tokens nothing beyond."""
+    last = document["samples"][0]["token_ids"][-1]
+    stops = [vocabulary()[stop] for stop in STOPS]
+    assert document["truncated"] == (last not in (vocabulary()[IM_END], *stops))
+    text = document["messages"][-1].get("content") or ""
+    assert not set(STOPS) & set(text[:-1])
+    assert text.endswith(STOPS) == (last in stops)
 
 
 async def test_cancel_ends_the_rollouts(

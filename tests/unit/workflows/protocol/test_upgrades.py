@@ -107,7 +107,22 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     assert inference.pop("dtype") == model["dtype"]
     assert trainer.pop("matmul_precision") == "highest" and model.pop("renderer_options") == {}
     assert (trainer.pop("backend"), inference.pop("transfer")) == ("torch", "store")
-    return {**config, "model": model, "trainer": trainer, "inference": inference}
+    sampled = {kind: _sampled_whole(config[kind]) for kind in ("train", "eval")}
+    return {**config, **sampled, "model": model, "trainer": trainer, "inference": inference}
+
+
+def _sampled_whole(section: dict[str, Any]) -> dict[str, Any]:
+    """The train or eval section without the keys of sampling that schema 2 has added."""
+    added = {"stop": [], "top_p": 1.0, "top_k": None, "min_p": 0.0}
+
+    def whole(sampling: dict[str, Any] | None) -> dict[str, Any] | None:
+        if sampling is None:
+            return None
+        assert {key: sampling[key] for key in added} == added
+        return {key: value for key, value in sampling.items() if key not in added}
+
+    envs = [{**env, "sampling": whole(env["sampling"])} for env in section["env"]]
+    return {**section, "env": envs, "sampling": whole(section["sampling"])}
 
 
 def as_written(config: dict[str, Any]) -> dict[str, Any]:
