@@ -81,7 +81,10 @@ class EnvConfig(Section):
         description="tcp://host:port of an env server that someone else runs; none is started.",
     )
     timeout_s: float = Field(
-        default=120.0, gt=0, description="Longest a single rollout may take, in seconds."
+        default=120.0,
+        gt=0,
+        description="Longest a single rollout may execute, in seconds. Waiting for a permit, in "
+        "its engine's queue or for new weights does not count.",
     )
 
     @field_validator("address")

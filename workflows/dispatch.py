@@ -16,6 +16,7 @@ from temporalio.exceptions import ActivityError, ApplicationError, CancelledErro
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rests import rest_after
 from ratchet.activities.contracts.rollouts import (
+    LONGEST_WAIT_S,
     FinalizeGroupInput,
     GroupResult,
     GroupWork,
@@ -25,7 +26,6 @@ from ratchet.activities.contracts.rollouts import (
 from ratchet.configs.upgrades import read_config
 from ratchet.workflows.protocol.activities import (
     FINALIZE_GROUP,
-    FROZEN_QUEUE,
     RUN_ROLLOUTS,
     Activity,
     Input,
@@ -56,7 +56,6 @@ class Dispatch:
         self._arg = arg
         self._events_limit = config.dispatch.generation_events
         self._timeouts = {env.name: env.timeout_s for env in [*config.train.env, *config.eval.env]}
-        self._frozen = {env.name for env in config.train.env if config.is_frozen(env.name)}
         self._generation = Generation(config, arg)
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._alarm: asyncio.Task[None] | None = None
@@ -280,11 +279,8 @@ class Dispatch:
         self._generation.held.on_slow_try()
 
     def _rollout_timeout(self, work: GroupWork) -> timedelta:
-        """Twice the longest rollout: once to run, once to queue inside the engine. Those that a
-        frozen model plays may have to queue for it among all others.
-        """
-        queued = FROZEN_QUEUE if work.env in self._frozen else timedelta()
-        return timedelta(seconds=2 * self._timeouts[work.env] + 60) + queued
+        """The longest rollout: all that it may execute, and wait."""
+        return timedelta(seconds=self._timeouts[work.env] + LONGEST_WAIT_S + 60)
 
     def _summary(self, work: GroupWork, version: int, part: Part | None = None) -> str:
         name = work.group.removeprefix("train/").removeprefix("eval/")

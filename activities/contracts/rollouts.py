@@ -7,6 +7,11 @@ from ratchet.activities.contracts.refs import ArtifactRef
 
 Kind = Literal["train", "eval"]
 
+LONGEST_WAIT_S = 6 * 3600.0
+"""How long a rollout may wait beside its execution, which is what its time-out counts: in the queue
+of its engine, for a seat at a frozen model, for new weights.
+"""
+
 
 @dataclass(frozen=True)
 class EngineTarget:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.contracts.rollouts import LONGEST_WAIT_S
 from ratchet.activities.envs import loading
 from ratchet.activities.envs.probe import probe
 from ratchet.activities.hosting.process import GRACE_S
@@ -17,8 +18,6 @@ from ratchet.configs.env import EnvConfig
 from ratchet.configs.run import RunConfig
 
 PROBE_S = 3.0
-BACKSTOP_S = 30.0
-"""A server gives a rollout up this long after its client should have done so."""
 
 
 def find_env(config: RunConfig, name: str) -> EnvConfig:
@@ -30,7 +29,7 @@ def find_env(config: RunConfig, name: str) -> EnvConfig:
 
 
 def longest_timeout(config: RunConfig, name: str) -> float:
-    """The longest rollout of env `name` over training and evaluation, in seconds."""
+    """The longest that a rollout of env `name` may execute, train or eval, in seconds."""
     envs = (*config.train.env, *config.eval.env)
     return max(env.timeout_s for env in envs if env.name == name)
 
@@ -43,7 +42,7 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
     input: dict[str, Any] = {
         "id": env.id,
         "args": env.args,
-        "timeout_s": longest_timeout(config, host.name) + BACKSTOP_S,
+        "timeout_s": longest_timeout(config, host.name) + LONGEST_WAIT_S,
     }
 
     async def healthy() -> bool:

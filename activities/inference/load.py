@@ -13,6 +13,7 @@ Invariant: an idle engine is reported once, and then not before something change
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 
 import httpx
@@ -27,6 +28,10 @@ _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
 _PREEMPTIONS = "vllm:num_preemptions_total"
 _CACHE = "vllm:cache_config_info"
+
+# Rollout workers have no parser of Prometheus' format.
+_REQUESTS = re.compile(rf"^({_RUNNING}|{_WAITING})(?:\{{[^}}]*\}})? ([0-9.e+]+)$", re.MULTILINE)
+_IS_PAUSED = re.compile(r'"is_paused":\s*true')
 
 
 def parse_load(text: str, *, index: int, epoch: int, max_model_len: int) -> EngineLoad:
@@ -101,3 +106,24 @@ async def _read(
 async def _max_model_len(client: httpx.AsyncClient) -> int:
     answer = (await client.get("/v1/models")).raise_for_status()
     return int(answer.json()["data"][0]["max_model_len"])
+
+
+async def executing_share(client: httpx.AsyncClient) -> float:
+    """The share of the time for which an engine executes each of its requests just now.
+
+    It is 0 while the engine is paused or its computing process does not answer, 1 where none waits
+    or nobody listens: then the requests have ended.
+    """
+    try:
+        if _IS_PAUSED.search((await client.get("/is_paused")).text):
+            return 0.0
+        text = (await client.get("/metrics")).text
+    except httpx.TimeoutException:
+        return 0.0
+    except httpx.HTTPError:
+        return 1.0
+    counts = {_RUNNING: 0.0, _WAITING: 0.0}
+    for name, value in _REQUESTS.findall(text):
+        counts[name] += float(value)
+    all_of_them = sum(counts.values())
+    return counts[_RUNNING] / all_of_them if all_of_them else 1.0

@@ -3,7 +3,8 @@
 Invariants: a finished rollout is committed before anything else happens to it, and adopted by
 every later attempt; neither a store that fails for up to a minute nor an env server that goes costs
 it. A rollout that the engine ended, or the env server's own end, is never committed. Waiting on an
-env server is always bounded, by the rollout's timeout and by the watch on the server.
+env server is always bounded, by the rollout's time-out, which counts execution, by what the server
+itself gives it (LONGEST_WAIT_S more), and by the watch on the server.
 """
 
 import asyncio
@@ -35,6 +36,7 @@ from ratchet.activities.contracts.rollouts import (
 )
 from ratchet.activities.envs.rendering import renderer_of
 from ratchet.activities.rollouts import frozen, groups, samples, shipping
+from ratchet.activities.rollouts.clock import EngineClock
 from ratchet.activities.rollouts.connections import EnvConnection, EnvConnections
 from ratchet.activities.rollouts.gauges import RunGauges
 from ratchet.activities.rollouts.patience import patiently
@@ -54,6 +56,7 @@ from ratchet.activities.storage import keys
 from ratchet.configs.algorithm import teacher_of
 from ratchet.configs.env import TrainEnvConfig
 from ratchet.configs.filters import FilterConfig
+from ratchet.configs.reference import FrozenModelConfig
 
 HEARTBEAT_S = 2.0
 ABORTED = "Cancelled: rollout aborted"
@@ -81,6 +84,7 @@ class RolloutActivities:
         self._seats = frozen.Seats()
         self._scoring = ThreadPoolExecutor(SCORING_THREADS, thread_name_prefix="scoring")
         self._storing: set[asyncio.Task[Any]] = set()
+        self._clocks: dict[str, EngineClock] = {}
         self._gauges: dict[str, RunGauges] = {}
         self._tokenizers: dict[str, str] = {}
         self._renderers: dict[str, dict[str, Any]] = {}
@@ -253,12 +257,10 @@ class RolloutActivities:
         played_by = config.sampler(work.env, work.kind)
         limit = config.env(work.env, work.kind).timeout_s
         try:
-            # Its time begins when it has a seat: waiting for one is not the rollout's fault.
-            async with self._seats.of(played_by) if played_by else nullcontext():
-                async with asyncio.timeout(limit):
-                    episode = await connection.client.run(**request)
+            async with self._executing(input.engine.url, played_by, limit):
+                episode = await connection.client.run(**request)
         except TimeoutError:
-            rollout = samples.failed("Timeout", f"not finished after {limit:g} s")
+            rollout = samples.failed("Timeout", f"not finished after executing for {limit:g} s")
         except RuntimeError as error:
             # The env server's own refusal: task data it cannot read, or an abort.
             if str(error) == ABORTED:
@@ -288,6 +290,20 @@ class RolloutActivities:
             **samples.to_document(rollout),
         }
         return await self._stored(input.run_id, document)
+
+    @asynccontextmanager
+    async def _executing(
+        self, engine: str, played_by: FrozenModelConfig | None, limit: float
+    ) -> AsyncIterator[None]:
+        """Raises TimeoutError once the block has executed for `limit` seconds: with a seat at the
+        frozen model that plays, else by the clock of the policy's engine.
+        """
+        if played_by is None:
+            async with self._clocks.setdefault(engine, EngineClock(engine)).limit(limit):
+                yield
+        else:
+            async with self._seats.of(played_by), asyncio.timeout(limit):
+                yield
 
     @staticmethod
     async def _require_alive(connection: EnvConnection) -> None:

@@ -14,6 +14,7 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
+from ratchet.activities.inference.load import executing_share
 from tests.e2e.engines import CANARY_TEXT, Served
 
 pytestmark = [
@@ -69,6 +70,19 @@ async def test_push_in_flight_labels_every_token(served: Served) -> None:
                 worst = max(worst, abs(expected[index] - sampled[index]))
     print(f"{len(switched)} of {len(answers)} requests switched; worst token {worst:.1e}")
     assert worst <= 1e-4
+
+
+async def test_an_engine_that_is_paused_executes_nothing(served: Served) -> None:
+    async with httpx.AsyncClient(base_url=served.spec.address, timeout=60) as client:
+        flying = asyncio.create_task(served.sample(client, served.first.tokenizer.encode("abc")))
+        while not await served.sampling(client):
+            await asyncio.sleep(0.01)
+        await client.post("/pause", params={"mode": "keep"})
+        paused = await executing_share(client), flying.done()
+        await client.post("/resume")
+        assert paused == (0.0, False)
+        await flying
+        assert await executing_share(client) == 1.0
 
 
 async def test_temperature_is_in_the_logprobs(served: Served) -> None:

@@ -47,8 +47,6 @@ HEARTBEAT = timedelta(seconds=10)
 """An activity or server that is silent this long counts as lost."""
 RETURN_TIMEOUT = timedelta(seconds=25)
 """How long a lost server may take to be started again by itself: a heartbeat and the retry."""
-FROZEN_QUEUE = timedelta(hours=6)
-"""How long rollouts may wait for a frozen model that plays few at once."""
 
 RIDDEN_OUT = RetryPolicy(
     initial_interval=timedelta(seconds=1),

@@ -29,7 +29,7 @@ from ratchet.activities.contracts.hosting import EngineLoad, HostInput, HostRepo
 from ratchet.activities.hosting.activities import HostActivities
 from ratchet.activities.hosting.spec import ServerSpec
 from ratchet.activities.inference import load
-from ratchet.activities.inference.load import parse_load, report_load
+from ratchet.activities.inference.load import executing_share, parse_load, report_load
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.worker.compat import Worker
 
@@ -53,6 +53,16 @@ BUSY_LOAD = EngineLoad(
     max_model_len=256,
 )
 IDLE_LOAD = replace(BUSY_LOAD, kv_usage=0.0, running=0, waiting=0)
+
+
+@pytest.mark.parametrize(("text", "share"), [(METRICS, 5 / 35), (IDLE, 1.0), ("", 1.0)])
+async def test_requests_that_wait_do_not_execute(text: str, share: float) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, text=text if request.url.path == "/metrics" else "{}")
+
+    transport = httpx.MockTransport(answer)
+    async with httpx.AsyncClient(base_url="http://e:1", transport=transport) as client:
+        assert await executing_share(client) == pytest.approx(share)
 
 
 def _parse(text: str) -> EngineLoad:

@@ -1,0 +1,82 @@
+"""How long rollouts have executed, by the clock of the engine that they run on.
+
+The clock stands still while the engine is paused for new weights, and goes slower while requests
+queue inside it: where it runs R requests and W wait, it executes each of them for R / (R + W) of
+the time, on average. Waiting for a permit is over before a rollout begins.
+
+Invariant: a rollout is given up only upon a reading of its engine that is not older than the limit.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from ratchet.activities.inference.load import READ_LIMIT_S, executing_share
+
+TICK_S = 1.0
+SHORTEST_TICK_S = 0.25
+"""So that a rollout that may end at any moment does not make its engine answer all the time."""
+
+
+@dataclass(eq=False)
+class _Rollout:
+    limit: float
+    deadline: asyncio.Timeout
+    read: float
+    executed: float = 0.0
+
+    def advance(self, now: float, share: float) -> None:
+        """Counts `share` of the time since the last reading; ends the rollout at its limit."""
+        self.executed += share * (now - self.read)
+        self.read = now
+        if self.executed >= self.limit and not self.deadline.expired():
+            self.deadline.reschedule(now)
+
+
+class EngineClock:
+    """The clock of the engine at `url`, read only while a rollout lasts longer than a tick."""
+
+    def __init__(self, url: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self._url = url
+        self._transport = transport
+        self._rollouts: set[_Rollout] = set()
+        self._ticking: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def limit(self, seconds: float) -> AsyncIterator[None]:
+        """Raises TimeoutError out of a block that has executed for `seconds`."""
+        async with asyncio.timeout(None) as deadline:
+            rollout = _Rollout(seconds, deadline, asyncio.get_running_loop().time())
+            self._rollouts.add(rollout)
+            if self._ticking is None:
+                self._ticking = asyncio.create_task(self._tick())
+            try:
+                yield
+            finally:
+                self._rollouts.remove(rollout)
+                if not self._rollouts:
+                    self._ticking.cancel()
+                    self._ticking = None
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        await self._rest()
+        async with httpx.AsyncClient(
+            base_url=self._url,
+            timeout=READ_LIMIT_S,
+            transport=self._transport,
+            trust_env=False,
+        ) as client:
+            while True:
+                share = await executing_share(client)
+                for rollout in self._rollouts:
+                    rollout.advance(loop.time(), share)
+                await self._rest()
+
+    async def _rest(self) -> None:
+        """Until the next tick, or until a rollout may have reached its limit."""
+        left = min(rollout.limit - rollout.executed for rollout in self._rollouts)
+        await asyncio.sleep(min(TICK_S, max(left, SHORTEST_TICK_S)))
