@@ -32,8 +32,7 @@ def from_1_to_2(config: Document) -> Document:
 
     Trainers of schema 1 held weights and moments in that dtype. A bfloat16 run goes on with those
     values as its float32 weights and moments. The renderer stays what was the default before; there
-    was one trainer backend and one transfer of weights. Nothing was said of how a distribution is
-    truncated, nor of stop strings: the defaults.
+    was one trainer backend and one transfer of weights.
     """
     model = {"renderer": "ratchet-chatml", **config.get("model", {})}
     dtype = model.pop("dtype", "float32")
@@ -43,7 +42,10 @@ def from_1_to_2(config: Document) -> Document:
 
 
 def from_2_to_3(config: Document) -> Document:
-    """What a section does not say is what was the default for the tiny policy."""
+    """What a section does not say is what was the default for the tiny policy.
+
+    Nothing was said of how a distribution is truncated, nor of stop strings: the defaults.
+    """
     trainer = {"seq_len": 256, "optim": {}, **config.get("trainer", {})}
     if trainer["optim"].get("type", "adamw") == "adamw":
         before = {"lr": 5e-4, "betas": [0.9, 0.95], "weight_decay": 0.0}

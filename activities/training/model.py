@@ -134,7 +134,8 @@ def _shared_scores(
     chosen, entropy = _chosen(logits, ids[0], temperature[0, own])
     first, starts = math.log(logits.shape[-1]), places[0] == 0
     chosen, entropy = chosen.masked_fill(starts, -first), entropy.masked_fill(starts, first)
-    return tuple(look_up(of, x.unsqueeze(-1)).squeeze(-1)[None] for x in (chosen, entropy))
+    scores, entropies = (look_up(of, x.unsqueeze(-1)).squeeze(-1)[None] for x in (chosen, entropy))
+    return scores, entropies
 
 
 def score_batch(model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:

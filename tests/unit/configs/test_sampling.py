@@ -62,7 +62,7 @@ def test_values_that_no_engine_takes(wrong: dict[str, Any]) -> None:
 
 
 def test_a_request_leaves_out_what_changes_nothing() -> None:
-    assert SamplingConfig().request() == {"temperature": 1.0, "max_tokens": 16}
+    assert SamplingConfig().request() == {"temperature": 1.0, "max_tokens": 1024}
     said = {"temperature": 0.5, "max_tokens": 7, "stop": ["</a>"], "top_p": 0.9, "top_k": 3}
     assert SamplingConfig(**said, min_p=0.1).request() == {**said, "min_p": 0.1}
 
@@ -70,5 +70,5 @@ def test_a_request_leaves_out_what_changes_nothing() -> None:
 def test_a_frozen_model_is_sampled_as_its_env_says() -> None:
     model = FrozenModelConfig.model_validate(MODEL)
     asked = frozen.request(model, SamplingConfig(top_k=3), {})["sampling"]
-    expected = {"temperature": 1.0, "max_tokens": 16, "top_k": 3}
+    expected = {"temperature": 1.0, "max_tokens": 1024, "top_k": 3}
     assert asked.model_dump(exclude_none=True) == expected
