@@ -90,6 +90,7 @@ class World:
     problems: list[CheckProblem] = field(default_factory=list)
     rolled_out: Counter[str] = field(default_factory=Counter)
     examples: Counter[tuple[str, int]] = field(default_factory=Counter)
+    example_of: dict[str, tuple[str, int]] = field(default_factory=dict)
     executing: int = 0
     serving: int = 0
     loaded: list[int] = field(default_factory=list)
@@ -295,8 +296,10 @@ class World:
         self._store(names.FINALIZE_GROUP)
         self._read(names.FINALIZE_GROUP, [work.group])
         labels = self.sampled.get(work.group, set())
+        example = (f"{work.kind}/{work.env}", work.example)
+        self.example_of[work.group] = example
         if not labels & self.refused:
-            self.examples[(f"{work.kind}/{work.env}", work.example)] += 1
+            self.examples[example] += 1
         self.order.append(work.group)
         survivors = 0 if arg.lost else work.size
         trainable = self.trainable_of(work.group) if self.trainable_of else survivors
