@@ -75,7 +75,30 @@ QUEUED_AT_MOST = timedelta(days=7)
 CLOSE_AT_MOST = timedelta(seconds=60)
 
 
+def _hears_controls(run: "type[TrainingRun]") -> "type[TrainingRun]":
+    """Gives the class a handler for each public signal.
+
+    They belong to the class, since a signal that comes with the first workflow task, as after a
+    continue-as-new, is decoded before there is an instance that could register a handler.
+    """
+    for verb in CONTROLS.values():
+        if verb.signal:
+            handler = workflow.signal(name=verb.signal)(_handler(verb))
+            setattr(run, handler.__name__, handler)
+    return run
+
+
+def _handler(verb: Verb) -> Callable[..., None]:
+    def hear(run: Any, value: Any = None, *rest: Any) -> None:
+        run.hear(verb, value)
+
+    hear.__name__ = f"hear_{verb.name}"
+    hear.__qualname__ = f"TrainingRun.{hear.__name__}"
+    return hear
+
+
 @workflow.defn(name=TRAINING_RUN)
+@_hears_controls
 class TrainingRun:
     """One run, from its first check to its last checkpoint."""
 
@@ -118,29 +141,22 @@ class TrainingRun:
             self._trainer,
             self._save,
         )
-        acts: dict[str, Callable[[Any], None]] = {
+        self._acts: dict[str, Callable[[Any], None]] = {
             "stop": self._stop,
             "pause": self._pause,
             "resume": self._resume,
             "checkpoint": self._checkpoint,
             "eval": self._eval,
         }
-        for verb in CONTROLS.values():
-            if verb.signal:
-                workflow.set_signal_handler(verb.signal, self._handler(verb, acts[verb.name]))
 
     # -- signals and queries ----------------------------------------------------------------
 
-    def _handler(self, verb: Verb, act: Callable[[Any], None]) -> Callable[..., None]:
+    def hear(self, verb: Verb, value: Any) -> None:
         """Takes a public signal. Any payload will do; what of it means nothing is noted."""
-
-        def hear(value: Any = None, *rest: Any) -> None:
-            body, warning = verb.heard(value)
-            if warning:
-                self._log.note(f"{verb.signal}: {warning}")
-            act(body)
-
-        return hear
+        body, warning = verb.heard(value)
+        if warning:
+            self._log.note(f"{verb.signal}: {warning}")
+        self._acts[verb.name](body)
 
     def _stop(self, body: ReasonBody) -> None:
         self._pausing.on_stop(body.reason or "stop signal")
@@ -162,8 +178,8 @@ class TrainingRun:
     def other_signal(self, name: str, args: Sequence[RawValue]) -> None:
         """Public signals under other spellings; anything else is logged and ignored."""
         verb = verb_of(name)
-        if handler := verb and workflow.get_signal_handler(verb.signal):
-            handler(args[0].payload.data if args else None)
+        if verb and verb.signal:
+            self.hear(verb, args[0].payload.data if args else None)
         else:
             self._log.note(f"unknown signal {name!r} was ignored")
 

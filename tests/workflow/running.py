@@ -68,8 +68,10 @@ def worker(world: World, cached: int = 100) -> Worker:
     )
 
 
-async def start(world: World, **overrides: Any) -> WorkflowHandle[Any, Any]:
-    """Starts a run in `world`."""
+async def start(
+    world: World, signal: tuple[str, Any] | None = None, **overrides: Any
+) -> WorkflowHandle[Any, Any]:
+    """Starts a run in `world`; its first task brings `signal`, a name and a payload."""
     run_id = f"run-{uuid.uuid4().hex[:8]}"
     return await world.client.start_workflow(
         "TrainingRun",
@@ -77,6 +79,7 @@ async def start(world: World, **overrides: Any) -> WorkflowHandle[Any, Any]:
         id=run_id,
         task_queue=world.queues.orchestrator,
         id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+        **({} if signal is None else {"start_signal": signal[0], "start_signal_args": [signal[1]]}),
     )
 
 
