@@ -173,16 +173,12 @@ def main() -> int:
         if arguments.by_hand
         else [*drawn(judge, arguments.seed, arguments.count, arguments.only)]
     )
-    say(f"{len(faults)} mutations made by hand, {len(sample)} drawn with seed {arguments.seed}")
-    verdicts = judged(judge, [*faults, *sample], kept, arguments.jobs, say)
     alike = {(one.file, one.old, one.new) for one in equivalents()}
+    counted = [case for case in sample if (case.file, case.old, case.new) not in alike]
+    say(f"{len(faults)} mutations made by hand, {len(sample)} drawn with seed {arguments.seed}")
+    verdicts = judged(judge, [*faults, *counted], kept, arguments.jobs, say)
     missed = [case for case, verdict in verdicts[: len(faults)] if not verdict.killed]
-    counted = [
-        (case, verdict)
-        for case, verdict in verdicts[len(faults) :]
-        if verdict.killed or (case.file, case.old, case.new) not in alike
-    ]
-    survivors = [case for case, verdict in counted if not verdict.killed]
+    survivors = [case for case, verdict in verdicts[len(faults) :] if not verdict.killed]
     for case in (*missed, *survivors):
         say(f"\nsurvived: {case.name}")
         say("\n".join(f"  - {line}" for line in case.old.splitlines()))

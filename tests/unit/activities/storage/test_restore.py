@@ -415,6 +415,7 @@ def test_of_damaged_variants_the_one_before_is_used(
     spoil(store, f"{apart[-1].path}/config.json")
     last = restore(store, "third")
     assert last.checkpoint.step == 20 and len(last.refused) == 3
+    assert restore(store, "third") == last, "with all that was refused"
     assert all(told.endswith("; that of step 20 is used instead") for told in last.refused)
 
 
