@@ -29,6 +29,7 @@ ROOMS = {
 NEEDLESS = (
     "test_api.py",
     "test_compat.py",
+    "test_kills.py",
     "test_rooms_are_hidden.py",
     "test_sandbox.py",
     "test_stack.py",
@@ -51,6 +52,9 @@ WARM = (
     "transformers.models.llama.modeling_llama",
 )
 """What is heavy and not ours, which no test imports again."""
+
+BEHIND = {"activities/training/process.py": "activities/training/client.py"}
+"""What runs in a process of its own, where no measurement sees it, and what tests reach it by."""
 
 SPARE_S, TIMES = 10.0, 4.0
 """A test may take this much longer than without the mutant, and this many times as long."""
@@ -130,17 +134,15 @@ class Judge:
 
     def tests_of(self, file: str, line: int) -> list[str]:
         """The tests that execute a statement, those of the file's name and the quickest first. What
-        is executed by an import has the tests of the whole file, and so has what runs in processes
-        of its own, which no measurement sees.
+        is executed by an import has the tests of the whole file.
         """
         lines = self.lines[file]
         within, span = _around(ast.parse((self.tree / file).read_text()), line)
         found = {test for one in span for test in lines.get(one, ())}
+        found.update(*self.lines[BEHIND.get(file, "")].values())
         stem, room = f"/test_{Path(file).stem.strip('_')}", ROOMS[room_of(file)]
         if not within:
             found.update(*lines.values())
-        elif not found:
-            found = {test for test in self.took if stem in test}
 
         def likely(test: str) -> tuple[bool, float]:
             return stem not in test, self.took[test]
