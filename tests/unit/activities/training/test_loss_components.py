@@ -123,6 +123,7 @@ def test_custom(tmp_path: Path) -> None:
         )
         terms = custom_terms(given, load_function(config), config, spans)
         torch.testing.assert_close(terms.loss, expected, atol=1e-12, rtol=0)
+        assert not (terms.masked_low | terms.masked_high).any()
         assert total_loss(given, terms, MemberCounts(rl=9)).parts["rl"] == pytest.approx(
             expected.item() / 9
         )

@@ -118,3 +118,17 @@ def test_warm_start_learns_and_repeats_exactly(env: str) -> None:
         assert len(losses) == 18 and losses[13] < losses[0] - 0.5
         runs.append(model.state_dict())
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+
+
+def test_the_learning_rate_rises_over_the_first_steps() -> None:
+    examples, moved = datasets.demonstrations("reverse-text", 2, 0), []
+    for rise in (1, 100):
+        recipe = dataclasses.replace(
+            SMALL, batch=2, rise=rise, clean_limit=1, cooldown=0, noisy_steps=0
+        )
+        model, before = build_model(recipe, 7), build_model(recipe, 7).state_dict()
+        warm_start(model, TOKENIZER, examples, recipe, 7)
+        moved.append(
+            sum(float((p.detach() - before[n]).abs().sum()) for n, p in model.named_parameters())
+        )
+    assert moved[0] == pytest.approx(100 * moved[1], rel=0.1)
