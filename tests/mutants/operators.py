@@ -142,13 +142,21 @@ def mutants(root: Path, file: str) -> list[Mutant]:
 
 
 def mutated(source: str, mutant: Mutant) -> str | None:
-    """The code with the mutant in it; None if that is no code, or the same."""
+    """The code with the mutant in it; None if that is no code, or the same but for how a function
+    may be called: the star of a signature is no product.
+    """
     code: str | None = mutate_code(source, OPERATORS[mutant.operator](), mutant.occurrence)
     try:
-        same = code is None or ast.dump(ast.parse(code)) == ast.dump(ast.parse(source))
+        before, after = ast.parse(source), ast.parse(code or source)
     except SyntaxError:
         return None
+    same = ast.dump(before) == ast.dump(after) or _signatures(before) != _signatures(after)
     return None if same else code
+
+
+def _signatures(tree: ast.Module) -> list[tuple[int, int]]:
+    found = (node for node in ast.walk(tree) if isinstance(node, ast.arguments))
+    return [(len(one.posonlyargs), len(one.kwonlyargs)) for one in found]
 
 
 def _span(node: Any) -> tuple[Place, Place]:

@@ -13,6 +13,7 @@ from tests.mutants.judge import ROOMS, Judge, room_of
 from tests.mutants.lists import stale
 from tests.mutants.operators import OPERATORS, Mutant, mutants, mutated
 
+MUL = "ReplaceBinaryOperator_Mul_Div"
 CODE = '''
 """Text with a raise: 1 + 1 == 2 and True."""
 from datetime import timedelta
@@ -62,10 +63,9 @@ def test_text_annotations_and_durations_are_left_alone(tmp_path: Path) -> None:
 
 def test_what_is_no_code_is_no_mutant() -> None:
     code = "def f(*, a):\n    return a * 2\n"
-    first, second = (
-        mutated(code, Mutant("m.py", 1, "ReplaceBinaryOperator_Mul_Div", n)) for n in (0, 1)
-    )
-    assert first is None and second == code.replace("a * 2", "a / 2")
+    first, second = (mutated(code, Mutant("m.py", 1, MUL, n)) for n in (0, 1))
+    assert first is None and mutated("def f(a, *, b): ...", Mutant("m.py", 1, MUL, 0)) is None
+    assert second == code.replace("a * 2", "a / 2")
 
 
 def test_the_lists_fit_the_code() -> None:
