@@ -150,6 +150,18 @@ async def test_each_epoch_has_its_own_port_and_name(
     assert not await one.probe()
 
 
+@pytest.mark.parametrize("precision", ["highest", "high"])
+async def test_engines_multiply_as_the_trainer_does(tmp_path: Path, precision: str) -> None:
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="own")
+    config = {**_config().model_dump(mode="json"), "trainer": {"matmul_precision": precision}}
+    ctx.store.put_json(keys.config("r"), config)
+    folder = ctx.scratch("w")
+    (folder / "config.json").write_text("{}")
+    weights = ctx.store.put_folder("w", folder, attempt="a")
+    spec = await engine_spec(ctx, HostInput("r", "engine", 0, "q", weights=weights), 1)
+    assert spec.env["VLLM_FLOAT32_MATMUL_PRECISION"] == precision
+
+
 async def test_engine_whose_first_weights_were_pruned_starts_from_version_0(tmp_path: Path) -> None:
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="own")
     ctx.store.put_json(keys.config("r"), _config().model_dump(mode="json"))

@@ -142,3 +142,13 @@ def test_scores_are_of_the_distribution_that_was_computed(tmp_path: Path, policy
     }
     assert told["float32"]["entropy"] != told["bfloat16"]["entropy"]
     assert told["float32"]["entropy"] == pytest.approx(told["bfloat16"]["entropy"], rel=1e-2)
+
+
+def test_products_are_as_exact_as_the_config_says(policy: Path) -> None:
+    given = config()
+    for precision in ("high", "highest"):
+        loaded(policy, {**given, "trainer": {**given["trainer"], "matmul_precision": precision}})
+        assert torch.get_float32_matmul_precision() == precision
+    torch.set_float32_matmul_precision("high")
+    loaded(policy, given)
+    assert torch.get_float32_matmul_precision() == "highest", "set, and not what is left of another"
