@@ -22,6 +22,12 @@ from ratchet.configs.model import ModelConfig
 CHECK_TIMEOUT_S = 120.0
 AUTO, CHATML, TEMPLATE = "auto", "ratchet-chatml", "default"
 
+_REMEDY = (
+    "set model.renderer to a renderer made for the model, or give the tokenizer a chat_template"
+)
+NO_TEMPLATE = f"the tokenizer has no chat template to ask; {_REMEDY}"
+NOTHING_KNOWN = f"the tokenizer has neither a chat template nor ChatML's tokens; {_REMEDY}"
+
 _TOOL = {
     "type": "function",
     "function": {
@@ -45,8 +51,9 @@ def _said(role: str, content: str, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
+PLAIN = "one turn"
 PROBES: dict[str, list[dict[str, Any]]] = {
-    "one turn": [_said("user", "What is 7 + 5?")],
+    PLAIN: [_said("user", "What is 7 + 5?")],
     "system": [_said("system", "Answer in French."), _said("user", "Good morning!")],
     "several turns": [
         _said("user", "Name a colour."),
@@ -118,16 +125,26 @@ def difference(tokenizer: Any, config: Mapping[str, Any], options: Mapping[str, 
     """How a renderer first differs from the tokenizer's chat template; None if it does not.
 
     `options` are the template's own (`enable_thinking` …), which both are given. A tokenizer
-    without a template differs from none. Raises ValueError for a renderer that it cannot have.
+    without a template differs from none; a conversation that the template refuses, as some do with
+    a system message, is not compared. Raises ValueError for a renderer that it cannot have.
     """
+    from jinja2 import TemplateError
+
     renderer = make_renderer(tokenizer, config)
     if not tokenizer.chat_template:
+        if config["name"] == TEMPLATE:
+            raise ValueError(NO_TEMPLATE)
         return None
     for name, messages in PROBES.items():
         tools = [_TOOL] if name == "tools" else None
         if tools and not (getattr(renderer, "supports_tools", True) and _knows_tools(tokenizer)):
             continue
-        expected = _template_ids(tokenizer, messages, tools, options)
+        try:
+            expected = _template_ids(tokenizer, messages, tools, options)
+        except TemplateError as error:
+            if name == PLAIN:
+                raise ValueError(f"the chat template refuses a plain question: {error}") from error
+            continue
         got = list(renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
         if got != expected:
             return f"conversation {name!r}: {_first_difference(tokenizer, got, expected)}"
@@ -169,10 +186,7 @@ def resolve(model: str, tokenizer: Any, options: Mapping[str, Any]) -> dict[str,
         except ValueError:
             continue
     if not tokenizer.chat_template:
-        raise ValueError(
-            "the tokenizer has neither a chat template nor ChatML's tokens; set model.renderer to "
-            "a renderer made for the model, or give the tokenizer a chat_template"
-        )
+        raise ValueError(NOTHING_KNOWN)
     return renderer_config(TEMPLATE, options)
 
 

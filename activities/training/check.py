@@ -141,17 +141,19 @@ def _check_tokenizer(config: RunConfig, folder: Path) -> list[CheckProblem]:
     if not present:
         return [_problem(f"{str(folder)!r} holds no tokenizer (tokenizer.json)")]
     text = "".join(file.read_text() for file in present)
-    if config.model.renderer == rendering.CHATML:
-        missing = [token for token in (IM_START, IM_END) if token not in text]
-        if missing:
-            message = (
-                f"the tokenizer of {str(folder)!r} lacks {' and '.join(missing)}, which the "
-                f"renderer {rendering.CHATML!r} needs; set model.renderer to one made for it"
-            )
-            return [_problem(message)]
+    missing = [token for token in (IM_START, IM_END) if token not in text]
+    renderer = config.model.renderer
+    if renderer == rendering.CHATML and missing:
+        message = (
+            f"the tokenizer of {str(folder)!r} lacks {' and '.join(missing)}, which the "
+            f"renderer {rendering.CHATML!r} needs; set model.renderer to one made for it"
+        )
+        return [_problem(message)]
+    if '"chat_template"' in text or (folder / "chat_template.jinja").is_file():
         return []
-    if '"chat_template"' not in text and not (folder / "chat_template.jinja").is_file():
-        return [_problem(f"the tokenizer of {str(folder)!r} has no chat template")]
+    if renderer == rendering.TEMPLATE or (renderer == rendering.AUTO and missing):
+        why = rendering.NOTHING_KNOWN if renderer == rendering.AUTO else rendering.NO_TEMPLATE
+        return [_problem(f"{str(folder)!r}: {why}", "/model/renderer")]
     return []
 
 

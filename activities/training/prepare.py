@@ -70,6 +70,18 @@ def load_given(name: str) -> tuple[Any, Any]:
         _end(f"model {name!r} cannot be loaded: {error}")
 
 
+def agreeing_renderer(order: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """{'renderer'}, the one that agrees with the model; {} where none does and the run names its
+    own. Raises ValueError if it names none.
+    """
+    try:
+        return {"renderer": resolve(order["name"], tokenizer, {})}
+    except ValueError:
+        if order.get("renderer", AUTO) == AUTO:
+            raise
+        return {}
+
+
 def main() -> None:
     """Prepares one policy."""
     end_with_parent()
@@ -98,11 +110,9 @@ def main() -> None:
     export(model, tokenizer, options.out)
     about = {"parameters": parameter_count(model), "origin": origin}
     try:
-        about["renderer"] = resolve(order["name"], tokenizer, {})
+        about |= agreeing_renderer(order, tokenizer)
     except ValueError as error:
-        # A run that names its renderer needs no other.
-        if order.get("renderer", AUTO) == AUTO:
-            _end(str(error))
+        _end(str(error))
     (options.out / POLICY_FILE).write_text(json.dumps(about))
 
 

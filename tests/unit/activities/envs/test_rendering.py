@@ -9,6 +9,7 @@ import pytest
 from ratchet.activities.envs import rendering
 from ratchet.activities.envs.rendering import difference, renderer_config, renderer_of, resolve
 from ratchet.activities.storage.keys import POLICY_FILE
+from ratchet.activities.training.prepare import agreeing_renderer
 from ratchet.activities.training.tokenizer import CHAT_TEMPLATE, build_tokenizer
 from ratchet.configs.model import ModelConfig
 
@@ -84,27 +85,66 @@ def _without_markers() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="?")
 
 
-def test_the_first_token_that_differs_is_named() -> None:
-    found = difference(tokenizer(WITH_SYSTEM), CHATML, {})
-    assert found is not None
-    assert found.startswith("conversation 'one turn': token 1 of the renderer is 'u'")
-    assert found.endswith("that of the model's chat template is 's'")
+@pytest.mark.parametrize(
+    ("conversation", "template", "place", "got", "expected"),
+    [
+        ("one turn", WITH_SYSTEM, 1, "u", "s"),
+        ("system", WITH_SYSTEM.replace("!= 'system'", "== 'system'"), 8, "A", "Y"),
+        (
+            "several turns",
+            "{{ 'late' if messages|length == 3 and messages[0].content }}",
+            0,
+            "<",
+            "l",
+        ),
+        ("empty content", "{{ 'nothing' if not messages[0]['content'] }}", 0, "<", "n"),
+        ("special tokens", "{{ 'special' if '</s>' in messages[0]['content'] }}", 0, "<", "s"),
+    ],
+)
+def test_each_conversation_finds_what_it_is_for(
+    conversation: str, template: str, place: int, got: str, expected: str
+) -> None:
+    if place == 0:
+        template += CHAT_TEMPLATE
+    found = difference(tokenizer(template), CHATML, {})
+    shown = got.replace("<", "<|im_start|>")
+    assert found == (
+        f"conversation {conversation!r}: token {place} of the renderer is {shown!r}, that of the "
+        f"model's chat template is {expected!r}"
+    )
 
 
 @pytest.mark.parametrize(
-    ("conversation", "template"),
+    ("template", "expected"),
     [
-        ("system", WITH_SYSTEM.replace("!= 'system'", "== 'system'")),
-        ("several turns", "{{ 'late' if messages|length == 3 and messages[0].content }}"),
-        ("empty content", "{{ 'nothing' if not messages[0]['content'] }}"),
-        ("special tokens", "{{ 'special' if '</s>' in messages[0]['content'] }}"),
+        ("{{ 'T' if tools and enable_thinking is not false }}", "T"),
+        (
+            "{{ 'C' if messages[1:] and messages[1].tool_calls and enable_thinking is not false }}",
+            "C",
+        ),
+        ("{{ 'R' if messages[-1].role == 'tool' and enable_thinking is not false }}", "R"),
     ],
 )
-def test_each_conversation_finds_what_it_is_for(conversation: str, template: str) -> None:
-    if conversation != "system":
-        template += CHAT_TEMPLATE
-    found = difference(tokenizer(template), CHATML, {})
-    assert found is not None and f"conversation {conversation!r}" in found
+def test_tools_are_compared_where_renderer_and_template_know_them(
+    template: str, expected: str
+) -> None:
+    made = tokenizer(template + CHAT_TEMPLATE + "{# tools #}")
+    knows = {"name": "default", "tool_parser": "qwen3", "enable_thinking": False}
+    assert difference(made, knows, {"enable_thinking": False}) is None
+    found = difference(made, knows, {})
+    assert found == (
+        "conversation 'tools': token 0 of the renderer is '<|im_start|>', that of the model's chat "
+        f"template is {expected!r}"
+    )
+    assert difference(made, {**knows, "tool_parser": None}, {}) is None, "it takes no tools"
+
+
+def test_a_conversation_that_the_template_refuses_is_not_compared() -> None:
+    raises = "{{% if messages[0].role == {role!r} %}}{{{{ raise_exception('no') }}}}{{% endif %}}"
+    no_system = raises.format(role="system") + CHAT_TEMPLATE
+    assert resolve("some/model", tokenizer(no_system), {}) == CHATML
+    with pytest.raises(ValueError, match="the chat template refuses a plain question: no"):
+        difference(tokenizer(raises.format(role="user")), CHATML, {})
 
 
 def test_options_reach_renderer_and_template() -> None:
@@ -116,6 +156,47 @@ def test_options_reach_renderer_and_template() -> None:
         [{"role": "user", "content": "hi"}], add_generation_prompt=True
     )
     assert made.decode(ids).endswith("(no thoughts)")
+
+
+def test_options_are_the_templates_and_not_of_a_layout_that_has_none(tmp_path: Path) -> None:
+    folder, options = saved(tmp_path / "policy", THINKING), {"enable_thinking": False}
+    for fits in ("auto", "default"):
+        model = ModelConfig(renderer=fits, renderer_options=options)
+        assert rendering.problem(model, folder) is None
+        assert renderer_of(model, folder) == {"name": "default", **options}
+    found = rendering.problem(
+        ModelConfig(renderer="ratchet-chatml", renderer_options=options), folder
+    )
+    assert found is not None and "enable_thinking" in found
+
+
+def test_a_renderer_that_is_named_needs_no_template(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "chatml", None)
+    assert rendering.problem(ModelConfig(renderer="ratchet-chatml"), folder) is None
+    assert rendering.problem(ModelConfig(), folder) is None, "it has ChatML's tokens"
+    found = rendering.problem(ModelConfig(renderer="default"), folder)
+    assert found is not None and "no chat template to ask; set model.renderer" in found
+    found = rendering.problem(ModelConfig(renderer="qwen3"), folder)
+    assert found is not None and "'<|endoftext|>' not found" in found
+
+    made = tokenizer(None)
+    tools = [f"<{end}tool_{what}>" for what in ("call", "response") for end in ("", "/")]
+    made.add_special_tokens(
+        {"additional_special_tokens": ["<|endoftext|>", *tools, "<think>", "</think>"]}
+    )
+    made.save_pretrained(tmp_path / "qwen")
+    model = ModelConfig(renderer="qwen3")
+    assert rendering.problem(model, tmp_path / "qwen") is None
+    assert renderer_of(model, tmp_path / "qwen") == {"name": "qwen3"}
+
+
+def test_version_0_is_made_without_a_renderer_that_agrees_if_the_run_names_one() -> None:
+    order = {"name": "some/model"}
+    assert agreeing_renderer(order, tokenizer(CHAT_TEMPLATE)) == {"renderer": CHATML}
+    for named in ({}, {"renderer": "auto"}):
+        with pytest.raises(ValueError, match="renderer made for the model"):
+            agreeing_renderer(order | named, _without_markers())
+    assert agreeing_renderer({**order, "renderer": "qwen3"}, _without_markers()) == {}
 
 
 def test_a_run_takes_what_its_config_or_version_0_says(tmp_path: Path) -> None:

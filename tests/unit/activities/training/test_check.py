@@ -85,6 +85,21 @@ def test_renderer_needs_its_specials(tmp_path: Path, policy: Path) -> None:
         assert check_model(config({"name": str(tmp_path), "renderer": fits})) == []
 
 
+def test_a_tokenizer_without_a_template_needs_a_renderer(tmp_path: Path, policy: Path) -> None:
+    shutil.copytree(policy, tmp_path / "policy")
+    (tmp_path / "policy" / "chat_template.jinja").unlink()
+    name = str(tmp_path / "policy")
+    assert check_model(config({"name": name})) == [], "it has ChatML's tokens"
+    (problem,) = check_model(config({"name": name, "renderer": "default"}))
+    assert problem.key == "model.renderer" and "no chat template to ask" in problem.message
+    about = tmp_path / "policy" / "tokenizer.json"
+    about.write_text(about.read_text().replace("<|im_end|>", "<|stop|>"))
+    (tmp_path / "policy" / "tokenizer_config.json").write_text("{}")
+    (problem,) = check_model(config({"name": name}))
+    assert problem.key == "model.renderer"
+    assert "neither a chat template nor ChatML's tokens; set model.renderer" in problem.message
+
+
 def test_a_renderer_must_do_what_the_template_does(tmp_path: Path, policy: Path) -> None:
     shutil.copytree(policy, tmp_path / "policy")
     template = tmp_path / "policy" / "chat_template.jinja"
