@@ -6,31 +6,22 @@ keep the pictures of all pages in.
 """
 
 import json
-import os
 import re
 import statistics
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import pytest_asyncio
 from playwright.async_api import expect
-from temporalio.testing import WorkflowEnvironment
-from temporalio.worker import UnsandboxedWorkflowRunner
 
-from ratchet.activities.contracts.names import Queues
-from ratchet.activities.contracts.wire import WIRE
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.schemas.keys import digest
-from ratchet.worker.compat import Worker
 from tests.e2e import recorded
-from tests.e2e.browsing import DESKTOP, PHONE, act, browsing, confirm, reading, serving
-from tests.unit.api.conftest import temporal_binary
-from tests.unit.api.standin import Preflight, TrainingRun
+from tests.e2e.browsing import DESKTOP, PHONE, act, confirm, reading, serving
+from tests.e2e.site import LONG, Site, recorded_site
 
 pytestmark = [
     pytest.mark.e2e,
@@ -39,8 +30,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-LONG = 10_000
-SHORT = 60
 OPENS_S = 2.0
 FRAMES = """
 async () => {
@@ -66,16 +55,6 @@ PAGES = {
 }
 
 
-@dataclass
-class Site:
-    """An API with three recorded runs, and a browser."""
-
-    api: str
-    browser: Any
-    temporal: str
-    screenshots: Path
-
-
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with recorded.folder(tmp_path_factory.mktemp("dashboard")) as home:
@@ -84,37 +63,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(home: Path) -> AsyncIterator[Site]:
-    store = ArtifactStore(f"file://{home}/store")
-    now = time.time()
-    recorded.write(store, "long", steps=LONG, ended=now)
-    recorded.write(store, "short", steps=SHORT, ended=now, seed=3)
-    recorded.write(store, "other", steps=80, ended=now, seed=5)
-    queues = Queues.prefixed("recorded")
-    error = {"code": "GateFailed", "role": "inference", "message": "0.31 is not 0.12"}
-    async with await WorkflowEnvironment.start_local(
-        dev_server_existing_path=temporal_binary(), data_converter=WIRE
-    ) as env:
-        await recorded.show(env.client, queues, "long", steps=LONG, ended=now)
-        await recorded.show(env.client, queues, "short", steps=SHORT, ended=now)
-        failed = {"max_steps": 200, "status": "failed", "error": error}
-        await recorded.show(env.client, queues, "other", steps=80, ended=now, **failed)
-        address = env.client.service_client.config.target_host
-        # What is launched from the page is taken up by a stand-in, recorded runs by nobody.
-        standin = Worker(
-            env.client,
-            task_queue=Queues.prefixed("standin").orchestrator,
-            workflows=[TrainingRun, Preflight],
-            workflow_runner=UnsandboxedWorkflowRunner(),
-        )
-        async with standin:
-            with serving(home, address, "standin") as api:
-                # The first reader of a run has the API read its records from the store.
-                async with httpx.AsyncClient(base_url=api, timeout=120) as http:
-                    assert (await http.get("/v1/runs/long/metrics?points=4")).status_code == 200
-                async with browsing() as browser:
-                    kept = os.environ.get("RATCHET_SCREENSHOTS")
-                    pictures = Path(kept) if kept else home / "screenshots"
-                    yield Site(api, browser, address, pictures)
+    async with recorded_site(home) as site:
+        yield site
 
 
 @pytest.mark.alone

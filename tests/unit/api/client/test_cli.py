@@ -27,7 +27,7 @@ from ratchet.api.schemas.events import Event
 from ratchet.api.schemas.machines import Engine, WorkerItem
 from ratchet.api.schemas.run import RUN_EXAMPLE, Run
 from tests import ROOT
-from tests.unit.api.client.test_client import breaking, make_steps, serving
+from tests.unit.api.client.support import breaking, make_steps, serving
 from tests.unit.api.conftest import WITHIN_S, Served, config, eventually, put_checkpoint
 from tests.unit.api.routes.test_rollouts import batch, group
 from tests.unit.api.store.test_curves import damage

@@ -9,7 +9,7 @@ from ratchet.api.client import Ratchet, printing
 from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
 from ratchet.configs.load import validate
 from ratchet.worker import demo
-from tests.unit.api.client.test_client import on_server, serving
+from tests.unit.api.client.support import on_server, serving
 from tests.unit.api.conftest import WITHIN_S, Served, config
 
 

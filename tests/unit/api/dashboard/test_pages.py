@@ -14,7 +14,7 @@ from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Series
 from ratchet.api.app import create_app
 from tests.e2e.browsing import browsing, reading
-from tests.unit.api.client.test_client import make_steps
+from tests.unit.api.client.support import make_steps
 from tests.unit.api.conftest import Served, connection, eventually, listening
 from tests.unit.api.routes.test_rollouts import group
 from tests.unit.api.store.test_curves import damage, record

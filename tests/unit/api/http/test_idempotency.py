@@ -13,7 +13,7 @@ from ratchet.api.client import Ratchet
 from ratchet.api.schemas.keys import add, load_keys
 from ratchet.api.services.launch import plan_of
 from ratchet.configs.load import validate
-from tests.unit.api.client.test_client import breaking, serving
+from tests.unit.api.client.support import breaking, serving
 from tests.unit.api.conftest import Served, asgi, config, connection, eventually
 from tests.unit.api.routes.test_create import problem
 from tests.unit.api.routes.test_runs import signals
