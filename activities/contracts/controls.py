@@ -130,7 +130,7 @@ class Verb:
     read: Callable[[Any], Heard] = _read_reason
     """Reads what `plain` makes of a signal's payload."""
     told: tuple[str, ...] = ()
-    """The fields of its body that the run is told, and that the dialog asks for."""
+    """The fields of its body that the dialog asks for; the run is given all that is said."""
     example: Mapping[str, Any] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=lambda: REASON)
     """What people read for fields, and for the values of those with a choice."""

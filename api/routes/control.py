@@ -76,13 +76,14 @@ async def _tell(
     if status_of(execution) == "cancelled":
         return execution
     if verb.signal:
-        arg = body.model_dump(include={*verb.told}) if verb.told else None
-        if arg and arg.get("reason") == "":
-            arg["reason"] = "asked over the API"
+        said = {name: value for name, value in body.model_dump().items() if value != ""}
+        if "reason" in verb.told:
+            said.setdefault("reason", "asked over the API")
+        arg = said or None
         key = once.key if once else ""
         told = await services.temporal.signal(run_id, verb.signal, arg, key)
     else:
-        told = await services.temporal.cancel(run_id)
+        told = await services.temporal.cancel(run_id, str(getattr(body, "reason", "")))
     if not told:
         raise conflict(verb.label.lower(), await newest(services, run_id))
     services.touched(run_id)
@@ -96,7 +97,7 @@ async def _ask(
     execution = await newest(services, run_id)
     before = status_of(execution)
     if verb.name == "resume" and (before in ENDED or execution.state not in OPEN):
-        return await resume_ended(services, execution, once)
+        return await resume_ended(services, execution, once, body.model_dump().get("reason", ""))
     if before in verb.refused:
         raise conflict(verb.label.lower(), execution)
     if isinstance(body, EvalBody):

@@ -37,9 +37,11 @@ def _steps(result: list[Found]) -> str:
     return ", ".join(str(item.step) for item in result) or "none"
 
 
-async def resume_ended(services: Services, execution: Execution, once: Once | None = None) -> Run:
+async def resume_ended(
+    services: Services, execution: Execution, once: Once | None, reason: str
+) -> Run:
     """Starts the next attempt of a run that has ended; raises 409 where there is nothing to do, or
-    nothing to go on from.
+    nothing to go on from. `reason` is for its log.
     """
     status, memo = status_of(execution), execution.memo
     if execution.state in OPEN:
@@ -62,7 +64,7 @@ async def resume_ended(services: Services, execution: Execution, once: Once | No
     config = await asyncio.to_thread(services.current_config, execution)
     # Whoever is found here holds the newest; a damaged one is passed over when it is restored.
     source = RestoreInput(execution.id, result[-1].attempt, None)
-    await start_attempt(services, execution, config, source, once)
+    await start_attempt(services, execution, config, source, once, reason)
     return await services.show(await newest(services, execution.id))
 
 

@@ -200,6 +200,7 @@ async def start_attempt(
     config: RunConfig,
     source: RestoreInput,
     once: Once | None = None,
+    reason: str = "",
 ) -> bool:
     """Starts the next attempt of an ended run from a checkpoint; False if it has begun already.
 
@@ -225,6 +226,7 @@ async def start_attempt(
         "attempt": number,
         "lineage": memo.get("lineage"),
         "waiting_for": waits,
+        **({"resumed_because": reason} if reason else {}),
     }
     started = await services.temporal.start_run(
         RunInput(

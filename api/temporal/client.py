@@ -265,11 +265,12 @@ class Temporal(Connection):
                 return False
             return True
 
-    async def cancel(self, run_id: str) -> bool:
+    async def cancel(self, run_id: str, reason: str) -> bool:
         """Asks for a run's end without any more work; False if it has ended."""
         try:
             async with self.calling() as client:
-                await client.get_workflow_handle(run_id).cancel(rpc_timeout=self.timeout)
+                handle = client.get_workflow_handle(run_id)
+                await handle.cancel(reason=reason, rpc_timeout=self.timeout)
         except Missing:
             return False
         return True

@@ -162,7 +162,7 @@ class Teller:
                 if given.workflow_type.name == DISPATCH:
                     self._on_control(_dict(await self._first(given.input)).get("control"))
             case "workflow_execution_cancel_requested":
-                self._on_asked(CONTROLS["cancel"])
+                self._on_asked(CONTROLS["cancel"], given.cause)
             case "activity_task_scheduled":
                 await self._on_scheduled(given)
             case "activity_task_started":
@@ -238,6 +238,8 @@ class Teller:
         attempt = memo.get("attempt") or 1
         text = "the run was created" if attempt == 1 else f"the run is resumed: attempt {attempt}"
         data = {"attempt": attempt, "lineage": memo.get("lineage")}
+        if reason := memo.get("resumed_because"):
+            data["reason"], text = reason, f"{text}: {reason}"
         self._tell("run.created" if attempt == 1 else "run.resumed", text, data=data)
         # What a run begins with is no news, but for its status.
         self._memo = {**memo, "status": None, "waiting_for": None}
@@ -257,12 +259,14 @@ class Teller:
             reward = memo.get("reward")
             said = f" with reward {reward:.3f}" if isinstance(reward, int | float) else ""
             self._tell("run.step", f"step {memo['step']} is done{said}", data=data)
-        if changed("eval"):
-            for env, result in (memo.get("eval") or {}).items():
-                if result != (before.get("eval") or {}).get(env):
-                    epoch = self._finalized.pop(env, None)
-                    data = {"env": env, **result, **({"epoch": epoch} if epoch else {})}
-                    self._tell("run.eval", f"eval of {env} is done", data=data)
+        for env, result in (memo.get("eval") or {}).items():
+            # A result may be that of the eval before, of the same step.
+            same = result == (before.get("eval") or {}).get(env)
+            step = self._finalized.get(env, "").partition("-")[0]
+            if not same or step == f"{result['step']:.0f}":
+                epoch = self._finalized.pop(env, None)
+                data = {"env": env, **result, **({"epoch": epoch} if epoch else {})}
+                self._tell("run.eval", f"eval of {env} is done", data=data)
         if changed("checkpoint") and memo.get("checkpoint"):
             saved = memo["checkpoint"]
             text = f"checkpoint of step {saved.get('step')} is committed"

@@ -47,7 +47,7 @@ async def test_checkpoint_is_told(served: Served) -> None:
     await served.until(run_id, status="running")
     url = f"/v1/runs/{run_id}/checkpoint"
     assert (await served.http.post(url, json={"reason": "lunch"})).status_code == 202
-    assert (await signals(served, run_id, 1))[0] == ["checkpoint", None]
+    assert (await signals(served, run_id, 1))[0] == ["checkpoint", {"reason": "lunch"}]
     problem(await served.http.post(url, json={"step": 3}), 422, "invalid-request")
     await served.http.post(f"/v1/runs/{run_id}/cancel")
     await served.until(run_id, status="cancelled")

@@ -128,6 +128,33 @@ async def test_what_happens_is_told_in_order_and_pages_cover_it_once(served: Ser
     assert [event["data"]["step"] for event in some] == [5, 4, 3]
 
 
+async def test_the_reason_of_every_verb_is_kept(served: Served, tmp_path: Path) -> None:
+    run_id = (await served.start("reasons"))["id"]
+    url = f"/v1/runs/{run_id}"
+
+    async def ask(verb: str, status: str) -> None:
+        answer = await served.http.post(f"{url}/{verb}", json={"reason": f"{verb} at {status}"})
+        assert answer.status_code == 202, answer.text
+        await served.until(run_id, status=status)
+
+    await served.until(run_id, status="running")
+    await ask("checkpoint", "running")
+    await ask("pause", "paused")
+    await ask("resume", "running")
+    await ask("cancel", "cancelled")
+    put_checkpoint(served.store, run_id, 2, tmp_path)
+    await ask("resume", "running")
+    found = await everything(served.http, run_id, types="run.asked,run.resumed")
+    assert [event["data"]["reason"] for event in found] == [
+        "checkpoint at running",
+        "pause at paused",
+        "resume at running",
+        "cancel at cancelled",
+        "resume at running",
+    ]
+    assert found[-1]["message"] == "the run is resumed: attempt 2: resume at running"
+
+
 async def test_a_stream_goes_on_where_it_broke_over_a_killed_api(served: Served) -> None:
     run_id = (await served.start("streams"))["id"]
     await served.until(run_id, step=3)
