@@ -69,6 +69,7 @@ BARS = {
     "sft": Bar("nll_ce", share=0.5, eval_rise=0.2, eval_least=0.5),
     "opsd": Bar("loss_ref_kl", share=0.6, eval_rise=0.2, eval_least=0.5),
     "echo": Bar("nll_ce", share=0.6, eval_rise=0.05, there=("tokens_rl", "tokens_ce")),
+    "smollm2_chain_sum": Bar(rise=0.2, eval_rise=0.3, eval_least=0.6),
     "mixed": Bar("loss_ref_kl", share=0.5, eval_rise=0.1, there=("tokens_rl", "tokens_ref_kl")),
 }
 """By the name of the config's file."""

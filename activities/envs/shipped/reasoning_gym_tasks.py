@@ -81,7 +81,7 @@ class ReasoningGymData(vf.TaskData):
 class ReasoningGymTask(vf.Task[ReasoningGymData]):
     """Scores one reply."""
 
-    def score(self, trace: vf.Trace) -> float:
+    def grade(self, trace: vf.Trace) -> float:
         """The package's score of the answer, in [0, 1]; 0 for a reply that was cut off."""
         if trace.is_truncated:
             return 0.0
@@ -95,12 +95,12 @@ class ReasoningGymTask(vf.Task[ReasoningGymData]):
     @vf.reward(weight=1.0)
     async def correct(self, trace: vf.Trace) -> float:
         """The package's score."""
-        return self.score(trace)
+        return self.grade(trace)
 
     @vf.metric
     async def exact(self, trace: vf.Trace) -> float:
         """1 for the full score, else 0."""
-        return float(self.score(trace) == 1.0)
+        return float(self.grade(trace) == 1.0)
 
 
 class ReasoningGymConfig(vf.TasksetConfig):

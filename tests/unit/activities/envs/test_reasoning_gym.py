@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import verifiers.v1 as vf
 
 from ratchet.activities.envs.datasets import split_of
 from ratchet.activities.envs.shipped import reasoning_gym_tasks
@@ -25,7 +26,7 @@ def tasks(**config: Any) -> list[ReasoningGymTask]:
 
 def score(task: ReasoningGymTask, reply: str, truncated: bool = False) -> float:
     trace: Any = SimpleNamespace(is_truncated=truncated, last_reply=reply)
-    return task.score(trace)
+    return task.grade(trace)
 
 
 def question(task: ReasoningGymTask) -> str:
@@ -50,6 +51,13 @@ def test_a_task_is_an_entry_of_the_package() -> None:
     assert one.data.prompt == question(one) + " Be brief."
     assert one.data.index != other.data.index
     assert score(one, entries[one.data.index]["answer"]) == 1.0
+
+
+def test_what_verifiers_names_keeps_its_meaning() -> None:
+    own, settings = vars(ReasoningGymTask), ReasoningGymConfig.model_fields
+    assert not {name for name in own if not name.startswith("_")} & set(dir(vf.Task))
+    known = {name for name in dir(vf.TasksetConfig) if not name.startswith("_")}
+    assert not (settings.keys() - vf.TasksetConfig.model_fields.keys()) & known
 
 
 def test_what_of_a_reply_counts() -> None:
