@@ -111,8 +111,13 @@ def hidden_matrices(model: Any) -> list[Any]:
 def _adamw(parameters: list[Any], config: Any) -> Any:
     import torch
 
+    # On a CPU, one pass over memory instead of ten. On a GPU it would keep `step` there.
     return torch.optim.AdamW(
-        parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+        parameters,
+        lr=config.lr,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        fused=all(parameter.device.type == "cpu" for parameter in parameters),
     )
 
 
