@@ -96,7 +96,9 @@ def token_scores(
     logits = model(input_ids=token_ids, use_cache=False, **packed).logits[:, :-1].float()
     # The temperature of a token is that of its own sequence, also where the row goes on to it.
     scale = temperature if temperature.shape[1] == 1 else temperature[:, 1:]
-    chosen, entropy = _chosen(logits, token_ids[:, 1:], scale)
+    log_probs = _log_probs(logits, scale)
+    chosen = log_probs.gather(-1, token_ids[:, 1:].unsqueeze(-1)).squeeze(-1)
+    entropy = _entropy(log_probs)
     first = math.log(logits.shape[-1])
     if positions is not None:
         starts = positions[:, 1:] == 0
@@ -108,21 +110,27 @@ def token_scores(
     )
 
 
-def _chosen(logits: Tensor, token_ids: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token under its logits [..., V], and the entropy there."""
+def _log_probs(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Log-probabilities [..., V] at the temperature of each place."""
     import torch
 
-    log_probs = torch.log_softmax(logits / temperature.unsqueeze(-1), dim=-1)
-    chosen = log_probs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
-    with torch.no_grad():
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
-    return chosen, entropy
+    # Division by 1 changes no bit, and takes as long as the softmax.
+    plain = bool((temperature == 1).all())
+    return torch.log_softmax(logits if plain else logits / temperature.unsqueeze(-1), dim=-1)
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    log_probs = log_probs.detach()
+    return -(log_probs.exp() * log_probs).sum(-1)
 
 
 def _shared_scores(
     model: Any, token_ids: Tensor, temperature: Tensor, positions: Tensor, layout: Layout
 ) -> tuple[Tensor, Tensor]:
-    """`token_scores` of a packed row whose sequences share their beginnings."""
+    """`token_scores` of a packed row whose sequences share their beginnings.
+
+    Sequences that share one have one temperature.
+    """
     import torch
 
     look_up = torch.nn.functional.embedding
@@ -130,12 +138,14 @@ def _shared_scores(
     assert own is not None and of is not None and before is not None
     ids, places = token_ids[:, own], positions[:, own]
     result = model(input_ids=ids, position_ids=places, layout=layout, use_cache=False)
-    logits = look_up(before, result.logits[0]).float()
-    chosen, entropy = _chosen(logits, ids[0], temperature[0, own])
-    first, starts = math.log(logits.shape[-1]), places[0] == 0
-    chosen, entropy = chosen.masked_fill(starts, -first), entropy.masked_fill(starts, first)
-    scores, entropies = (look_up(of, x.unsqueeze(-1)).squeeze(-1)[None] for x in (chosen, entropy))
-    return scores, entropies
+    log_probs = _log_probs(result.logits[0].float(), temperature[0, own])
+    vocab = log_probs.shape[-1]
+    # A look-up sums what several tokens after one have to say in a fixed order.
+    chosen = look_up(before * vocab + ids[0], log_probs.view(-1, 1)).squeeze(-1)
+    first, starts = math.log(vocab), places[0] == 0
+    chosen = chosen.masked_fill(starts, -first)
+    entropy = _entropy(log_probs)[before].masked_fill(starts, first)
+    return look_up(of, chosen.unsqueeze(-1)).squeeze(-1)[None], entropy[of][None]
 
 
 def score_batch(model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The example of a pretrained model, two steps of it: model, template, tasks, engine and trainer."""
+"""Two steps of the example of a pretrained model: its template, tasks, engine and trainer."""
 
 import pytest
 
