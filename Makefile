@@ -45,7 +45,7 @@ demo: setup
 teacher: setup
 	@$(BIN)/python -m ratchet.worker.teacher --port $(PORT)
 
-# Every example config through the real stack, some 20 minutes on two cores; ONLY="opd sft" for some.
+# Every example config through the real stack, some 35 minutes on two cores; ONLY="opd sft" for some.
 examples: setup
 	@$(BIN)/python -m tests.bench.examples $(ONLY)
 

@@ -20,7 +20,14 @@ def test_smollm2_learns_for_two_steps(stack: Stack) -> None:
     where = stack.up()
     small = ["train.batch_size=16", "train.sampling.max_tokens=8", "eval.env=[]"]
     # All of a few replies may be wrong; what is trained here is whatever was said.
-    run_id = launch(where, "smollm2_chain_sum", "max_steps=2", *small, "filters.post_batch=[]")
+    run_id = launch(
+        where,
+        "smollm2_chain_sum",
+        "max_steps=2",
+        *small,
+        "filters.pre_batch=[]",
+        "filters.post_batch=[]",
+    )
     run = wait_until(where, run_id, lambda run: run["status"] in ("succeeded", "paused"))
     assert run["status"] in ENDED and run["policy_version"] == 2, run
     steps = get(where, f"/v1/runs/{run_id}/metrics")["data"]
