@@ -161,13 +161,15 @@ class SyncInput:
 class SyncResult:
     """The engine serves `version` under `label`; labels of refused pushes are in `rejected`.
 
-    `max_diff` is the largest canary difference in nats.
+    `max_diff` is the largest canary difference in nats. `unverified` says what log-probabilities
+    alone verified, since its bits could not be compared.
     """
 
     version: int
     label: str
     max_diff: float
     rejected: list[str] = field(default_factory=list)
+    unverified: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How hosts' inputs and the documents of a checkpoint are read that older builds wrote.
+"""How hosts' inputs and documents of checkpoints and weights are read that older builds wrote.
 
 One table for each; what to do when a field changes is said in `workflows/protocol/upgrades.py`.
 """
@@ -20,3 +20,12 @@ number of its own.
 
 TRAINER_STATE = Versions("trainer.json", {}, oldest=1)
 """What of a trainer's state is not tensors."""
+
+
+def canary_from_0_to_1(canary: Document) -> Document:
+    """One sequence becomes the only one of several; nobody measured the noise of kernels."""
+    return {"sequences": [canary], "noise": {}}
+
+
+CANARY = Versions("canary.json", {0: canary_from_0_to_1})
+"""{schema, sequences: [{token_ids, logprobs}], noise: {dtype: nats}}"""

@@ -8,24 +8,57 @@ the table. Invariants, whatever the transfer:
   than bring bits.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ratchet.activities.contracts.refs import ArtifactRef
+
+NAMED = 3
+"""Tensors that a message names."""
 
 Weights = TypeVar("Weights")
 """What a transfer holds of weights that it received."""
 
 
 @dataclass(frozen=True)
+class Bits:
+    """How the bits that an engine holds compare with those that were exported: the number of
+    tensors compared, what is wrong, and by tensor ('': of all) why it is not compared.
+    """
+
+    compared: int = 0
+    wrong: list[str] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def unverified(self) -> str:
+        """What is verified by log-probabilities alone, in words; '' if nothing is."""
+        if not self.unread:
+            return ""
+        if "" in self.unread:
+            return f"verified by log-probabilities alone: {self.unread['']}"
+        several = f"{len(self.unread)} of {len(self.unread) + self.compared} tensors"
+        named = "; ".join(f"{name} ({why})" for name, why in list(self.unread.items())[:NAMED])
+        return f"{several} verified by log-probabilities alone: {named}"
+
+    def __str__(self) -> str:
+        if not self.wrong:
+            return ""
+        return f"{len(self.wrong)} wrong tensors: {'; '.join(self.wrong[:NAMED])}"
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """Where engine and trainer differ most: `position` counts tokens of the canary."""
+    """Where engine and trainer differ most: `position` counts tokens of the canary; and how their
+    bits compare.
+    """
 
     position: int
     engine: float
     trainer: float
     tolerance: float
+    bits: Bits = field(default_factory=Bits)
 
     @property
     def diff(self) -> float:
@@ -35,12 +68,14 @@ class Verdict:
     @property
     def passed(self) -> bool:
         """Whether the engine may serve; NaN never passes."""
-        return self.diff <= self.tolerance
+        return not self.bits.wrong and self.diff <= self.tolerance
 
     def __str__(self) -> str:
+        wrong = f"{self.bits}; " if self.bits.wrong else ""
         return (
-            f"canary token {self.position}: engine log-probability {self.engine:.6f}, trainer "
-            f"{self.trainer:.6f}, difference {self.diff:.2e}, tolerance {self.tolerance:.0e}"
+            f"{wrong}canary token {self.position}: engine log-probability {self.engine:.6f}, "
+            f"trainer {self.trainer:.6f}, difference {self.diff:.2e}, "
+            f"tolerance {self.tolerance:.0e}"
         )
 
 
@@ -76,5 +111,5 @@ class WeightTransfer(Protocol[Weights]):
         ...
 
     async def verify(self, engine: Engine, weights: Weights, tolerance: float) -> Verdict:
-        """How the log-probabilities of an engine that serves again compare with the trainer's."""
+        """How an engine that serves again compares with what the trainer exported."""
         ...

@@ -20,9 +20,12 @@ from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.training import PUSH_TRIES, SyncInput, SyncResult, push_label
+from ratchet.activities.inference import gate
 from ratchet.activities.inference.transfers import transfer_of
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.heartbeat import heartbeats
+from ratchet.activities.storage import keys
+from ratchet.configs.run import RunConfig
 
 REQUEST_LIMIT_S = 60.0
 RESUME_LIMIT_S = 10.0
@@ -40,7 +43,7 @@ class InferenceActivities:
         """Puts `sync.weights` on one engine and passes its gate; may be repeated at any time.
 
         Raises ApplicationError: ENGINE_LOST if the address no longer reaches the named engine;
-        GATE_FAILED, with the refused labels as details, if the canary differs after every try
+        GATE_FAILED, with the refused labels as details, if the gate refuses every try
         (both never retried); otherwise retryable errors. Labels of earlier attempts count as
         refused, since nobody knows whether their canary was seen to pass.
         """
@@ -48,6 +51,7 @@ class InferenceActivities:
             config = await asyncio.to_thread(self.ctx.config, sync.run_id)
             transfer = transfer_of(config, self.ctx.store)
             weights = await asyncio.to_thread(transfer.receive, sync.weights)
+            tolerance = await asyncio.to_thread(self._tolerance, config, sync)
             first = (activity.info().attempt - 1) * PUSH_TRIES
             rejected = [push_label(sync.version, sync.push, n) for n in range(first)]
             limits = httpx.Timeout(REQUEST_LIMIT_S, connect=5.0)
@@ -58,9 +62,10 @@ class InferenceActivities:
                     label = push_label(sync.version, sync.push, number)
                     async with _paused(engine, label):
                         await transfer.push(engine, weights)
-                    verdict = await transfer.verify(engine, weights, sync.tolerance)
+                    verdict = await transfer.verify(engine, weights, tolerance)
                     if verdict.passed:
-                        return SyncResult(sync.version, label, verdict.diff, rejected)
+                        unverified = verdict.bits.unverified
+                        return SyncResult(sync.version, label, verdict.diff, rejected, unverified)
                     activity.logger.warning("push %s refused: %s", label, verdict)
                     rejected.append(label)
         raise ApplicationError(
@@ -70,6 +75,15 @@ class InferenceActivities:
             type=names.GATE_FAILED,
             non_retryable=True,
         )
+
+    def _tolerance(self, config: RunConfig, sync: SyncInput) -> float:
+        """By the noise that was measured on version 0, if the config does not say."""
+        first = self.ctx.store.committed(keys.weights(sync.run_id, 0))
+        if first is None or config.inference.gate_tolerance is not None:
+            return sync.tolerance
+        canary = self.ctx.store.read_file(first, keys.CANARY_FILE)
+        noise = gate.parse_canary(canary, f"{first.key}/{keys.CANARY_FILE}").noise
+        return gate.measured_tolerance(config, noise) or sync.tolerance
 
 
 def _lost(sync: SyncInput, why: str, *, final: bool = True) -> ApplicationError:

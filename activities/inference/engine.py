@@ -38,6 +38,7 @@ from ratchet.configs.run import RunConfig
 
 ADVERTISE = "RATCHET_ADVERTISE_HOST"
 PROBE_LIMIT_S = 3.0
+READER = "ratchet.activities.inference.held.Held"
 KEEP_ALIVE_S = 120
 """Longer than clients keep idle connections, so that they never race a close."""
 
@@ -64,6 +65,8 @@ def engine_argv(
     # A generation_config.json in the weights must not change how rollouts are sampled.
     argv += ["--generation-config", "vllm"]
     argv += ["--disable-uvicorn-access-log"]
+    # What the gate reads the engine's bits by.
+    argv += ["--worker-extension-cls", READER]
     if cpu:
         argv += ["--enforce-eager"]
         argv += ["--kv-cache-memory-bytes", str(int(inference.kv_cache_gib * 2**30))]

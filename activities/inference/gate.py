@@ -1,8 +1,15 @@
-"""The gate: an engine serves a version only after its log-probabilities match the trainer's.
+"""The gate: an engine serves a version only after two tests of it.
 
-The canary is a fixed token sequence exported with the weights, with the trainer's log-probability
-of every token after the first. The engine scores the same tokens as a prompt; the largest
-absolute difference must be within the tolerance.
+The first compares bits: what the engine holds, tensor by tensor and rank by rank, with what the
+trainer exported (`bits.py`). The second is for what bits do not show (positions, caches, the order
+of layers), and for weights that cannot be compared: the engine scores the canary, fixed token
+sequences exported with the weights, and no log-probability may differ from the trainer's by more
+than the tolerance.
+
+That is what the config says, or KERNELS times the noise of the model's own kernels, at least
+EXACT. The noise is measured once, on version 0, whose canary records it: the largest difference of
+a log-probability between the model in float32 and in a dtype that trainer or engine compute in,
+with another attention.
 """
 
 import json
@@ -11,20 +18,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ratchet.activities.contracts.weights import Verdict
+from temporalio.exceptions import ApplicationError
 
-CANARY_FILE = "canary.json"
+from ratchet.activities.contracts.upgrades import CANARY
+from ratchet.activities.contracts.weights import Bits, Engine, Verdict
+from ratchet.activities.inference import bits
+from ratchet.activities.inference.fingerprints import Fingerprints, read
+from ratchet.activities.storage.keys import CANARY_FILE
+from ratchet.configs.run import RunConfig
+
+KERNELS = 3.0
+"""Two kernels differ alike on most tokens, and on one of some hundred by a few times more."""
+EXACT = 1e-4
+"""Nats. Kernels that compute in float32 stay below it."""
 
 
 @dataclass(frozen=True)
-class Canary:
+class Sequence:
     """`logprobs[i]` is the trainer's log-probability (nats) of `token_ids[i + 1]`."""
 
     token_ids: list[int]
     logprobs: list[float]
 
     def request(self, model: str) -> dict[str, Any]:
-        """Body of a generate request that makes the engine score the canary as a prompt."""
+        """Body of a generate request that makes the engine score the sequence as a prompt."""
         return {
             "model": model,
             "token_ids": self.token_ids,
@@ -37,42 +54,104 @@ class Canary:
         }
 
 
-def read_canary(folder: Path) -> Canary:
-    """The canary of exported weights. Raises ValueError if it has none or a malformed one."""
+@dataclass(frozen=True)
+class Canary:
+    """Sequences, and the noise of kernels by the dtype of an engine."""
+
+    sequences: list[Sequence]
+    noise: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an engine is compared with. None: weights of a build that took no fingerprints."""
+
+    canary: Canary
+    fingerprints: Fingerprints | None
+
+
+def parse_canary(text: str | bytes, where: str) -> Canary:
+    """Raises ValueError for a malformed one, NewerSchema."""
+    data = CANARY.upgraded(json.loads(text), where)
+    sequences = [Sequence(s["token_ids"], s["logprobs"]) for s in data["sequences"]]
+    for sequence in sequences:
+        length = len(sequence.token_ids)
+        if length < 2 or len(sequence.logprobs) != length - 1:
+            raise ValueError(
+                f"{where}: {length} tokens need {length - 1} log-probabilities (at least one), "
+                f"got {len(sequence.logprobs)}"
+            )
+    return Canary(sequences, data["noise"])
+
+
+def read_expected(folder: Path) -> Expected:
+    """What exported weights are to be compared by.
+
+    Raises ValueError if they have no canary or a malformed one, NewerSchema.
+    """
     path = folder / CANARY_FILE
     if not path.is_file():
         raise ValueError(f"{folder} has no {CANARY_FILE}: its engine cannot be verified")
-    data = json.loads(path.read_text())
-    canary = Canary(data["token_ids"], data["logprobs"])
-    if len(canary.token_ids) < 2 or len(canary.logprobs) != len(canary.token_ids) - 1:
-        raise ValueError(
-            f"{path}: {len(canary.token_ids)} tokens need {len(canary.token_ids) - 1} "
-            f"log-probabilities (at least one), got {len(canary.logprobs)}"
-        )
-    return canary
+    return Expected(parse_canary(path.read_text(), str(path)), read(folder))
 
 
-def engine_logprobs(canary: Canary, answer: dict[str, Any]) -> list[float]:
-    """The engine's log-probabilities of `token_ids[1:]`, from its answer to `Canary.request`.
+def engine_logprobs(sequence: Sequence, answer: dict[str, Any]) -> list[float]:
+    """The engine's log-probabilities of `token_ids[1:]`, from its answer to `request`.
 
     Raises ValueError if the answer does not score every token.
     """
     scored = answer.get("prompt_logprobs") or []
-    if len(scored) != len(canary.token_ids):
+    if len(scored) != len(sequence.token_ids):
         raise ValueError(
-            f"the engine scored {len(scored)} of {len(canary.token_ids)} canary tokens"
+            f"the engine scored {len(scored)} of {len(sequence.token_ids)} canary tokens"
         )
     # The first entry is null: nothing comes before it.
-    pairs = zip(scored[1:], canary.token_ids[1:], strict=True)
+    pairs = zip(scored[1:], sequence.token_ids[1:], strict=True)
     return [entry[str(token)]["logprob"] for entry, token in pairs]
 
 
-def compare(canary: Canary, engine: list[float], tolerance: float) -> Verdict:
+def compare(canary: Canary, engine: list[list[float]], tolerance: float, found: Bits) -> Verdict:
     """The verdict at the token where they differ most; NaN and infinity count as most."""
+    places = [
+        (number, sequence.logprobs[index], engine[number][index], index)
+        for number, sequence in enumerate(canary.sequences)
+        for index in range(len(sequence.logprobs))
+    ]
 
-    def distance(index: int) -> float:
-        diff = abs(engine[index] - canary.logprobs[index])
+    def distance(place: tuple[int, float, float, int]) -> float:
+        diff = abs(place[2] - place[1])
         return math.inf if math.isnan(diff) else diff
 
-    worst = max(range(len(engine)), key=distance)
-    return Verdict(worst + 1, engine[worst], canary.logprobs[worst], tolerance)
+    number, trainer, answered, index = max(places, key=distance)
+    before = sum(len(sequence.token_ids) for sequence in canary.sequences[:number])
+    return Verdict(before + index + 1, answered, trainer, tolerance, found)
+
+
+def measured_tolerance(config: RunConfig, noise: dict[str, float]) -> float | None:
+    """The tolerance in nats by what was measured on version 0; None if nothing was."""
+    exact = config.trainer.compute_dtype == config.inference.dtype == "float32"
+    measured = noise.get("float32" if exact else "bfloat16")
+    return None if measured is None else max(EXACT, KERNELS * measured)
+
+
+async def verify(engine: Engine, expected: Expected, tolerance: float) -> Verdict:
+    """Both tests. The engine samples meanwhile, and no request or call holds it up for long."""
+    found = await _compare_bits(engine, expected.fingerprints)
+    answers = []
+    # One after the other: together they would be one long step of the engine.
+    for sequence in expected.canary.sequences:
+        answer = await engine.post("/inference/v1/generate", json=sequence.request(engine.model))
+        answers.append(engine_logprobs(sequence, answer))
+    return compare(expected.canary, answers, tolerance, found)
+
+
+async def _compare_bits(engine: Engine, expected: Fingerprints | None) -> Bits:
+    if expected is None:
+        return Bits(unread={"": "these weights were exported without fingerprints"})
+    try:
+        held = await bits.held(engine, expected.shapes)
+    except ApplicationError as error:
+        if bits.NO_READER not in error.message:
+            raise
+        return Bits(unread={"": f"the engine was started without {bits.METHOD}"})
+    return bits.compare(expected, held)

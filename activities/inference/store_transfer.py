@@ -5,17 +5,17 @@ from pathlib import Path
 
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.weights import Engine, Verdict
-from ratchet.activities.inference.gate import Canary, compare, engine_logprobs, read_canary
+from ratchet.activities.inference import gate
 from ratchet.activities.storage import fencing
 from ratchet.activities.storage.store import ArtifactStore
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A folder of this machine with weights, and their canary."""
+    """A folder of this machine with weights, and what the gate compares with."""
 
     folder: Path
-    canary: Canary
+    expected: gate.Expected
 
 
 class StoreTransfer:
@@ -31,7 +31,7 @@ class StoreTransfer:
     def receive(self, weights: ArtifactRef) -> Fetched:
         """Fetches the folder, verified by its hash."""
         folder = self._store.fetch_folder(weights)
-        return Fetched(folder, read_canary(folder))
+        return Fetched(folder, gate.read_expected(folder))
 
     async def push(self, engine: Engine, weights: Fetched) -> None:
         """Has the engine load the folder."""
@@ -39,8 +39,5 @@ class StoreTransfer:
         await engine.post("/collective_rpc", json=reload)
 
     async def verify(self, engine: Engine, weights: Fetched, tolerance: float) -> Verdict:
-        """Compares the canary's log-probabilities."""
-        answer = await engine.post(
-            "/inference/v1/generate", json=weights.canary.request(engine.model)
-        )
-        return compare(weights.canary, engine_logprobs(weights.canary, answer), tolerance)
+        """Passes the gate."""
+        return await gate.verify(engine, weights.expected, tolerance)

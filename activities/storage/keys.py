@@ -9,6 +9,7 @@ from ratchet.activities.contracts import names
 RUN_STATE_FILE = "run_state.json"
 TRAINER_FILE = "trainer.json"
 POLICY_FILE = "policy.json"
+CANARY_FILE = "canary.json"
 """About version 0: {parameters, origin, renderer}, the last one as 'auto' resolves."""
 OPTIMIZER_FILE = "optimizer.safetensors"
 NOT_WEIGHTS = (OPTIMIZER_FILE, TRAINER_FILE, RUN_STATE_FILE)
@@ -143,5 +144,7 @@ def idempotency_reply(digest: str) -> str:
 
 
 def policy_cache(digest: str) -> str:
-    """A warm-started default policy, by the hash of all that determines it."""
-    return f"cache/policies/{digest}"
+    """A warm-started default policy, by the hash of all that determines it. Those directly below
+    `cache/policies` are of builds that took no fingerprints.
+    """
+    return f"cache/policies/2/{digest}"

@@ -14,11 +14,17 @@ Invariants:
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ratchet.activities.contracts.upgrades import CANARY
+from ratchet.activities.inference import fingerprints
+from ratchet.activities.storage.keys import CANARY_FILE
+from ratchet.configs.versions import SCHEMA
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +33,6 @@ if TYPE_CHECKING:
     from ratchet.activities.storage.batch import Sample
     from ratchet.activities.training.attention import Layout
     from ratchet.activities.training.batching import MicroBatch
-
-CANARY_FILE = "canary.json"
 
 
 def untie(model: Any) -> bool:
@@ -180,32 +184,80 @@ def rescore(
     return result
 
 
-def canary_tokens(vocab_size: int, length: int = 24) -> list[int]:
-    """A fixed token sequence that walks over the whole vocabulary."""
-    return [(7 + 31 * n + 5 * n * n) % vocab_size for n in range(length)]
+def canary_tokens(vocab_size: int) -> list[list[int]]:
+    """Fixed token sequences that walk over the whole vocabulary."""
+    length, count = 24, 6
+    steps = [(7 + 31 * n + 5 * n * n) % vocab_size for n in range(count * length)]
+    return [steps[at : at + length] for at in range(0, len(steps), length)]
 
 
-def canary(model: Any, token_ids: list[int]) -> dict[str, list[Any]]:
-    """The canary record: `logprobs[k]` is of `token_ids[k + 1]` at temperature 1, in nats."""
+def _scores(model: Any, sequences: list[list[int]], device: Any) -> Tensor:
     import torch
 
     with torch.no_grad():
-        ids = torch.tensor([token_ids], device=model.device)
-        logprobs, _ = token_scores(model, ids, torch.ones(1, 1, device=model.device))
-    return {"token_ids": token_ids, "logprobs": logprobs[0, 1:].tolist()}
+        ids = torch.tensor(sequences, device=device)
+        logprobs, _ = token_scores(model, ids, torch.ones(1, 1, device=device))
+    return logprobs[:, 1:]
 
 
-def export(model: Any, tokenizer: Any, folder: Path, dtype: str = "float32") -> None:
-    """Writes weights in `dtype`, config, tokenizer and, last of all, the canary to `folder`.
+def canary(model: Any, sequences: list[list[int]]) -> list[dict[str, list[Any]]]:
+    """The canary's sequences: `logprobs[k]` is of `token_ids[k + 1]` at temperature 1, in nats."""
+    scores = _scores(model, sequences, model.device).tolist()
+    return [
+        {"token_ids": ids, "logprobs": logprobs}
+        for ids, logprobs in zip(sequences, scores, strict=True)
+    ]
 
-    What an earlier export left there is replaced; the canary is there only if all of it is.
+
+def kernel_noise(model: Any, sequences: list[list[int]]) -> dict[str, float]:
+    """How far log-probabilities lie apart, in nats, between the model as it is and in each dtype
+    that it may be served in, with weights and activations in that dtype and another attention.
+    """
+    import torch
+
+    exact = _scores(model, sequences, model.device)
+    attention = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    noise = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        # Parameters alone: positions are computed from buffers, which stay as they are.
+        lowered = {name: value.to(dtype) for name, value in model.named_parameters()}
+        forward = functools.partial(torch.func.functional_call, model, lowered, ())
+        scores = _scores(lambda **inputs: forward(inputs), sequences, model.device)  # noqa: B023
+        noise[str(dtype).removeprefix("torch.")] = float((scores - exact).abs().max())
+    model.set_attn_implementation(attention)
+    return noise
+
+
+def export(
+    model: Any,
+    tokenizer: Any,
+    folder: Path,
+    dtype: str = "float32",
+    *,
+    served: Sequence[str] = (),
+    noise: bool = False,
+) -> None:
+    """Writes weights in `dtype`, config, tokenizer, their fingerprints in that dtype and those that
+    they may be `served` in and, last of all, the canary to `folder`.
+
+    What an earlier export left there is replaced; the canary is there only if all of it is. It
+    has the `noise` of the model's kernels if that is wanted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CANARY_FILE).unlink(missing_ok=True)
     _save(model, folder, dtype)
     tokenizer.save_pretrained(folder)
+    fingerprints.write(
+        folder, fingerprints.take(model.state_dict().items(), dict.fromkeys([dtype, *served]))
+    )
     vocab = min(model.config.get_text_config().vocab_size, len(tokenizer))
-    record = canary(model, canary_tokens(vocab))
+    sequences = canary_tokens(vocab)
+    record = {
+        SCHEMA: CANARY.current,
+        "sequences": canary(model, sequences),
+        "noise": kernel_noise(model, sequences) if noise else {},
+    }
     part = folder / f".{CANARY_FILE}.part"
     part.write_text(json.dumps(record))
     part.replace(folder / CANARY_FILE)

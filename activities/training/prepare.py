@@ -4,7 +4,8 @@
 env, seed}, and may have `renderer`, as the config names it, and `recipe`: what of the default
 policy's recipe is to be otherwise.
 Progress goes to standard output, one JSON line a report: {"progress": text}. Whatever the source,
-the result is an untied model in Hugging Face layout with tokenizer, canary and `policy.json`
+the result is an untied model in Hugging Face layout with tokenizer, fingerprints, canary and
+`policy.json`
 ({parameters, origin, renderer}). A model that cannot be loaded ends the process with code 2 and
 {"problem": text}.
 """
@@ -16,7 +17,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from ratchet.activities.envs.rendering import AUTO, resolve
 from ratchet.activities.runtime.children import end_with_parent
@@ -25,6 +26,7 @@ from ratchet.activities.training import smollm2
 from ratchet.activities.training.policy import Recipe, build_model, digest, recipe_of, warm_start
 from ratchet.activities.training.tokenizer import build_tokenizer
 from ratchet.configs.model import DEFAULT_POLICY, SMOLLM2
+from ratchet.configs.trainer import Dtype
 
 PROBLEM = 2
 
@@ -107,7 +109,8 @@ def main() -> None:
     else:
         model, tokenizer = load_given(order["name"])
         origin = order["name"]
-    export(model, tokenizer, options.out)
+    # Which dtype engines will have is a matter of the runs that start from it.
+    export(model, tokenizer, options.out, served=get_args(Dtype), noise=True)
     about = {"parameters": parameter_count(model), "origin": origin}
     try:
         about |= agreeing_renderer(order, tokenizer)

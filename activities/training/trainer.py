@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.activities.contracts.upgrades import TRAINER_STATE
 from ratchet.activities.storage.batch import Sample, decode_batch
-from ratchet.activities.storage.keys import OPTIMIZER_FILE, TRAINER_FILE
+from ratchet.activities.storage.keys import CANARY_FILE, OPTIMIZER_FILE, TRAINER_FILE
 from ratchet.activities.storage.token_logprobs import encode_token_logprobs
 from ratchet.activities.training import attention, determinism, rl_loss
 from ratchet.activities.training.batching import member_counts, micro_batches
 from ratchet.activities.training.client import NonFinite, StateMismatch
 from ratchet.activities.training.loss import LossInputs, MemberCounts, mismatch_kl, total_loss
 from ratchet.activities.training.model import (
-    CANARY_FILE,
     computing,
     export,
     load_model,
@@ -219,7 +218,9 @@ class Trainer:
 
     def _export(self, out: Path, dtype: str) -> None:
         with self._computing():
-            export(self._model, self._tokenizer, out, dtype)
+            assert self._config is not None
+            served = [self._config.inference.dtype]
+            export(self._model, self._tokenizer, out, dtype, served=served)
 
     def _reconfigure(self, config: dict[str, Any]) -> None:
         """Takes another revision of the config; raises ValueError if it needs another load."""

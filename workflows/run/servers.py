@@ -38,6 +38,7 @@ class Servers:
         self._log = context.log
         self._news = context.news
         self._pushes = pushes
+        self._unverified: dict[int, str] = {}
 
     async def open(self, role: ServerRole | None = None) -> None:
         """Starts a Host workflow for every server that is ours to keep, or for those of a role."""
@@ -111,8 +112,15 @@ class Servers:
                 await self._on_push_failed(host, push, error)
             else:
                 self._pushes.on_verified(host, push, result.rejected)
+                self._note_unverified(host, result)
             finally:
                 self._pushes.end(push)
+
+    def _note_unverified(self, host: HostState, result: SyncResult) -> None:
+        """Notes once, and again if it changes, what of an engine's weights is not compared."""
+        if result.unverified != self._unverified.get(host.index, ""):
+            self._unverified[host.index] = result.unverified
+            self._log.note(f"{host.name}: {result.unverified or 'all bits are compared'}")
 
     async def _push(self, push: Push) -> SyncResult:
         engine = push.engine

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.roles import ServerRole
+from ratchet.activities.contracts.weights import Bits
 from ratchet.activities.inference import devices
 from ratchet.activities.inference.activities import push_label
 from ratchet.activities.inference.devices import engine_threads
@@ -22,12 +23,22 @@ from ratchet.activities.inference.engine import (
     first_weights,
     served_name,
 )
-from ratchet.activities.inference.gate import Canary, compare, engine_logprobs, read_canary
+from ratchet.activities.inference.gate import (
+    Canary,
+    Sequence,
+    compare,
+    engine_logprobs,
+    measured_tolerance,
+    parse_canary,
+    read_expected,
+)
+from ratchet.activities.inference.held import Held
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys
 from ratchet.configs.run import RunConfig
 
-CANARY = Canary([5, 6, 7], [-1.5, -2.5])
+SEQUENCE = Sequence([5, 6, 7], [-1.5, -2.5])
+CANARY = Canary([SEQUENCE], {})
 
 
 def _config(**inference: object) -> RunConfig:
@@ -44,8 +55,8 @@ def test_answer_is_read_by_token() -> None:
             {"7": {"logprob": -2.5, "rank": 1}},
         ]
     }
-    assert engine_logprobs(CANARY, answer) == [-1.0, -2.5]
-    verdict = compare(CANARY, [-1.0, -2.5], 1e-4)
+    assert engine_logprobs(SEQUENCE, answer) == [-1.0, -2.5]
+    verdict = compare(CANARY, [[-1.0, -2.5]], 1e-4, Bits())
     assert (verdict.position, verdict.diff, verdict.passed) == (1, 0.5, False)
     assert str(verdict) == (
         "canary token 1: engine log-probability -1.000000, trainer -1.500000, "
@@ -55,13 +66,61 @@ def test_answer_is_read_by_token() -> None:
 
 def test_short_answer_is_refused() -> None:
     with pytest.raises(ValueError, match="scored 0 of 3"):
-        engine_logprobs(CANARY, {"prompt_logprobs": None})
+        engine_logprobs(SEQUENCE, {"prompt_logprobs": None})
 
 
 def test_nan_never_passes() -> None:
-    verdict = compare(CANARY, [-1.5, math.nan], 1e9)
+    verdict = compare(CANARY, [[-1.5, math.nan]], 1e9, Bits())
     assert verdict.position == 2
     assert not verdict.passed
+
+
+def test_position_counts_tokens_of_all_sequences() -> None:
+    canary = Canary([SEQUENCE, SEQUENCE], {})
+    verdict = compare(canary, [[-1.5, -2.5], [-1.5, -2.0]], 1e-4, Bits())
+    assert (verdict.position, verdict.engine) == (5, -2.0)
+
+
+def test_wrong_bits_never_pass_and_are_named_first() -> None:
+    wrong = [f"layer.{n} (rank 0): expected a, held b" for n in range(5)]
+    verdict = compare(CANARY, [[-1.5, -2.5]], 1e-4, Bits(9, wrong))
+    assert not verdict.passed
+    assert str(verdict).startswith("5 wrong tensors: layer.0 (rank 0): expected a, held b; layer.1")
+    assert "layer.3" not in str(verdict)
+
+
+def test_what_is_not_compared_is_named() -> None:
+    assert Bits(7).unverified == ""
+    assert Bits(7, [], {"a.weight": "held by Fp8LinearMethod"}).unverified == (
+        "1 of 8 tensors verified by log-probabilities alone: a.weight (held by Fp8LinearMethod)"
+    )
+    assert Bits(unread={"": "no fingerprints"}).unverified == (
+        "verified by log-probabilities alone: no fingerprints"
+    )
+
+
+@pytest.mark.parametrize(
+    ("compute", "served", "noise", "tolerance"),
+    [
+        ("float32", "float32", {"float32": 2e-5, "bfloat16": 0.4}, 1e-4),
+        ("float32", "float32", {"float32": 1e-3, "bfloat16": 0.4}, 3e-3),
+        ("float32", "bfloat16", {"float32": 2e-5, "bfloat16": 0.4}, 1.2),
+        ("bfloat16", "float32", {"float32": 2e-5, "bfloat16": 0.4}, 1.2),
+        ("float32", "bfloat16", {}, None),
+    ],
+)
+def test_tolerance_is_a_few_times_the_noise_of_kernels(
+    compute: str, served: str, noise: dict[str, float], tolerance: float | None
+) -> None:
+    config = _config(dtype=served).model_copy(deep=True)
+    trainer = config.trainer.model_copy(update={"compute_dtype": compute})
+    config = config.model_copy(update={"trainer": trainer})
+    assert measured_tolerance(config, noise) == pytest.approx(tolerance)
+
+
+def test_canary_of_an_older_build_is_one_sequence_without_noise() -> None:
+    old = json.dumps({"token_ids": [5, 6, 7], "logprobs": [-1.5, -2.5]})
+    assert parse_canary(old, "canary.json") == CANARY
 
 
 @given(
@@ -73,8 +132,8 @@ def test_nan_never_passes() -> None:
     st.floats(1e-9, 50),
 )
 def test_passes_exactly_within_tolerance(pairs: list[tuple[float, float]], tol: float) -> None:
-    canary = Canary(list(range(len(pairs) + 1)), [trainer for _, trainer in pairs])
-    verdict = compare(canary, [engine for engine, _ in pairs], tol)
+    sequence = Sequence(list(range(len(pairs) + 1)), [trainer for _, trainer in pairs])
+    verdict = compare(Canary([sequence], {}), [[engine for engine, _ in pairs]], tol, Bits())
     assert verdict.passed == all(abs(a - b) <= tol for a, b in pairs)
 
 
@@ -83,10 +142,10 @@ def test_passes_exactly_within_tolerance(pairs: list[tuple[float, float]], tol: 
 )
 def test_malformed_canary_is_refused(tmp_path: Path, canary: dict[str, list[float]]) -> None:
     with pytest.raises(ValueError, match="cannot be verified"):
-        read_canary(tmp_path)
+        read_expected(tmp_path)
     (tmp_path / "canary.json").write_text(json.dumps(canary))
     with pytest.raises(ValueError, match="log-probabilities"):
-        read_canary(tmp_path)
+        read_expected(tmp_path)
 
 
 def test_labels_are_unique_over_tries() -> None:
@@ -102,6 +161,7 @@ def test_command_line_on_cpu_and_gpu() -> None:
     cpu = argv(cpu=True)
     assert cpu[cpu.index("--kv-cache-memory-bytes") + 1] == str(2**28)
     assert cpu[-2:] == ["--max-num-seqs", "7"]
+    assert cpu[cpu.index("--worker-extension-cls") + 1] == f"{Held.__module__}.{Held.__name__}"
     gpu = argv(cpu=False)
     assert "--enforce-eager" not in gpu and "--gpu-memory-utilization" in gpu
     assert "VLLM_CPU_OMP_THREADS_BIND" not in engine_env(cpu=False)

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.training import SyncInput, SyncResult
+from ratchet.activities.inference import fingerprints
 from ratchet.activities.inference.activities import InferenceActivities
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys
+from ratchet.configs.run import RunConfig
+from ratchet.configs.upgrades import config_document
 
 CANARY: dict[str, list[Any]] = {"token_ids": [5, 6, 7], "logprobs": [-1.5, -2.5]}
 
@@ -31,6 +35,7 @@ class Engine(http.server.ThreadingHTTPServer):
         self.scores: list[list[float]] = []
         self.model = "m-1"
         self.broken = ""
+        self.held: list[tuple[int, Any]] = []
 
     @property
     def url(self) -> str:
@@ -58,6 +63,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         engine.calls.append(path)
         if path == engine.broken:
             self._answer(500, {"error": "out of luck"})
+        elif path == "/collective_rpc" and engine.held and b"held_fingerprints" in body:
+            self._answer(*engine.held.pop(0))
         elif path == "/inference/v1/generate":
             scores = zip(CANARY["token_ids"][1:], engine.scores.pop(0), strict=True)
             self._answer(
@@ -85,9 +92,11 @@ def engine() -> Iterator[Engine]:
 class Sync:
     """The activity with weights in a store."""
 
-    def __init__(self, home: Path, engine: Engine) -> None:
+    def __init__(self, home: Path, engine: Engine, tensor: torch.Tensor | None = None) -> None:
         weights = home / "weights"
         weights.mkdir()
+        if tensor is not None:
+            fingerprints.write(weights, fingerprints.take([("a", tensor)], ["float32"]))
         (weights / "canary.json").write_text(json.dumps(CANARY))
         ctx = WorkerContext(home=home, store_url=str(home / "store"), own_queue="own")
         ctx.store.put_json(keys.config("r"), {"max_steps": 1, "train": {"env": [{"id": "e"}]}})
@@ -106,6 +115,9 @@ async def test_push_then_canary(tmp_path: Path, engine: Engine) -> None:
     result = await Sync(tmp_path, engine).run()
     assert (result.label, result.rejected) == ("7.12a", [])
     assert result.max_diff == pytest.approx(1e-5)
+    assert result.unverified == (
+        "verified by log-probabilities alone: these weights were exported without fingerprints"
+    )
     assert engine.calls == [
         "/pause",
         "/update_weight_version",
@@ -137,6 +149,69 @@ async def test_refusal_has_both_numbers(tmp_path: Path, engine: Engine) -> None:
     assert error.value.type == names.GATE_FAILED and error.value.non_retryable
     assert list(error.value.details) == ["7.12a", "7.12b"]
     assert "engine log-probability -1.250000, trainer -1.500000" in error.value.message
+
+
+def _holding(tensor: torch.Tensor) -> tuple[int, Any]:
+    """The answer of an engine that holds `tensor` as the only one."""
+    row = ("a", [0, 2, 0, 4], 8, fingerprints.hexed(fingerprints.fingerprint(tensor)))
+    answer = {"dtype": "float32", "next": None, "rows": [row], "unread": {}}
+    return 200, {"results": [answer]}
+
+
+async def test_bits_are_compared_though_log_probabilities_agree(
+    tmp_path: Path, engine: Engine
+) -> None:
+    right, stale = torch.arange(8.0).reshape(2, 4), torch.zeros(2, 4)
+    engine.scores = [[-1.5, -2.5]] * 2
+    engine.held = [_holding(stale), _holding(right)]
+    result = await Sync(tmp_path, engine, right).run()
+    assert (result.label, result.rejected, result.unverified) == ("7.12b", ["7.12a"], "")
+    assert engine.calls.count("/collective_rpc") == 4
+
+
+async def test_refusal_names_tensor_rank_and_both_fingerprints(
+    tmp_path: Path, engine: Engine
+) -> None:
+    right, stale = torch.arange(8.0).reshape(2, 4), torch.zeros(2, 4)
+    engine.scores = [[-1.5, -2.5]] * 2
+    engine.held = [_holding(stale)] * 2
+    with pytest.raises(ApplicationError, match="1 wrong tensors") as error:
+        await Sync(tmp_path, engine, right).run()
+    wanted = fingerprints.hexed(fingerprints.fingerprint(right))
+    assert f"a (rank 0): expected {wanted}, held {'0' * 16}" in error.value.message
+
+
+async def test_engine_without_a_reader_is_verified_by_log_probabilities(
+    tmp_path: Path, engine: Engine
+) -> None:
+    missing = "Call to collective_rpc method failed: Method 'held_fingerprints' is not implemented."
+    engine.scores = [[-1.5, -2.5]]
+    engine.held = [(500, {"error": {"message": missing}})]
+    result = await Sync(tmp_path, engine, torch.ones(2, 4)).run()
+    assert result.unverified.endswith("the engine was started without held_fingerprints")
+
+
+@pytest.mark.parametrize("fixed", [None, 0.25])
+async def test_noise_of_version_0_widens_a_tolerance_that_the_config_leaves_open(
+    tmp_path: Path, engine: Engine, fixed: float | None
+) -> None:
+    sync = Sync(tmp_path, engine)
+    inference = {"dtype": "bfloat16", "gate_tolerance": fixed}
+    config = {"max_steps": 1, "train": {"env": [{"id": "e"}]}, "inference": inference}
+    stored = config_document(RunConfig.model_validate(config))
+    sync.activities.ctx.store.put_json(keys.config("noisy"), stored)
+    first = tmp_path / "first"
+    first.mkdir()
+    canary = {"schema": 1, "sequences": [CANARY], "noise": {"float32": 1e-5, "bfloat16": 0.2}}
+    (first / "canary.json").write_text(json.dumps(canary))
+    sync.activities.ctx.store.put_folder(keys.weights("noisy", 0), first, attempt="a")
+    sync.input = replace(sync.input, run_id="noisy", tolerance=fixed or 0.1)
+    engine.scores = [[-1.5, -2.0]] * 2
+    if fixed is None:
+        assert (await sync.run()).max_diff == 0.5
+    else:
+        with pytest.raises(ApplicationError, match="tolerance 2e-01"):
+            await sync.run()
 
 
 async def test_failed_reload_resumes_and_is_retried(tmp_path: Path, engine: Engine) -> None:

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
+from ratchet.activities.inference import fingerprints
 from ratchet.activities.training.model import canary, export, load_model, rescore, token_scores
 from tests.unit.activities.training.conftest import make_batch
 
@@ -46,7 +48,7 @@ def test_tied_model_is_untied_and_stays_so(tmp_path: Path, policy: Path) -> None
     model = load_model(tmp_path / "tied")
     with torch.no_grad():
         model.lm_head.weight += 0.5
-    before = canary(model, [1, 2, 3])
+    before = canary(model, [[1, 2, 3]])
     export(model, AutoTokenizer.from_pretrained(policy), tmp_path / "untied")
     again = load_model(tmp_path / "untied")
     assert (
@@ -54,11 +56,38 @@ def test_tied_model_is_untied_and_stays_so(tmp_path: Path, policy: Path) -> None
         is False
     )
     assert not torch.equal(again.lm_head.weight, again.model.embed_tokens.weight)
-    assert canary(again, [1, 2, 3]) == before
+    assert canary(again, [[1, 2, 3]]) == before
 
 
 def test_export_carries_the_canary(policy: Path) -> None:
     record = json.loads((policy / "canary.json").read_text())
-    assert len(record["logprobs"]) == len(record["token_ids"]) - 1
-    again = canary(load_model(policy), record["token_ids"])
-    assert again["logprobs"] == record["logprobs"]
+    sequences = record["sequences"]
+    assert len(sequences) == 6 and record["noise"] == {}
+    assert all(len(s["logprobs"]) == len(s["token_ids"]) - 1 for s in sequences)
+    assert canary(load_model(policy), [s["token_ids"] for s in sequences]) == sequences
+
+
+def test_export_carries_fingerprints_of_what_engines_will_hold(
+    tmp_path: Path, policy: Path
+) -> None:
+    model, tokenizer = load_model(policy), AutoTokenizer.from_pretrained(policy)
+    export(model, tokenizer, tmp_path / "one", "bfloat16")
+    export(model, tokenizer, tmp_path / "both", "float32", served=["bfloat16", "float32"])
+    one, both = (fingerprints.read(tmp_path / name) for name in ("one", "both"))
+    assert one is not None and both is not None
+    files = load_file(tmp_path / "one" / "model.safetensors")
+    assert one == fingerprints.take(sorted(files.items()), ["bfloat16"])
+    assert set(both.dtypes) == {"float32", "bfloat16"}
+    assert both.dtypes["bfloat16"] == one.dtypes["bfloat16"] != both.dtypes["float32"]
+
+
+def test_noise_of_kernels_is_measured_and_leaves_the_model_as_it_was(
+    tmp_path: Path, policy: Path
+) -> None:
+    model, tokenizer = load_model(policy), AutoTokenizer.from_pretrained(policy)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    export(model, tokenizer, tmp_path, noise=True)
+    noise = json.loads((tmp_path / "canary.json").read_text())["noise"]
+    assert noise["float32"] <= 1e-5 < 1e-4 <= noise["bfloat16"] <= 0.5
+    assert model.config._attn_implementation == "sdpa"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -1,0 +1,134 @@
+"""Fingerprints of weights: 64 bits for a tensor, summed over its parts.
+
+The trainer writes those of every tensor that it exports, an engine takes those of what it holds, in
+shards, in layers that fuse several tensors, in parts of some milliseconds. Invariants:
+
+- A fingerprint is a sum over words of 8 bytes, each mixed with its row and its place in the row:
+  parts of a tensor may be summed in any order, padding with zeros adds nothing, and two tensors
+  that differ in a single word always differ in it.
+- It is a function of shape and values alone: the same on every device. What no kernel is bound to
+  tell from zero counts as zero: -0.0, and numbers below the smallest normal one (1.2e-38).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ratchet.configs.versions import SCHEMA, Versions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FINGERPRINTS_FILE = "fingerprints.json"
+FINGERPRINTS = Versions(FINGERPRINTS_FILE, {}, oldest=1)
+"""{schema, shapes: {tensor: its shape}, dtypes: {dtype: {tensor: fingerprint in hex}}}"""
+
+WORD = 8
+"""Bytes. Parts of a row begin at a multiple of it."""
+BLOCK, BLOCK_ON_GPU = 2**17, 2**24
+"""Elements worked on at once: what a cache holds, and what keeps a GPU busy."""
+_LARGEST_SUBNORMAL = 1.1754942106924411e-38
+_GOLDEN, _MIX, _MIX_AGAIN = -7046029254386353131, -4658895280553007687, -7723592293110705685
+"""The constants of splitmix64, as signed numbers."""
+
+
+def hexed(fingerprint: int) -> str:
+    """A fingerprint as it is written."""
+    return f"{fingerprint % 2**64:016x}"
+
+
+def lanes(tensor: Tensor) -> int:
+    """Elements of a word."""
+    return WORD // tensor.element_size()
+
+
+def as_rows(tensor: Tensor) -> Tensor:
+    """The tensor in two dimensions; a vector as one column."""
+    return tensor.reshape(-1, tensor.shape[-1] if tensor.ndim > 1 else 1)
+
+
+def block_rows(tensor: Tensor) -> int:
+    """Rows of `tensor` [R, C] that are worked on at once."""
+    most = BLOCK if tensor.device.type == "cpu" else BLOCK_ON_GPU
+    return max(1, most // max(tensor.shape[1], 1))
+
+
+def _odd(first: int, count: int, device: object) -> Tensor:
+    """Odd factors for places from `first` on."""
+    import torch
+
+    z = torch.arange(first + 1, first + count + 1, dtype=torch.int64, device=device) * _GOLDEN  # type: ignore[call-overload]
+    z = (z ^ (z >> 30)) * _MIX
+    z = (z ^ (z >> 27)) * _MIX_AGAIN
+    odd: Tensor = (z ^ (z >> 31)) | 1
+    return odd
+
+
+def fingerprint(tensor: Tensor, row: int = 0, column: int = 0) -> int:
+    """The fingerprint of a part [R, C] of a tensor that begins at `row`, `column`.
+
+    Raises ValueError if the part begins inside a word.
+    """
+    import torch
+
+    per_word = lanes(tensor)
+    if column % per_word:
+        raise ValueError(f"column {column} is no multiple of {per_word}")
+    rows, columns = tensor.shape
+    words = -(-columns // per_word)
+    places = _odd(column // per_word, words, tensor.device)
+    # Rows have factors of their own, from far behind those of any place.
+    weights = _odd(2**40 + row, rows, tensor.device)
+    total, step = torch.zeros((), dtype=torch.int64, device=tensor.device), block_rows(tensor)
+    for begin in range(0, rows, step):
+        block = tensor[begin : begin + step]
+        if block.is_floating_point():
+            block = torch.nn.functional.hardshrink(block, _LARGEST_SUBNORMAL)
+        if columns % per_word:
+            block = torch.nn.functional.pad(block, (0, words * per_word - columns))
+        mixed = block.contiguous().view(torch.int64) * places
+        mixed ^= mixed >> 32
+        total += (mixed.sum(1) * weights[begin : begin + step]).sum()
+    return int(total) % 2**64
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """Of every tensor that was exported, by dtype: what an engine that holds it in that has."""
+
+    shapes: dict[str, list[int]]
+    dtypes: dict[str, dict[str, str]]
+
+
+def take(tensors: Iterable[tuple[str, Tensor]], dtypes: Iterable[str]) -> Fingerprints:
+    """The fingerprints of `tensors` as they are, or will be cast, in each of `dtypes`."""
+    import torch
+
+    wanted = {dtype: getattr(torch, dtype) for dtype in dtypes}
+    result = Fingerprints({}, {dtype: {} for dtype in wanted})
+    for name, tensor in tensors:
+        result.shapes[name] = list(tensor.shape)
+        for dtype, torch_dtype in wanted.items():
+            cast = tensor.to(torch_dtype) if tensor.is_floating_point() else tensor
+            result.dtypes[dtype][name] = hexed(fingerprint(as_rows(cast.detach())))
+    return result
+
+
+def write(folder: Path, fingerprints: Fingerprints) -> None:
+    """Leaves them beside the weights."""
+    document = {SCHEMA: FINGERPRINTS.current, **vars(fingerprints)}
+    (folder / FINGERPRINTS_FILE).write_text(json.dumps(document))
+
+
+def read(folder: Path) -> Fingerprints | None:
+    """Those of exported weights; None if their build wrote none. Raises NewerSchema."""
+    file = folder / FINGERPRINTS_FILE
+    if not file.is_file():
+        return None
+    document: Mapping[str, dict[str, dict[str, str]]]
+    document = FINGERPRINTS.upgraded(json.loads(file.read_text()), str(file))
+    return Fingerprints(document["shapes"], document["dtypes"])  # type: ignore[arg-type]
