@@ -21,7 +21,7 @@ ON_312 := $(shell $(PYTHON) -c 'import sys; print("-312" * (sys.version_info[:2]
 LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load replay
+.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate replay
 
 setup: $(VENV)/.ready
 
@@ -90,7 +90,7 @@ test-long: setup
 #   PART=tests       every example of an API reply, a live run in a browser, a power cut, the wheel
 #   PART=soak        45 minutes of faults
 #   PART=examples    every example config
-#   PART=bench       overlap, utilization, learning and load
+#   PART=bench       overlap, utilization, learning, load and gate
 #   PART=growth      20,000 steps
 #   PART=python313   client, API and rollout on Python 3.13
 #   PART=mutants     which changes of the code no test notices
@@ -106,6 +106,7 @@ nightly-bench:
 	$(MAKE) bench-utilization
 	$(MAKE) bench-learning
 	$(MAKE) bench-load
+	$(MAKE) bench-gate COUNT=20 MODELS=random
 nightly-growth: bench-growth
 nightly-python313:
 	tests/nightly/python313.sh
@@ -145,7 +146,8 @@ record-histories: setup
 #   STEPS=20000 SAMPLE=500 OUT=.ratchet/bench-growth.jsonl HOPS=1   for bench-growth
 #   SEEDS="0 1 2" STEPS=40   for bench-learning, about 8 min
 #   SECONDS=60 WATCHERS=200 RATE=100   for bench-load, about 4 min
-bench-overlap bench-utilization bench-growth bench-learning bench-load: setup
+#   COUNT=200 MODELS="random smollm2" DTYPES="float32 bfloat16"   for bench-gate, hours with SmolLM2
+bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate: setup
 	@$(BIN)/python -m tests.bench.$(@:bench-%=%)
 
 up: setup

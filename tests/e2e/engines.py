@@ -16,6 +16,7 @@ from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.training import SyncInput, SyncResult
 from ratchet.activities.hosting.process import ServerProcess
 from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.inference import fingerprints
 from ratchet.activities.inference.activities import InferenceActivities
 from ratchet.activities.inference.engine import engine_spec
 from ratchet.activities.inference.load import parse_load
@@ -47,14 +48,24 @@ class Policy:
         return [float(score) for score in picked]
 
     def export(
-        self, ctx: WorkerContext, version: int, *, wrong_by: float = 0.0, run: str = RUN
+        self,
+        ctx: WorkerContext,
+        version: int,
+        *,
+        wrong_by: float = 0.0,
+        run: str = RUN,
+        stale: str = "",
     ) -> ArtifactRef:
         """Commits the policy as `version` of `run`; its canary is off by `wrong_by` nats at one
-        token.
+        token. Of a `stale` tensor the fingerprint is that of other bits than lie there.
         """
         folder = ctx.scratch(f"export-{version}")
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
+        tensors = dict(self.model.state_dict())
+        if stale:
+            tensors[stale] = tensors[stale] + 1e-6
+        fingerprints.write(folder, fingerprints.take(tensors.items(), ["float32"]))
         token_ids = self.tokenizer.encode(CANARY_TEXT)
         logprobs = self.logprobs(token_ids)
         logprobs[3] += wrong_by

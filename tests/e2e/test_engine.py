@@ -29,6 +29,7 @@ async def test_first_version_passes_the_gate(served: Served) -> None:
     print(f"canary difference {result.max_diff:.1e}")
     assert (result.label, result.rejected) == ("0.1a", [])
     assert result.max_diff <= 1e-5
+    assert result.unverified == "", "all bits were compared"
 
 
 async def test_push_in_flight_labels_every_token(served: Served) -> None:
@@ -120,6 +121,18 @@ async def test_wrong_canary_is_refused_with_both_numbers(served: Served) -> None
     async with httpx.AsyncClient(timeout=30) as client:
         choice = await served.sample(client, token_ids)
     assert [span["version"] for span in choice["weight_versions"]] == ["2.3b"]
+
+
+async def test_one_stale_tensor_is_refused_by_name(served: Served) -> None:
+    """Log-probabilities do not show it: it differs by a step at lr 1e-6."""
+    name = "model.layers.1.self_attn.k_proj.weight"
+    weights = served.second.export(served.ctx, 3, stale=name)
+    with pytest.raises(ApplicationError) as error:
+        await served.sync(3, weights, push=5)
+    assert error.value.type == names.GATE_FAILED
+    assert f"1 wrong tensors: {name} (rank 0): expected " in error.value.message
+    difference = error.value.message.split("difference ")[1].split(",")[0]
+    assert float(difference) <= 1e-4
 
 
 async def test_stale_name_is_not_pushed_to(served: Served) -> None:
