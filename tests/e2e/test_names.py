@@ -124,7 +124,12 @@ def _wheel(folder: Path) -> Installed:
     return Installed(python, folder, [])
 
 
-@pytest.fixture(params=["checkout", pytest.param("wheel", marks=pytest.mark.long)])
+@pytest.fixture(
+    params=[
+        pytest.param("checkout", marks=pytest.mark.nightly),
+        pytest.param("wheel", marks=pytest.mark.long),
+    ]
+)
 def installed(request: pytest.FixtureRequest, tmp_path: Path) -> Installed:
     if request.param == "wheel":
         return _wheel(tmp_path)

@@ -134,7 +134,7 @@ async def test_what_the_mode_is() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about the CPU")
 @pytest.mark.timeout(600)
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_on_a_cpu_it_changes_no_bit(tmp_path: Path, policy: Path) -> None:
     (tmp_path / "off").mkdir()
     (tmp_path / "on").mkdir()
