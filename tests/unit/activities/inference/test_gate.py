@@ -213,7 +213,8 @@ async def test_each_epoch_has_its_own_port_and_name(
 @pytest.mark.parametrize("precision", ["highest", "high"])
 async def test_engines_multiply_as_the_trainer_does(tmp_path: Path, precision: str) -> None:
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="own")
-    config = {**_config().model_dump(mode="json"), "trainer": {"matmul_precision": precision}}
+    config = _config().model_dump(mode="json")
+    config["trainer"]["matmul_precision"] = precision
     ctx.store.put_json(keys.config("r"), config)
     folder = ctx.scratch("w")
     (folder / "config.json").write_text("{}")
