@@ -24,7 +24,7 @@ from ratchet.worker.stack import Addresses, Stack
 from tests import ROOT
 from tests.e2e.driving import ENDED, TEMPORAL, get, processes_of, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.stack]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(600), pytest.mark.stack]
 
 STEPS = 2
 ENV = {
@@ -124,12 +124,7 @@ def _wheel(folder: Path) -> Installed:
     return Installed(python, folder, [])
 
 
-@pytest.fixture(
-    params=[
-        pytest.param("checkout", marks=pytest.mark.nightly),
-        pytest.param("wheel", marks=pytest.mark.long),
-    ]
-)
+@pytest.fixture(params=["checkout", "wheel"])
 def installed(request: pytest.FixtureRequest, tmp_path: Path) -> Installed:
     if request.param == "wheel":
         return _wheel(tmp_path)
