@@ -21,7 +21,7 @@ ON_312 := $(shell $(PYTHON) -c 'import sys; print("-312" * (sys.version_info[:2]
 LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-engine e2e-others test-long chaos nightly mutants gpu up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate replay
+.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate replay
 
 setup: $(VENV)/.ready
 
@@ -58,7 +58,7 @@ ALONE = $(shell grep -rl 'mark\.alone' tests/unit tests/workflow tests/e2e --inc
 test: setup browser
 	$(MAKE) -j 2 -O test-unit test-workflow
 	$(BIN)/python -m pytest -q -m "alone and $(QUICK)" $(ALONE)
-	$(MAKE) -j 3 -O e2e-stack e2e-engine e2e-others
+	$(MAKE) -j 2 -O e2e-stack e2e-others
 
 # Those of workflows wait for a Temporal server; each process reads the rooms into the sandbox once.
 # Files go to processes in the order of their paths, or one long test of many would come last, alone.
@@ -68,14 +68,11 @@ test-unit:
 test-workflow:
 	$(BIN)/python -m pytest -q -n 2 $(SIDE_BY_SIDE) -m "not alone and $(QUICK)" tests/workflow
 
-# Runs on the one stack that they share, beside them what needs an engine, and all that needs neither.
-ENGINE := $(addprefix tests/e2e/test_,engine.py references.py rollouts.py)
+# Runs on the one stack that they share, and beside them all that needs none.
 e2e-stack:
 	$(BIN)/python -m pytest -q -m "stack and $(QUICK)" tests/e2e
-e2e-engine:
-	$(BIN)/python -m pytest -q -m "$(QUICK)" $(ENGINE)
 e2e-others:
-	$(BIN)/python -m pytest -q -m "not stack and not alone and $(QUICK)" $(addprefix --ignore=,$(ENGINE)) tests/e2e
+	$(BIN)/python -m pytest -q -m "not stack and not alone and $(QUICK)" tests/e2e
 
 # The dashboard is tested in a real Chromium, which no Python package carries. Without one, those
 # tests are skipped.
