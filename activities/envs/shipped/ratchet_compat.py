@@ -1,6 +1,6 @@
-"""Bridges gaps between verifiers 0.4.0 with renderers 0.1.12 and vLLM 0.32.
+"""Bridges gaps between verifiers 0.4.0, renderers 0.1.12, vLLM 0.32 and reasoning-gym 0.1.25.
 
-The only module that changes other packages at run time. Two gaps, each closed only where found:
+The only module that changes other packages at run time. Three gaps, each closed only where found:
 
 1. vLLM 0.32 names a sampled token by an integer `token_id` in `/inference/v1/generate`, where
    renderers up to 0.1.12 insists on the text 'token_id:<n>' and refuses every response. Can go
@@ -9,13 +9,22 @@ The only module that changes other packages at run time. Two gaps, each closed o
    drops it. It is kept in `trace.info['weight_versions']`: per model call, in order, the list of
    {'version', 'start', 'end'} spans over that call's sampled tokens. Can go once the oldest
    supported verifiers has `MessageNode.weight_versions`.
+3. reasoning-gym 0.1.25 imports what any of its tasks needs, three packages among it that registries
+   have as source only. Modules stand in for those that are not installed, during that import. Can
+   go once these have wheels.
 """
 
 import contextvars
+import importlib
+import importlib.util
+import sys
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 WEIGHT_VERSIONS = "weight_versions"
+SOURCE_ONLY = ("cellpylib", "pycosat", "zss")
+"""What requirements/*.lock leaves out, so that nothing is compiled at set-up."""
 
 _spans: contextvars.ContextVar[list[dict[str, Any]] | None] = contextvars.ContextVar(
     "ratchet_weight_versions", default=None
@@ -63,3 +72,26 @@ def apply() -> None:
     client._parse_completion_logprobs = parse_any
     TrainClient.get_response = get_response_with_spans
     TrainClient.ratchet_compat = True
+
+
+class _Absent(ModuleType):
+    """Stands in for a module that one task of the package needs and no other."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ValueError(
+            f"this task needs {self.__name__}, which registries have as source only "
+            f"(pip install {self.__name__})"
+        )
+
+
+def reasoning_gym() -> Any:
+    """The package. Raises ModuleNotFoundError if it is not installed."""
+    absent = [name for name in SOURCE_ONLY if importlib.util.find_spec(name) is None]
+    sys.modules.update({name: _Absent(name) for name in absent})
+    try:
+        return importlib.import_module("reasoning_gym")
+    finally:
+        for name in absent:
+            del sys.modules[name]

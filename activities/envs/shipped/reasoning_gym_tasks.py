@@ -6,55 +6,27 @@ evals ask is never trained on.
 """
 
 import functools
-import importlib
-import importlib.util
 import json
 import re
-import sys
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any, Literal
 
 import verifiers.v1 as vf
 from pydantic import Field
 
 from ratchet.activities.envs.datasets import split_of
+from ratchet.activities.envs.shipped import ratchet_compat
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-SOURCE_ONLY = ("cellpylib", "pycosat", "zss")
-"""What requirements/*.lock leaves out, so that nothing is compiled at set-up."""
 TRIES_PER_EXAMPLE = 100
 """Most entries looked at for each example that is wanted."""
-
-
-class _Absent(ModuleType):
-    """Stands in for a module that one task of the package needs and no other."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise ValueError(
-            f"this task needs {self.__name__}, which registries have as source only "
-            f"(pip install {self.__name__})"
-        )
-
-
-def _package() -> Any:
-    """reasoning_gym, which imports what any of its tasks needs."""
-    absent = [name for name in SOURCE_ONLY if importlib.util.find_spec(name) is None]
-    sys.modules.update({name: _Absent(name) for name in absent})
-    try:
-        return importlib.import_module("reasoning_gym")
-    finally:
-        for name in absent:
-            del sys.modules[name]
 
 
 @functools.lru_cache(maxsize=8)
 def entries_of(dataset: str, arguments: str, seed: int, size: int) -> Any:
     """The package's dataset; `arguments` is JSON. Raises ValueError for what it refuses."""
     try:
-        package = _package()
+        package = ratchet_compat.reasoning_gym()
     except ModuleNotFoundError as error:
         raise ValueError(
             "environment 'reasoning-gym-tasks' needs the extra 'reasoning-gym' "
