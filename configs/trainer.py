@@ -299,8 +299,9 @@ class InferenceConfig(Section):
         gt=0,
         description="Largest difference in canary log-probability (nats) between engine and "
         "trainer; none: by the noise of the model's kernels, as measured on version 0 (20 times "
-        "it in float32, 3 times in bfloat16), and at least 1e-4. In a run whose version 0 has no "
-        "such measurement: 1e-4 where both compute in float32, else 0.1.",
+        "the largest in float32; in bfloat16 differences may be 3 times the noise on average), and "
+        "at least 1e-4. In a run whose version 0 has no such measurement: 1e-4 where both compute "
+        "in float32, else 0.1.",
     )
     stalled_after_s: float = Field(
         default=12.0,

@@ -8,6 +8,7 @@ the table. Invariants, whatever the transfer:
   than bring bits.
 """
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -49,15 +50,26 @@ class Bits:
 
 
 @dataclass(frozen=True)
+class Tolerance:
+    """How far log-probabilities of engine and trainer may lie apart, in nats: those of any one
+    token, and of all tokens on average.
+    """
+
+    largest: float = math.inf
+    mean: float = math.inf
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """Where engine and trainer differ most: `position` counts tokens of the canary; and how their
-    bits compare.
+    """Where engine and trainer differ most: `position` counts tokens of the canary; by how much on
+    average, in nats; and how their bits compare.
     """
 
     position: int
     engine: float
     trainer: float
-    tolerance: float
+    mean: float
+    tolerance: Tolerance
     bits: Bits = field(default_factory=Bits)
 
     @property
@@ -68,14 +80,19 @@ class Verdict:
     @property
     def passed(self) -> bool:
         """Whether the engine may serve; NaN never passes."""
-        return not self.bits.wrong and self.diff <= self.tolerance
+        close = self.diff <= self.tolerance.largest and self.mean <= self.tolerance.mean
+        return not self.bits.wrong and close
 
     def __str__(self) -> str:
         wrong = f"{self.bits}; " if self.bits.wrong else ""
+        largest, mean = (
+            f", tolerance {limit:.0e}" if limit < math.inf else ""
+            for limit in (self.tolerance.largest, self.tolerance.mean)
+        )
         return (
             f"{wrong}canary token {self.position}: engine log-probability {self.engine:.6f}, "
-            f"trainer {self.trainer:.6f}, difference {self.diff:.2e}, "
-            f"tolerance {self.tolerance:.0e}"
+            f"trainer {self.trainer:.6f}, difference {self.diff:.2e}{largest}; "
+            f"mean difference {self.mean:.2e}{mean}"
         )
 
 
@@ -110,6 +127,6 @@ class WeightTransfer(Protocol[Weights]):
         """Puts weights on an engine that is paused and has their label."""
         ...
 
-    async def verify(self, engine: Engine, weights: Weights, tolerance: float) -> Verdict:
+    async def verify(self, engine: Engine, weights: Weights, tolerance: Tolerance) -> Verdict:
         """How an engine that serves again compares with what the trainer exported."""
         ...

@@ -20,6 +20,7 @@ from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.training import PUSH_TRIES, SyncInput, SyncResult, push_label
+from ratchet.activities.contracts.weights import Tolerance
 from ratchet.activities.inference import gate
 from ratchet.activities.inference.transfers import transfer_of
 from ratchet.activities.runtime.context import WorkerContext
@@ -76,14 +77,14 @@ class InferenceActivities:
             non_retryable=True,
         )
 
-    def _tolerance(self, config: RunConfig, sync: SyncInput) -> float:
+    def _tolerance(self, config: RunConfig, sync: SyncInput) -> Tolerance:
         """By the noise that was measured on version 0, if the config does not say."""
         first = self.ctx.store.committed(keys.weights(sync.run_id, 0))
         if first is None or config.inference.gate_tolerance is not None:
-            return sync.tolerance
+            return Tolerance(sync.tolerance)
         canary = self.ctx.store.read_file(first, keys.CANARY_FILE)
         noise = gate.parse_canary(canary, f"{first.key}/{keys.CANARY_FILE}").noise
-        return gate.measured_tolerance(config, noise) or sync.tolerance
+        return gate.measured_tolerance(config, noise) or Tolerance(sync.tolerance)
 
 
 def _lost(sync: SyncInput, why: str, *, final: bool = True) -> ApplicationError:

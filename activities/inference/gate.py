@@ -3,13 +3,16 @@
 The first compares bits: what the engine holds, tensor by tensor and rank by rank, with what the
 trainer exported (`bits.py`). The second is for what bits do not show (positions, caches, the order
 of layers), and for weights that cannot be compared: the engine scores the canary, fixed token
-sequences exported with the weights, and no log-probability may differ from the trainer's by more
-than the tolerance.
+sequences exported with the weights, and their log-probabilities may differ from the trainer's by
+no more than a tolerance.
 
-That is what the config says, or KERNELS times the noise of the model's own kernels, at least
-EXACT. The noise is measured once, on version 0, whose canary records it: the largest difference of
-a log-probability between the model in float32 and in a dtype that trainer or engine compute in,
-with another attention.
+That is what the config says for any token, or KERNELS times the noise of the model's own kernels,
+at least EXACT: the difference of log-probabilities between the model in float32 and in a dtype that
+trainer or engine compute in, with another attention. It is measured once, on version 0, whose
+canary records it. In float32 the largest difference counts. In bfloat16 that is up to chance, and
+grows while a policy trains (3.1 times that of version 0 after 15 steps of SmolLM2 at 2e-5), so that
+the mean counts (1.4 times; layers in a wrong order: 12 times; a wrong base of the rotary
+embedding: 4.7 times).
 """
 
 import json
@@ -21,7 +24,7 @@ from typing import Any
 from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts.upgrades import CANARY
-from ratchet.activities.contracts.weights import Bits, Engine, Verdict
+from ratchet.activities.contracts.weights import Bits, Engine, Tolerance, Verdict
 from ratchet.activities.inference import bits
 from ratchet.activities.inference.fingerprints import Fingerprints, read
 from ratchet.activities.storage.keys import CANARY_FILE
@@ -58,11 +61,19 @@ class Sequence:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """How far log-probabilities lie apart where only kernels differ, in nats."""
+
+    largest: float
+    mean: float
+
+
+@dataclass(frozen=True)
 class Canary:
     """Sequences, and the noise of kernels by the dtype of an engine."""
 
     sequences: list[Sequence]
-    noise: dict[str, float]
+    noise: dict[str, Noise]
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,8 @@ def parse_canary(text: str | bytes, where: str) -> Canary:
                 f"{where}: {length} tokens need {length - 1} log-probabilities (at least one), "
                 f"got {len(sequence.logprobs)}"
             )
-    return Canary(sequences, data["noise"])
+    noise = {dtype: Noise(n["largest"], n["mean"]) for dtype, n in data["noise"].items()}
+    return Canary(sequences, noise)
 
 
 def read_expected(folder: Path) -> Expected:
@@ -113,7 +125,9 @@ def engine_logprobs(sequence: Sequence, answer: dict[str, Any]) -> list[float]:
     return [entry[str(token)]["logprob"] for entry, token in pairs]
 
 
-def compare(canary: Canary, engine: list[list[float]], tolerance: float, found: Bits) -> Verdict:
+def compare(
+    canary: Canary, engine: list[list[float]], tolerance: Tolerance, found: Bits
+) -> Verdict:
     """The verdict at the token where they differ most; NaN and infinity count as most."""
     places = [
         (number, sequence.logprobs[index], engine[number][index], index)
@@ -127,17 +141,22 @@ def compare(canary: Canary, engine: list[list[float]], tolerance: float, found: 
 
     number, trainer, answered, index = max(places, key=distance)
     before = sum(len(sequence.token_ids) for sequence in canary.sequences[:number])
-    return Verdict(before + index + 1, answered, trainer, tolerance, found)
+    mean = sum(map(distance, places)) / len(places)
+    return Verdict(before + index + 1, answered, trainer, mean, tolerance, found)
 
 
-def measured_tolerance(config: RunConfig, noise: dict[str, float]) -> float | None:
-    """The tolerance in nats by what was measured on version 0; None if nothing was."""
+def measured_tolerance(config: RunConfig, noise: dict[str, Noise]) -> Tolerance | None:
+    """The tolerance by what was measured on version 0; None if nothing was."""
     exact = config.trainer.compute_dtype == config.inference.dtype == "float32"
     dtype = "float32" if exact else "bfloat16"
-    return max(EXACT, KERNELS[dtype] * noise[dtype]) if dtype in noise else None
+    if dtype not in noise:
+        return None
+    if exact:
+        return Tolerance(largest=max(EXACT, KERNELS[dtype] * noise[dtype].largest))
+    return Tolerance(mean=max(EXACT, KERNELS[dtype] * noise[dtype].mean))
 
 
-async def verify(engine: Engine, expected: Expected, tolerance: float) -> Verdict:
+async def verify(engine: Engine, expected: Expected, tolerance: Tolerance) -> Verdict:
     """Both tests. The engine samples meanwhile, and no request or call holds it up for long."""
     found = await _compare_bits(engine, expected.fingerprints)
     answers = []

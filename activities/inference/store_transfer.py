@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratchet.activities.contracts.refs import ArtifactRef
-from ratchet.activities.contracts.weights import Engine, Verdict
+from ratchet.activities.contracts.weights import Engine, Tolerance, Verdict
 from ratchet.activities.inference import gate
 from ratchet.activities.storage import fencing
 from ratchet.activities.storage.store import ArtifactStore
@@ -38,6 +38,6 @@ class StoreTransfer:
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
         await engine.post("/collective_rpc", json=reload)
 
-    async def verify(self, engine: Engine, weights: Fetched, tolerance: float) -> Verdict:
+    async def verify(self, engine: Engine, weights: Fetched, tolerance: Tolerance) -> Verdict:
         """Passes the gate."""
         return await gate.verify(engine, weights.expected, tolerance)

@@ -209,9 +209,10 @@ def canary(model: Any, sequences: list[list[int]]) -> list[dict[str, list[Any]]]
     ]
 
 
-def kernel_noise(model: Any, sequences: list[list[int]]) -> dict[str, float]:
-    """How far log-probabilities lie apart, in nats, between the model as it is and in each dtype
-    that it may be served in, with weights and activations in that dtype and another attention.
+def kernel_noise(model: Any, sequences: list[list[int]]) -> dict[str, dict[str, float]]:
+    """How far log-probabilities lie apart, in nats, at most and on average, between the model as it
+    is and in each dtype that it may be served in, with weights and activations in that dtype and
+    another attention.
     """
     import torch
 
@@ -224,7 +225,11 @@ def kernel_noise(model: Any, sequences: list[list[int]]) -> dict[str, float]:
         lowered = {name: value.to(dtype) for name, value in model.named_parameters()}
         forward = functools.partial(torch.func.functional_call, model, lowered, ())
         scores = _scores(lambda **inputs: forward(inputs), sequences, model.device)  # noqa: B023
-        noise[str(dtype).removeprefix("torch.")] = float((scores - exact).abs().max())
+        apart = (scores - exact).abs()
+        noise[str(dtype).removeprefix("torch.")] = {
+            "largest": apart.max().item(),
+            "mean": apart.mean().item(),
+        }
     model.set_attn_implementation(attention)
     return noise
 

@@ -210,6 +210,7 @@ def plan_table(answer: ResolvedConfig) -> Table:
             ),
             ("checkpoints", str(plan.checkpoints)),
             *(("servers", f"{role}: {', '.join(names)}") for role, names in plan.servers.items()),
+            ("unverified", plan.unverified),
         ]
     )
 

@@ -224,6 +224,10 @@ class Plan(BaseModel):
     evals: list[PlannedEval]
     checkpoints: int
     servers: dict[str, list[str]] = Field(description="Servers that would be started, by role.")
+    unverified: str | None = Field(
+        description="What of the engines' weights the gate could not compare by bits, by the config "
+        "alone, and why; log-probabilities verify it. None: all is compared."
+    )
 
 
 class ResolvedConfig(BaseModel):

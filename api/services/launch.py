@@ -30,6 +30,13 @@ from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document
 from ratchet.workflows.protocol.messages import PreflightInput, RunInput
 
+UNREAD_BY = {
+    "--worker-extension-cls": "all tensors: {flag} replaces what reads them",
+    "--quantization": "quantized layers: {flag} makes engines hold other numbers",
+    "-q": "quantized layers: {flag} makes engines hold other numbers",
+}
+"""Flags of engines whose weights the gate cannot compare by bits, all or some."""
+
 Place = Callable[[str], str]
 """Turns a pointer into a config into one into the request's body."""
 
@@ -61,6 +68,17 @@ def require_allowed(services: Services, config: RunConfig, place: Place = str) -
 def resolved(config: RunConfig) -> dict[str, Any]:
     """The config with every default written out, as plain JSON data."""
     return config.model_dump(mode="json")
+
+
+def unverified(config: RunConfig) -> str | None:
+    """What of the engines' weights the gate could not compare by bits; None if nothing is known."""
+    inference = config.inference
+    flags = [argument.partition("=")[0] for argument in inference.extra_args]
+    found = [UNREAD_BY[flag].format(flag=flag) for flag in flags if flag in UNREAD_BY]
+    precision = config.trainer.matmul_precision
+    if inference.dtype == "float32" and precision != "highest":
+        found.append(f"float32 layers on CPUs: trainer.matmul_precision is {precision!r}")
+    return "; ".join(found) or None
 
 
 def plan_of(config: RunConfig) -> Plan:
@@ -96,6 +114,7 @@ def plan_of(config: RunConfig) -> Plan:
         evals=evals,
         checkpoints=math.ceil(config.max_steps / config.checkpoint.interval),
         servers=servers,
+        unverified=unverified(config),
     )
 
 

@@ -9,7 +9,7 @@ does it.
 
 The last line of stdout is one JSON object: by model and dtype how many right pushes passed and how
 many wrong ones were refused at each place, and how many of those by bits; the seconds of a check,
-of its longest call, which is what holds generation up, and the largest canary difference of right
+of its longest call, which is what holds generation up, and the largest canary differences of right
 weights. Exits with 1 if a right push is refused or a wrong one passes.
 
 RATCHET_SMOLLM2 names a folder with SmolLM2. THREADS (1) is what an engine computes with.
@@ -93,7 +93,7 @@ class Bench:
     version: int = 0
     checks: list[float] = field(default_factory=list)
     calls: list[float] = field(default_factory=list)
-    diffs: list[float] = field(default_factory=list)
+    diffs: list[tuple[float, float]] = field(default_factory=list)
 
     def folder(self, version: int) -> Path:
         return self.home / f"v{version}"
@@ -166,7 +166,12 @@ class Bench:
         measured = gate.measured_tolerance(config, gate.read_expected(first).canary.noise)
         assert measured is not None
         self.tolerance = measured
-        results: dict[str, Any] = {"tolerance": measured, "right": 0, "passed": 0, "problems": []}
+        results: dict[str, Any] = {
+            "tolerance": str(measured),
+            "right": 0,
+            "passed": 0,
+            "problems": [],
+        }
         async with _engine(ctx, ref, threads) as engine:
             transfer = StoreTransfer(ctx.store)
             for place in ("", *PLACES):
@@ -183,7 +188,7 @@ class Bench:
                     if verdict.bits.unread or verdict.passed == bool(place):
                         results["problems"].append([place, str(verdict), verdict.bits.unverified])
                     if not place:
-                        self.diffs.append(verdict.diff)
+                        self.diffs.append((verdict.diff, verdict.mean))
                     if place == "files":
                         # The next version is compared with this one.
                         export(
@@ -198,7 +203,8 @@ class Bench:
             "compared": verdict.bits.compared,
             "check_s": _spread(self.checks),
             "longest_call_s": _spread(self.calls),
-            "worst_difference": max(self.diffs),
+            "largest_difference": max(largest for largest, _ in self.diffs),
+            "largest_mean_difference": max(mean for _, mean in self.diffs),
         }
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.roles import ServerRole
-from ratchet.activities.contracts.weights import Bits
+from ratchet.activities.contracts.weights import Bits, Tolerance
 from ratchet.activities.inference import devices
 from ratchet.activities.inference.activities import push_label
 from ratchet.activities.inference.devices import engine_threads
@@ -25,6 +25,7 @@ from ratchet.activities.inference.engine import (
 )
 from ratchet.activities.inference.gate import (
     Canary,
+    Noise,
     Sequence,
     compare,
     engine_logprobs,
@@ -39,6 +40,8 @@ from ratchet.configs.run import RunConfig
 
 SEQUENCE = Sequence([5, 6, 7], [-1.5, -2.5])
 CANARY = Canary([SEQUENCE], {})
+NARROW = Tolerance(largest=1e-4)
+NOISE = {"float32": Noise(2e-5, 4e-6), "bfloat16": Noise(0.4, 0.1)}
 
 
 def _config(**inference: object) -> RunConfig:
@@ -56,12 +59,21 @@ def test_answer_is_read_by_token() -> None:
         ]
     }
     assert engine_logprobs(SEQUENCE, answer) == [-1.0, -2.5]
-    verdict = compare(CANARY, [[-1.0, -2.5]], 1e-4, Bits())
-    assert (verdict.position, verdict.diff, verdict.passed) == (1, 0.5, False)
+    verdict = compare(CANARY, [[-1.0, -2.5]], NARROW, Bits())
+    assert (verdict.position, verdict.diff, verdict.mean) == (1, 0.5, 0.25)
+    assert not verdict.passed
     assert str(verdict) == (
         "canary token 1: engine log-probability -1.000000, trainer -1.500000, "
-        "difference 5.00e-01, tolerance 1e-04"
+        "difference 5.00e-01, tolerance 1e-04; mean difference 2.50e-01"
     )
+
+
+def test_mean_difference_is_judged_where_it_has_a_tolerance() -> None:
+    one_off, all_off = [-1.5, -3.5], [-2.1, -1.9]
+    assert compare(CANARY, [one_off], Tolerance(mean=0.5), Bits()).passed
+    verdict = compare(CANARY, [all_off], Tolerance(mean=0.5), Bits())
+    assert not verdict.passed
+    assert str(verdict).endswith("difference 6.00e-01; mean difference 6.00e-01, tolerance 5e-01")
 
 
 def test_short_answer_is_refused() -> None:
@@ -70,20 +82,21 @@ def test_short_answer_is_refused() -> None:
 
 
 def test_nan_never_passes() -> None:
-    verdict = compare(CANARY, [[-1.5, math.nan]], 1e9, Bits())
-    assert verdict.position == 2
-    assert not verdict.passed
+    for tolerance in (Tolerance(largest=1e9), Tolerance(mean=1e9)):
+        verdict = compare(CANARY, [[-1.5, math.nan]], tolerance, Bits())
+        assert verdict.position == 2
+        assert not verdict.passed
 
 
 def test_position_counts_tokens_of_all_sequences() -> None:
     canary = Canary([SEQUENCE, SEQUENCE], {})
-    verdict = compare(canary, [[-1.5, -2.5], [-1.5, -2.0]], 1e-4, Bits())
+    verdict = compare(canary, [[-1.5, -2.5], [-1.5, -2.0]], NARROW, Bits())
     assert (verdict.position, verdict.engine) == (5, -2.0)
 
 
 def test_wrong_bits_never_pass_and_are_named_first() -> None:
     wrong = [f"layer.{n} (rank 0): expected a, held b" for n in range(5)]
-    verdict = compare(CANARY, [[-1.5, -2.5]], 1e-4, Bits(9, wrong))
+    verdict = compare(CANARY, [[-1.5, -2.5]], NARROW, Bits(9, wrong))
     assert not verdict.passed
     assert str(verdict).startswith("5 wrong tensors: layer.0 (rank 0): expected a, held b; layer.1")
     assert "layer.3" not in str(verdict)
@@ -102,25 +115,39 @@ def test_what_is_not_compared_is_named() -> None:
 @pytest.mark.parametrize(
     ("compute", "served", "noise", "tolerance"),
     [
-        ("float32", "float32", {"float32": 2e-6, "bfloat16": 0.4}, 1e-4),
-        ("float32", "float32", {"float32": 2e-5, "bfloat16": 0.4}, 4e-4),
-        ("float32", "bfloat16", {"float32": 2e-5, "bfloat16": 0.4}, 1.2),
-        ("bfloat16", "float32", {"float32": 2e-5, "bfloat16": 0.4}, 1.2),
+        ("float32", "float32", {"float32": Noise(2e-6, 1e-6)}, Tolerance(largest=1e-4)),
+        ("float32", "float32", NOISE, Tolerance(largest=4e-4)),
+        ("float32", "bfloat16", NOISE, Tolerance(mean=0.3)),
+        ("bfloat16", "float32", NOISE, Tolerance(mean=0.3)),
+        ("bfloat16", "bfloat16", {"bfloat16": Noise(1e-5, 1e-6)}, Tolerance(mean=1e-4)),
         ("float32", "bfloat16", {}, None),
     ],
 )
 def test_tolerance_is_a_few_times_the_noise_of_kernels(
-    compute: str, served: str, noise: dict[str, float], tolerance: float | None
+    compute: str, served: str, noise: dict[str, Noise], tolerance: Tolerance | None
 ) -> None:
     config = _config(dtype=served).model_copy(deep=True)
     trainer = config.trainer.model_copy(update={"compute_dtype": compute})
     config = config.model_copy(update={"trainer": trainer})
-    assert measured_tolerance(config, noise) == pytest.approx(tolerance)
+    measured = measured_tolerance(config, noise)
+    if tolerance is None:
+        assert measured is None
+    else:
+        assert measured is not None
+        assert measured.largest == pytest.approx(tolerance.largest)
+        assert measured.mean == pytest.approx(tolerance.mean)
 
 
 def test_canary_of_an_older_build_is_one_sequence_without_noise() -> None:
     old = json.dumps({"token_ids": [5, 6, 7], "logprobs": [-1.5, -2.5]})
     assert parse_canary(old, "canary.json") == CANARY
+
+
+def test_noise_of_an_older_build_is_its_largest_and_an_estimated_mean() -> None:
+    sequence = {"token_ids": [5, 6, 7], "logprobs": [-1.5, -2.5]}
+    old = {"schema": 1, "sequences": [sequence], "noise": {"bfloat16": 0.4}}
+    read = parse_canary(json.dumps(old), "canary.json")
+    assert read == Canary([SEQUENCE], {"bfloat16": Noise(0.4, 0.1)})
 
 
 @given(
@@ -133,8 +160,12 @@ def test_canary_of_an_older_build_is_one_sequence_without_noise() -> None:
 )
 def test_passes_exactly_within_tolerance(pairs: list[tuple[float, float]], tol: float) -> None:
     sequence = Sequence(list(range(len(pairs) + 1)), [trainer for _, trainer in pairs])
-    verdict = compare(Canary([sequence], {}), [[engine for engine, _ in pairs]], tol, Bits())
-    assert verdict.passed == all(abs(a - b) <= tol for a, b in pairs)
+    engine = [[engine for engine, _ in pairs]]
+    canary = Canary([sequence], {})
+    apart = [abs(a - b) for a, b in pairs]
+    assert compare(canary, engine, Tolerance(largest=tol), Bits()).passed == (max(apart) <= tol)
+    mean = sum(apart) / len(apart)
+    assert compare(canary, engine, Tolerance(mean=tol), Bits()).passed == (mean <= tol)
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,11 @@ async def test_noise_of_version_0_widens_a_tolerance_that_the_config_leaves_open
     sync.activities.ctx.store.put_json(keys.config("noisy"), stored)
     first = tmp_path / "first"
     first.mkdir()
-    canary = {"schema": 1, "sequences": [CANARY], "noise": {"float32": 1e-5, "bfloat16": 0.2}}
+    canary = {
+        "schema": 2,
+        "sequences": [CANARY],
+        "noise": {"bfloat16": {"largest": 0.2, "mean": 0.1}},
+    }
     (first / "canary.json").write_text(json.dumps(canary))
     sync.activities.ctx.store.put_folder(keys.weights("noisy", 0), first, attempt="a")
     sync.input = replace(sync.input, run_id="noisy", tolerance=fixed or 0.1)
