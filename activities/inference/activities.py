@@ -25,6 +25,7 @@ from ratchet.activities.inference import gate
 from ratchet.activities.inference.transfers import transfer_of
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.heartbeat import heartbeats
+from ratchet.activities.runtime.tls import shared_context
 from ratchet.activities.storage import keys
 from ratchet.configs.run import RunConfig
 
@@ -56,7 +57,9 @@ class InferenceActivities:
             first = (activity.info().attempt - 1) * PUSH_TRIES
             rejected = [push_label(sync.version, sync.push, n) for n in range(first)]
             limits = httpx.Timeout(REQUEST_LIMIT_S, connect=5.0)
-            async with httpx.AsyncClient(base_url=sync.url, timeout=limits) as client:
+            async with httpx.AsyncClient(
+                base_url=sync.url, timeout=limits, verify=shared_context()
+            ) as client:
                 await _check_identity(client, sync)
                 engine = _Engine(client, sync.model)
                 for number in range(first, first + PUSH_TRIES):
@@ -157,5 +160,7 @@ async def _paused(engine: _Engine, label: str) -> AsyncIterator[None]:
 
 
 async def _resume(url: str) -> None:
-    async with httpx.AsyncClient(base_url=url, timeout=RESUME_LIMIT_S) as client:
+    async with httpx.AsyncClient(
+        base_url=url, timeout=RESUME_LIMIT_S, verify=shared_context()
+    ) as client:
         _checked(await client.post("/resume"))

@@ -32,6 +32,7 @@ from ratchet.activities.inference.devices import DEVICES
 from ratchet.activities.inference.load import report_load
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.runtime.tls import shared_context
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.configs.run import RunConfig
@@ -105,7 +106,7 @@ CONTROLLED = (*HEALTH, "/is_paused")
 
 async def engine_healthy(url: str, paths: Sequence[str] = CONTROLLED) -> bool:
     """Whether the vLLM server at `url` answers at all of `paths` within PROBE_LIMIT_S."""
-    async with httpx.AsyncClient(timeout=PROBE_LIMIT_S) as client:
+    async with httpx.AsyncClient(timeout=PROBE_LIMIT_S, verify=shared_context()) as client:
         try:
             answers = [await client.get(f"{url}{path}") for path in paths]
             return all(answer.status_code == 200 for answer in answers)

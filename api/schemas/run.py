@@ -225,7 +225,7 @@ class Plan(BaseModel):
     checkpoints: int
     servers: dict[str, list[str]] = Field(description="Servers that would be started, by role.")
     unverified: str | None = Field(
-        description="What of the engines' weights the gate could not compare by bits, by the config "
+        description="What of the weights the gate could not compare by bits, by the config "
         "alone, and why; log-probabilities verify it. None: all is compared."
     )
 
