@@ -1,11 +1,11 @@
 """`make bench-gate`: whether the gate tells right weights from wrong ones, and what it costs.
 
 For each of MODELS (random smollm2) and DTYPES (float32 bfloat16) one real engine takes COUNT (200)
-versions, each of which one step of AdamW at lr 1e-6 made of the one before, and passes the gate
-with them. Then COUNT pushes at each of three places are wrong: in the exported files, in the
-stream into `load_weights`, and in what the engine holds after it has loaded. In turns all tensors
-are stale, half of them, or one whose bits really differ. Each is pushed once and verified as a run
-does it.
+versions, each of which one step at lr 1e-6 made of the one before, and passes the gate with them.
+Then each is pushed wrong at each of three places: in the exported files, in the stream into
+`load_weights`, and in what the engine holds after it has loaded. In turns all tensors whose bits
+really differ from those of the version before are stale, half of them, or one. Each is pushed once
+and verified as a run does it.
 
 The last line of stdout is one JSON object: by model and dtype how many right pushes passed and how
 many wrong ones were refused at each place, and how many of those by bits; the seconds of a check,
@@ -19,10 +19,12 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,7 +55,8 @@ RUN = "gate"
 LR = 1e-6
 WEIGHTS = "model.safetensors"
 PLACES = ("files", "stream", "held")
-KINDS = ("stale", "half", "one")
+KINDS: tuple[Callable[[int], int], ...] = (lambda n: n, lambda n: max(n // 2, 1), lambda n: 1)
+"""How many of the tensors that changed are wrong: stale, half-loaded, one."""
 
 
 @dataclass
@@ -103,7 +106,8 @@ class Bench:
         if self.version:
             with torch.no_grad():
                 for parameter in self.model.parameters():
-                    parameter.add_(torch.randn_like(parameter).sign(), alpha=LR)
+                    signs = torch.randint_like(parameter, 2).mul_(2).sub_(1)
+                    parameter.add_(signs, alpha=LR)
         folder = self.folder(self.version)
         export(self.model, self.tokenizer, folder, self.dtype)
         for file in self.folder(self.version - 2).glob("*"):
@@ -111,29 +115,27 @@ class Bench:
         self.version += 1
         return folder
 
-    def wrong(self, kind: str) -> list[str]:
-        """Tensors of the last version whose bits are others than in the one before."""
-        new, old = (load_file(self.folder(self.version - n) / WEIGHTS) for n in (1, 2))
-        changed = [name for name in new if not torch.equal(new[name], old[name])]
-        share = {"stale": len(changed), "half": len(changed) // 2, "one": 1}[kind]
-        return self.rng.sample(changed, max(share, 1))
-
     async def push(
-        self, engine: Timed, transfer: StoreTransfer, folder: Path, place: str
+        self,
+        engine: Timed,
+        transfer: StoreTransfer,
+        place: str = "",
+        names: Sequence[str] = (),
     ) -> Verdict:
-        """One push, with a fault at `place`, and its check."""
-        names = self.wrong(KINDS[self.version % len(KINDS)]) if place else []
-        before = str(self.folder(self.version - 2))
-        weights = Fetched(folder, gate.read_expected(folder))
+        """Pushes the last version, `names` of which come as in the one before at `place`, and
+        checks it.
+        """
+        new, old = self.folder(self.version - 1), self.folder(self.version - 2)
+        expected = gate.read_expected(new)
         if place == "files":
-            tensors, old = load_file(folder / WEIGHTS), load_file(f"{before}/{WEIGHTS}")
-            save_file(tensors | {name: old[name] for name in names}, folder / WEIGHTS)
+            new = self._mixed(new, old, names)
         if place == "stream":
-            await engine.rpc("fault_in_stream", names=names, folder=before)
+            await engine.rpc("fault_in_stream", names=names, folder=str(old))
+        weights = Fetched(new, expected)
         async with activities._paused(engine, f"{self.version}.1a"):  # type: ignore[arg-type]
             await transfer.push(engine, weights)
         if place == "held":
-            await engine.rpc("fault_in_held", names=names, folder=before)
+            await engine.rpc("fault_in_held", names=names, folder=str(old))
         engine.seconds.clear()
         began = time.monotonic()
         verdict = await transfer.verify(engine, weights, self.tolerance)
@@ -141,8 +143,23 @@ class Bench:
         self.calls.append(max(engine.seconds))
         return verdict
 
+    def changed(self) -> list[str]:
+        """Tensors of the last version whose bits are others than in the one before."""
+        new, old = (load_file(self.folder(self.version - n) / WEIGHTS) for n in (1, 2))
+        return [name for name in new if not torch.equal(new[name], old[name])]
+
+    def _mixed(self, new: Path, old: Path, names: Sequence[str]) -> Path:
+        mixed = self.home / "mixed"
+        mixed.mkdir(exist_ok=True)
+        for file in new.iterdir():
+            if file.name != WEIGHTS:
+                shutil.copy(file, mixed)
+        tensors, before = load_file(new / WEIGHTS), load_file(old / WEIGHTS)
+        save_file(tensors | {name: before[name] for name in names}, mixed / WEIGHTS)
+        return mixed
+
     async def run(self, count: int, ctx: WorkerContext, threads: str) -> dict[str, Any]:
-        """All pushes; the last version's folder is left wrong by a fault in files alone."""
+        """All pushes: of each version a right one, and a wrong one at each place."""
         inference = {
             "dtype": self.dtype,
             "kv_cache_gib": 0.25,
@@ -154,7 +171,7 @@ class Bench:
         config = RunConfig.model_validate(
             {
                 "max_steps": 1,
-                "train": {"env": [{"id": "reverse-text"}]},
+                "train": {"env": [{"id": "reverse-text"}], "sampling": {"max_tokens": 32}},
                 "trainer": {"seq_len": 256},
                 "inference": inference,
             }
@@ -166,39 +183,31 @@ class Bench:
         measured = gate.measured_tolerance(config, gate.read_expected(first).canary.noise)
         assert measured is not None
         self.tolerance = measured
-        results: dict[str, Any] = {
-            "tolerance": str(measured),
-            "right": 0,
-            "passed": 0,
-            "problems": [],
-        }
+        tally = Counter[str]()
+        problems = []
         async with _engine(ctx, ref, threads) as engine:
             transfer = StoreTransfer(ctx.store)
-            for place in ("", *PLACES):
-                refused = by_bits = 0
-                for _ in range(count):
-                    self.step()
-                    if place and self.version < 2:
-                        self.step()
-                    verdict = await self.push(
-                        engine, transfer, self.folder(self.version - 1), place
-                    )
-                    refused += not verdict.passed
-                    by_bits += bool(verdict.bits.wrong)
+            self.step()
+            for number in range(count):
+                self.step()
+                changed = self.changed()
+                for turn, place in enumerate(("", *PLACES)):
+                    share = KINDS[(number + turn) % len(KINDS)](len(changed)) if place else 0
+                    wrong = self.rng.sample(changed, share)
+                    verdict = await self.push(engine, transfer, place, wrong)
+                    tally[place or "passed"] += verdict.passed != bool(place)
+                    tally[f"{place} by bits"] += bool(verdict.bits.wrong)
                     if verdict.bits.unread or verdict.passed == bool(place):
-                        results["problems"].append([place, str(verdict), verdict.bits.unverified])
+                        problems.append([place, str(verdict), verdict.bits.unverified])
                     if not place:
                         self.diffs.append((verdict.diff, verdict.mean))
-                    if place == "files":
-                        # The next version is compared with this one.
-                        export(
-                            self.model, self.tokenizer, self.folder(self.version - 1), self.dtype
-                        )
-                if place:
-                    results[place] = {"wrong": count, "refused": refused, "by_bits": by_bits}
-                else:
-                    results |= {"right": count, "passed": count - refused}
-                print(place or "right", results, file=sys.stderr, flush=True)
+                if not (number + 1) % 20:
+                    print(number + 1, dict(tally), file=sys.stderr, flush=True)
+        results: dict[str, Any] = {"right": count, "passed": tally["passed"], "problems": problems}
+        results |= {"tolerance": str(measured)}
+        for place in PLACES:
+            caught = {"refused": tally[place], "by_bits": tally[f"{place} by bits"]}
+            results[place] = {"wrong": count} | caught
         return results | {
             "compared": verdict.bits.compared,
             "check_s": _spread(self.checks),
