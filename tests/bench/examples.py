@@ -28,6 +28,7 @@ from ratchet.worker import teacher
 from ratchet.worker.demo import Outcome, perform, wants_teacher
 from ratchet.worker.stack import Stack, StackError, answers
 from tests import ROOT
+from tests.dtypes import quick_dtypes
 
 SPAN = 3
 REWARD = "reward/all/mean"
@@ -112,7 +113,9 @@ def bench(names: Sequence[str], say: Callable[[str], None], console: Console) ->
     """Carries the examples out; raises StackError if stack or teacher do not start."""
     stack = Stack(home_folder())
     started_here = not stack.running()
-    configs = {name: load(ROOT / "configs" / "examples" / f"{name}.toml", []) for name in names}
+    dtypes = quick_dtypes()
+    say(f"dtypes: {' '.join(dtypes) or 'as each config says'}")
+    configs = {name: load(ROOT / "configs" / "examples" / f"{name}.toml", dtypes) for name in names}
     found: dict[str, Any] = {}
     with contextlib.ExitStack() as held:
         wanted = any(wants_teacher(config) for config in configs.values())

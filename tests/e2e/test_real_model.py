@@ -6,6 +6,7 @@ from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import decode_batch
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.worker.stack import Stack
+from tests.dtypes import quick_dtypes
 from tests.e2e.driving import ENDED, get, launch, wait_until
 
 pytestmark = [
@@ -30,6 +31,7 @@ def test_smollm2_learns_for_two_steps(stack: Stack) -> None:
         "smollm2_chain_sum",
         "max_steps=2",
         *small,
+        *quick_dtypes(),
         "filters.pre_batch=[]",
         "filters.post_batch=[]",
     )
