@@ -79,11 +79,13 @@ def restored(
 
 
 def _hosts(config: RunConfig, before: list[HostState]) -> list[HostState]:
-    """Servers of its own. Pushes are numbered on, so that no label of a push comes twice."""
-    pushes = {(host.role, host.index): host.pushes for host in before}
+    """Servers of its own. Pushes are numbered on over all engines that there were, fewer or more of
+    them now, so that no label of a push comes twice.
+    """
     hosts = hosts_of(config)
     for host in hosts:
-        host.pushes = pushes.get((host.role, host.index), 0)
+        if host.role == "engine":
+            host.pushes = max((engine.pushes for engine in before), default=0)
     return hosts
 
 

@@ -105,10 +105,13 @@ def test_evals_that_had_not_ended_start_over() -> None:
 
 
 def test_servers_are_its_own_and_pushes_are_numbered_on() -> None:
-    hosts = [HostState("engine", 0, "engine-0", epoch=5, up=True, verified=7, pushes=9, opened=1)]
+    hosts = [
+        HostState("engine", 0, "engine-0", epoch=5, up=True, verified=7, pushes=8, opened=1),
+        HostState("engine", 1, "engine-1", pushes=9),
+    ]
     requests = Requests(stop="enough", trouble="gate")
     after = round_trip(RunState(Lifecycle("failed"), requests, servers=ServersState(hosts)))
-    engine = next(h for h in after.servers.hosts if h.role == "engine")
+    (engine,) = (h for h in after.servers.hosts if h.role == "engine")
     assert (engine.epoch, engine.up, engine.verified, engine.pushes) == (0, False, -1, 9)
     assert (after.lifecycle.status, after.requests, after.steps.step) == ("paused", Requests(), 7)
     assert after.trainer == TrainerState(checkpoint=CheckpointResult(7, REF))
