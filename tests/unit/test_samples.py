@@ -108,6 +108,7 @@ def test_weight_transfer(copy: Copy) -> None:
     script = """
 import asyncio, json, shutil
 from pathlib import Path
+from ratchet.activities.contracts.weights import Tolerance
 from ratchet.activities.inference import shm_transfer
 from ratchet.activities.inference.transfers import transfer_of
 from ratchet.activities.storage.store import ArtifactStore
@@ -130,7 +131,7 @@ again = transfer.prepare("w", out, epoch=1, attempt="b")
 store.fetch_folder = None
 weights = transfer.receive(ref)
 asyncio.run(transfer.push(engine, weights))
-verdict = asyncio.run(transfer.verify(engine, weights, 0.25))
+verdict = asyncio.run(transfer.verify(engine, weights, Tolerance(largest=0.25)))
 print(json.dumps([ref == again, engine.posted[0], verdict.diff, verdict.passed, ref.sha256]))
 """
     same, pushed, diff, passed, sha = copy.run(script)
