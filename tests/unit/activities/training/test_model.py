@@ -90,6 +90,7 @@ def test_noise_of_kernels_is_measured_and_leaves_the_model_as_it_was(
     noise = json.loads((tmp_path / "canary.json").read_text())["noise"]
     exact, coarse = noise["float32"], noise["bfloat16"]
     assert 0 < exact["mean"] < exact["largest"] <= 1e-5
-    assert 1e-5 < coarse["mean"] < coarse["largest"] <= 0.5
+    assert 1e-5 < coarse["mean"] < coarse["largest"]
+    assert 1e-4 <= coarse["largest"] <= 0.5
     assert model.config._attn_implementation == "sdpa"
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
