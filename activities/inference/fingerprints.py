@@ -68,6 +68,19 @@ def _odd(first: int, count: int, device: object) -> Tensor:
     return odd
 
 
+def _words(block: Tensor, per_word: int) -> Tensor:
+    """The words of a block [R, C] of whole words: int64 [R, W], row by row as `block` is, or column
+    by column.
+    """
+    import torch
+
+    if block.stride(0) != 1:
+        return block.contiguous().view(torch.int64)
+    # Neighbours in a row are far apart in memory: put beside each other, without a transposition.
+    lanes_of = [block.t()[lane::per_word] for lane in range(per_word)]
+    return torch.stack(lanes_of, -1).view(torch.int64).squeeze(-1).t()
+
+
 def fingerprint(tensor: Tensor, row: int = 0, column: int = 0) -> int:
     """The fingerprint of a part [R, C] of a tensor that begins at `row`, `column`.
 
@@ -90,7 +103,7 @@ def fingerprint(tensor: Tensor, row: int = 0, column: int = 0) -> int:
             block = torch.nn.functional.hardshrink(block, _LARGEST_SUBNORMAL)
         if columns % per_word:
             block = torch.nn.functional.pad(block, (0, words * per_word - columns))
-        mixed = block.contiguous().view(torch.int64) * places
+        mixed = _words(block, per_word) * places
         mixed ^= mixed >> 32
         total += (mixed.sum(1) * weights[begin : begin + step]).sum()
     return int(total) % 2**64

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 UNPACKED = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
 OUTPUT = "ParallelLMHead"
 COLUMNS = 64
-"""Columns that one multiplication reads: a millisecond for a layer of a small model."""
+"""Columns that one multiplication reads at least."""
+WORK = 10**9
+"""Floating-point operations of one multiplication that reads more: some milliseconds."""
 PROBE = 1 + 2**-9 + 2**-23
 """A float32 that is rounded by kernels which compute in less, even in two bfloat16 for each."""
 
@@ -80,6 +82,8 @@ class Held:
 
     model_runner: Any
     rank: int
+    _held_plan: tuple[list[Step], dict[str, str]] | None = None
+    """That of a reading under way, which begins at place 0."""
 
     def held_fingerprints(
         self, tensors: dict[str, list[int]], starts: list[int], seconds: float
@@ -96,7 +100,9 @@ class Held:
         place = starts[self.rank] if self.rank < len(starts) else 0
         rows: list[Row] = []
         with torch.inference_mode():
-            steps, unread = plan(self.model_runner.get_model(), tensors, dtype)
+            if place == 0 or self._held_plan is None:
+                self._held_plan = plan(self.model_runner.get_model(), tensors, dtype)
+            steps, unread = self._held_plan
             while place < len(steps):
                 step = steps[place]
                 try:
@@ -106,6 +112,8 @@ class Held:
                 place += 1
                 if time.monotonic() >= end:
                     break
+        if place >= len(steps):
+            self._held_plan = None
         return {
             "dtype": str(dtype).removeprefix("torch."),
             "next": place if place < len(steps) else None,
@@ -255,8 +263,14 @@ def _exactly(block: Tensor, dtype: dtype) -> Tensor:
     return cast
 
 
+def columns_at_once(inputs: int, outputs: int) -> int:
+    """Columns that one multiplication with a layer of this size reads; a multiple of COLUMNS."""
+    return max(1, WORK // (2 * inputs * outputs * COLUMNS)) * COLUMNS
+
+
 def _packed_steps(layer: Any, parts: list[Part], dtype: dtype) -> list[Step]:
     inputs = parts[0].columns
+    step = columns_at_once(inputs, sum(part.rows for part in parts))
 
     def reader(begin: int, end: int) -> Callable[[], list[Row]]:
         def read() -> list[Row]:
@@ -275,8 +289,7 @@ def _packed_steps(layer: Any, parts: list[Part], dtype: dtype) -> list[Step]:
 
     names = [part.name for part in parts]
     return [
-        Step(names, reader(begin, min(begin + COLUMNS, inputs)))
-        for begin in range(0, inputs, COLUMNS)
+        Step(names, reader(begin, min(begin + step, inputs))) for begin in range(0, inputs, step)
     ]
 
 
@@ -297,5 +310,5 @@ def through_kernel(layer: Any, inputs: int, begin: int, end: int, dtype: dtype) 
         exact = (column.double() * rows[count, begin].double()).float()
         if bool(column.isfinite().all()) and not torch.equal(exact, probed):
             raise Unreadable("its kernel computes in less than float32")
-    columns: Tensor = output[:count].t().contiguous()
+    columns: Tensor = output[:count].t()
     return columns

@@ -69,7 +69,7 @@ class Faults(Held):
 
         keeps = layer.weight.numel() > 0
         if not keeps:
-            whole = through_kernel(layer, inputs, 0, inputs, tensor.dtype)
+            whole = through_kernel(layer, inputs, 0, inputs, tensor.dtype).contiguous()
             whole[rows] = tensor
             layer.weight = torch.nn.Parameter(whole, requires_grad=False)
         dispatch_cpu_unquantized_gemm(layer, remove_weight=not keeps)

@@ -40,6 +40,19 @@ def test_blocks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(11, 40), (11, 38), (1, 8), (8, 4), (5, 1)])
+def test_the_layout_in_memory_does_not_show(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    whole = _random(*shape).to(dtype)
+    by_columns = whole.t().contiguous().t()
+    assert fingerprint(by_columns, 3, 8) == fingerprint(whole, 3, 8)
+
+
+def test_a_multiplication_reads_as_much_as_takes_some_milliseconds() -> None:
+    assert held.columns_at_once(576, 3072) == 256
+    assert held.columns_at_once(576, 49152) == held.columns_at_once(8192, 152_000) == 64
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_one_bit_anywhere_shows(dtype: torch.dtype) -> None:
     whole = _random(6, 9).to(dtype)
     seen = {fingerprint(whole)}
