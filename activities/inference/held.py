@@ -144,7 +144,7 @@ def plan(
         if leaf == "weight" and _is_packed(layer):
             steps += _packed_steps(layer, found, dtype)
         else:
-            steps += _steps(getattr(layer, leaf), found, dtype)
+            steps += _steps(layer, leaf, found, dtype)
     return steps, unread
 
 
@@ -236,16 +236,18 @@ def _is_packed(layer: Any) -> bool:
     return bool(layer.weight.numel() == 0) or type(layer).__name__ == OUTPUT
 
 
-def _steps(held: Tensor, parts: list[Part], dtype: dtype) -> list[Step]:
+def _steps(layer: Any, leaf: str, parts: list[Part], dtype: dtype) -> list[Step]:
     def reader(part: Part, begin: int, end: int) -> Callable[[], list[Row]]:
         def read() -> list[Row]:
-            block = _exactly(as_rows(held)[part.local + begin : part.local + end], dtype)
+            # Looked up anew: a plan is made once, and loading may put another tensor there.
+            held = as_rows(getattr(layer, leaf))
+            block = _exactly(held[part.local + begin : part.local + end], dtype)
             print_ = fingerprint(block, part.row + begin, part.column)
             return [part.result(block.numel(), print_)]
 
         return read
 
-    step = block_rows(as_rows(held))
+    step = block_rows(as_rows(getattr(layer, leaf)))
     return [
         Step([part.name], reader(part, begin, min(begin + step, part.rows)))
         for part in parts

@@ -241,6 +241,21 @@ async def test_one_wrong_tensor_is_named(name: str) -> None:
     assert verdict.compared == len(EXPORTED) and verdict.unread == {}
 
 
+def test_what_replaces_a_tensor_between_two_calls_is_read() -> None:
+    model = _rank(0, 1)
+    (worker,) = Engine([model]).workers
+    expected = fingerprints.take(EXPORTED.items(), ["float32"])
+    begun = worker.held_fingerprints(SHAPES, [0], 0.0)
+    assert begun["next"] == 1
+    found = bits.Held()
+    found.add(0, begun)
+    norm = EXPORTED["model.norm.weight"] + 1
+    model.inner.norm.weight = nn.Parameter(norm, requires_grad=False)  # type: ignore[union-attr]
+    found.add(0, worker.held_fingerprints(SHAPES, [1], 60.0))
+    (wrong,) = bits.compare(expected, found).wrong
+    assert wrong.startswith("model.norm.weight")
+
+
 async def test_a_rank_that_differs_from_its_copy_is_named() -> None:
     models = [_rank(rank, 4, 2) for rank in range(4)]
     models[3].inner.attn.qkv_proj.weight.data[-1, 0] += 1e-3  # type: ignore[union-attr, operator]
