@@ -203,6 +203,11 @@ class TrainerConfig(Section):
         description="Sequences lie end to end in a forward pass, and none sees another; false: "
         "each is padded to the longest. None: packed, if the model can be.",
     )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description="Keep only what goes into each layer and compute the rest again in the "
+        "backward pass: much less memory for activations, about a third more time, the same bits.",
+    )
     threads: int | None = Field(
         default=None, ge=1, description="CPU threads; none: what torch chooses."
     )

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ratchet.activities.storage.batch import Sample
     from ratchet.activities.training.attention import Layout
     from ratchet.activities.training.batching import MicroBatch
+    from ratchet.activities.training.head import Head
 
 
 def untie(model: Any) -> bool:
@@ -83,27 +84,37 @@ def token_scores(
     temperature: Tensor,
     positions: Tensor | None = None,
     layout: Layout | None = None,
+    head: Head | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each token given those before it, and the entropy there, in nats.
 
     token_ids [B, T] int64; temperature [B, 1] or [B, T], above 0. `positions` [B, T] and `layout`
-    are those of a packed row, for a model that takes them. Returns logprobs [B, T], with gradient,
-    and entropy [B, T], without. The first token of a sequence, which nothing predicts, holds
-    ln(1/V) and ln V, the values of a uniform guess.
+    are those of a packed row, for a model that takes them. `head` is the model in two, if it can
+    be split: logits that would make more than one block are then never all held. Returns logprobs
+    [B, T], with gradient, and entropy [B, T], without. The first token of a sequence, which nothing
+    predicts, holds ln(1/V) and ln V, the values of a uniform guess.
     """
     import torch
 
     if layout is not None and layout.own is not None:
         assert positions is not None
-        return _shared_scores(model, token_ids, temperature, positions, layout)
+        return _shared_scores(model, token_ids, temperature, positions, layout, head)
     packed = {} if layout is None else {"position_ids": positions, "layout": layout}
-    logits = model(input_ids=token_ids, use_cache=False, **packed).logits[:, :-1].float()
     # The temperature of a token is that of its own sequence, also where the row goes on to it.
     scale = temperature if temperature.shape[1] == 1 else temperature[:, 1:]
-    log_probs = _log_probs(logits, scale)
-    chosen = log_probs.gather(-1, token_ids[:, 1:].unsqueeze(-1)).squeeze(-1)
-    entropy = _entropy(log_probs)
-    first = math.log(logits.shape[-1])
+    targets = token_ids[:, 1:]
+    if head is not None and head.worth(targets.numel()):
+        hidden = head.body(input_ids=token_ids, use_cache=False, **packed).last_hidden_state
+        rows, scales = hidden[:, :-1].flatten(0, 1), scale.expand(targets.shape).flatten()
+        scores = head.scores(rows, targets.flatten(), scales)
+        chosen, entropy = (values.view(targets.shape) for values in scores)
+        first = math.log(head.linear.weight.shape[0])
+    else:
+        logits = model(input_ids=token_ids, use_cache=False, **packed).logits[:, :-1].float()
+        log_probs = _log_probs(logits, scale)
+        chosen = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        entropy = _entropy(log_probs)
+        first = math.log(logits.shape[-1])
     if positions is not None:
         starts = positions[:, 1:] == 0
         chosen = chosen.masked_fill(starts, -first)
@@ -129,7 +140,12 @@ def _entropy(log_probs: Tensor) -> Tensor:
 
 
 def _shared_scores(
-    model: Any, token_ids: Tensor, temperature: Tensor, positions: Tensor, layout: Layout
+    model: Any,
+    token_ids: Tensor,
+    temperature: Tensor,
+    positions: Tensor,
+    layout: Layout,
+    head: Head | None,
 ) -> tuple[Tensor, Tensor]:
     """`token_scores` of a packed row whose sequences share their beginnings.
 
@@ -140,21 +156,28 @@ def _shared_scores(
     look_up = torch.nn.functional.embedding
     own, of, before = layout.own, layout.of, layout.before
     assert own is not None and of is not None and before is not None
-    ids, places = token_ids[:, own], positions[:, own]
-    result = model(input_ids=ids, position_ids=places, layout=layout, use_cache=False)
-    log_probs = _log_probs(result.logits[0].float(), temperature[0, own])
-    vocab = log_probs.shape[-1]
+    ids, places, scale = token_ids[:, own], positions[:, own], temperature[0, own]
+    given: dict[str, Any] = {"input_ids": ids, "position_ids": places, "layout": layout}
     # A look-up sums what several tokens after one have to say in a fixed order.
-    chosen = look_up(before * vocab + ids[0], log_probs.view(-1, 1)).squeeze(-1)
+    if head is not None and head.worth(ids.numel()):
+        hidden = head.body(**given, use_cache=False).last_hidden_state[0]
+        chosen, entropy = head.scores(look_up(before, hidden), ids[0], scale[before])
+        vocab = head.linear.weight.shape[0]
+    else:
+        log_probs = _log_probs(model(**given, use_cache=False).logits[0].float(), scale)
+        vocab = log_probs.shape[-1]
+        chosen = look_up(before * vocab + ids[0], log_probs.view(-1, 1)).squeeze(-1)
+        entropy = _entropy(log_probs)[before]
     first, starts = math.log(vocab), places[0] == 0
-    chosen = chosen.masked_fill(starts, -first)
-    entropy = _entropy(log_probs)[before].masked_fill(starts, first)
+    chosen, entropy = chosen.masked_fill(starts, -first), entropy.masked_fill(starts, first)
     return look_up(of, chosen.unsqueeze(-1)).squeeze(-1)[None], entropy[of][None]
 
 
-def score_batch(model: Any, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+def score_batch(model: Any, batch: MicroBatch, head: Head | None = None) -> tuple[Tensor, Tensor]:
     """`token_scores` of a micro-batch."""
-    return token_scores(model, batch.token_ids, batch.temperature, batch.positions, batch.layout)
+    return token_scores(
+        model, batch.token_ids, batch.temperature, batch.positions, batch.layout, head
+    )
 
 
 def rescore(
@@ -174,11 +197,13 @@ def rescore(
     import torch
 
     from ratchet.activities.training.batching import micro_batches
+    from ratchet.activities.training.head import split
 
+    head = split(model)
     result: list[list[float]] = [[] for _ in samples]
     with torch.no_grad():
         for batch in micro_batches(samples, seq_len, micro_batch_tokens, packing=packing):
-            logprobs, _ = score_batch(model, batch.to(model.device))
+            logprobs, _ = score_batch(model, batch.to(model.device), head)
             for index, (row, start, stop) in zip(batch.indices, batch.spans(), strict=True):
                 result[index] = logprobs[row, start:stop].tolist()
     return result

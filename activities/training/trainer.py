@@ -24,7 +24,7 @@ from ratchet.activities.contracts.upgrades import TRAINER_STATE
 from ratchet.activities.storage.batch import Sample, decode_batch
 from ratchet.activities.storage.keys import CANARY_FILE, OPTIMIZER_FILE, TRAINER_FILE
 from ratchet.activities.storage.token_logprobs import encode_token_logprobs
-from ratchet.activities.training import attention, determinism, rl_loss
+from ratchet.activities.training import attention, determinism, recomputing, rl_loss
 from ratchet.activities.training.batching import member_counts, micro_batches
 from ratchet.activities.training.client import NonFinite, StateMismatch
 from ratchet.activities.training.loss import LossInputs, MemberCounts, mismatch_kl, total_loss
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from ratchet.activities.training.head import Head
+
 SINCE_LOAD: Any = {
     "model": True,
     "seed": True,
@@ -53,6 +55,7 @@ SINCE_LOAD: Any = {
         "compute_dtype": True,
         "matmul_precision": True,
         "packing": True,
+        "activation_checkpointing": True,
         "threads": True,
         "deterministic": True,
         "optim": {"type", "betas", "momentum", "nesterov", "ns_steps", "weight_decay"},
@@ -82,6 +85,7 @@ class Trainer:
         self._optimizer: Optimizer | None = None
         self._rl_loss: rl_loss.RlLoss | None = None
         self._packing = False
+        self._head: Head | None = None
         self._config: RunConfig | None = None
         self._input: dict[str, Any] = {}
         self._device = "cpu"
@@ -106,6 +110,8 @@ class Trainer:
         import torch
         from transformers import AutoTokenizer
 
+        from ratchet.activities.training.head import split
+
         self.step = None
         run = read_config(config)
         if run.trainer.deterministic:
@@ -123,6 +129,11 @@ class Trainer:
         self._tokenizer = AutoTokenizer.from_pretrained(folder)
         self._rl_loss = rl_loss.build(run.trainer.loss)
         self._packing = self._pack(run.trainer.packing)
+        if run.trainer.activation_checkpointing:
+            recomputing.enable(self._model)
+        self._head = split(self._model)
+        if self._head is None:
+            log.warning("logits of a micro-batch are held at once: the model scales or caps them")
         self._optimizer = Optimizer(self._model, run.trainer.optim)
         self._batch_sha, self._revision, self._metrics = "", 0, {}
         self._token_logprobs = None
@@ -342,7 +353,7 @@ class Trainer:
         ):
             batch = made.to(self._device)
             with self._computing():
-                logprobs, entropy = score_batch(self._model, batch)
+                logprobs, entropy = score_batch(self._model, batch, self._head)
             known = logprobs.detach().cpu().numpy()
             for index, (row, start, stop) in zip(batch.indices, batch.spans(), strict=True):
                 scores[index] = known[row, start:stop]

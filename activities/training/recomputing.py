@@ -1,0 +1,42 @@
+"""Activation checkpointing: layers keep what goes in and compute the rest again for the gradient.
+
+Invariants:
+
+- A model stays in evaluation mode, without dropout. Transformers recomputes in training mode alone,
+  so the modules that decide about it are put into training mode by themselves, and `enable` tries
+  whether the model still gives the same bits.
+"""
+
+from typing import Any
+
+PROBE = (11, 5, 7, 3)
+"""Tokens whose logits tell whether a model still gives what it gave."""
+
+
+def enable(model: Any) -> None:
+    """Makes the layers of a model compute their insides again in the backward pass.
+
+    Raises ValueError for a model that cannot, or whose layers draw dropout where they do.
+    """
+    import torch
+
+    name = type(model).__name__
+    if not model.supports_gradient_checkpointing:
+        raise ValueError(
+            f"trainer.activation_checkpointing is true, and {name} does not support it; set it to "
+            "false"
+        )
+    vocab = model.config.get_text_config().vocab_size
+    ids = torch.tensor([[token % vocab for token in PROBE]], device=model.device)
+    with torch.no_grad():
+        before = model(input_ids=ids, use_cache=False).logits
+        model.gradient_checkpointing_enable()
+        for module in model.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                module.training = True
+        after = model(input_ids=ids, use_cache=False).logits
+    if not torch.equal(before, after):
+        raise ValueError(
+            f"trainer.activation_checkpointing is true, and the layers of {name} draw dropout in "
+            "training mode; set it to false, or the dropout of the model's config to 0"
+        )
