@@ -57,8 +57,9 @@ def export(
         raise typer.BadParameter("--step and --best name a version each; give one of them")
     err = printing.console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with asking(as_json_) as client, Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task("", total=None, visible=err.is_terminal)
+    drawn = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    with asking(as_json_) as client, drawn as bar:
+        task = bar.add_task("", total=None)
 
         def on_model(model: Model) -> None:
             bar.update(task, total=model.size)

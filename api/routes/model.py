@@ -90,21 +90,26 @@ async def get_model_file(
             examples=["model.safetensors"],
         ),
     ],
-    step: Annotated[int, Query(ge=0, le=MOST, description="The version after this step.")],
+    step: Annotated[
+        int | None, Query(ge=0, le=MOST, description="The version after this step.")
+    ] = None,
 ) -> StreamingResponse:
-    """One file of a version, as it lies in the store; the model's `files` have its hash."""
+    """One file of a version, as it lies in the store; the model's `files` have its hash. Without
+    `step` that of the last checkpoint, or of a run without any of the newest version.
+    """
     await require_recorded(services, run_id)
     records = services.records
 
     def look() -> Stored:
-        models.choose(records, run_id, step, None)
-        return models.stored(records, run_id, step)
+        return models.stored(records, run_id, models.choose(records, run_id, step, None).step)
 
     kept = await asyncio.to_thread(look)
     file = next((file for file in kept.files if file.name == name), None)
     if file is None:
         there = ", ".join(file.name for file in kept.files)
-        detail = f"Version {step} of run {run_id} has no file {shown(name)!r}; it has {there}."
+        detail = (
+            f"Version {kept.held.step} of run {run_id} has no file {shown(name)!r}; it has {there}."
+        )
         raise ApiProblem(404, "unknown-file", "No such file", detail)
     attachment = f"attachment; filename*=UTF-8''{quote(name.rpartition('/')[2])}"
     headers = {"Content-Length": str(file.size), "Content-Disposition": attachment}

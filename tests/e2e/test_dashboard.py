@@ -50,6 +50,7 @@ PAGES = {
     "rollouts": ("#/runs/short/rollouts?r=train:5:2", '="rollouts"'),
     "events": ("#/runs/short/events", '="events"'),
     "config": ("#/runs/short/config", '="config"'),
+    "model": ("#/runs/short/model", '="model"'),
     "compare": ("#/compare?runs=short,other", '="all"'),
     "launch": ("#/launch", '="launch"'),
 }
