@@ -92,12 +92,12 @@ def descent(order: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def agreeing_renderer(order: dict[str, Any], base: str, tokenizer: Any) -> dict[str, Any]:
+def agreeing_renderer(order: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     """{'renderer'}, the one that agrees with the model; {} where none does and the run names its
     own. Raises ValueError if it names none.
     """
     try:
-        return {"renderer": resolve(base, tokenizer, {})}
+        return {"renderer": resolve(order.get("base", order["name"]), tokenizer, {})}
     except ValueError:
         if order.get("renderer", AUTO) == AUTO:
             raise
@@ -131,9 +131,10 @@ def main() -> None:
         origin = order["name"]
     # Which dtype engines will have is a matter of the runs that start from it.
     export(model, tokenizer, options.out, served=get_args(Dtype), noise=True)
-    about = {"parameters": parameter_count(model), "origin": origin, **descent(order)}
+    from_what = descent(order)
+    about = {"parameters": parameter_count(model), "origin": origin, **from_what}
     try:
-        about |= agreeing_renderer(order, about["base"], tokenizer)
+        about |= agreeing_renderer(order | from_what, tokenizer)
     except ValueError as error:
         _end(str(error))
     (options.out / POLICY_FILE).write_text(json.dumps(about))
