@@ -66,9 +66,11 @@ def put_whole_checkpoint(store: ArtifactStore, run: str, step: int) -> None:
         store.put_folder(keys.checkpoint(run, step), folder, attempt="t")
 
 
-def put_eval(store: ArtifactStore, run: str, env: str, step: int, mean: float | None) -> None:
-    """Commits the record of an eval."""
-    epoch = f"{step}-1/{env}"
+def put_eval(
+    store: ArtifactStore, run: str, env: str, step: int, mean: float | None, count: int = 1
+) -> None:
+    """Commits the record of an eval, the `count`-th of its step."""
+    epoch = f"{step}-{count}/{env}"
     record = {"epoch": epoch, "env": env, "step": step, "rollouts": 8, "reward_mean": mean}
     store.put_json(keys.eval_record(run, epoch), record)
 

@@ -1,6 +1,7 @@
 """What there is of a run's model to take away: the version, its files, its card."""
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +114,17 @@ def test_the_best_has_the_highest_mean_and_is_late_at_a_tie(
     store: ArtifactStore, api: TestClient
 ) -> None:
     leave(store, RUN, weights=range(10))
-    means = {2: 0.5, 4: 0.75, 6: 0.75, 8: 0.625, 9: None}
+    means = {1: math.nan, 2: 0.5, 4: 0.75, 6: 0.75, 8: 0.625, 9: None}
     for step, mean in means.items():
         put_eval(store, RUN, "reverse-text", step, mean)
+    put_eval(store, RUN, "reverse-text", 6, 0.25, count=2)
     put_eval(store, RUN, "guess-hard", 4, 0.25)
     put_eval(store, RUN, "guess-hard", 2, 1.0)
     for name in ("", "reverse-text"):
         found = got(api, best=name)
         assert (found["step"], found["chosen"], found["best_of"]) == (6, "best", "reverse-text")
     assert got(api, best="guess-hard")["step"] == 2
+    assert got(api, step=1)["evals"] == {}
     assert got(api, step=4)["evals"] == {"reverse-text": 0.75, "guess-hard": 0.25}
 
 
