@@ -229,6 +229,19 @@ async def test_pages_fit_a_phone_and_are_pictured(site: Site, name: str) -> None
             assert look != "phone" or await reader.serious() == []
 
 
+async def test_the_model_that_is_chosen_is_the_one_to_export(site: Site) -> None:
+    async with reading(site.browser, site.api) as reader:
+        await reader.open("#/runs/short/model", '="model"')
+        place = reader.page.locator(".model")
+        await expect(place).to_contain_text("ratchet runs export short --step 60 --to short-60")
+        await reader.page.get_by_label("Version").select_option("Step 59")
+        await expect(place).to_contain_text("ratchet runs export short --step 59 --to short-59")
+        await expect(place).to_contain_text('name = "run:short@59"')
+        await reader.page.get_by_text("Model card").click()
+        await expect(place).to_contain_text("# short, step 59")
+        assert reader.complaints == []
+
+
 async def test_reading_a_rollout(site: Site) -> None:
     async with reading(site.browser, site.api) as reader:
         page = reader.page

@@ -202,6 +202,18 @@ def test_files_stay_in_the_folder_and_may_lie_deeper(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "mine" / "additional_chat_templates" / "tools.jinja").is_file()
 
 
+def test_a_folder_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    to = tmp_path / "mine"
+
+    def slow(name: str, file: Path, progress: Callable[[int], None]) -> str:
+        to.mkdir()
+        return fetch(name, file, progress)
+
+    with pytest.raises(NotExported, match="nothing is overwritten"):
+        write_model(model("m"), to, slow, lambda done: None)
+    assert names_in(tmp_path) == ["mine"]
+
+
 def test_a_disk_that_is_too_small_is_said_first(tmp_path: Path) -> None:
     with pytest.raises(NotExported, match="MiB free: free some space there"):
         write(model("m", 2**60), tmp_path / "mine")
