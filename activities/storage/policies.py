@@ -6,16 +6,18 @@ in their dtype; checkpoints hold the trainer's float32 weights.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.storage import configs, keys
 from ratchet.activities.storage.fencing import variants
 from ratchet.activities.storage.lineage import attempts, segments
 from ratchet.activities.storage.retention import number_of
-from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, digest
 from ratchet.configs.model import LICENSES
 
 
@@ -92,16 +94,36 @@ def find(store: ArtifactStore, run_id: str, step: int) -> Held:
     return kept[step]
 
 
-def fetch(store: ArtifactStore, run_id: str, step: int, cache: Path) -> Path:
-    """A local, verified folder of version `step`; raises NoVersion, CorruptArtifact."""
+def _copy_model(store: ArtifactStore, ref: ArtifactRef, folder: Path) -> None:
+    """Raises CorruptArtifact, and FileNotFoundError where a file is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, (sha, _) in store.manifest(ref).items():
+        if name in keys.NOT_MODEL:
+            continue
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as out:
+            out.writelines(store.pieces(ref, name))
+        if digest(file) != sha:
+            raise CorruptArtifact(f"{ref.key}: {ref.path}/{name} does not match its sha256")
+
+
+def fetch(store: ArtifactStore, run_id: str, step: int, folder: Path) -> None:
+    """Copies the files of version `step` that make a model, verified, to `folder`: retention may
+    remove the version at any moment. Raises NoVersion, CorruptArtifact.
+    """
     held = find(store, run_id, step)
     damage: CorruptArtifact | None = None
     for key in held.keys:
         try:
             if (ref := store.committed(key)) is not None:
-                return store.fetch_folder(ref, cache)
+                _copy_model(store, ref, folder)
+                return
         except CorruptArtifact as error:
             damage = error
+        except FileNotFoundError as error:
+            if store.committed(key) is not None:
+                damage = CorruptArtifact(f"{key}: a file of it is missing: {error}")
     raise damage or NoVersion(f"version {step} of run {run_id} was removed meanwhile", removed=True)
 
 

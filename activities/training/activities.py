@@ -135,11 +135,11 @@ class TrainerActivities:
         env = model.warm_start_env
         return keys.policy_cache(digest(recipe_of(env), env, config.seed))
 
-    def _version(self, run_id: str, step: int, cache: Path) -> dict[str, Any]:
+    def _version(self, run_id: str, step: int, folder: Path) -> dict[str, Any]:
         """What an order has of another run's version; raises BAD_INPUT if that is not kept."""
         store = self.ctx.store
         try:
-            folder = policies.fetch(store, run_id, step, cache)
+            policies.fetch(store, run_id, step, folder)
         except policies.NoVersion as error:
             raise final(names.BAD_INPUT, error) from error
         about = policies.about(store, run_id)

@@ -1,16 +1,18 @@
 """Which versions of a run's policy are kept, and what is said of one that is not."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.storage import configs, keys, policies
 from ratchet.activities.storage.fencing import variant
 from ratchet.activities.storage.policies import NoVersion
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 from ratchet.configs.load import validate
 from tests.unit.api.conftest import config
-from tests.unit.api.leaving import leave, put_weights, put_whole_checkpoint, weights_of
+from tests.unit.api.leaving import MODEL, leave, put_weights, put_whole_checkpoint, weights_of
 
 RUN, NEXT = "run", "run+2"
 
@@ -76,8 +78,8 @@ def test_of_variants_the_last_sound_one_is_fetched(store: ArtifactStore, tmp_pat
     assert policies.find(store, RUN, 3).keys == (variant(plain, 11), variant(plain, 2), plain)
 
     def fetched() -> str:
-        folder = policies.fetch(store, RUN, 3, tmp_path / "cache")
-        return (folder / "model.safetensors").read_text()
+        policies.fetch(store, RUN, 3, tmp_path / "copy")
+        return (tmp_path / "copy" / "model.safetensors").read_text()
 
     assert fetched() == "11"
     for epoch, next_one in ((11, "2"), (2, weights_of(RUN, 3).decode())):
@@ -88,6 +90,27 @@ def test_of_variants_the_last_sound_one_is_fetched(store: ArtifactStore, tmp_pat
     store.fs.rm(store.path(f"{ref.path}/config.json"))
     with pytest.raises(CorruptArtifact):
         fetched()
+
+
+def test_what_is_fetched_is_a_model_and_a_copy(store: ArtifactStore, tmp_path: Path) -> None:
+    leave(store, RUN, weights=[0], checkpoints=[2])
+    policies.fetch(store, RUN, 2, tmp_path / "copy")
+    store.delete(store.require(keys.checkpoint(RUN, 2)))
+    assert sorted(file.name for file in (tmp_path / "copy").iterdir()) == MODEL
+
+
+def test_a_version_that_goes_while_it_is_fetched_was_removed(tmp_path: Path) -> None:
+    class Pruned(ArtifactStore):
+        def pieces(self, ref: ArtifactRef, name: str) -> Iterator[bytes]:
+            if name == "model.safetensors":
+                self.delete(ref)
+            return super().pieces(ref, name)
+
+    store = Pruned(str(tmp_path / "store"))
+    leave(store, RUN, weights=[0, 2])
+    with pytest.raises(NoVersion, match="version 2 of run run was removed meanwhile") as gone:
+        policies.fetch(store, RUN, 2, tmp_path / "copy")
+    assert gone.value.removed
 
 
 def test_what_a_policy_descends_from(store: ArtifactStore, tmp_path: Path) -> None:
