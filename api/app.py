@@ -22,6 +22,7 @@ from ratchet.api.routes import (
     health,
     machines,
     metrics,
+    model,
     prometheus,
     rollouts,
     runs,
@@ -69,6 +70,7 @@ def create_app(
         events,
         rollouts,
         artifacts,
+        model,
         machines,
         health,
     ):

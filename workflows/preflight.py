@@ -30,7 +30,7 @@ async def run_preflight(arg: PreflightInput) -> CheckResult:
 
     async def check(activity: Activity[CheckInput, CheckResult], summary: str) -> CheckResult:
         try:
-            return await activity(CheckInput(arg.config), arg.queues, summary)
+            return await activity(CheckInput(arg.config, arg.restored), arg.queues, summary)
         except ActivityError as error:
             cause = error.cause
             if isinstance(cause, ApplicationError) and cause.type == names.BAD_INPUT:

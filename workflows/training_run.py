@@ -306,7 +306,8 @@ class TrainingRun:
             self._log.set_status("queued")
 
             def check() -> Awaitable[CheckResult]:
-                work = run_preflight(PreflightInput(self._arg.config, queues))
+                restored = self._arg.restore is not None
+                work = run_preflight(PreflightInput(self._arg.config, queues, restored))
                 name = f"workers on {queues.env} and {queues.trainer} to check the config"
                 return self._log.perform(name, work, QUEUED_AT_MOST, stoppable=True)
 

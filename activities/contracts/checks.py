@@ -6,9 +6,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class CheckInput:
-    """A whole run config as plain data; the checks read their own sections."""
+    """A whole run config as plain data; the checks read their own sections. A run that is
+    `restored` has its version 0 from the checkpoint's run, and needs no other run for it.
+    """
 
     config: dict[str, Any]
+    restored: bool = False
 
 
 @dataclass(frozen=True)

@@ -190,15 +190,20 @@ def resolve(model: str, tokenizer: Any, options: Mapping[str, Any]) -> dict[str,
     return renderer_config(TEMPLATE, options)
 
 
+def _about(folder: Path) -> dict[str, Any]:
+    file = folder / POLICY_FILE
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
 def renderer_of(model: ModelConfig, folder: Path) -> dict[str, Any]:
     """The renderers config of a run whose version 0 lies in `folder`."""
     if model.renderer != AUTO:
         return renderer_config(model.renderer, model.renderer_options)
-    file = folder / POLICY_FILE
-    about = json.loads(file.read_text()) if file.is_file() else {}
+    about = _about(folder)
     if "renderer" not in about or model.renderer_options:
         # Version 0 is of an older build, or the options decide what agrees with the template.
-        return resolve(model.name, load_tokenizer(folder), model.renderer_options)
+        name = about.get("base", model.name)
+        return resolve(name, load_tokenizer(folder), model.renderer_options)
     return dict(about["renderer"])
 
 
@@ -207,7 +212,7 @@ def problem(model: ModelConfig, folder: Path) -> str | None:
     tokenizer, options = load_tokenizer(folder), model.renderer_options
     try:
         if model.renderer == AUTO:
-            resolve(model.name, tokenizer, options)
+            resolve(_about(folder).get("base", model.name), tokenizer, options)
             return None
         config = renderer_config(model.renderer, options)
         differs = difference(tokenizer, config, options)

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ratchet.activities.storage.keys import FINGERPRINTS_FILE
 from ratchet.configs.versions import SCHEMA, Versions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FINGERPRINTS_FILE = "fingerprints.json"
 FINGERPRINTS = Versions(FINGERPRINTS_FILE, {}, oldest=1)
 """{schema, shapes: {tensor: its shape}, dtypes: {dtype: {tensor: fingerprint in hex}}}"""
 

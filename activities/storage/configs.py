@@ -21,6 +21,14 @@ def load(store: ArtifactStore, run_id: str, revision: int = 0) -> RunConfig:
     return read_config(document(store, run_id, revision))
 
 
+def latest(store: ArtifactStore, run_id: str) -> RunConfig:
+    """The newest revision of a run's config; raises what `load` does."""
+    revision = 0
+    while store.committed(keys.config(run_id, revision + 1)) is not None:
+        revision += 1
+    return load(store, run_id, revision)
+
+
 def save(
     store: ArtifactStore, run_id: str, config: RunConfig, *, revision: int = 0, attempt: str
 ) -> ArtifactRef:

@@ -9,11 +9,17 @@ from ratchet.activities.contracts import names
 RUN_STATE_FILE = "run_state.json"
 TRAINER_FILE = "trainer.json"
 POLICY_FILE = "policy.json"
+"""About version 0: {parameters, origin, base, license, renderer}. `base` is the model that it
+descends from, as a config would name it, `license` that model's, or null; `renderer` is what 'auto'
+resolves to.
+"""
 CANARY_FILE = "canary.json"
-"""About version 0: {parameters, origin, renderer}, the last one as 'auto' resolves."""
+FINGERPRINTS_FILE = "fingerprints.json"
 OPTIMIZER_FILE = "optimizer.safetensors"
 NOT_WEIGHTS = (OPTIMIZER_FILE, TRAINER_FILE, RUN_STATE_FILE)
 """Files of a checkpoint that its exported weights do not have."""
+NOT_MODEL = (*NOT_WEIGHTS, POLICY_FILE, CANARY_FILE, FINGERPRINTS_FILE)
+"""Files of weights or a checkpoint that are no part of a model in Hugging Face layout."""
 
 
 def run_folder(run: str) -> str:

@@ -4,8 +4,24 @@ Invariant: what a run shows of its past is its own records, and those of each so
 at which it was left. An attempt begins after its source, so that lineages have no cycles.
 """
 
+from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
+
+
+def attempts(store: ArtifactStore, run_id: str) -> list[str]:
+    """Ids of a run's attempts that have begun to leave something, oldest first.
+
+    A later one counts once its checkpoint was restored: before that, all there is to see is
+    what came before it.
+    """
+    result, number = [run_id], 2
+    while store.committed(keys.config(attempt_id(run_id, number))) is not None:
+        attempt = attempt_id(run_id, number)
+        if store.committed(keys.lineage(attempt)) is not None:
+            result.append(attempt)
+        number += 1
+    return result
 
 
 def segments(store: ArtifactStore, run_id: str) -> list[tuple[str, int | None]]:

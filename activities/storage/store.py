@@ -222,14 +222,12 @@ class ArtifactStore:
         `schema` is the latest that the caller reads. Raises CorruptArtifact.
         """
         require_schema(ref.key, ref.schema, schema)
-        manifest = self._part(ref, f"{ref.path}/{MANIFEST}")
-        if hashlib.sha256(manifest).hexdigest() != ref.sha256:
-            raise CorruptArtifact(f"{ref.key}: {ref.path}/{MANIFEST} does not match its sha256")
+        files = self.manifest(ref)
         if self.local:
             target = Path(self.path(ref.path))
         else:
             target = (cache or Path(tempfile.gettempdir()) / "ratchet-cache") / ref.sha256
-        for name, (sha, size) in json.loads(manifest).items():
+        for name, (sha, size) in files.items():
             path, file = f"{ref.path}/{name}", target / name
             try:
                 with self._reaching("read", path, FileNotFoundError):
@@ -241,6 +239,13 @@ class ArtifactStore:
             if result != sha:
                 raise _mismatch(ref.key, path, length, size)
         return target
+
+    def manifest(self, ref: ArtifactRef) -> dict[str, tuple[str, int]]:
+        """Hash and size of each file of a folder artifact, by name; raises CorruptArtifact."""
+        manifest = self._part(ref, f"{ref.path}/{MANIFEST}")
+        if hashlib.sha256(manifest).hexdigest() != ref.sha256:
+            raise CorruptArtifact(f"{ref.key}: {ref.path}/{MANIFEST} does not match its sha256")
+        return {name: (sha, size) for name, (sha, size) in json.loads(manifest).items()}
 
     def copy(
         self, ref: ArtifactRef, key: str, *, attempt: str, without: Collection[str] = ()
@@ -268,6 +273,16 @@ class ArtifactStore:
     def read_file(self, ref: ArtifactRef, name: str) -> bytes:
         """One file of a folder artifact, not verified; raises FileNotFoundError."""
         return self._read(f"{ref.path}/{name}")
+
+    def pieces(self, ref: ArtifactRef, name: str) -> Iterator[bytes]:
+        """One file of a folder artifact piece by piece, not verified; raises FileNotFoundError."""
+        path = f"{ref.path}/{name}"
+        with (
+            self._reaching("read", path, FileNotFoundError),
+            self.fs.open(self.path(path), "rb") as file,
+        ):
+            while piece := file.read(CHUNK):
+                yield piece
 
     def info(self, path: str) -> dict[str, Any]:
         """What the filesystem tells of a file, among it its 'size'; raises FileNotFoundError."""

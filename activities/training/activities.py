@@ -20,6 +20,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -44,7 +45,7 @@ from ratchet.activities.runtime.children import as_parent, module_command
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
-from ratchet.activities.storage import fencing, keys, retention
+from ratchet.activities.storage import fencing, keys, policies, retention
 from ratchet.activities.storage.keys import RUN_STATE_FILE, TRAINER_FILE
 from ratchet.activities.storage.token_logprobs import SCHEMA_VERSION as TOKEN_LOGPROBS_SCHEMA
 from ratchet.activities.training import check, smollm2
@@ -57,7 +58,7 @@ from ratchet.activities.training.client import (
     TrainerGone,
 )
 from ratchet.activities.training.policy import digest, recipe_of
-from ratchet.configs.model import DEFAULT_POLICY, SMOLLM2
+from ratchet.configs.model import DEFAULT_POLICY, SMOLLM2, version_named
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document, read_config
 
@@ -134,6 +135,16 @@ class TrainerActivities:
         env = model.warm_start_env
         return keys.policy_cache(digest(recipe_of(env), env, config.seed))
 
+    def _version(self, run_id: str, step: int, folder: Path) -> dict[str, Any]:
+        """What an order has of another run's version; raises BAD_INPUT if that is not kept."""
+        store = self.ctx.store
+        try:
+            policies.fetch(store, run_id, step, folder)
+        except policies.NoVersion as error:
+            raise final(names.BAD_INPUT, error) from error
+        about = policies.about(store, run_id)
+        return {"folder": str(folder), "base": about["base"], "license": about["license"]}
+
     async def _prepare(self, config: RunConfig, scratch: Path, out: Path) -> None:
         order = {
             "name": config.model.name,
@@ -141,6 +152,8 @@ class TrainerActivities:
             "seed": config.seed,
             "renderer": config.model.renderer,
         }
+        if (version := version_named(config.model.name)) is not None:
+            order |= await asyncio.to_thread(self._version, *version, scratch / "version")
         (scratch / "order.json").write_text(json.dumps(order))
         errors = scratch / "errors.log"
         argv = module_command("ratchet.activities.training.prepare")
@@ -304,9 +317,12 @@ class TrainerActivities:
     @activity.defn(name=names.CHECK_MODEL)
     async def check_model(self, input: CheckInput) -> CheckResult:
         """Finds what is wrong with the model section; raises nothing for a user's mistake."""
-        config = read_config(input.config)
+        config, store = read_config(input.config), self.ctx.store
         async with heartbeats():
-            return CheckResult(problems=await asyncio.to_thread(check.check_model, config))
+            problems = await asyncio.to_thread(check.check_model, config)
+            if not input.restored:
+                problems += await asyncio.to_thread(check.check_version, config, store)
+            return CheckResult(problems=problems)
 
     # -- private ----------------------------------------------------------------------------
 

@@ -13,11 +13,13 @@ from typing import Any
 from ratchet.activities.contracts.checks import CheckProblem
 from ratchet.activities.contracts.names import WARM_START_ENVS
 from ratchet.activities.envs import rendering
+from ratchet.activities.storage import policies
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 from ratchet.activities.training import smollm2
 from ratchet.activities.training.custom_loss import module_file
 from ratchet.activities.training.policy import Recipe
 from ratchet.activities.training.tokenizer import IM_END, IM_START
-from ratchet.configs.model import DEFAULT_POLICY, SMOLLM2
+from ratchet.configs.model import DEFAULT_POLICY, SMOLLM2, version_named
 from ratchet.configs.run import RunConfig
 
 HUB_TIMEOUT_S = 8.0
@@ -25,8 +27,24 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 def check_model(config: RunConfig) -> list[CheckProblem]:
-    """Everything wrong with model and trainer of a run; blocks for about HUB_TIMEOUT_S at most."""
+    """Everything wrong with model and trainer of a run, but for another run's version; blocks for
+    about HUB_TIMEOUT_S at most.
+    """
     return _check_model(config) + _check_trainer(config)
+
+
+def check_version(config: RunConfig, store: ArtifactStore) -> list[CheckProblem]:
+    """What is wrong with the version of another run that a run begins with; nothing where it begins
+    with a model of another kind.
+    """
+    if (version := version_named(config.model.name)) is None:
+        return []
+    try:
+        held = policies.find(store, *version)
+        about = json.loads(store.read_file(store.require(held.keys[0]), "config.json"))
+    except (policies.NoVersion, CorruptArtifact, FileNotFoundError) as error:
+        return [_problem(str(error))]
+    return _check_about(config, about, config.model.name)
 
 
 def _check_trainer(config: RunConfig) -> list[CheckProblem]:
@@ -51,6 +69,8 @@ def _check_model(config: RunConfig) -> list[CheckProblem]:
         return _check_default(config)
     if name == SMOLLM2:
         return _check_smollm2(config)
+    if version_named(name) is not None:
+        return []
     if _is_path(name):
         return _check_folder(config, Path(name).expanduser())
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
@@ -116,12 +136,16 @@ def _check_config(config: RunConfig, path: Path) -> list[CheckProblem]:
         about = _read_json(path)
     except ValueError as error:
         return [_problem(f"{str(path)!r} cannot be read: {error}")]
+    return _check_about(config, about, str(path))
+
+
+def _check_about(config: RunConfig, about: dict[str, Any], where: str) -> list[CheckProblem]:
     architectures = about.get("architectures") or []
     if "model_type" not in about:
-        return [_problem(f"{str(path)!r} names no model_type")]
+        return [_problem(f"{where!r} names no model_type")]
     if not any("CausalLM" in name or "ConditionalGeneration" in name for name in architectures):
         named = ", ".join(architectures) or "none"
-        return [_problem(f"not a causal language model: {str(path)!r} has architectures {named}")]
+        return [_problem(f"not a causal language model: {where!r} has architectures {named}")]
     longest = about.get("max_position_embeddings")
     return _check_length(config, longest) if isinstance(longest, int) else []
 

@@ -1,12 +1,12 @@
 """Makes the weights of version 0.
 
 `python -m ratchet.activities.training.prepare --order FILE --out DIR`. The order is JSON: {name,
-env, seed}, and may have `renderer`, as the config names it, and `recipe`: what of the default
-policy's recipe is to be otherwise.
+env, seed}, and may have `renderer`, as the config names it, `recipe`: what of the default
+policy's recipe is to be otherwise, and of another run's version `folder`, where that lies, `base`
+and `license`, which it descends from and has.
 Progress goes to standard output, one JSON line a report: {"progress": text}. Whatever the source,
 the result is an untied model in Hugging Face layout with tokenizer, fingerprints, canary and
-`policy.json`
-({parameters, origin, renderer}). A model that cannot be loaded ends the process with code 2 and
+`policy.json` (`storage.keys`). A model that cannot be loaded ends the process with code 2 and
 {"problem": text}.
 """
 
@@ -25,7 +25,7 @@ from ratchet.activities.storage.keys import POLICY_FILE
 from ratchet.activities.training import smollm2
 from ratchet.activities.training.policy import Recipe, build_model, digest, recipe_of, warm_start
 from ratchet.activities.training.tokenizer import build_tokenizer
-from ratchet.configs.model import DEFAULT_POLICY, SMOLLM2
+from ratchet.configs.model import DEFAULT_POLICY, LICENSES, SMOLLM2
 from ratchet.configs.trainer import Dtype
 
 PROBLEM = 2
@@ -60,16 +60,36 @@ def make_default(recipe: Recipe, env: str, seed: int) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def load_given(name: str) -> tuple[Any, Any]:
-    """Model and tokenizer of a folder or hub name; ends the process where there is none."""
+def load_given(name: str, source: str) -> tuple[Any, Any]:
+    """Model and tokenizer of the folder or hub name `source`, which the config names `name`; ends
+    the process where there is none.
+    """
     from transformers import AutoTokenizer
 
     from ratchet.activities.training.model import load_model
 
     try:
-        return load_model(name), AutoTokenizer.from_pretrained(name)
+        return load_model(source), AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
         _end(f"model {name!r} cannot be loaded: {error}")
+
+
+def descent(order: dict[str, Any]) -> dict[str, Any]:
+    """{base, license} of the policy: of another run's version those of the run, of a folder those
+    that its model card tells.
+    """
+    if "folder" in order:
+        return {"base": order["base"], "license": order["license"]}
+    from huggingface_hub import ModelCard
+
+    name = order["name"]
+    file = Path(name).expanduser() / "README.md"
+    about = ModelCard.load(file, ignore_metadata_errors=True).data if file.is_file() else None
+    base = getattr(about, "base_model", None)
+    return {
+        "base": base if isinstance(base, str) else name,
+        "license": LICENSES.get(name) or getattr(about, "license", None),
+    }
 
 
 def agreeing_renderer(order: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
@@ -77,7 +97,7 @@ def agreeing_renderer(order: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     own. Raises ValueError if it names none.
     """
     try:
-        return {"renderer": resolve(order["name"], tokenizer, {})}
+        return {"renderer": resolve(order.get("base", order["name"]), tokenizer, {})}
     except ValueError:
         if order.get("renderer", AUTO) == AUTO:
             raise
@@ -107,13 +127,14 @@ def main() -> None:
             _end(str(error))
         origin = f"{SMOLLM2}, from {smollm2.source()}"
     else:
-        model, tokenizer = load_given(order["name"])
+        model, tokenizer = load_given(order["name"], order.get("folder", order["name"]))
         origin = order["name"]
     # Which dtype engines will have is a matter of the runs that start from it.
     export(model, tokenizer, options.out, served=get_args(Dtype), noise=True)
-    about = {"parameters": parameter_count(model), "origin": origin}
+    from_what = descent(order)
+    about = {"parameters": parameter_count(model), "origin": origin, **from_what}
     try:
-        about |= agreeing_renderer(order, tokenizer)
+        about |= agreeing_renderer(order | from_what, tokenizer)
     except ValueError as error:
         _end(str(error))
     (options.out / POLICY_FILE).write_text(json.dumps(about))

@@ -9,8 +9,17 @@ with Ratchet() as client:
 """
 
 from ratchet.api.client.client import Ratchet, Runs
-from ratchet.api.client.errors import RatchetError, Refused, Unreachable
+from ratchet.api.client.errors import NotExported, RatchetError, Refused, Unreachable
 from ratchet.api.client.pages import Page
 from ratchet.api.client.streams import EventStream
 
-__all__ = ["EventStream", "Page", "Ratchet", "RatchetError", "Refused", "Runs", "Unreachable"]
+__all__ = [
+    "EventStream",
+    "NotExported",
+    "Page",
+    "Ratchet",
+    "RatchetError",
+    "Refused",
+    "Runs",
+    "Unreachable",
+]

@@ -18,6 +18,7 @@ import typer
 from ratchet.activities.contracts.controls import CONTROLS, Verb
 from ratchet.api.client import cli_read, printing
 from ratchet.api.client.assignments import nested, one_line, pairs
+from ratchet.api.client.cli_export import BestAlone, export
 from ratchet.api.client.cli_keys import keys
 from ratchet.api.client.client import Ratchet, as_json
 from ratchet.api.client.options import Json, Metadata, RunId, asking, show_one, usable
@@ -144,6 +145,9 @@ for name, command in cli_read.OF_RUNS.items():
     runs.command(name)(command)
 for name, command in cli_read.OF_MACHINES.items():
     app.command(name)(command)
+
+
+runs.command("export", cls=BestAlone)(export)
 
 
 # -- asking -----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Results are the API's own models. Lists are pages that iterate over everything t
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -13,10 +14,11 @@ from pydantic import BaseModel
 
 from ratchet.activities.contracts.roles import WorkerRole
 from ratchet.activities.contracts.statuses import RunStatus
+from ratchet.api.client.exports import require_absent, write_model
 from ratchet.api.client.pages import Page, page_of
 from ratchet.api.client.streams import SILENCE_S, EventStream
 from ratchet.api.client.transport import IDEMPOTENCY, Transport, default_address
-from ratchet.api.schemas.artifacts import Batch, Checkpoint, RunConfigView
+from ratchet.api.schemas.artifacts import Batch, Checkpoint, Model, RunConfigView
 from ratchet.api.schemas.events import Event, LogLine
 from ratchet.api.schemas.machines import Engine, Health, WorkerItem
 from ratchet.api.schemas.metrics import EvalRecord, GaugeSample, LagSample, MetricsRow
@@ -227,6 +229,41 @@ class Runs:
         """Committed checkpoints, by step; `verify` reads all their bytes."""
         params = {"verify": verify or None}
         return page_of(self._transport, Checkpoint, _path(run_id, "checkpoints"), params)
+
+    def model(self, run_id: str, *, step: int | None = None, best: str | None = None) -> Model:
+        """A version of the policy: its files, evals and model card. It is that of `step`, or the
+        best one of the eval `best` ('': the first of the config), or the last checkpoint.
+        """
+        params = {"step": step, "best": best}
+        return self._transport.ask_for(Model, "GET", _path(run_id, "model"), params=params)
+
+    def export_model(
+        self,
+        run_id: str,
+        to: str | Path,
+        *,
+        step: int | None = None,
+        best: str | None = None,
+        on_model: Callable[[Model], None] = lambda model: None,
+        on_bytes: Callable[[int], None] = lambda done: None,
+    ) -> Model:
+        """Writes a version as a Hugging Face folder with a model card; `to` must not exist.
+
+        `on_model` is given what is about to be written, `on_bytes` the bytes written so far. Raises
+        NotExported; whatever is raised, `to` is there only if all of it is.
+        """
+        folder = Path(to)
+        require_absent(folder)
+        model = self.model(run_id, step=step, best=best)
+        on_model(model)
+
+        def fetch(name: str, file: Path, progress: Callable[[int], None]) -> str:
+            path = _path(run_id, "model", "files", *name.split("/"))
+            params = {"step": model.step}
+            return self._transport.download(path, file, params=params, progress=progress)
+
+        write_model(model, folder, fetch, on_bytes)
+        return model
 
     def config(self, run_id: str, *, revision: int | None = None) -> RunConfigView:
         """The resolved config as it holds, or as one revision of it."""

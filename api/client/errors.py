@@ -44,6 +44,10 @@ class Unreachable(RatchetError):
         self.why = why
 
 
+class NotExported(RatchetError):
+    """A model was not written; nothing of it is left."""
+
+
 def why_lost(error: httpx.TransportError) -> str:
     """Why a request got no answer, in words."""
     if isinstance(error, httpx.TimeoutException):

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from ratchet.api.client import printing
 from ratchet.api.client.assignments import one_line
 from ratchet.api.client.client import Ratchet, as_json
-from ratchet.api.client.errors import RatchetError, Refused, Unreachable
+from ratchet.api.client.errors import NotExported, RatchetError, Refused, Unreachable
 from ratchet.api.client.pages import Page
 from ratchet.api.schemas.problems import field_errors, invalid_config
 from ratchet.configs.load import ConfigError
@@ -57,7 +57,8 @@ def _lines(error: RatchetError) -> list[str]:
             "  `make up` starts the stack, `make status` tells what runs; RATCHET_API names "
             "another address",
         ]
-    assert isinstance(error, Refused)
+    if not isinstance(error, Refused):
+        return [str(error)]
     problem = error.problem
     lines = [f"refused ({problem.status}): {printing.clean(problem.title)}"]
     for item in problem.errors or []:
@@ -77,6 +78,8 @@ def _document(error: RatchetError) -> dict[str, Any]:
     if isinstance(error, Refused):
         return error.problem.model_dump(mode="json", exclude_none=True)
     kind, title = "urn:ratchet:problem:unreachable", "The API cannot be reached"
+    if isinstance(error, NotExported):
+        kind, title = "urn:ratchet:problem:not-exported", "The model was not written"
     return {"type": kind, "title": title, "detail": str(error)}
 
 

@@ -4,20 +4,22 @@ Every request may be sent again after a lost connection: reads change nothing, a
 made twice, and every POST carries an `Idempotency-Key` that all its tries share.
 """
 
+import hashlib
 import json
 import os
 import random
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from ratchet.api.client.errors import SHORT_WAIT_S, Unreachable, refusal, why_lost
+from ratchet.api.client.errors import SHORT_WAIT_S, Refused, Unreachable, refusal, why_lost
 from ratchet.configs.home import home_folder
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8080"
@@ -26,6 +28,7 @@ CONNECT_S = 5.0
 IDEMPOTENCY = "Idempotency-Key"
 
 Answer = TypeVar("Answer", bound=BaseModel)
+T = TypeVar("T")
 
 
 def default_address(env: Mapping[str, str] = os.environ) -> str:
@@ -98,23 +101,31 @@ class Transport:
         if method == "POST":
             sent.setdefault(IDEMPOTENCY, str(uuid.uuid4()))
         request = self._http.build_request(method, path, params=input, json=body, headers=sent)
+
+        def send() -> httpx.Response:
+            answer = self._http.send(request)
+            if answer.is_success:
+                return answer
+            raise refusal(answer)
+
+        return self._until_answered(send)
+
+    def _until_answered(self, send: Callable[[], T]) -> T:
+        """What `send` returns, which is called again where that could mend what went wrong."""
         attempt = 0
         while True:
             attempt += 1
             try:
-                answer = self._http.send(request)
+                return send()
             except httpx.TransportError as error:
                 if attempt > self._retries:
                     raise Unreachable(self.address, why_lost(error)) from None
                 time.sleep(backoff_s(attempt))
-                continue
-            if answer.is_success:
-                return answer
-            refused = refusal(answer)
-            wait_s = refused.retry_after_s or backoff_s(attempt)
-            if attempt > self._retries or not refused.transient or wait_s > SHORT_WAIT_S:
-                raise refused
-            time.sleep(wait_s)
+            except Refused as refused:
+                wait_s = refused.retry_after_s or backoff_s(attempt)
+                if attempt > self._retries or not refused.transient or wait_s > SHORT_WAIT_S:
+                    raise
+                time.sleep(wait_s)
 
     def ask_for(self, model: type[Answer], method: str, path: str, **request: Any) -> Answer:
         """The answer as `model`; raises Refused and Unreachable."""
@@ -124,6 +135,36 @@ class Transport:
         except ValidationError:
             why = f"what answers {method} {path} is not Ratchet's API, or one of another version"
             raise Unreachable(self.address, why) from None
+
+    def download(
+        self,
+        path: str,
+        file: Path,
+        *,
+        params: Mapping[str, Any],
+        progress: Callable[[int], None] = lambda done: None,
+    ) -> str:
+        """Writes an answer to `file` as it comes and returns its sha256; `progress` is given the
+        bytes so far. Raises Refused, Unreachable, and OSError if it cannot be written.
+        """
+
+        def send() -> str:
+            sha, done = hashlib.sha256(), 0
+            with self._http.stream("GET", path, params=params) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise refusal(answer)
+                with file.open("wb") as out:
+                    for piece in answer.iter_bytes():
+                        out.write(piece)
+                        sha.update(piece)
+                        done += len(piece)
+                        progress(done)
+                    out.flush()
+                    os.fsync(out.fileno())
+            return sha.hexdigest()
+
+        return self._until_answered(send)
 
     @contextmanager
     def stream(

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from ratchet.activities.contracts.training import RestoreInput
+from ratchet.activities.storage.policies import Held
 from ratchet.api.http.bodies import optional_json, read_bytes
 from ratchet.api.http.idempotency import DOCUMENTED, Once
 from ratchet.api.http.problems import documented
@@ -23,7 +24,7 @@ from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.api.services.core import RunId, Served, Services
 from ratchet.api.services.launch import Start, resolved, start_attempt, valid_config
 from ratchet.api.services.run_view import OPEN, status_of
-from ratchet.api.store.artifacts import Found, checkpoint, checkpoints_of
+from ratchet.api.store.artifacts import checkpoint, checkpoints_of
 from ratchet.api.temporal.client import Execution
 from ratchet.configs.live import merged
 from ratchet.configs.load import ConfigError
@@ -33,7 +34,7 @@ from ratchet.configs.run import RunConfig
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
 
-def _steps(result: list[Found]) -> str:
+def _steps(result: list[Held]) -> str:
     return ", ".join(str(item.step) for item in result) or "none"
 
 
@@ -68,7 +69,7 @@ async def resume_ended(
     return await services.show(await newest(services, execution.id))
 
 
-async def _source(services: Services, execution: Execution, step: int | None) -> Found:
+async def _source(services: Services, execution: Execution, step: int | None) -> Held:
     """The checkpoint that a fork begins with; raises 409 naming those there are."""
     result = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
     problem: str | None = None

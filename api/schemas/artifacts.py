@@ -21,6 +21,7 @@ class Checkpoint(BaseModel):
             "created_at": "2026-01-01T12:01:00Z",
             "size": 5542243,
             "sha256": "74fd748bbc94d9638713a81678cde4cdfcbe8dfc4794f77c3d8fa2ea152e6c49",
+            "path": "runs/reverse-1a2b3c/checkpoints/step-00000010@4f21",
             "sound": True,
             "problem": None,
         }
@@ -31,6 +32,11 @@ class Checkpoint(BaseModel):
     created_at: datetime | None
     size: int = Field(description="Bytes of all its files.")
     sha256: str = Field(description="Hash of its manifest, which has the hash of every file.")
+    path: str = Field(
+        default="",
+        description="The folder of its files, relative to the artifact store. `GET "
+        "/v1/runs/RUN/model?step=…` has what of them makes a model.",
+    )
     sound: bool = Field(
         description="Whether its manifest is the one committed and every file has its size; with "
         "`verify=true` also whether every file has its hash."
@@ -69,4 +75,62 @@ class Batch(BaseModel):
     path: str = Field(description="Where the file lies, relative to the artifact store.")
     problem: str | None = Field(
         default=None, description="What is wrong with its marker; the file itself is not looked at."
+    )
+
+
+class ModelFile(BaseModel):
+    """A file of a model."""
+
+    name: str = Field(description="Path within the model's folder.")
+    size: int = Field(description="Bytes.")
+    sha256: str
+
+
+class Model(BaseModel):
+    """A version of a run's policy, as a folder in Hugging Face layout."""
+
+    model_config = examples(
+        {
+            "object": "model",
+            "run_id": "reverse-1a2b3c",
+            "step": 30,
+            "chosen": "best",
+            "best_of": "reverse-text",
+            "evals": {"reverse-text": 0.61},
+            "attempt": "reverse-1a2b3c",
+            "kept_as": "weights",
+            "path": "runs/reverse-1a2b3c/weights/v00000030@7c1e",
+            "size": 1843712,
+            "files": [
+                {
+                    "name": "model.safetensors",
+                    "size": 1843712,
+                    "sha256": "74fd748bbc94d9638713a81678cde4cdfcbe8dfc4794f77c3d8fa2ea152e6c49",
+                }
+            ],
+            "steps": [0, 20, 29, 30],
+            "card": "---\nlibrary_name: transformers\n---\n\n# reverse-1a2b3c, step 30\n",
+        }
+    )
+    object: Literal["model"] = "model"
+    run_id: str
+    step: int = Field(description="Trainer steps that made it, which is its policy version, too.")
+    chosen: Literal["step", "best", "checkpoint", "newest"] = Field(
+        description="Why this version: it was asked for by its step or as the best of an eval; or "
+        "it is the last checkpoint, or of a run without any the newest version."
+    )
+    best_of: str | None = Field(default=None, description="With 'best': the eval.")
+    evals: dict[str, float] = Field(description="Its mean reward by eval, of those that it had.")
+    attempt: str = Field(description=ATTEMPT)
+    kept_as: Literal["weights", "checkpoint"] = Field(
+        description="'weights': as exported for the engines, in their dtype; 'checkpoint': the "
+        "trainer's, in float32."
+    )
+    path: str = Field(description="The folder with its files, relative to the artifact store.")
+    size: int = Field(description="Bytes of all its files.")
+    files: list[ModelFile]
+    steps: list[int] = Field(description="All versions of the run that are kept.")
+    card: str = Field(
+        description="Model card (Markdown): base model and its licence, lineage, curves, evals and "
+        "config."
     )

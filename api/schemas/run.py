@@ -140,11 +140,11 @@ class Lineage(BaseModel):
     """Where a run that did not begin at step 0 comes from."""
 
     source: str = Field(description="The run.")
-    step: int | None = Field(
-        default=None, description="Step of its checkpoint; none until that was chosen."
-    )
-    kind: Literal["fork", "resume"] = Field(
-        default="fork", description="'resume': an earlier attempt of the same run."
+    step: int | None = Field(default=None, description="None until a checkpoint was chosen.")
+    kind: Literal["fork", "resume", "model"] = Field(
+        default="fork",
+        description="'resume': an earlier attempt of the same run; 'model': a run of its own that "
+        "began with the weights of that step.",
     )
 
 
@@ -178,7 +178,7 @@ class Run(BaseModel):
     )
     restarts: dict[str, int] = Field(default_factory=dict, description="Restarts by role.")
     lineage: Lineage | None = Field(
-        default=None, description="The run and the checkpoint it goes on from."
+        default=None, description="The run and the step that it comes from."
     )
     alarm: str | None = Field(
         default=None,

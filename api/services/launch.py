@@ -179,7 +179,9 @@ async def launch(services: Services, start: Start, once: Once | None = None) -> 
     verdict: CheckResult | None = None
     try:
         verdict = await services.temporal.preflight(
-            run_id, PreflightInput(document, settings.queues), settings.preflight_timeout_s
+            run_id,
+            PreflightInput(document, settings.queues, source is not None),
+            settings.preflight_timeout_s,
         )
         _refuse(verdict, document, start.place)
     except Unanswered as error:
@@ -187,7 +189,8 @@ async def launch(services: Services, start: Start, once: Once | None = None) -> 
     if once is not None:
         run_id = await asyncio.to_thread(once.claim, records.store, run_id)
     created_at = now()
-    memo = {**first_memo(config, created_at, missing), "lineage": start.lineage}
+    lineage = start.lineage or config.model.lineage
+    memo = {**first_memo(config, created_at, missing), "lineage": lineage}
     restore = RestoreInput(run_id, source.source, source.step) if source is not None else None
     await asyncio.to_thread(records.save_config, run_id, config)
     started = await services.temporal.start_run(

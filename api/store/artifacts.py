@@ -5,12 +5,11 @@ Checkpoints and batches follow the run's lineage. Every function blocks.
 
 import hashlib
 import json
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ratchet.activities.contracts.refs import ArtifactRef
-from ratchet.activities.storage import keys
-from ratchet.activities.storage.fencing import variants
+from ratchet.activities.storage import keys, policies
+from ratchet.activities.storage.policies import Held
 from ratchet.activities.storage.retention import number_of
 from ratchet.activities.storage.store import MANIFEST, MARKER, ArtifactStore, CorruptArtifact
 from ratchet.api.http.store_errors import damage_in
@@ -31,32 +30,12 @@ def committed_at(store: ArtifactStore, key: str) -> datetime | None:
     return moment if isinstance(moment, datetime) else None
 
 
-@dataclass(frozen=True)
-class Found:
-    """A committed checkpoint of a run: `attempt` holds it, as one or more variants under `keys`,
-    in the order in which they are gone on from (`ratchet.activities.storage.fencing`).
-    """
-
-    step: int
-    attempt: str
-    keys: tuple[str, ...]
+def checkpoints_of(records: Records, run_id: str) -> list[Held]:
+    """Checkpoints that a run can be restored from, by step."""
+    return [*policies.checkpoints_of(records.store, run_id).values()]
 
 
-def checkpoints_of(records: Records, run_id: str) -> list[Found]:
-    """Checkpoints that a run can be restored from, by step. A step is held by the newest attempt
-    that has it.
-    """
-    result: dict[int, Found] = {}
-    for span in records.spans(run_id):
-        kept = records.store.committed_keys(keys.checkpoints(span.attempt))
-        for step in {step for key in kept if (step := number_of(key)) is not None}:
-            named = variants(keys.checkpoint(span.attempt, step), kept)
-            if named and (span.last is None or step <= span.last):
-                result[step] = Found(step, span.attempt, tuple(reversed(named)))
-    return [result[step] for step in sorted(result)]
-
-
-def _problem(store: ArtifactStore, ref: ArtifactRef, *, verify: bool) -> str | None:
+def problem_of(store: ArtifactStore, ref: ArtifactRef, *, verify: bool) -> str | None:
     """What is wrong with a folder artifact; None if nothing is."""
     try:
         manifest = store.read_file(ref, MANIFEST)
@@ -87,7 +66,7 @@ def _marked(store: ArtifactStore, key: str) -> ArtifactRef | CorruptArtifact | N
         return error
 
 
-def checkpoint(store: ArtifactStore, result: Found, *, verify: bool) -> Checkpoint | None:
+def checkpoint(store: ArtifactStore, result: Held, *, verify: bool) -> Checkpoint | None:
     """A checkpoint as the API shows it: the first of its variants that is sound, or else the first;
     None if it has been deleted in the meantime.
     """
@@ -96,13 +75,14 @@ def checkpoint(store: ArtifactStore, result: Found, *, verify: bool) -> Checkpoi
         if (found := _marked(store, key)) is None:
             continue
         ref = found if isinstance(found, ArtifactRef) else None
-        problem = _problem(store, ref, verify=verify) if ref else str(found)
+        problem = problem_of(store, ref, verify=verify) if ref else str(found)
         one = Checkpoint(
             step=result.step,
             attempt=result.attempt,
             created_at=committed_at(store, key),
             size=ref.size if ref else 0,
             sha256=ref.sha256 if ref else "",
+            path=ref.path if ref else "",
             sound=problem is None,
             problem=problem,
         )

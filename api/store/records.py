@@ -11,9 +11,8 @@ from typing import Any
 
 from cachetools import LRUCache, cachedmethod
 
-from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.storage import configs, keys, series
-from ratchet.activities.storage.lineage import segments
+from ratchet.activities.storage.lineage import attempts, segments
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 from ratchet.api.http.redact import redacted
 from ratchet.api.http.store_errors import damage_in
@@ -96,18 +95,8 @@ class Records:
     # -- attempts ---------------------------------------------------------------------------
 
     def attempts(self, run_id: str) -> list[str]:
-        """Ids of a run's attempts that have begun to leave something, oldest first.
-
-        A later one counts once its checkpoint was restored: before that, all there is to see is
-        what came before it.
-        """
-        result, number = [run_id], 2
-        while self.store.committed(keys.config(attempt_id(run_id, number))) is not None:
-            attempt = attempt_id(run_id, number)
-            if self.store.committed(keys.lineage(attempt)) is not None:
-                result.append(attempt)
-            number += 1
-        return result
+        """Ids of a run's attempts that have begun to leave something, oldest first."""
+        return attempts(self.store, run_id)
 
     def spans(self, run_id: str) -> list[Span]:
         """Which steps of which attempts make up a run, oldest first."""

@@ -25,6 +25,7 @@ from ratchet.activities.storage.store import ArtifactStore
 from ratchet.configs.load import validate
 from ratchet.worker.compat import Worker
 from ratchet.workflows.protocol.messages import MEMO_KEY, TRAINING_RUN, RunInput
+from tests.unit.api.leaving import put_weights, put_whole_checkpoint
 
 STEP_S = 9.0
 STEPS_TOLD = 250
@@ -337,6 +338,9 @@ def write(
     _evals(store, run, steps, rng)
     _gauges(store, run, steps, rng, began)
     _lags(store, run, steps, random.Random(seed + 1), began)
+    for step in (0, steps - 1, steps):
+        put_weights(store, run, step)
+    put_whole_checkpoint(store, run, steps)
     for number in range(groups):
         _group(store, run, number, ENVS[number % 2], rng)
 

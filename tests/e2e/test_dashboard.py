@@ -50,6 +50,7 @@ PAGES = {
     "rollouts": ("#/runs/short/rollouts?r=train:5:2", '="rollouts"'),
     "events": ("#/runs/short/events", '="events"'),
     "config": ("#/runs/short/config", '="config"'),
+    "model": ("#/runs/short/model", '="model"'),
     "compare": ("#/compare?runs=short,other", '="all"'),
     "launch": ("#/launch", '="launch"'),
 }
@@ -226,6 +227,19 @@ async def test_pages_fit_a_phone_and_are_pictured(site: Site, name: str) -> None
             wide = await reader.page.evaluate("document.documentElement.scrollWidth")
             assert wide <= viewport["width"], look
             assert look != "phone" or await reader.serious() == []
+
+
+async def test_the_model_that_is_chosen_is_the_one_to_export(site: Site) -> None:
+    async with reading(site.browser, site.api) as reader:
+        await reader.open("#/runs/short/model", '="model"')
+        place = reader.page.locator(".model")
+        await expect(place).to_contain_text("ratchet runs export short --step 60 --to short-60")
+        await reader.page.get_by_label("Version").select_option("Step 59")
+        await expect(place).to_contain_text("ratchet runs export short --step 59 --to short-59")
+        await expect(place).to_contain_text('name = "run:short@59"')
+        await reader.page.get_by_text("Model card").click()
+        await expect(place).to_contain_text("# short, step 59")
+        assert reader.complaints == []
 
 
 async def test_reading_a_rollout(site: Site) -> None:

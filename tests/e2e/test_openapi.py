@@ -43,7 +43,7 @@ def test_replies_of_a_whole_stack_are_as_documented(stack: Stack) -> None:
     try:
         answered = fuzz(
             where.api,
-            {**about, "rid": found[0]["id"]},
+            {**about, "rid": found[0]["id"], "name": "config.json"},
             after=lambda operation: begun.update(cancel_others(where, known)),
         )
     finally:

@@ -86,6 +86,7 @@ async def test_ended_run_goes_on_from_its_last_checkpoint_under_its_id(
             {"source": handle.id, "step": step, "kind": "resume"},
         )
         assert f"restored {handle.id} at {step}" in world.events
+        assert world.restored == [False, True]
         assert world.trained == list(range(1, 10)) and world.loaded[-1] == step
         shipped = [group for groups in world.batches.values() for group in groups]
         assert len(shipped) == len(set(shipped)) == 36

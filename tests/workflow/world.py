@@ -121,6 +121,7 @@ class World:
     started: list[str] = field(default_factory=list)
     trainable_of: Callable[[str], int] | None = None
     order: list[str] = field(default_factory=list)
+    restored: list[bool] = field(default_factory=list)
     servers: dict[str, asyncio.Event] = field(default_factory=dict)
     store_fails: Counter[str] = field(default_factory=Counter)
     damaged: set[int] = field(default_factory=set)
@@ -169,6 +170,7 @@ class World:
 
     @activity.defn(name=names.CHECK_MODEL)
     async def check_model(self, arg: CheckInput) -> CheckResult:
+        self.restored.append(arg.restored)
         return CheckResult()
 
     @activity.defn(name=names.PREPARE_POLICY)

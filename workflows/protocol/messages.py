@@ -38,10 +38,13 @@ SEARCH_ATTRIBUTES = {
 
 @dataclass(frozen=True)
 class PreflightInput:
-    """A config to check on the workers before anything starts."""
+    """A config to check on the workers before anything starts, of a run that begins at step 0 or is
+    `restored` from a checkpoint.
+    """
 
     config: dict[str, Any]
     queues: Queues = field(default_factory=Queues)
+    restored: bool = False
 
 
 @versioned(RUN_INPUT)

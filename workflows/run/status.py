@@ -242,7 +242,7 @@ def memo(
         "attempt": life.attempt,
         "lineage": {"source": origin.source, "step": origin.step, "kind": origin.kind}
         if origin
-        else None,
+        else config.model.lineage,
         "paused_because": "; ".join(holds.values()) or state.requests.trouble or None,
         "name": config.name,
         "created_at": life.created_at,

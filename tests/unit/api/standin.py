@@ -31,6 +31,8 @@ class Preflight:
                 return CheckResult(
                     [CheckProblem("/train/env/0/id", "train.env.0.id", "no such environment")]
                 )
+            case "of-a-version" if not arg.restored:
+                return CheckResult([CheckProblem("/model/name", "model.name", "was removed")])
             case "broken-preflight":
                 raise ApplicationError("the disk is on fire", non_retryable=True)
         return CheckResult(examples={"train/reverse-text": 512})

@@ -29,6 +29,15 @@ def test_unknown_key_names_the_nearest_valid_one() -> None:
     }
 
 
+def test_a_version_of_a_run_is_named_whole() -> None:
+    model = validate({**MINIMAL, "model": {"name": "run:reverse-1a2b3c@40"}}).model
+    assert model.lineage == {"source": "reverse-1a2b3c", "step": 40, "kind": "model"}
+    assert validate({**MINIMAL, "model": {"name": "owner/model"}}).model.lineage is None
+    for name in ("run:reverse", "run:reverse@", "run:reverse@-1", "run:Reverse@1", "run:a@1@2"):
+        found = problems(model={"name": name})
+        assert "looks like 'run:reverse-1a2b3c@40'" in found["/model/name"]
+
+
 def test_far_off_key_lists_the_valid_ones() -> None:
     assert problems(checkpoint={"zzz": 1}) == {
         "/checkpoint/zzz": "unknown key; valid keys: interval, keep_last, keep_every"

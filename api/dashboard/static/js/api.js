@@ -99,6 +99,8 @@ export const api = {
 	gauges: (id, params, signal) => get(`${run(id)}/gauges`, params, signal),
 	events: (id, params, signal) => get(`${run(id)}/events`, params, signal),
 	checkpoints: (id, signal) => get(`${run(id)}/checkpoints`, {}, signal),
+	/** A version of the policy: of a `step`, the `best` of an eval, or the last checkpoint. */
+	model: (id, params, signal) => get(`${run(id)}/model`, params, signal),
 	/** The config as it holds now, or as one revision of it. */
 	config: (id, revision) => get(`${run(id)}/config`, { revision }),
 	rollouts: (id, params, signal) => get(`${run(id)}/rollouts`, params, signal),

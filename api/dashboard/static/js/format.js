@@ -19,6 +19,13 @@ export const count = (value) => (value === null || value === undefined ? "–" :
 /** A number at an axis: no digit that says nothing. */
 export const tick = (value) => (Math.abs(value) >= 1e4 ? num(value) : String(Number(value.toPrecision(4))));
 
+/** Bytes as '12 kB', '1.8 MB', '3.1 GB'. */
+export function bytes(size) {
+	if (size < 1e3) return `${size} B`;
+	const power = Math.min(Math.floor(Math.log10(size) / 3), 4);
+	return `${Number((size / 1e3 ** power).toPrecision(3))} ${" kMGT"[power]}B`;
+}
+
 /** Seconds as '12 s', '4 min 5 s', '3 h 10 min', '2 d 4 h'. */
 export function duration(seconds) {
 	if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";

@@ -9,13 +9,14 @@ import { bindKeys } from "./keyboard.js";
 import { ended, keepUp } from "./live.js";
 import { Metrics, otherRuns } from "./metrics.js";
 
-const TABS = { metrics: "Metrics", timeline: "Timeline", rollouts: "Rollouts", events: "Events", config: "Config" };
+const TABS = { metrics: "Metrics", timeline: "Timeline", rollouts: "Rollouts", events: "Events", config: "Config", model: "Model" };
 
 const LOADERS = {
 	timeline: () => import("./timeline.js"),
 	rollouts: () => import("./rollouts.js"),
 	events: () => import("./events.js"),
 	config: () => import("./config.js"),
+	model: () => import("./model.js"),
 };
 
 const fact = (name, value, sub) => [name, [value, sub && h("small", {}, sub)]];

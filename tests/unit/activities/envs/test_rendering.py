@@ -67,6 +67,28 @@ def test_a_known_model_gets_its_own_renderer(monkeypatch: pytest.MonkeyPatch) ->
     assert resolve("other/model", tokenizer(CHAT_TEMPLATE), options)["name"] == "default"
 
 
+def test_a_version_of_another_run_has_the_renderer_of_its_base(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = {"enable_thinking": False}
+    asked: list[str] = []
+
+    def noted(made: Any, config: Any, given: Any) -> str | None:
+        asked.append(config["name"])
+        return None
+
+    monkeypatch.setattr(rendering, "difference", noted)
+    made, order = tokenizer(CHAT_TEMPLATE), {"name": "run:reverse-1a2b3c@40"}
+    based = agreeing_renderer({**order, "base": "Qwen/Qwen3-0.6B"}, made)
+    assert based == {"renderer": {"name": "qwen3"}}
+    assert agreeing_renderer(order, made) == {"renderer": CHATML}
+    folder = saved(tmp_path / "v0", CHAT_TEMPLATE, base="Qwen/Qwen3-0.6B")
+    model = ModelConfig(name="run:reverse-1a2b3c@40", renderer_options=options)
+    assert renderer_of(model, folder) == {"name": "qwen3", **options}
+    asked.clear()
+    assert rendering.problem(model, folder) is None and asked == ["qwen3"]
+
+
 def test_a_tokenizer_that_tells_nothing_is_refused() -> None:
     from transformers import PreTrainedTokenizerFast
 

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
@@ -22,13 +25,17 @@ from ratchet.activities.contracts.training import (
     TrainStepInput,
 )
 from ratchet.activities.runtime.context import WorkerContext
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import configs, keys
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.storage.retention import expendable
 from ratchet.activities.storage.token_logprobs import decode_token_logprobs
 from ratchet.activities.training.activities import TrainerActivities
+from ratchet.activities.training.model import export
+from ratchet.activities.training.policy import build_model
 from ratchet.activities.training.server import SOCKET_PATH_LIMIT, socket_path, trainer_spec
-from tests.unit.activities.training.conftest import make_batch
+from ratchet.activities.training.tokenizer import build_tokenizer
+from ratchet.configs.upgrades import read_config
+from tests.unit.activities.training.conftest import SMALL, make_batch
 from tests.unit.activities.training.test_process import CONFIG, trainer
 
 RUN = "run-1"
@@ -124,6 +131,74 @@ async def test_model_that_does_not_load_is_the_users_to_mend(tmp_path: Path) -> 
     with pytest.raises(ApplicationError, match="cannot be loaded") as caught:
         await run(TrainerActivities(ctx).prepare_policy, PreparePolicyInput(RUN))
     assert caught.value.type == names.BAD_INPUT and caught.value.non_retryable
+
+
+def trained(ctx: WorkerContext, tmp_path: Path, run_id: str, seed: int) -> Path:
+    """Another run's version 3, as weights and, of other values, as a checkpoint; the latter."""
+    configs.save(ctx.store, run_id, read_config(CONFIG), attempt="t")
+    for key, of in ((keys.weights, seed), (keys.checkpoint, seed + 1)):
+        folder = tmp_path / "parent" / key(run_id, 3)
+        export(build_model(SMALL, of), build_tokenizer(SMALL.max_positions), folder)
+        ctx.store.put_folder(key(run_id, 3), folder, attempt="t")
+    first = tmp_path / "parent" / "v0"
+    first.mkdir()
+    about = {"base": "owner/model", "license": "mit", "parameters": 1, "origin": "owner/model"}
+    (first / "policy.json").write_text(json.dumps(about))
+    ctx.store.put_folder(keys.weights(run_id, 0), first, attempt="t")
+    return folder
+
+
+async def test_a_run_begins_with_another_ones_version_and_keeps_it(
+    tmp_path: Path, policy: Path
+) -> None:
+    ctx = context(tmp_path, policy, model={"name": "run:parent@3"})
+    acts, parent = TrainerActivities(ctx), trained(ctx, tmp_path, "parent", 5)
+    given = CheckInput({**CONFIG, "model": {"name": "run:parent@3"}})
+    assert (await run(acts.check_model, given)).problems == []
+    prepared = await run(acts.prepare_policy, PreparePolicyInput(RUN))
+    assert prepared.origin == "run:parent@3"
+    for kind in (keys.weights, keys.checkpoint):
+        ctx.store.delete(ctx.store.require(kind("parent", 3)))
+    assert await run(acts.prepare_policy, PreparePolicyInput(RUN)) == prepared
+    folder = ctx.store.fetch_folder(prepared.weights)
+    mine, theirs = (load_file(at / "model.safetensors") for at in (folder, parent))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine), "those of the checkpoint"
+    about = json.loads((folder / "policy.json").read_text())
+    assert (about["base"], about["license"]) == ("owner/model", "mit")
+    assert {"canary.json", "fingerprints.json"} <= {file.name for file in folder.iterdir()}
+    # What begins anew needs the version, what is restored has its own copy.
+    (problem,) = (await run(acts.check_model, given)).problems
+    assert problem.pointer == "/model/name" and "no version 3" in problem.message
+    assert (await run(acts.check_model, replace(given, restored=True))).problems == []
+    other = {**CONFIG, "model": {"name": "run:parent@3"}}
+    ctx.store.put_json(keys.config("late"), other)
+    with pytest.raises(ApplicationError, match="no version 3") as caught:
+        await run(acts.prepare_policy, PreparePolicyInput("late"))
+    assert caught.value.type == names.BAD_INPUT and caught.value.non_retryable
+
+
+async def test_a_version_must_fit_the_run(tmp_path: Path, policy: Path) -> None:
+    ctx = context(tmp_path, policy)
+    trained(ctx, tmp_path, "parent", 5)
+    long = {"seq_len": 600, "micro_batch_tokens": 600}
+    config = {**CONFIG, "model": {"name": "run:parent@3"}, "trainer": long}
+    (problem,) = (await run(TrainerActivities(ctx).check_model, CheckInput(config))).problems
+    assert problem.pointer == "/trainer/seq_len" and "512" in problem.message
+
+
+async def test_the_model_card_of_a_folder_tells_base_and_licence(
+    tmp_path: Path, policy: Path
+) -> None:
+    shutil.copytree(policy, tmp_path / "mine")
+    card = "---\nlicense: mit\nbase_model: Qwen/Qwen3-0.6B\n---\n# mine\n"
+    (tmp_path / "mine" / "README.md").write_text(card)
+    ctx = context(tmp_path, tmp_path / "mine")
+    prepared = await run(TrainerActivities(ctx).prepare_policy, PreparePolicyInput(RUN))
+    folder = ctx.store.fetch_folder(prepared.weights)
+    about = json.loads((folder / "policy.json").read_text())
+    assert (about["base"], about["license"]) == ("Qwen/Qwen3-0.6B", "mit")
+    assert about["origin"] == str(tmp_path / "mine")
 
 
 async def test_cancelled_preparation_leaves_nothing_running(tmp_path: Path, policy: Path) -> None:

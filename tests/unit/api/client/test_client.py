@@ -37,6 +37,7 @@ from tests.unit.api.conftest import (
     listening,
     put_checkpoint,
 )
+from tests.unit.api.leaving import put_whole_checkpoint
 from tests.unit.api.routes.test_rollouts import batch, group
 from tests.unit.api.store.test_curves import damage
 
@@ -209,7 +210,7 @@ async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_pat
         group(served, run_id, f"train/{step}", "easy", [0.5])
     damage(served.store, keys.step_record(run_id, 1), "content")
     damage(served.store, keys.group(run_id, "train/1"), "content")
-    put_checkpoint(served.store, run_id, 2, tmp_path)
+    put_whole_checkpoint(served.store, run_id, 2)
     app = create_app(served.settings, connection(served.env))
     asked: list[str] = []
 
@@ -238,6 +239,10 @@ async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_pat
             assert not runs.rollouts(run_id, step=9, group="train/9", after="train:2:0").data
             assert runs.rollout(run_id, "train:2:0").reward == 0.5
             assert runs.checkpoints(run_id, verify=True).data[0].sound
+            runs.export_model(run_id, tmp_path / "mine", step=2)
+            assert (tmp_path / "mine" / "README.md").is_file()
+            with pytest.raises(Refused, match="no result of its eval"):
+                runs.model(run_id, best="reverse-text")
             assert runs.config(run_id, revision=0).config["name"] == "whole"
             assert 'name = "whole"' in runs.config_toml(run_id)
             assert not [engine for engine in client.engines() if engine.run_id == run_id]

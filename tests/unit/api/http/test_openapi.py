@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -19,7 +18,8 @@ from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.app import create_app
 from ratchet.api.store.rollouts import rollout_id
 from tests.fuzzing import ENDS, fuzz, undone
-from tests.unit.api.conftest import Served, connection, put_checkpoint
+from tests.unit.api.conftest import Served, connection
+from tests.unit.api.leaving import put_whole_checkpoint
 from tests.unit.api.routes.test_rollouts import batch, group
 
 
@@ -39,7 +39,7 @@ def in_a_thread(app: Any) -> Iterator[str]:
         thread.join(10)
 
 
-def leave_everything(served: Served, run_id: str, folder: Path) -> str:
+def leave_everything(served: Served, run_id: str) -> str:
     """Puts something of every kind that a run leaves into the store; returns a rollout's id."""
     store: ArtifactStore = served.store
     for step in (1, 2):
@@ -50,7 +50,7 @@ def leave_everything(served: Served, run_id: str, folder: Path) -> str:
     store.put_json(keys.eval_record(run_id, "2-1/e"), {**record, "versions": [2, 2]})
     group(served, run_id, "train/4", "e", [1.0, None])
     batch(served, run_id, 2, "train/4")
-    put_checkpoint(store, run_id, 2, folder)
+    put_whole_checkpoint(store, run_id, 2)
     sample = {"time": time.time(), "worker_inflight": 3, **asdict(Gauges(4))}
     Series(run_id, "rollout-host-1").add(sample).write(store)
     return rollout_id("train/4", 0)
@@ -58,12 +58,13 @@ def leave_everything(served: Served, run_id: str, folder: Path) -> str:
 
 @pytest.mark.timeout(300)
 @pytest.mark.asyncio(loop_scope="session")
-async def test_replies_are_as_documented(served: Served, tmp_path: Path) -> None:
+async def test_replies_are_as_documented(served: Served) -> None:
     about = {}
     for name in ("run_id", *ENDS):
         about[name] = (await served.start("fuzzed"))["id"]
         await served.until(about[name], status="running")
-    about["rid"] = leave_everything(served, about["run_id"], tmp_path)
+    about["rid"] = leave_everything(served, about["run_id"])
+    about["name"] = "model.safetensors"
     with in_a_thread(create_app(served.settings, connection(served.env))) as url:
         answered = await asyncio.to_thread(fuzz, url, about)
     assert not undone(answered), "each was asked for something that it could do"

@@ -40,6 +40,7 @@ def test_of_variants_the_last_sound_one_is_shown(
     assert [found.step for found in checkpoints_of(records, RUN)] == [4, 8]
     _, shown = checkpoints(records, RUN, verify=True)
     assert (shown.sha256, shown.sound) == (kept[variant(plain, 12)].sha256, True)
+    assert shown.path == kept[variant(plain, 12)].path
     store.fs.rm(store.path(f"{kept[variant(plain, 12)].path}/model.safetensors"))
     _, shown = checkpoints(records, RUN, verify=False)
     assert (shown.sha256, shown.sound) == (kept[variant(plain, 3)].sha256, True)

@@ -165,6 +165,21 @@ async def test_fork_starts_another_run_from_a_checkpoint(served: Served, tmp_pat
     assert newest["lineage"]["step"] == 3 and newest["name"] == "forked"
 
 
+async def test_a_fork_needs_no_version_that_its_source_began_with(
+    served: Served, tmp_path: Path
+) -> None:
+    model = {"name": "run:parent-1a2b3c@3"}
+    answer = await served.http.post("/v1/runs", json=config("of-a-version", model=model))
+    assert problem(answer, 422, "invalid-config")["errors"][0]["message"] == "was removed"
+    source = await served.start("child", model=model)
+    assert source["lineage"] == {"source": "parent-1a2b3c", "step": 3, "kind": "model"}
+    put_checkpoint(served.store, source["id"], 2, tmp_path)
+    url = f"/v1/runs/{source['id']}/fork"
+    answer = await served.http.post(url, json={"name": "of-a-version"})
+    assert answer.status_code == 201, answer.text
+    assert answer.json()["lineage"] == {"source": source["id"], "step": 2, "kind": "fork"}
+
+
 async def test_a_refused_fork_points_into_its_own_body(served: Served, tmp_path: Path) -> None:
     source = (await served.start("forked"))["id"]
     url = f"/v1/runs/{source}/fork"

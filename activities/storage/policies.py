@@ -1,0 +1,143 @@
+"""Versions of a run's policy that the store keeps: as weights, in checkpoints, or as both.
+
+The versions of a run are those of its lineage: its own, and those of each source up to the step at
+which it was left. Version n is the policy after n steps. Exported weights are what engines served,
+in their dtype; checkpoints hold the trainer's float32 weights.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.storage import configs, keys
+from ratchet.activities.storage.fencing import variants
+from ratchet.activities.storage.lineage import attempts, segments
+from ratchet.activities.storage.retention import number_of
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, digest
+from ratchet.configs.model import LICENSES
+
+
+@dataclass(frozen=True)
+class Held:
+    """Weights or a checkpoint of a step: `attempt` holds it, as one or more variants under `keys`,
+    in the order in which they are gone on from (`ratchet.activities.storage.fencing`).
+    """
+
+    step: int
+    attempt: str
+    keys: tuple[str, ...]
+
+
+class NoVersion(ValueError):
+    """A version that the store does not hold; `removed` tells whether it once did."""
+
+    def __init__(self, text: str, *, removed: bool = False) -> None:
+        super().__init__(text)
+        self.removed = removed
+
+
+def _held(store: ArtifactStore, run_id: str, key_of: Callable[[str, int], str]) -> dict[int, Held]:
+    result: dict[int, Held] = {}
+    for attempt, last in reversed(segments(store, attempts(store, run_id)[-1])):
+        committed = store.committed_keys(key_of(attempt, 0).rpartition("/")[0])
+        for step in {step for key in committed if (step := number_of(key)) is not None}:
+            named = variants(key_of(attempt, step), committed)
+            if named and (last is None or step <= last):
+                result[step] = Held(step, attempt, tuple(reversed(named)))
+    return {step: result[step] for step in sorted(result)}
+
+
+def weights_of(store: ArtifactStore, run_id: str) -> dict[int, Held]:
+    """Exported weights of a run, by step. A step is held by the newest attempt that has it."""
+    return _held(store, run_id, keys.weights)
+
+
+def checkpoints_of(store: ArtifactStore, run_id: str) -> dict[int, Held]:
+    """Checkpoints that a run can be restored from, by step, held likewise."""
+    return _held(store, run_id, keys.checkpoint)
+
+
+def no_version(
+    store: ArtifactStore, run_id: str, step: int, kept: Mapping[int, object]
+) -> NoVersion:
+    """Why version `step` of a run is not among those `kept`, and which are. The newest version is
+    always kept, so that an older one that is not has been removed.
+    """
+    there = f"versions that are kept: {', '.join(map(str, sorted(kept))) or 'none'}"
+    if step > max(kept, default=-1):
+        return NoVersion(f"run {run_id} has no version {step}; {there}")
+    config = configs.latest(store, attempts(store, run_id)[-1])
+    every = config.checkpoint.keep_every
+    return NoVersion(
+        f"version {step} of run {run_id} was removed by its retention (retention.weights = "
+        f"{config.retention.weights}, checkpoint.keep_last = {config.checkpoint.keep_last}, "
+        f"checkpoint.keep_every {'is not set' if every is None else f'= {every}'}); {there}. A run "
+        'keeps every version by retention.weights = "all", and those of every n-th step by '
+        "checkpoint.keep_every = n, a multiple of checkpoint.interval",
+        removed=True,
+    )
+
+
+def find(store: ArtifactStore, run_id: str, step: int) -> Held:
+    """What another run begins with that names version `step` of this one: the checkpoint, or the
+    weights where there is none. Raises NoVersion.
+    """
+    if store.committed(keys.config(run_id)) is None:
+        raise NoVersion(f"there is no run {run_id!r} in this artifact store")
+    kept = weights_of(store, run_id) | checkpoints_of(store, run_id)
+    if step not in kept:
+        raise no_version(store, run_id, step, kept)
+    return kept[step]
+
+
+def _copy_model(store: ArtifactStore, ref: ArtifactRef, folder: Path) -> None:
+    """Raises CorruptArtifact, and FileNotFoundError where a file is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, (sha, _) in store.manifest(ref).items():
+        if name in keys.NOT_MODEL:
+            continue
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb") as out:
+            out.writelines(store.pieces(ref, name))
+        if digest(file) != sha:
+            raise CorruptArtifact(f"{ref.key}: {ref.path}/{name} does not match its sha256")
+
+
+def fetch(store: ArtifactStore, run_id: str, step: int, folder: Path) -> None:
+    """Copies the files of version `step` that make a model, verified, to `folder`: retention may
+    remove the version at any moment. Raises NoVersion, CorruptArtifact.
+    """
+    held = find(store, run_id, step)
+    damage: CorruptArtifact | None = None
+    for key in held.keys:
+        try:
+            if (ref := store.committed(key)) is not None:
+                _copy_model(store, ref, folder)
+                return
+        except CorruptArtifact as error:
+            damage = error
+        except FileNotFoundError as error:
+            if store.committed(key) is not None:
+                damage = CorruptArtifact(f"{key}: a file of it is missing: {error}")
+    raise damage or NoVersion(f"version {step} of run {run_id} was removed meanwhile", removed=True)
+
+
+def about(store: ArtifactStore, run_id: str) -> dict[str, Any]:
+    """{base, license, parameters} of a run's policy: the model that it descends from, as a config
+    would name it; that model's licence, None if it is not known; its parameters, likewise.
+    """
+    first = weights_of(store, run_id).get(0)
+    ref = store.committed(first.keys[0]) if first else None
+    told = json.loads(store.read_file(ref, keys.POLICY_FILE)) if ref else {}
+    # Older builds told neither base nor licence.
+    base = told.get("base") or configs.load(store, run_id).model.name
+    return {
+        "base": base,
+        "license": told.get("license") or LICENSES.get(base),
+        "parameters": told.get("parameters"),
+    }

@@ -1,0 +1,144 @@
+"""Which version of a run's policy is meant, and what of it makes a model in Hugging Face layout.
+
+A version is taken as the weights that engines served, or from its checkpoint where those were
+removed. Every function blocks; what cannot be had is an ApiProblem that names what can.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.storage import policies
+from ratchet.activities.storage.keys import NOT_MODEL
+from ratchet.activities.storage.policies import Held
+from ratchet.activities.storage.store import CorruptArtifact
+from ratchet.api.schemas.artifacts import ModelFile
+from ratchet.api.schemas.problems import ApiProblem, shown
+from ratchet.api.store.artifacts import problem_of
+from ratchet.api.store.records import Records
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A version by its step, and why it is that one. `steps` are all that are kept."""
+
+    step: int
+    chosen: Literal["step", "best", "checkpoint", "newest"]
+    best_of: str | None
+    steps: list[int]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The artifact that holds a version, and those of its files that make the model."""
+
+    held: Held
+    kept_as: Literal["weights", "checkpoint"]
+    ref: ArtifactRef
+    files: list[ModelFile]
+
+
+def _missing(kind: str, title: str, detail: str, status: int = 404) -> ApiProblem:
+    return ApiProblem(status, kind, title, detail)
+
+
+def _gone(error: policies.NoVersion, hint: str = "") -> ApiProblem:
+    if error.removed:
+        title = "The version was removed"
+        return _missing("version-removed", title, f"{error}{hint}", 410)
+    return _missing("unknown-version", "No such version", str(error))
+
+
+def scores(evals: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
+    """The mean reward of each eval by env and step; the highest of those that one step has."""
+    result: dict[str, dict[int, float]] = {}
+    for record in evals:
+        mean, env, step = record.get("reward_mean"), record.get("env"), record.get("step")
+        if isinstance(mean, int | float) and math.isfinite(mean) and env and step is not None:
+            by_step = result.setdefault(env, {})
+            by_step[step] = max(float(mean), by_step.get(step, -math.inf))
+    return result
+
+
+def _best(by_step: dict[int, float]) -> int:
+    """The step of the highest mean, the later one at a tie."""
+    return max(by_step, key=lambda step: (by_step[step], step))
+
+
+def _eval_named(records: Records, run_id: str, name: str, scored: dict[str, Any]) -> str:
+    """The eval that `name` names, the first of the config for ''; raises 404 without a result."""
+    config = records.config(run_id)
+    known = [env.name for env in config.eval.env] if config else []
+    known += [env for env in scored if env not in known]
+    if name and name not in known:
+        there = f"its evals are {', '.join(known)}" if known else "it has none"
+        detail = f"Run {run_id} has no eval {shown(name)!r}; {there}."
+        raise _missing("unknown-eval", "No such eval", detail)
+    env = name or (known[0] if known else "")
+    if env not in scored:
+        which = f"of its eval {env!r}" if env else "of an eval"
+        detail = f"Run {run_id} has no result {which} yet, so that no version is its best."
+        raise _missing("no-eval-result", "No version was evaluated", detail)
+    return env
+
+
+def choose(records: Records, run_id: str, step: int | None, best: str | None) -> Choice:
+    """The version of `step`, or the best one of the eval `best` ('': the first), or the last
+    checkpoint, or of a run without any the newest version. Raises 404, 410.
+    """
+    store = records.store
+    checkpoints = policies.checkpoints_of(store, run_id)
+    kept = policies.weights_of(store, run_id) | checkpoints
+    steps = sorted(kept)
+    if best is not None:
+        scored = scores(records.evals(run_id))
+        env = _eval_named(records, run_id, best, scored)
+        step = _best(scored[env])
+        if step not in kept:
+            left = {step: mean for step, mean in scored[env].items() if step in kept}
+            hint = f". The best of {env} that is kept is {_best(left)}" if left else ""
+            raise _gone(policies.no_version(store, run_id, step, kept), hint)
+        return Choice(step, "best", env, steps)
+    if step is not None:
+        if step not in kept:
+            raise _gone(policies.no_version(store, run_id, step, kept))
+        return Choice(step, "step", None, steps)
+    if not kept:
+        detail = f"Run {run_id} has no weights yet; version 0 comes before its first step."
+        raise _missing("unknown-version", "No version yet", detail)
+    if checkpoints:
+        return Choice(max(checkpoints), "checkpoint", None, steps)
+    return Choice(max(kept), "newest", None, steps)
+
+
+def stored(records: Records, run_id: str, step: int) -> Stored:
+    """The first sound artifact that holds a version that is kept. Raises CorruptArtifact; 410 if it
+    was removed meanwhile.
+    """
+    store = records.store
+    ways: list[tuple[Literal["weights", "checkpoint"], dict[int, Held]]] = [
+        ("weights", policies.weights_of(store, run_id)),
+        ("checkpoint", policies.checkpoints_of(store, run_id)),
+    ]
+    damage: CorruptArtifact | None = None
+    for kept_as, held in ((kept_as, kept.get(step)) for kept_as, kept in ways):
+        for key in held.keys if held else ():
+            try:
+                ref = store.committed(key)
+                if ref is None:
+                    continue
+                if (problem := problem_of(store, ref, verify=False)) is not None:
+                    raise CorruptArtifact(f"{key}: {problem}")
+                files = [
+                    ModelFile(name=name, size=size, sha256=sha)
+                    for name, (sha, size) in sorted(store.manifest(ref).items())
+                    if name not in NOT_MODEL
+                ]
+            except CorruptArtifact as error:
+                damage = damage or error
+                continue
+            assert held is not None
+            return Stored(held, kept_as, ref, files)
+    kept = {step for _, kept in ways for step in kept} - {step}
+    raise damage or _gone(policies.no_version(store, run_id, step, dict.fromkeys(kept)))
