@@ -13,9 +13,10 @@ from typing import Any
 from ratchet.activities.contracts.checks import CheckProblem
 from ratchet.activities.contracts.names import WARM_START_ENVS
 from ratchet.activities.envs import rendering
+from ratchet.activities.runtime import machine
 from ratchet.activities.storage import policies
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
-from ratchet.activities.training import smollm2
+from ratchet.activities.training import memory, smollm2
 from ratchet.activities.training.custom_loss import module_file
 from ratchet.activities.training.policy import Recipe
 from ratchet.activities.training.tokenizer import IM_END, IM_START
@@ -97,7 +98,7 @@ def _check_default(config: RunConfig) -> list[CheckProblem]:
 
 
 def _check_smollm2(config: RunConfig) -> list[CheckProblem]:
-    problems = _check_length(config, smollm2.POSITIONS)
+    problems = _check_length(config, smollm2.POSITIONS) + _check_memory(config, smollm2.SHAPE)
     folder = os.environ.get(smollm2.FOLDER)
     if folder and not Path(folder).is_dir():
         problems.append(_problem(f"{smollm2.FOLDER} names {folder!r}, which is no folder"))
@@ -147,7 +148,20 @@ def _check_about(config: RunConfig, about: dict[str, Any], where: str) -> list[C
         named = ", ".join(architectures) or "none"
         return [_problem(f"not a causal language model: {where!r} has architectures {named}")]
     longest = about.get("max_position_embeddings")
-    return _check_length(config, longest) if isinstance(longest, int) else []
+    problems = _check_length(config, longest) if isinstance(longest, int) else []
+    return problems + _check_memory(config, memory.Shape.read(about))
+
+
+def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckProblem]:
+    """Of a model of another kind nothing is known, and nothing refused."""
+    if shape is None:
+        return []
+    room = machine.memory()
+    if (gpu := machine.gpu_memory()) is not None:
+        # Engines and the trainer share every GPU.
+        room = int(gpu * (1 - config.inference.gpu_memory_utilization))
+    message = memory.problem(shape, config, room=room, gpu=gpu is not None)
+    return [] if message is None else [_problem(message, "/trainer/micro_batch_tokens")]
 
 
 def _check_length(config: RunConfig, longest: int) -> list[CheckProblem]:

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK_LOGITS = {"cpu": 2**24, "cuda": 2**27}
-"""Logits of one block, 64 MiB on a CPU and 512 MiB on a GPU in float32. A GPU needs more rows at
-once for the speed of one multiplication."""
+from ratchet.activities.training.memory import BLOCK_LOGITS
+
 PROBE = (11, 5, 7, 3)
 """Tokens whose logits tell whether a model can be split."""
 

@@ -14,9 +14,11 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from ratchet.activities.training.memory import Shape
 from ratchet.configs.model import SMOLLM2
 
 POSITIONS = 8192
+SHAPE = Shape(layers=30, hidden=576, heads=576, kv_heads=192, inner=1536, vocab=49152)
 READERS = ("accelerate", "gguf")
 """Modules that reading the wheel takes."""
 FOLDER = "RATCHET_SMOLLM2"

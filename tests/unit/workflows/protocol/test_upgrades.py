@@ -100,7 +100,7 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
-    """A stored config, with the keys that later schemas have split or added as schema 1 had them."""
+    """A stored config, with what later schemas have split or added as schema 1 had it."""
     model, trainer = dict(config["model"]), dict(config["trainer"])
     inference = dict(config["inference"])
     model["dtype"] = trainer.pop("compute_dtype")

@@ -1,0 +1,26 @@
+"""How much memory this machine has for one process."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup/memory.max")
+MIB = 2**20
+
+
+def memory(limit: Path = CGROUP) -> int:
+    """Bytes of the machine's memory, or of its container where that has fewer."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(total, int(text)) if text.isdigit() else total
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the smallest GPU; None on a machine where the driver shows none."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    told = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
+    sizes = [int(line) for line in told.stdout.split() if line.isdigit()]
+    return min(sizes) * MIB if told.returncode == 0 and sizes else None

@@ -1,0 +1,159 @@
+"""What a trainer's process will take of memory, by part, from a model's config alone.
+
+Pure: neither torch nor weights are needed. Sizes are bytes. Counted is a decoder as Llama and Qwen
+have it: grouped-query attention, gated feed-forward, two norms a layer, untied embeddings.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ratchet.configs.run import RunConfig
+
+GIB = 2**30
+LIBRARIES = 450 * 2**20
+"""Python, torch and transformers, once imported."""
+BLOCK_LOGITS = {"cpu": 2**24, "cuda": 2**27}
+"""Logits held at once, 64 MiB on a CPU and 512 MiB on a GPU in float32. A GPU needs more rows at
+once for the speed of one multiplication."""
+KEPT_BACK = 0.1
+"""Share of what a pass takes that the allocator holds in pieces, as measured on three models."""
+QK_NORMS = ("qwen3", "qwen3_moe", "olmo2", "gemma3_text")
+"""Model types that normalise queries and keys."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a decoder: widths in numbers, `heads` and `kv_heads` times the width of a head.
+
+    `inner` is the width of the feed-forward that a token meets, `experts` how many of it there are.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    inner: int
+    vocab: int
+    qk_norm: bool = False
+    experts: int = 1
+    met: int = 1
+
+    @staticmethod
+    def read(about: Mapping[str, Any]) -> "Shape | None":
+        """From a Hugging Face config (its text part); None if it is no decoder of this kind."""
+        about = about.get("text_config", about)
+        try:
+            hidden, heads = int(about["hidden_size"]), int(about["num_attention_heads"])
+            width = int(about.get("head_dim") or hidden // heads)
+            experts = int(about.get("num_experts") or about.get("num_local_experts") or 1)
+            return Shape(
+                layers=int(about["num_hidden_layers"]),
+                hidden=hidden,
+                heads=heads * width,
+                kv_heads=int(about.get("num_key_value_heads") or heads) * width,
+                inner=int(about.get("moe_intermediate_size") or about["intermediate_size"]),
+                vocab=int(about["vocab_size"]),
+                qk_norm=about.get("model_type") in QK_NORMS,
+                experts=experts,
+                met=int(about.get("num_experts_per_tok") or 1),
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    @property
+    def matrices(self) -> int:
+        """Parameters of the layers' matrices."""
+        attention = 2 * self.hidden * (self.heads + self.kv_heads)
+        return self.layers * (attention + 3 * self.experts * self.hidden * self.inner)
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, with an output head of its own."""
+        return self.matrices + 2 * self.vocab * self.hidden + (2 * self.layers + 1) * self.hidden
+
+
+def _layer(shape: Shape, low: int) -> int:
+    """What one layer keeps of a token for its backward pass, where products have `low` bytes each.
+
+    A norm keeps its input and what it normalised, in float32, and its output as the products take
+    it; attention its queries, keys, values, output and that output as a row; the feed-forward four
+    times its width.
+    """
+    norms = 2 * shape.hidden * (4 + 4 + low)
+    attention = low * (3 * shape.heads + 2 * shape.kv_heads)
+    if shape.qk_norm:
+        attention += (shape.heads + shape.kv_heads) * (4 + 4)
+    return norms + attention + 4 * shape.met * shape.inner * low
+
+
+def trainer_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]:
+    """Bytes of each part at the peak of a training step, when the last layer's forward is done."""
+    trainer = config.trainer
+    low = 2 if trainer.compute_dtype == "bfloat16" else 4
+    count = shape.parameters
+    moments = {"adamw": 2 * count, "sgd": count, "signsgd": 0}
+    moments["muon"] = 2 * count - shape.matrices
+    if trainer.optim.type == "sgd" and trainer.optim.momentum == 0:
+        moments["sgd"] = 0
+    tokens, samples = trainer.micro_batch_tokens, config.train.batch_size
+    if samples is not None:
+        tokens = min(tokens, samples * trainer.seq_len)
+    layer = _layer(shape, low)
+    kept = 4 * shape.hidden * shape.layers + layer
+    per_token = kept if trainer.activation_checkpointing else shape.layers * layer
+    rows = min(tokens, max(BLOCK_LOGITS["cuda" if gpu else "cpu"] // shape.vocab, 1))
+    activations = tokens * (per_token + 3 * 4 * shape.hidden)
+    head = 3 * 4 * rows * shape.vocab + 4 * shape.vocab * shape.hidden
+    return {
+        "libraries": 0 if gpu else LIBRARIES,
+        "weights": 4 * count,
+        "gradients": 4 * count,
+        "moments": 4 * moments[trainer.optim.type],
+        "lowered weights": 0 if low == 4 else 2 * (count - shape.vocab * shape.hidden),
+        "activations": activations,
+        "head": head,
+        "allocator": int(KEPT_BACK * (activations + head)),
+    }
+
+
+def problem(shape: Shape, config: RunConfig, *, room: int, gpu: bool) -> str | None:
+    """Why a trainer does not fit into `room` bytes, and what would; None if it fits."""
+
+    def needed(**changes: Any) -> int:
+        trainer = config.trainer.model_copy(update=changes)
+        changed = config.model_copy(update={"trainer": trainer})
+        return sum(trainer_parts(shape, changed, gpu=gpu).values())
+
+    parts = trainer_parts(shape, config, gpu=gpu)
+    if sum(parts.values()) <= room:
+        return None
+    fewer = min(config.trainer.micro_batch_tokens, config.trainer.seq_len)
+    remedies = {
+        "trainer.activation_checkpointing = true": {"activation_checkpointing": True},
+        f"trainer.micro_batch_tokens = {fewer}": {"micro_batch_tokens": fewer},
+        f"both trainer.activation_checkpointing = true and trainer.micro_batch_tokens = {fewer}": {
+            "activation_checkpointing": True,
+            "micro_batch_tokens": fewer,
+        },
+    }
+    sizes = {text: needed(**changes) for text, changes in remedies.items()}
+    fitting = [f"{text} ({size / GIB:.1f} GiB)" for text, size in sizes.items() if size <= room]
+    help = (
+        f"set {' or '.join(fitting)}"
+        if fitting
+        else (
+            f"with the least that its keys allow it takes {min(sizes.values()) / GIB:.1f} GiB: "
+            "take a smaller model, a shorter trainer.seq_len or a machine with more memory"
+        )
+    )
+    return (
+        f"a trainer takes some {sum(parts.values()) / GIB:.1f} GiB ({shown(parts)}), and there are "
+        f"{room / GIB:.1f} GiB for it; {help}"
+    )
+
+
+def shown(parts: Mapping[str, int]) -> str:
+    """The parts in words, the largest first."""
+    large = sorted((name for name in parts if parts[name]), key=lambda name: -parts[name])
+    return ", ".join(f"{name} {parts[name] / GIB:.1f}" for name in large)
