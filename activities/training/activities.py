@@ -137,6 +137,7 @@ class TrainerActivities:
     async def _prepare(self, config: RunConfig, scratch: Path, out: Path) -> None:
         order = {
             "name": config.model.name,
+            "revision": config.model.revision,
             "env": config.model.warm_start_env,
             "seed": config.seed,
             "renderer": config.model.renderer,

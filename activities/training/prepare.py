@@ -1,8 +1,8 @@
 """Makes the weights of version 0.
 
 `python -m ratchet.activities.training.prepare --order FILE --out DIR`. The order is JSON: {name,
-env, seed}, and may have `renderer`, as the config names it, and `recipe`: what of the default
-policy's recipe is to be otherwise.
+env, seed}, and may have `revision` and `renderer`, as the config names them, and `recipe`: what of
+the default policy's recipe is to be otherwise.
 Progress goes to standard output, one JSON line a report: {"progress": text}. Whatever the source,
 the result is an untied model in Hugging Face layout with tokenizer, fingerprints, canary and
 `policy.json`
@@ -60,14 +60,17 @@ def make_default(recipe: Recipe, env: str, seed: int) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def load_given(name: str) -> tuple[Any, Any]:
+def load_given(name: str, revision: str | None = None) -> tuple[Any, Any]:
     """Model and tokenizer of a folder or hub name; ends the process where there is none."""
     from transformers import AutoTokenizer
 
     from ratchet.activities.training.model import load_model
 
     try:
-        return load_model(name), AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, revision=revision or "main", trust_remote_code=False
+        )
+        return load_model(name, revision), tokenizer
     except (OSError, ValueError, KeyError) as error:
         _end(f"model {name!r} cannot be loaded: {error}")
 
@@ -107,8 +110,8 @@ def main() -> None:
             _end(str(error))
         origin = f"{SMOLLM2}, from {smollm2.source()}"
     else:
-        model, tokenizer = load_given(order["name"])
-        origin = order["name"]
+        model, tokenizer = load_given(order["name"], order.get("revision"))
+        origin = order["name"] + (f" at {order['revision']}" if order.get("revision") else "")
     # Which dtype engines will have is a matter of the runs that start from it.
     export(model, tokenizer, options.out, served=get_args(Dtype), noise=True)
     about = {"parameters": parameter_count(model), "origin": origin}

@@ -114,6 +114,7 @@ def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
     errors: list[FieldError] = []
     for key, before, after in (
         ("model.name", base.model.name, config.model.name),
+        ("model.revision", base.model.revision, config.model.revision),
         ("trainer.optim.type", base.trainer.optim.type, config.trainer.optim.type),
     ):
         if before != after:

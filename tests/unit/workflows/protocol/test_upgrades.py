@@ -100,8 +100,8 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
-    """A stored config, with the keys that schema 2 has split or added as schema 1 had them."""
-    model, trainer = dict(config["model"]), dict(config["trainer"])
+    """A stored config, with keys that later schemas split or added as schema 1 had them."""
+    model, trainer = _without_revision(config["model"]), dict(config["trainer"])
     inference = dict(config["inference"])
     model["dtype"] = trainer.pop("compute_dtype")
     assert inference.pop("dtype") == model["dtype"]
@@ -109,6 +109,12 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     assert (trainer.pop("backend"), inference.pop("transfer")) == ("torch", "store")
     sampled = {kind: _sampled_whole(config[kind]) for kind in ("train", "eval")}
     return {**config, **sampled, "model": model, "trainer": trainer, "inference": inference}
+
+
+def _without_revision(model: dict[str, Any]) -> dict[str, Any]:
+    """The model section without the key that schema 4 has added."""
+    assert model["revision"] is None
+    return {key: value for key, value in model.items() if key != "revision"}
 
 
 def _sampled_whole(section: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +185,11 @@ def test_a_recorded_checkpoint_keeps_every_value(build: str, name: str) -> None:
     document = CHECKPOINT_STATE.upgraded(recorded)
     state, before = decoded(RunState, document["state"]), read_config(document["config"])
     again = json.loads(kept(state, before))
-    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 2, 3)
+    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (
+        1,
+        2,
+        CONFIG.current,
+    )
     assert as_before(again) == as_before(recorded)
     assert decoded(RunState, again["state"]) == state and read_config(again["config"]) == before
     trainer = item(name.replace("run_state", "trainer"), build)
@@ -295,9 +305,10 @@ def test_a_number_that_never_was_is_refused(number: Any) -> None:
 
 
 def test_a_newer_stored_config_is_waited_out(tmp_path: Path) -> None:
+    newer = CONFIG.current + 1
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
-    ctx.store.put_json(keys.config("r"), {**config_document(config()), "schema": 4})
-    with pytest.raises(NewerSchema, match="the stored config has schema 4") as caught:
+    ctx.store.put_json(keys.config("r"), {**config_document(config()), "schema": newer})
+    with pytest.raises(NewerSchema, match=f"the stored config has schema {newer}") as caught:
         ctx.config("r")
     failure = failure_of(caught.value, "train_step")
     assert failure is not None and failure.type == wire_names.STORE_FAILED
