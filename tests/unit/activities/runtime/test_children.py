@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ratchet.activities.runtime.children import PARENT, as_parent
+from ratchet.activities.runtime.children import PARENT, as_parent, child_env
 from tests import ROOT
 from tests.unit.activities.hosting import servers
 from tests.unit.activities.rollouts.test_tasks import HANGS, library
@@ -55,6 +55,27 @@ def _child(code: str, **env: str) -> subprocess.Popen[bytes]:
         env={**os.environ, **env},
         stdout=subprocess.PIPE,
     )
+
+
+def test_children_get_no_door_to_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TEMPORAL_ADDRESS", "TEMPORAL_API_KEY", "RATCHET_API_KEY", "RATCHET_API_KEYS"):
+        monkeypatch.setenv(name, "door")
+    monkeypatch.setenv("RATCHET_JUDGE_KEY", "mine")
+    env = child_env({"TQDM_DISABLE": "1"}, as_parent())
+    assert "door" not in env.values()
+    assert (env["RATCHET_JUDGE_KEY"], env["TQDM_DISABLE"]) == ("mine", "1")
+    assert PARENT in env and "PATH" in env
+
+
+def test_no_process_is_started_but_with_that_environment() -> None:
+    """Where activities start processes, `os.environ` is read through `child_env` alone."""
+    handed = [
+        f"{file.relative_to(ROOT)}:{number}"
+        for file in sorted((ROOT / "activities").rglob("*.py"))
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if "**os.environ" in line or "os.environ.items()" in line or "os.environ.copy" in line
+    ]
+    assert len(handed) == 1 and handed[0].startswith("activities/runtime/children.py")
 
 
 def test_a_helper_lives_with_its_parent() -> None:
