@@ -73,7 +73,7 @@ def _problem(store: ArtifactStore, ref: ArtifactRef, *, verify: bool) -> str | N
             return f"{name} has another size than was committed"
     if verify:
         try:
-            store.fetch_folder(ref)
+            store.verify(ref, schema=1)
         except CorruptArtifact as error:
             return str(error)
     return None
