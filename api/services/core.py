@@ -43,7 +43,7 @@ class Services:
     _listed: Shared[list[Run]] = field(default_factory=lambda: Shared(FRESH_S))
     _replies: Shared[bytes] = field(default_factory=lambda: Shared(FRESH_S))
     probes: Shared[None] = field(default_factory=lambda: Shared(PROBED_S))
-    """Whether the store can be written."""
+    """Whether Temporal answers and the store can be written."""
 
     async def execution(self, run_id: str) -> Execution:
         """The run's newest execution; raises 404."""
