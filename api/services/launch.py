@@ -16,7 +16,7 @@ from ratchet.activities.contracts.checks import CheckResult
 from ratchet.activities.contracts.hosting import planned_hosts
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.contracts.training import RestoreInput
-from ratchet.api.http.allowlist import refused
+from ratchet.api.http.allowlist import own_flags, refused
 from ratchet.api.http.bodies import decode, require_portable
 from ratchet.api.http.idempotency import Once
 from ratchet.api.http.redact import redacted
@@ -24,6 +24,7 @@ from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, i
 from ratchet.api.schemas.run import Plan, PlannedEval
 from ratchet.api.services.core import Services
 from ratchet.api.temporal.client import Unanswered, a_worker_on
+from ratchet.configs.engine_flags import flag_of, is_flag
 from ratchet.configs.load import ConfigError, validate
 from ratchet.configs.pointers import value_at
 from ratchet.configs.run import RunConfig
@@ -31,9 +32,7 @@ from ratchet.configs.upgrades import config_document
 from ratchet.workflows.protocol.messages import PreflightInput, RunInput
 
 UNREAD_BY = {
-    "--worker-extension-cls": "all tensors: {flag} replaces what reads them",
-    "--quantization": "quantized layers: {flag} makes engines hold other numbers",
-    "-q": "quantized layers: {flag} makes engines hold other numbers",
+    "--quantization": "quantized layers: --quantization makes engines hold other numbers",
 }
 """Flags of engines whose weights the gate cannot compare by bits, all or some."""
 
@@ -59,9 +58,17 @@ def _placed(errors: list[FieldError], place: Place) -> list[FieldError]:
 
 
 def require_allowed(services: Services, config: RunConfig, place: Place = str) -> None:
-    """Raises 422 if the config names code, hosts or variables that this API does not allow."""
+    """Raises 422 if the config names what this API does not allow."""
     allowed = services.settings
-    if errors := refused(config, allowed.custom_code, allowed.endpoint_hosts, allowed.key_vars):
+    errors = own_flags(config) + refused(
+        config,
+        allowed.custom_code,
+        allowed.endpoint_hosts,
+        allowed.key_vars,
+        allowed.models,
+        allowed.engine_flags,
+    )
+    if errors:
         raise invalid_config(_placed(errors, place))
 
 
@@ -73,8 +80,8 @@ def resolved(config: RunConfig) -> dict[str, Any]:
 def unverified(config: RunConfig) -> str | None:
     """What of the engines' weights the gate could not compare by bits; None if nothing is known."""
     inference = config.inference
-    flags = [argument.partition("=")[0] for argument in inference.extra_args]
-    found = [UNREAD_BY[flag].format(flag=flag) for flag in flags if flag in UNREAD_BY]
+    flags = map(flag_of, filter(is_flag, inference.extra_args))
+    found = [UNREAD_BY[flag] for flag in flags if flag in UNREAD_BY]
     precision = config.trainer.matmul_precision
     if inference.dtype == "float32" and precision != "highest":
         found.append(f"float32 layers on CPUs: trainer.matmul_precision is {precision!r}")
