@@ -32,7 +32,7 @@ class Settings:
     preflight_timeout_s: float = 20.0
     rpc_timeout_s: float = 8.0
     live_max_age_s: float = 15.0
-    max_body_bytes: int = 1024 * KIB
+    max_body_bytes: int = 256 * KIB
     min_free_bytes: int = GIB
     keys: tuple[ApiKey, ...] = ()
     hosts: tuple[str, ...] = ()

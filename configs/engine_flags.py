@@ -37,6 +37,8 @@ OWN = {
 }
 """Flags that Ratchet sets, and the key of a config that sets each; '': none does."""
 
+_SPELLED = {form: name for name in OWN for form in (name, f"--no-{name[2:]}")}
+
 SHARED = ("--enforce-eager",)
 """Flags that Ratchet sets on CPUs only."""
 
@@ -135,19 +137,20 @@ def own(flag: str) -> str | None:
     """The flag of Ratchet's that `flag` (as `flag_of` makes it) sets or abbreviates, if any."""
     if not flag.startswith("--"):
         return None
-    spelled = {form: name for name in OWN for form in (name, f"--no-{name[2:]}")}
-    return spelled.get(flag) or next(
-        (name for form, name in spelled.items() if form.startswith(flag)), None
+    return _SPELLED.get(flag) or next(
+        (name for form, name in _SPELLED.items() if form.startswith(flag)), None
     )
 
 
 def own_flags(arguments: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Place and reason of every argument that sets what Ratchet sets itself."""
+    before = ""
     for place, argument in enumerate(arguments):
         if not is_flag(argument):
-            if _names_the_model(arguments, place):
+            if _takes_none(before):
                 yield place, "follows no flag, so that vLLM takes it for the model; drop it"
             continue
+        before = argument
         if argument == "--":
             yield place, "ends the flags, so that vLLM takes what follows for the model; drop it"
         elif (name := own(flag_of(argument))) is not None:
@@ -156,13 +159,10 @@ def own_flags(arguments: Sequence[str]) -> Iterator[tuple[int, str]]:
             yield place, f"sets {name}, which Ratchet sets itself; {remedy}"
 
 
-def _names_the_model(arguments: Sequence[str], place: int) -> bool:
-    """Whether a word that is no flag is no value either."""
-    before = next((a for a in reversed(arguments[:place]) if is_flag(a)), None)
-    if before is None:
-        return True
-    switch = flag_of(before).replace("--no-", "--", 1) in SWITCHES
-    return switch or "=" in before or before == "--"
+def _takes_none(flag: str) -> bool:
+    """Whether a word after `flag` is no value of it; '' stands for no flag at all."""
+    switch = flag_of(flag).replace("--no-", "--", 1) in SWITCHES
+    return switch or "=" in flag or flag in ("", "--")
 
 
 def admitted(argument: str, listed: Collection[str]) -> bool:

@@ -23,6 +23,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -35,6 +36,7 @@ from ratchet.api.schemas.problems import FieldError, printable, shown
 from ratchet.configs import engine_flags
 from ratchet.configs.base import FunctionSection
 from ratchet.configs.env import EnvConfig
+from ratchet.configs.load import MOST_REPORTED
 from ratchet.configs.model import COMMIT, HUB_NAME, SHIPPED_MODELS, ModelConfig
 from ratchet.configs.pointers import pointer
 from ratchet.configs.reference import FrozenModelConfig
@@ -232,9 +234,10 @@ def _error(place: Place, value: Any, message: str) -> FieldError:
 
 def own_flags(config: RunConfig) -> list[FieldError]:
     """Flags of engines in the config that are Ratchet's own, lists or not."""
+    arguments = config.inference.extra_args
     return [
-        _error(("inference", "extra_args", number), config.inference.extra_args[number], message)
-        for number, message in engine_flags.own_flags(config.inference.extra_args)
+        _error(("inference", "extra_args", number), arguments[number], message)
+        for number, message in islice(engine_flags.own_flags(arguments), MOST_REPORTED)
     ]
 
 
@@ -257,8 +260,10 @@ def refused(
         MODELS: f"{', '.join(SHIPPED_MODELS)}, versions of other runs, and",
         FLAGS: "flags that are about speed alone, and",
     }
-    errors = []
+    errors: list[FieldError] = []
     for input in _in_config(config):
+        if len(errors) == MOST_REPORTED:
+            break
         if isinstance(input, _Mistake):
             if code is not None:
                 errors.append(_error(*input))

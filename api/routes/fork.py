@@ -169,7 +169,7 @@ async def fork_run(
         base = await asyncio.to_thread(services.current_config, execution)
         source = await _source(services, execution, body.step)
         return Start(
-            forked_config(base, body, source.step),
+            await services.aside(lambda: forked_config(base, body, source.step)),
             _place,
             RestoreInput("", source.attempt, source.step),
             {"source": execution.id, "step": source.step, "kind": "fork"},
