@@ -206,14 +206,16 @@ def documented_security(document: dict[str, Any]) -> None:
     }
     schema = {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}
     reported = {
+        "400": "Host, Origin or the body cannot be read.",
         "401": "No key, or none that is known.",
         "403": "The key lacks the scope, or another site's page sent the request.",
         "429": "The key's rate limit is used up; Retry-After says for how long.",
     }
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            wanted = reported if path.startswith(GUARDED) else {"403": reported["403"]}
-            if path.startswith(GUARDED):
+            guarded = path.startswith(GUARDED)
+            wanted = reported if guarded else {s: reported[s] for s in ("400", "403")}
+            if guarded:
                 operation["security"] = [{}, {"key": []}]
             for status, description in wanted.items():
                 content = {"application/problem+json": schema}
