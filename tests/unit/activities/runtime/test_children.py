@@ -1,5 +1,6 @@
 """Helper processes end with the worker that started them, however it went."""
 
+import ast
 import os
 import signal
 import subprocess
@@ -68,14 +69,19 @@ def test_children_get_no_door_to_the_service(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_no_process_is_started_but_with_that_environment() -> None:
-    """Where activities start processes, `os.environ` is read through `child_env` alone."""
-    handed = [
-        f"{file.relative_to(ROOT)}:{number}"
+    """A process that activities give an environment has it from `child_env`."""
+    calls = [
+        (file.name, keyword.value)
         for file in sorted((ROOT / "activities").rglob("*.py"))
-        for number, line in enumerate(file.read_text().splitlines(), 1)
-        if "**os.environ" in line or "os.environ.items()" in line or "os.environ.copy" in line
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func).endswith(("create_subprocess_exec", ".run", "Popen"))
+        for keyword in call.keywords
+        if keyword.arg == "env"
     ]
-    assert len(handed) == 1 and handed[0].startswith("activities/runtime/children.py")
+    assert len(calls) >= 4
+    for name, env in calls:
+        assert ast.unparse(env).startswith("child_env("), (name, ast.unparse(env))
 
 
 def test_a_helper_lives_with_its_parent() -> None:
