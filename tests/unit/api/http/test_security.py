@@ -16,13 +16,13 @@ from ratchet.activities.contracts.names import Queues
 from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable
 from ratchet.api.__main__ import settings_for
 from ratchet.api.app import create_app
-from ratchet.api.http.allowlist import refused
+from ratchet.api.http.allowlist import own_flags, refused
 from ratchet.api.http.security import is_loopback
 from ratchet.api.schemas import keys as api_keys
 from ratchet.api.services import core
 from ratchet.api.settings import Settings
 from ratchet.api.temporal.client import Temporal
-from ratchet.configs.load import validate
+from ratchet.configs.load import load, validate
 from ratchet.configs.run import RunConfig
 from tests import ROOT
 from tests.unit.api.conftest import Served, asgi, config, connection
@@ -399,6 +399,12 @@ def test_with_keys_models_come_from_the_allow_list(model: dict[str, object], pla
     # '..' is no commit either.
     assert pointers[:1] == ([f"/model/{place}"] if place else [])
     assert refused(run, None) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/examples").glob("*.toml")), ids=str)
+def test_every_example_passes_with_keys_and_empty_lists(path: Path) -> None:
+    run = load(path)
+    assert refused(run, (), (), (), (), ()) == [] == own_flags(run)
 
 
 def test_a_revision_is_of_a_hub_name() -> None:
