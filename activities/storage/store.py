@@ -222,7 +222,8 @@ class ArtifactStore:
 
         `schema` is the latest that the caller reads. Raises CorruptArtifact.
         """
-        files = self._files(ref, schema)
+        require_schema(ref.key, ref.schema, schema)
+        files = self.manifest(ref)
         if self.local:
             for name in files:
                 self._verify_file(ref, name, *files[name])
@@ -244,13 +245,12 @@ class ArtifactStore:
             kept.trim()
         return target
 
-    def _files(self, ref: ArtifactRef, schema: int) -> dict[str, tuple[str, int]]:
-        """Hash and size of each file of a folder artifact; raises CorruptArtifact."""
-        require_schema(ref.key, ref.schema, schema)
+    def manifest(self, ref: ArtifactRef) -> dict[str, tuple[str, int]]:
+        """Hash and size of each file of a folder artifact, by name; raises CorruptArtifact."""
         manifest = self._part(ref, f"{ref.path}/{MANIFEST}")
         if hashlib.sha256(manifest).hexdigest() != ref.sha256:
             raise CorruptArtifact(f"{ref.key}: {ref.path}/{MANIFEST} does not match its sha256")
-        files: dict[str, tuple[str, int]] = json.loads(manifest)
+        files = {name: (sha, size) for name, (sha, size) in json.loads(manifest).items()}
         for name in files:
             # Whoever can write to the store names files, and readers write them to their own disks.
             if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
@@ -260,19 +260,15 @@ class ArtifactStore:
         return files
 
     def _verify_file(self, ref: ArtifactRef, name: str, sha: str, size: int) -> None:
-        path, result, length = f"{ref.path}/{name}", hashlib.sha256(), 0
+        result, length = hashlib.sha256(), 0
         try:
-            with (
-                self._reaching("read", path, FileNotFoundError),
-                self.fs.open(self.path(path), "rb") as file,
-            ):
-                while chunk := file.read(CHUNK):
-                    result.update(chunk)
-                    length += len(chunk)
+            for piece in self.pieces(ref, name):
+                result.update(piece)
+                length += len(piece)
         except FileNotFoundError:
-            raise CorruptArtifact(f"{ref.key}: {path} is missing") from None
+            raise CorruptArtifact(f"{ref.key}: {ref.path}/{name} is missing") from None
         if result.hexdigest() != sha:
-            raise _mismatch(ref.key, path, length, size)
+            raise _mismatch(ref.key, f"{ref.path}/{name}", length, size)
 
     def copy(
         self, ref: ArtifactRef, key: str, *, attempt: str, without: Collection[str] = ()
@@ -295,7 +291,8 @@ class ArtifactStore:
         latest that the caller reads; none: whatever it has.
         """
         if _is_folder(ref):
-            for name, (sha, size) in self._files(ref, schema or ref.schema).items():
+            require_schema(ref.key, ref.schema, schema or ref.schema)
+            for name, (sha, size) in self.manifest(ref).items():
                 self._verify_file(ref, name, sha, size)
         else:
             self.get(ref, schema=ref.schema)
@@ -303,6 +300,16 @@ class ArtifactStore:
     def read_file(self, ref: ArtifactRef, name: str) -> bytes:
         """One file of a folder artifact, not verified; raises FileNotFoundError."""
         return self._read(f"{ref.path}/{name}")
+
+    def pieces(self, ref: ArtifactRef, name: str) -> Iterator[bytes]:
+        """One file of a folder artifact piece by piece, not verified; raises FileNotFoundError."""
+        path = f"{ref.path}/{name}"
+        with (
+            self._reaching("read", path, FileNotFoundError),
+            self.fs.open(self.path(path), "rb") as file,
+        ):
+            while piece := file.read(CHUNK):
+                yield piece
 
     def info(self, path: str) -> dict[str, Any]:
         """What the filesystem tells of a file, among it its 'size'; raises FileNotFoundError."""

@@ -49,7 +49,7 @@ Place = tuple[str | int, ...]
 
 CODE, HOSTS, VARIABLES = "RATCHET_CUSTOM_CODE", "RATCHET_ENDPOINT_HOSTS", "RATCHET_KEY_VARS"
 MODELS, FLAGS = "RATCHET_MODELS", "RATCHET_ENGINE_FLAGS"
-VERSION = re.compile(r"run:[A-Za-z0-9][A-Za-z0-9+.-]*@\w+")
+VERSION = re.compile(r"run:[a-z0-9][a-z0-9-]{0,63}@[0-9]{1,9}")
 """A version of another run, as the name of a model."""
 
 
