@@ -18,6 +18,7 @@ import uvicorn
 from ratchet.api.app import create_app
 from ratchet.api.http.security import is_loopback
 from ratchet.api.settings import Settings
+from ratchet.configs.home import home_folder, private_folder
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -86,10 +87,12 @@ def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0 after a graceful end, 1 if the API could not start."""
     arguments = parse_arguments(argv)
     try:
+        if not os.environ.get("RATCHET_STORE"):
+            private_folder(home_folder())
         settings = settings_for(arguments.host)
         listener = bind(arguments.host, arguments.port)
         app = create_app(settings)
-    except (ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         print(f"ratchet api: {first}", file=sys.stderr)
         return 1

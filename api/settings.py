@@ -19,10 +19,11 @@ class Settings:
 
     `temporal_ui` is the address of Temporal's Web UI, for links; empty: no links. `keys` may use
     the API; without any, everyone who reaches it may. `hosts` are the names by which the API may be
-    addressed; empty: any. `custom_code` lists modules and folders of code that a config may name,
-    `endpoint_hosts` hosts of endpoints and env servers, `key_vars` variables with endpoints' keys
-    (see `ratchet.api.http.allowlist`); None: any. `public_url` is where browsers find the API, if a
-    proxy sends their requests on under another name.
+    addressed; empty: any. What a config may name: `custom_code` lists modules and folders of code,
+    `endpoint_hosts` hosts of endpoints and env servers, `key_vars` variables with endpoints' keys,
+    `models` models, `engine_flags` flags of engines (see `ratchet.api.http.allowlist`); None: any.
+    `public_url` is where browsers find the API, if a proxy sends their requests on under another
+    name.
     """
 
     store_url: str
@@ -31,13 +32,15 @@ class Settings:
     preflight_timeout_s: float = 20.0
     rpc_timeout_s: float = 8.0
     live_max_age_s: float = 15.0
-    max_body_bytes: int = 1024 * KIB
+    max_body_bytes: int = 256 * KIB
     min_free_bytes: int = GIB
     keys: tuple[ApiKey, ...] = ()
     hosts: tuple[str, ...] = ()
     custom_code: tuple[str, ...] | None = None
     endpoint_hosts: tuple[str, ...] | None = None
     key_vars: tuple[str, ...] | None = None
+    models: tuple[str, ...] | None = None
+    engine_flags: tuple[str, ...] | None = None
     public_url: str = ""
 
     @staticmethod
@@ -61,6 +64,8 @@ class Settings:
             custom_code=allowed("RATCHET_CUSTOM_CODE"),
             endpoint_hosts=allowed("RATCHET_ENDPOINT_HOSTS"),
             key_vars=allowed("RATCHET_KEY_VARS"),
+            models=allowed("RATCHET_MODELS"),
+            engine_flags=allowed("RATCHET_ENGINE_FLAGS"),
             public_url=_origin(env, "RATCHET_PUBLIC_URL"),
         )
 

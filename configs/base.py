@@ -43,7 +43,7 @@ def choose_by_type(noun: str, *classes: type[Section]) -> Callable[[Any], Any]:
             raise refusal(noun, "type", f"is required; one of {known}", data)
         name = data["type"]
         if not isinstance(name, str) or name not in by_type:
-            near = difflib.get_close_matches(str(name), by_type, n=1, cutoff=0.6)
+            near = difflib.get_close_matches(str(name)[:64], by_type, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]!r}?" if near else f"there is {known}"
             raise refusal(noun, "type", f"there is no {noun} {name!r}; {hint}", name)
         fields = by_type[name].model_fields

@@ -13,6 +13,14 @@ TRUNCATION = ("top_p", "top_k", "min_p")
 RESERVED_NAMES = ("all", "agg", "trainable", "empty")
 
 
+def variable_of(value: Any) -> str | None:
+    """NAME of `{ env_var = "NAME" }`, which stands in args for a variable of the worker."""
+    if isinstance(value, dict) and value.keys() == {"env_var"}:
+        name = value["env_var"]
+        return name if isinstance(name, str) else None
+    return None
+
+
 class SamplingConfig(Section):
     """How a model is sampled.
 
@@ -71,7 +79,9 @@ class EnvConfig(Section):
         default="", description="Name in metrics and summaries; the id if left empty."
     )
     args: dict[str, Any] = Field(
-        default_factory=dict, description="Arguments of the taskset (its own config)."
+        default_factory=dict,
+        description='Arguments of the taskset (its own config). `{ env_var = "NAME" }` stands for '
+        "an environment variable of the workers that run it, for secrets.",
     )
     path: str | None = Field(
         default=None, description="Folder with the environment's module, if it is not installed."

@@ -1,6 +1,10 @@
-"""Where a machine keeps Ratchet's state: RATCHET_HOME, the same for every command and process."""
+"""Where a machine keeps Ratchet's state: RATCHET_HOME, the same for every command and process.
+
+Invariant: what is made here is its owner's alone: rollouts, logs and configs of runs lie below.
+"""
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,3 +17,24 @@ def home_folder(env: Mapping[str, str] = os.environ) -> Path:
         return Path(folder).absolute()
     checkout = (_ROOT / "pyproject.toml").is_file()
     return (_ROOT if checkout else Path.home()) / ".ratchet"
+
+
+def private_folder(folder: Path) -> Path:
+    """`folder`, made if there is none, and closed to all but its owner and a group that was let in
+    by hand. A folder of someone else's, or of everyone's such as /tmp, stays as it is.
+    """
+    if not folder.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    now = folder.stat()
+    shared = now.st_uid != os.geteuid() or now.st_mode & stat.S_ISVTX
+    if now.st_mode & 0o007 and not shared:
+        folder.chmod(stat.S_IMODE(now.st_mode) & ~0o007)
+    return folder
+
+
+def private_file(path: Path, text: str) -> Path:
+    """Writes a file that only its owner may read, from the moment on that it exists."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    return path

@@ -9,7 +9,7 @@ revision of the config, which holds from the next step on.
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ratchet.configs.load import ConfigError, Problem, validate
+from ratchet.configs.load import MOST_REPORTED, ConfigError, Problem, validate
 from ratchet.configs.pointers import pointer
 from ratchet.configs.run import RunConfig
 
@@ -87,7 +87,9 @@ def changed(
     if not keys:
         raise ConfigError([Problem("", "(config)", patch, f"nothing to change; {may}")])
     if fixed := [key for key in keys if not _is_one_of(key, LIVE_KEYS)]:
-        raise ConfigError([_problem(key, None, f"cannot change; {may}") for key in fixed])
+        raise ConfigError(
+            [_problem(key, None, f"cannot change; {may}") for key in fixed[:MOST_REPORTED]]
+        )
     together = merged(overrides, patch)
     result = validate(_without_nulls(merged(config, together)))
     if result.permits is None and validate(config).permits is not None:

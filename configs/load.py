@@ -6,6 +6,7 @@ all of them are found in one pass, before anything starts.
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,6 +18,16 @@ from pydantic import BaseModel, ValidationError
 
 from ratchet.configs.pointers import pointer
 from ratchet.configs.run import RunConfig
+
+MOST_REPORTED = 100
+"""Mistakes that an error lists."""
+NEAR = 64
+"""A longer key was meant to be none that there is."""
+
+_PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
+# Each part begins where no other one could, so that a text is looked at once.
+_MANY_PARTS = re.compile(rf"""(?<![\\A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{16}}""")
+MOST_KEYS = 10_000
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,7 @@ def _problem(error: Any) -> Problem:
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         valid = list(_fields_at(location[:-1]))
-        near = difflib.get_close_matches(str(location[-1]), valid, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(location[-1])[:NEAR], valid, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(valid)}"
         message = f"unknown key; {hint}"
     elif error["type"] == "missing":
@@ -80,11 +91,32 @@ def validate(data: Any) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError([_problem(e) for e in error.errors(include_url=False)]) from None
+        found = error.errors(include_url=False)
+        problems = [_problem(e) for e in found[:MOST_REPORTED]]
+        if more := len(found) - len(problems):
+            problems.append(Problem("", "(config)", None, f"and {more} more mistakes"))
+        raise ConfigError(problems) from None
+
+
+def _require_few_keys(text: str) -> None:
+    """Raises ConfigError for TOML that takes long to read: by the square of a dotted key's parts,
+    and some microseconds for each table and key.
+    """
+    # What text in quotes has of them counts, too: prose has far fewer. A table costs four keys.
+    keys = text.count("=") + text.count(".") + 4 * text.count("\n[")
+    many_keys = f"not read: it has more than {MOST_KEYS} keys, or a quarter as many tables"
+    message = many_keys if keys > MOST_KEYS else ""
+    if not message and (many := _MANY_PARTS.search(text)):
+        line = text.count("\n", 0, many.start()) + 1
+        message = f"not read: a dotted key has more than 16 parts (line {line})"
+    if message:
+        raise ConfigError([Problem("", "(config)", None, message)])
 
 
 def parse(text: str, *, media: str = "toml") -> Any:
     """Parses TOML or JSON text to plain data; raises ConfigError with the place of a mistake."""
+    if media != "json":
+        _require_few_keys(text)
     try:
         return json.loads(text) if media == "json" else tomllib.loads(text)
     except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:

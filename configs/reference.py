@@ -26,7 +26,7 @@ _NO_KEYS = (
 
 
 def _unknown(key: str, section: type[Section]) -> str:
-    near = difflib.get_close_matches(key, section.model_fields, n=1, cutoff=0.8)
+    near = difflib.get_close_matches(key[:64], section.model_fields, n=1, cutoff=0.8)
     if near and near[0] != "api_key_var":
         return f"unknown key; did you mean {near[0]!r}?"
     if _SECRET.search(key):

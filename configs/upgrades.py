@@ -55,7 +55,9 @@ def from_2_to_3(config: Document) -> Document:
 
 
 def from_3_to_4(config: Document) -> Document:
-    """Nothing was computed again in the backward pass, as by default."""
+    """Hub names were of their main branch, and nothing was computed again in the backward pass; both
+    are the defaults.
+    """
     return config
 
 

@@ -14,6 +14,7 @@ from ratchet.activities.hosting.scratch import sweep_folders
 from ratchet.activities.runtime.children import hide_rooms
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage.store import ArtifactStore
+from ratchet.configs.home import private_folder
 from ratchet.worker.client import TemporalUnreachable, connect, register_search_attributes
 from ratchet.worker.health import Pulse, serve_health
 from ratchet.worker.lag import LagRecorder
@@ -28,6 +29,7 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
     """Runs the roles' workers until SIGTERM or SIGINT."""
     client = await connect()
     await register_search_attributes(client)
+    private_folder(settings.home)
     store = ArtifactStore(settings.store_url)
     free = store.free_bytes()
     if free is not None and free < LOW_DISK_BYTES:

@@ -29,7 +29,7 @@ from ratchet.activities.contracts.roles import WORKER_ROLES
 from ratchet.activities.hosting.keeper import write_record
 from ratchet.activities.hosting.reaper import sweep
 from ratchet.activities.runtime.children import module_command
-from ratchet.configs.home import home_folder
+from ratchet.configs.home import home_folder, private_folder
 from ratchet.workflows.protocol.messages import SEARCH_ATTRIBUTES
 
 PREFERRED_PORTS = {"temporal": 7233, "temporal_ui": 8233, "api": 8080}
@@ -87,7 +87,7 @@ class Stack:
 
     def up(self) -> Addresses:
         """Starts what is missing and waits until all of it answers."""
-        self.home.mkdir(parents=True, exist_ok=True)
+        private_folder(self.home)
         free = shutil.disk_usage(self.home).free
         if free < MIN_FREE_BYTES:
             raise StackError(

@@ -31,7 +31,7 @@ from ratchet.activities.inference.devices import engine_threads, on_cpu
 from ratchet.activities.inference.engine import HEALTH, engine_env, engine_healthy
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.training.policy import Recipe, digest
-from ratchet.configs.home import home_folder
+from ratchet.configs.home import home_folder, private_folder
 from ratchet.configs.model import DEFAULT_POLICY
 from ratchet.worker.stack import StackError, answers
 
@@ -138,7 +138,7 @@ def server_of(
     cpu = on_cpu()
     port = port or free_port("127.0.0.1")
     url = f"http://127.0.0.1:{port}"
-    home.mkdir(parents=True, exist_ok=True)
+    private_folder(home)
     spec = ServerSpec(
         name=f"frozen {name}",
         argv=server_argv(folder, name, port, context=context, cpu=cpu),

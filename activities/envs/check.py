@@ -8,7 +8,6 @@ requests from stdin and writes a list of findings to stdout.
 import asyncio
 import itertools
 import json
-import os
 import sys
 import time
 from collections import defaultdict
@@ -20,7 +19,12 @@ from ratchet.activities.contracts import names
 from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
 from ratchet.activities.envs import loading
 from ratchet.activities.envs.probe import probe
-from ratchet.activities.runtime.children import as_parent, end_with_parent, module_command
+from ratchet.activities.runtime.children import (
+    as_parent,
+    child_env,
+    end_with_parent,
+    module_command,
+)
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
@@ -68,7 +72,7 @@ class EnvActivities:
         process = await asyncio.create_subprocess_exec(
             *module_command("ratchet.activities.envs.check"),
             cwd=scratch,
-            env={**os.environ, **loading.process_env(path, scratch), **as_parent()},
+            env=child_env(loading.process_env(path, scratch), as_parent()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -214,17 +218,21 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
         message = f"environment {env_id!r} cannot be imported: {_summary(error)}"
         finding["problems"].append(_problem(f"{pointer}/id", message))
         return finding
+    secrets: list[str] = []
     try:
-        taskset = loading.load_taskset(env_id, request["args"], request["kind"])
-        loading.server_config(env_id, request["args"], 1.0)
+        args = loading.with_variables(request["args"], secrets)
+        taskset = loading.load_taskset(env_id, args, request["kind"])
+        loading.server_config(env_id, args, 1.0)
         count = _count(taskset)
     except ValidationError as error:
         known = ", ".join(fields)
-        message = f"args of {env_id!r}: {_summary(error)} (it takes: {known})"
+        reason = loading.without(secrets, _summary(error))
+        message = f"args of {env_id!r}: {reason} (it takes: {known})"
         finding["problems"].append(_problem(f"{pointer}/args", message))
         return finding
     except Exception as error:
-        message = f"environment {env_id!r} does not load with these args: {_summary(error)}"
+        reason = loading.without(secrets, _summary(error))
+        message = f"environment {env_id!r} does not load with these args: {reason}"
         finding["problems"].append(_problem(f"{pointer}/args", message))
         return finding
     finding["examples"] = count

@@ -36,8 +36,10 @@ def main() -> None:
     end_with_parent()
     request = json.load(sys.stdin)
     part = f"{request['out']}.part-{os.getpid()}"
+    secrets: list[str] = []
     try:
-        taskset = loading.load_taskset(request["id"], request["args"], request["kind"])
+        args = loading.with_variables(request["args"], secrets)
+        taskset = loading.load_taskset(request["id"], args, request["kind"])
         with open(part, "w", encoding="utf-8") as file:
             for task in itertools.islice(iter(taskset), request["count"]):
                 file.write(json.dumps(task.data.model_dump(mode="json")) + "\n")
@@ -52,7 +54,7 @@ def main() -> None:
             reason += f" ({type(cause).__name__}: {cause})"
         if cause is not None:
             reason += f"; {remedy(cause)}"
-        print(" ".join(reason.split()), file=sys.stderr)
+        print(" ".join(loading.without(secrets, reason).split()), file=sys.stderr)
         sys.exit(BROKEN if cause is None else UNREACHABLE)
 
 

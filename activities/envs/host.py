@@ -15,6 +15,7 @@ from ratchet.activities.hosting.spec import ServerSpec, free_port
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.configs.env import EnvConfig
+from ratchet.configs.home import private_file
 from ratchet.configs.run import RunConfig
 
 PROBE_S = 3.0
@@ -49,10 +50,12 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
         return await probe(address, PROBE_S) == "up"
 
     scratch = ctx.scratch(f"env-{host.run_id}-{host.name}-{epoch}")
+    # Everyone on the machine may read command lines.
+    file = private_file(scratch / "server.json", json.dumps(input))
     return ServerSpec(
         name=f"env-{host.name}-{epoch}",
         argv=module_command(
-            "ratchet.activities.envs.server", "--address", address, "--config", json.dumps(input)
+            "ratchet.activities.envs.server", "--address", address, "--config", str(file)
         ),
         address=address,
         cwd=scratch,

@@ -6,10 +6,13 @@ import path is arranged here and nowhere else. A worker never imports an environ
 
 import difflib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ratchet.activities.contracts.names import SHIPPED_ENVS
+from ratchet.configs.env import variable_of
+from ratchet.configs.reference import HIDDEN
 
 SHIPPED_DIR = Path(__file__).resolve().parent / "shipped"
 
@@ -57,6 +60,33 @@ def suggestion(env_id: str, env_path: str | None) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     return "known ids: " + ", ".join(repr(name) for name in known)
+
+
+def with_variables(args: Any, secrets: list[str]) -> Any:
+    """`args` with a variable of this process for every `{ env_var = "NAME" }`; their values are
+    added to `secrets`. Raises ValueError that names a variable that is not set.
+    """
+    if (name := variable_of(args)) is not None:
+        value = os.environ.get(name)
+        if not value:
+            raise ValueError(
+                f"args take the environment variable {name}, which is not set on this worker; set "
+                "it where rollout workers and env hosts are started"
+            )
+        secrets.append(value)
+        return value
+    if isinstance(args, dict):
+        return {key: with_variables(item, secrets) for key, item in args.items()}
+    if isinstance(args, list):
+        return [with_variables(item, secrets) for item in args]
+    return args
+
+
+def without(secrets: Sequence[str], text: str) -> str:
+    """`text` with nothing of `secrets` in it."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return text
 
 
 # The rest runs inside such a process: it imports verifiers and the environment.

@@ -8,14 +8,18 @@ and `difference` compares one with the tokenizer's template on six conversations
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ratchet.activities.runtime.children import as_parent, end_with_parent, module_command
+from ratchet.activities.runtime.children import (
+    as_parent,
+    child_env,
+    end_with_parent,
+    module_command,
+)
 from ratchet.activities.storage.keys import POLICY_FILE
 from ratchet.configs.model import ModelConfig
 
@@ -240,7 +244,7 @@ def problem_aside(model: ModelConfig, folder: Path) -> str | None:
         capture_output=True,
         text=True,
         timeout=CHECK_TIMEOUT_S,
-        env={**os.environ, **as_parent()},
+        env=child_env(as_parent()),
     )
     if done.returncode != 0:
         raise RuntimeError(f"checking the renderer ended with {done.returncode}: {done.stderr}")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ratchet.activities.hosting import keeper, reaper
 from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.runtime.children import child_env
 
 GRACE_S = 5.0
 KEEPER_LOST = "its keeper was killed"
@@ -74,12 +75,10 @@ class ServerProcess:
         # Servers that rename themselves would otherwise overwrite their environment, and so
         # the mark, where a sweep reads it.
         extra = {**self.spec.env, keeper.MARK: mark, "SPT_NOENV": "1"}
-        # Servers run other people's code and need no door to Temporal.
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("TEMPORAL_")}
         order = {
             "argv": self.spec.argv,
             "cwd": str(self.spec.cwd),
-            "env": {**inherited, **extra},
+            "env": child_env(extra),
             "grace_s": self.grace_s,
             "identity": {"run": self.run, "host": self.host, "epoch": self.epoch},
         }

@@ -57,6 +57,8 @@ def engine_argv(
     argv = module_command("vllm.entrypoints.openai.api_server")
     argv += ["--host", bind, "--port", str(port)]
     argv += ["--model", str(weights), "--served-model-name", model]
+    # Other formats run code while they load.
+    argv += ["--load-format", "safetensors"]
     argv += ["--seed", str(config.seed), "--dtype", inference.dtype]
     argv += ["--max-model-len", str(config.context)]
     argv += ["--max-num-seqs", str(inference.max_num_seqs)]

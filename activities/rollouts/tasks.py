@@ -15,7 +15,7 @@ from typing import Any
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rollouts import Kind
 from ratchet.activities.envs import dump, loading
-from ratchet.activities.runtime.children import as_parent, module_command
+from ratchet.activities.runtime.children import as_parent, child_env, module_command
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.storage.store import StoreUnavailable
@@ -79,7 +79,7 @@ class TaskLibrary:
         process = await asyncio.create_subprocess_exec(
             *module_command("ratchet.activities.envs.dump"),
             cwd=scratch,
-            env={**os.environ, **loading.process_env(env.path, scratch), **as_parent()},
+            env=child_env(loading.process_env(env.path, scratch), as_parent()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,

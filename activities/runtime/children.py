@@ -3,8 +3,10 @@
 Helpers (prepare, dump and check) have no keeper: their worker ends them as long as it lives, and
 the kernel does it afterwards. Servers have one (`ratchet.activities.hosting.keeper`).
 
-Invariants: no such process finds a module in its working folder, where users keep code of any name,
-nor one of our rooms as `api` or `worker`: a worker begins with `hide_rooms()`.
+Invariants: every process that may run other people's code is given `child_env`, which holds no door
+to Temporal and no key of the API. No such process finds a module in its working folder, where users
+keep code of any name, nor one of our rooms as `api` or `worker`: a worker begins with
+`hide_rooms()`.
 For helpers the starter passes `as_parent()` in the environment, and the helper's main() begins with
 `end_with_parent()`. The kernel's signal is sent when the THREAD ends that started the helper, so
 that has to be one that lives as long as its process: the worker's event loop, in the main thread.
@@ -14,9 +16,11 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 PARENT = "RATCHET_PARENT_PID"
+API_KEYS = ("RATCHET_API_KEY", "RATCHET_API_KEYS")
 _PR_SET_PDEATHSIG = 1
 _ROOMS = Path(__file__).resolve().parents[2]
 """Where the rooms lie: a checkout, or `ratchet` itself in an installed package."""
@@ -40,6 +44,20 @@ def hide_rooms() -> None:
 
 def _without_rooms(folders: list[str]) -> list[str]:
     return [folder for folder in folders if Path(folder).resolve() != _ROOMS]
+
+
+def child_env(*more: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that a worker starts, helper or server: the worker's own less
+    what leads into the service itself, and then `more`.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TEMPORAL_") and name not in API_KEYS
+    }
+    for added in more:
+        kept |= added
+    return kept
 
 
 def as_parent() -> dict[str, str]:

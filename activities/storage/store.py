@@ -34,6 +34,7 @@ from typing import Any
 import fsspec
 
 from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.storage.cache import Cache
 
 MARKER = ".commit"
 MANIFEST = "manifest.json"
@@ -224,20 +225,24 @@ class ArtifactStore:
         require_schema(ref.key, ref.schema, schema)
         files = self.manifest(ref)
         if self.local:
-            target = Path(self.path(ref.path))
-        else:
-            target = (cache or Path(tempfile.gettempdir()) / "ratchet-cache") / ref.sha256
+            for name in files:
+                self._verify_file(ref, name, *files[name])
+            return Path(self.path(ref.path))
+        kept = Cache() if cache is None else None
+        target = kept.entry(ref.sha256) if kept else (cache or Path()) / ref.sha256
         for name, (sha, size) in files.items():
             path, file = f"{ref.path}/{name}", target / name
             try:
                 with self._reaching("read", path, FileNotFoundError):
-                    if not self.local and not (file.exists() and digest(file) == sha):
+                    if not (file.exists() and digest(file) == sha):
                         self._download(path, file)
                     result, length = digest(file), file.stat().st_size
             except FileNotFoundError:
                 raise CorruptArtifact(f"{ref.key}: {path} is missing") from None
             if result != sha:
                 raise _mismatch(ref.key, path, length, size)
+        if kept:
+            kept.trim()
         return target
 
     def manifest(self, ref: ArtifactRef) -> dict[str, tuple[str, int]]:
@@ -245,7 +250,25 @@ class ArtifactStore:
         manifest = self._part(ref, f"{ref.path}/{MANIFEST}")
         if hashlib.sha256(manifest).hexdigest() != ref.sha256:
             raise CorruptArtifact(f"{ref.key}: {ref.path}/{MANIFEST} does not match its sha256")
-        return {name: (sha, size) for name, (sha, size) in json.loads(manifest).items()}
+        files = {name: (sha, size) for name, (sha, size) in json.loads(manifest).items()}
+        for name in files:
+            # Whoever can write to the store names files, and readers write them to their own disks.
+            if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
+                raise CorruptArtifact(
+                    f"{ref.key}: {ref.path}/{MANIFEST} names {name!r}, which is outside of it"
+                )
+        return files
+
+    def _verify_file(self, ref: ArtifactRef, name: str, sha: str, size: int) -> None:
+        result, length = hashlib.sha256(), 0
+        try:
+            for piece in self.pieces(ref, name):
+                result.update(piece)
+                length += len(piece)
+        except FileNotFoundError:
+            raise CorruptArtifact(f"{ref.key}: {ref.path}/{name} is missing") from None
+        if result.hexdigest() != sha:
+            raise _mismatch(ref.key, f"{ref.path}/{name}", length, size)
 
     def copy(
         self, ref: ArtifactRef, key: str, *, attempt: str, without: Collection[str] = ()
@@ -263,10 +286,14 @@ class ArtifactStore:
                 key, folder, attempt=attempt, schema=ref.schema, without=left_out
             )
 
-    def verify(self, ref: ArtifactRef) -> None:
-        """Reads all of an artifact; raises CorruptArtifact."""
+    def verify(self, ref: ArtifactRef, *, schema: int | None = None) -> None:
+        """Reads all of an artifact and keeps nothing of it; raises CorruptArtifact. `schema` is the
+        latest that the caller reads; none: whatever it has.
+        """
         if _is_folder(ref):
-            self.fetch_folder(ref, schema=ref.schema)
+            require_schema(ref.key, ref.schema, schema or ref.schema)
+            for name, (sha, size) in self.manifest(ref).items():
+                self._verify_file(ref, name, sha, size)
         else:
             self.get(ref, schema=ref.schema)
 

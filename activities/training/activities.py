@@ -41,7 +41,7 @@ from ratchet.activities.contracts.training import (
 from ratchet.activities.envs import rendering
 from ratchet.activities.hosting.scratch import working_folder
 from ratchet.activities.inference.transfers import transfer_of
-from ratchet.activities.runtime.children import as_parent, module_command
+from ratchet.activities.runtime.children import as_parent, child_env, module_command
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
@@ -148,6 +148,7 @@ class TrainerActivities:
     async def _prepare(self, config: RunConfig, scratch: Path, out: Path) -> None:
         order = {
             "name": config.model.name,
+            "revision": config.model.revision,
             "env": config.model.warm_start_env,
             "seed": config.seed,
             "renderer": config.model.renderer,
@@ -162,7 +163,7 @@ class TrainerActivities:
             process = await asyncio.create_subprocess_exec(
                 *argv,
                 cwd=scratch,
-                env={**os.environ, "TQDM_DISABLE": "1", **as_parent()},
+                env=child_env({"TQDM_DISABLE": "1"}, as_parent()),
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,

@@ -20,11 +20,11 @@ from ratchet.activities.training import memory, smollm2
 from ratchet.activities.training.custom_loss import module_file
 from ratchet.activities.training.policy import Recipe
 from ratchet.activities.training.tokenizer import IM_END, IM_START
-from ratchet.configs.model import DEFAULT_POLICY, SMOLLM2, version_named
+from ratchet.configs.model import DEFAULT_POLICY, HUB_NAME, SMOLLM2, version_named
 from ratchet.configs.run import RunConfig
 
 HUB_TIMEOUT_S = 8.0
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+WEIGHTS = "*.safetensors"
 
 
 def check_model(config: RunConfig) -> list[CheckProblem]:
@@ -74,7 +74,7 @@ def _check_model(config: RunConfig) -> list[CheckProblem]:
         return []
     if _is_path(name):
         return _check_folder(config, Path(name).expanduser())
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+    if not re.fullmatch(HUB_NAME, name):
         return [_problem(f"{name!r} is neither a folder nor a hub name ('owner/model')")]
     return _check_hub(config)
 
@@ -117,7 +117,7 @@ def _check_folder(config: RunConfig, folder: Path) -> list[CheckProblem]:
     if not about.is_file():
         return [_problem(f"{str(folder)!r} holds no model: config.json is missing")]
     problems = _check_config(config, about)
-    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+    if not any(folder.glob(WEIGHTS)):
         problems.append(_problem(f"{str(folder)!r} holds no weights (*.safetensors)"))
     problems += _check_tokenizer(config, folder)
     if not problems and (differs := rendering.problem_aside(config.model, folder)) is not None:
@@ -201,7 +201,9 @@ def _check_hub(config: RunConfig) -> list[CheckProblem]:
 
     name = config.model.name
     try:
-        path = hf_hub_download(name, "config.json", etag_timeout=HUB_TIMEOUT_S)
+        path = hf_hub_download(
+            name, "config.json", revision=config.model.revision, etag_timeout=HUB_TIMEOUT_S
+        )
     except LocalEntryNotFoundError:
         return [
             _problem(

@@ -54,19 +54,26 @@ def untie(model: Any) -> bool:
     return shared
 
 
-def load_model(source: str | Path) -> Any:
+SAFE = {"use_safetensors": True, "trust_remote_code": False}
+"""How a model that someone names is loaded: nothing of it runs."""
+
+
+def load_model(source: str | Path, revision: str | None = None) -> Any:
     """An untied causal language model with float32 weights, whatever the dtype of the files.
 
     It is in evaluation mode and stays there: the loss compares with the probabilities of the
     engine, which knows no dropout.
 
-    `source` is a folder in Hugging Face layout or a hub name. Raises what transformers raises
-    (OSError, ValueError) where it holds no such model.
+    `source` is a folder in Hugging Face layout or a hub name, of which `revision` is meant. Raises
+    what transformers raises (OSError, ValueError) where it holds no such model, or none whose
+    weights are safetensors.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        source, revision=revision or "main", dtype=torch.float32, **SAFE
+    )
     untie(model)
     return model.eval()
 

@@ -1,9 +1,9 @@
 """Makes the weights of version 0.
 
 `python -m ratchet.activities.training.prepare --order FILE --out DIR`. The order is JSON: {name,
-env, seed}, and may have `renderer`, as the config names it, `recipe`: what of the default
-policy's recipe is to be otherwise, and of another run's version `folder`, where that lies, `base`
-and `license`, which it descends from and has.
+env, seed}, and may have `revision` and `renderer`, as the config names them, `recipe`: what of the
+default policy's recipe is to be otherwise, and of another run's version `folder`, where that lies,
+`base` and `license`, which it descends from and has.
 Progress goes to standard output, one JSON line a report: {"progress": text}. Whatever the source,
 the result is an untied model in Hugging Face layout with tokenizer, fingerprints, canary and
 `policy.json` (`storage.keys`). A model that cannot be loaded ends the process with code 2 and
@@ -60,7 +60,7 @@ def make_default(recipe: Recipe, env: str, seed: int) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def load_given(name: str, source: str) -> tuple[Any, Any]:
+def load_given(name: str, source: str, revision: str | None = None) -> tuple[Any, Any]:
     """Model and tokenizer of the folder or hub name `source`, which the config names `name`; ends
     the process where there is none.
     """
@@ -69,7 +69,10 @@ def load_given(name: str, source: str) -> tuple[Any, Any]:
     from ratchet.activities.training.model import load_model
 
     try:
-        return load_model(source), AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=revision or "main", trust_remote_code=False
+        )
+        return load_model(source, revision), tokenizer
     except (OSError, ValueError, KeyError) as error:
         _end(f"model {name!r} cannot be loaded: {error}")
 
@@ -127,8 +130,9 @@ def main() -> None:
             _end(str(error))
         origin = f"{SMOLLM2}, from {smollm2.source()}"
     else:
-        model, tokenizer = load_given(order["name"], order.get("folder", order["name"]))
-        origin = order["name"]
+        name, revision = order["name"], order.get("revision")
+        model, tokenizer = load_given(name, order.get("folder", name), revision)
+        origin = f"{name} at {revision}" if revision else name
     # Which dtype engines will have is a matter of the runs that start from it.
     export(model, tokenizer, options.out, served=get_args(Dtype), noise=True)
     from_what = descent(order)

@@ -1,7 +1,8 @@
-"""What a config may name where an API has keys: code, hosts, and variables that hold keys. Pure.
+"""What a config may name where an API has keys: code, hosts, models, flags of engines, and the
+variables that hold keys. Pure.
 
 Whoever may create runs would else run anything that workers can import, have them read their files,
-or have them send their own secrets anywhere. Three allow-lists, each a setting of the API; None
+or have them send their own secrets anywhere. Five allow-lists, each a setting of the API; None
 stands for one that is not in force:
 
 - RATCHET_CUSTOM_CODE: modules, which stand for themselves and all below (functions, environments,
@@ -10,33 +11,44 @@ stands for one that is not in force:
   no entry.
 - RATCHET_KEY_VARS: variables of workers with keys of endpoints. RATCHET_…_KEY needs no entry, but
   for RATCHET_API_KEY, which is the API's own.
+- RATCHET_MODELS: hub names ('*' stands for anything), and absolute folders with all below. Models
+  that ship and versions of other runs need no entry. A hub name is pinned to a commit.
+- RATCHET_ENGINE_FLAGS: flags in `inference.extra_args`, besides those that are about speed alone.
+
+With or without lists, flags of engines that Ratchet sets itself are refused.
 """
 
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
 from ratchet.activities.contracts.names import SHIPPED_ENVS
+from ratchet.api.http import env_args
 from ratchet.api.http.security import is_loopback
 from ratchet.api.schemas.problems import FieldError, printable, shown
+from ratchet.configs import engine_flags
 from ratchet.configs.base import FunctionSection
 from ratchet.configs.env import EnvConfig
+from ratchet.configs.load import MOST_REPORTED
+from ratchet.configs.model import COMMIT, HUB_NAME, SHIPPED_MODELS, ModelConfig, version_named
 from ratchet.configs.pointers import pointer
 from ratchet.configs.reference import FrozenModelConfig
 from ratchet.configs.run import RunConfig
+from ratchet.configs.trainer import InferenceConfig
 
 Allowed = Sequence[str] | None
 Place = tuple[str | int, ...]
 """Where in the config something is: keys and indexes, from the outermost inwards."""
 
 CODE, HOSTS, VARIABLES = "RATCHET_CUSTOM_CODE", "RATCHET_ENDPOINT_HOSTS", "RATCHET_KEY_VARS"
-JUDGES = ("decision", "reference", "rubric")
-"""Judges that verifiers ships."""
+MODELS, FLAGS = "RATCHET_MODELS", "RATCHET_ENGINE_FLAGS"
 
 
 class _Named(NamedTuple):
@@ -45,10 +57,18 @@ class _Named(NamedTuple):
     """
 
     place: Place
-    value: str
+    value: Any
     what: str
     setting: str
     admits: Callable[[Sequence[str]], bool]
+
+
+class _Mistake(NamedTuple):
+    """Something that no list could allow."""
+
+    place: Place
+    value: Any
+    message: str
 
 
 # -- what a list admits -----------------------------------------------------------------------
@@ -101,6 +121,15 @@ def _readable(variable: str, variables: Sequence[str]) -> bool:
     return bool(own) or variable in variables
 
 
+def _loadable(name: str, models: Sequence[str]) -> bool:
+    if name in SHIPPED_MODELS or version_named(name):
+        return True
+    # What is no hub name is a folder; one that climbs out of a listed one is not below it.
+    if re.fullmatch(HUB_NAME, name) is None or {".", ".."} & set(name.split("/")):
+        return name.startswith("/") and _below(name, models)
+    return any(fnmatchcase(name, entry) for entry in models if not entry.startswith("/"))
+
+
 # -- what a config names ----------------------------------------------------------------------
 
 
@@ -120,7 +149,7 @@ def _plugin(place: Place, value: str, what: str, shipped: Sequence[str]) -> _Nam
     return _Named(place, value, what, CODE, partial(_plugged, value, shipped))
 
 
-def _in_section(section: BaseModel, place: Place) -> Iterator[_Named]:
+def _in_section(section: BaseModel, place: Place) -> Iterator[_Named | _Mistake]:
     match section:
         case FrozenModelConfig():
             yield _host((*place, "base_url"), section.base_url)
@@ -130,14 +159,56 @@ def _in_section(section: BaseModel, place: Place) -> Iterator[_Named]:
             yield _Named((*place, "function"), section.function, "names code", CODE, admits)
         case EnvConfig():
             yield _plugin((*place, "id"), section.id, "names an environment", SHIPPED_ENVS)
-            yield from _in_args(section.args, (*place, "args"))
+            for use in env_args.uses(section.args, (*place, "args")):
+                yield _used(use)
+        case ModelConfig():
+            yield from _in_model(section, place)
+        case InferenceConfig():
+            for number, argument in enumerate(section.extra_args):
+                admits = partial(engine_flags.admitted, argument)
+                flag = (*place, "extra_args", number)
+                yield _Named(flag, argument, "names a flag of engines", FLAGS, admits)
     if isinstance(section, FunctionSection | EnvConfig) and section.path is not None:
         yield _folder((*place, "path"), section.path, "names a folder of code")
     if isinstance(section, EnvConfig) and section.address is not None:
         yield _host((*place, "address"), section.address)
 
 
-def _in_config(value: Any, place: Place = ()) -> Iterator[_Named]:
+def _in_model(model: ModelConfig, place: Place) -> Iterator[_Named | _Mistake]:
+    name = model.name
+    yield _Named((*place, "name"), name, "names a model", MODELS, partial(_loadable, name))
+    hub = name not in SHIPPED_MODELS and re.fullmatch(HUB_NAME, name) is not None
+    if hub and re.fullmatch(COMMIT, model.revision or "") is None:
+        message = (
+            f"a model of the hub is pinned where the API has keys: set model.revision to the "
+            f"commit of {name!r} (40 hex digits) whose weights are meant"
+        )
+        yield _Mistake((*place, "revision"), model.revision, message)
+    # Options become keys of the renderer's own config, where this one names a class.
+    if imported := model.renderer_options.get("import_path"):
+        admits = partial(_function, str(imported))
+        option = (*place, "renderer_options", "import_path")
+        yield _Named(option, imported, "names code", CODE, admits)
+
+
+def _used(use: env_args.Use) -> _Named | _Mistake:
+    """What an argument of an environment does, as something that a list allows or none could."""
+    place, value = use.place, use.value
+    match use.kind:
+        case "host":
+            return _host(place, value)
+        case "variable":
+            return _variable(place, value)
+        case "function":
+            return _Named(place, value, "names code", CODE, partial(_function, value))
+        case "file":
+            return _folder(place, value, "names a file")
+        case "judge":
+            return _plugin(place, value, "names a judge", env_args.JUDGES)
+    return _Mistake(place, value, use.message)
+
+
+def _in_config(value: Any, place: Place = ()) -> Iterator[_Named | _Mistake]:
     if isinstance(value, BaseModel):
         yield from _in_section(value, place)
         for name in type(value).model_fields:
@@ -147,56 +218,59 @@ def _in_config(value: Any, place: Place = ()) -> Iterator[_Named]:
             yield from _in_config(item, (*place, number))
 
 
-def _in_args(value: Any, place: Place) -> Iterator[_Named]:
-    """What verifiers lets the args of any environment plug in, wherever it stands in them."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value)
-    for name, item in inner:
-        below = (*place, name)
-        match name, item:
-            case "judges", _ if item:
-                yield from _in_judges(item, below)
-            case "headers_from_env", dict():
-                yield from (_variable((*below, key), str(named)) for key, named in item.items())
-            case "fn", str():
-                yield _Named(below, item, "names code", CODE, partial(_function, item))
-            case "system_prompt", str():
-                yield _folder(below, item, "names a file")
-            case "base_url", str():
-                yield _host(below, item)
-            case "api_key_var", str():
-                yield _variable(below, item)
-        if isinstance(item, dict | list):
-            yield from _in_args(item, below)
+# -- what is refused ----------------------------------------------------------------------------
 
 
-def _in_judges(judges: Any, place: Place) -> Iterator[_Named]:
-    # Pairs would do for verifiers, too, and could hold anything unseen.
-    for number, judge in enumerate(judges if isinstance(judges, list) else [None]):
-        input = judge if isinstance(judge, dict) else {}
-        plugin, prompt = str(input.get("id")), input.get("prompt")
-        yield _plugin((*place, number, "id"), plugin, "names a judge", JUDGES)
-        if prompt is not None:
-            yield _folder((*place, number, "prompt"), str(prompt), "names a file")
+def _error(place: Place, value: Any, message: str) -> FieldError:
+    return FieldError(
+        pointer=printable(pointer(*place)),
+        key=printable(".".join(map(str, place))),
+        value=shown(value),
+        message=message,
+    )
+
+
+def own_flags(config: RunConfig) -> list[FieldError]:
+    """Flags of engines in the config that are Ratchet's own, lists or not."""
+    arguments = config.inference.extra_args
+    return [
+        _error(("inference", "extra_args", number), arguments[number], message)
+        for number, message in islice(engine_flags.own_flags(arguments), MOST_REPORTED)
+    ]
 
 
 def refused(
-    config: RunConfig, code: Allowed, hosts: Allowed = None, variables: Allowed = None
+    config: RunConfig,
+    code: Allowed,
+    hosts: Allowed = None,
+    variables: Allowed = None,
+    models: Allowed = None,
+    flags: Allowed = None,
 ) -> list[FieldError]:
-    """What of the config is not allowed; a list that is None allows everything."""
-    lists = {CODE: code, HOSTS: hosts, VARIABLES: variables}
+    """What of the config is not allowed; a list that is None allows everything. What no list could
+    allow is refused where code is not free.
+    """
+    lists = {CODE: code, HOSTS: hosts, VARIABLES: variables, MODELS: models, FLAGS: flags}
     besides = {
         CODE: f"environments that ship ({', '.join(SHIPPED_ENVS)}), and",
         HOSTS: "loopback, and",
         VARIABLES: "RATCHET_…_KEY, and",
+        MODELS: f"{', '.join(SHIPPED_MODELS)}, versions of other runs, and",
+        FLAGS: "flags that are about speed alone, and",
     }
-    return [
-        FieldError(
-            pointer=printable(pointer(*named.place)),
-            key=printable(".".join(map(str, named.place))),
-            value=shown(named.value),
-            message=f"{named.what} that the API does not allow; allowed: {besides[named.setting]} "
-            f"what {named.setting} of the API lists: {', '.join(allowed) or 'nothing'}",
-        )
-        for named in _in_config(config)
-        if (allowed := lists[named.setting]) is not None and not named.admits(allowed)
-    ]
+    errors: list[FieldError] = []
+    for input in _in_config(config):
+        if len(errors) == MOST_REPORTED:
+            break
+        if isinstance(input, _Mistake):
+            if code is not None:
+                errors.append(_error(*input))
+            continue
+        allowed = lists[input.setting]
+        if allowed is not None and not input.admits(allowed):
+            message = (
+                f"{input.what} that the API does not allow; allowed: {besides[input.setting]} what "
+                f"{input.setting} of the API lists: {', '.join(allowed) or 'nothing'}"
+            )
+            errors.append(_error(input.place, input.value, message))
+    return errors

@@ -10,6 +10,8 @@ from ratchet.configs.load import ConfigError, parse
 
 MEDIA_TYPES = {"application/json": "json", "application/toml": "toml", "text/toml": "toml"}
 MAX_DEPTH = 32
+MAX_VALUES = 10_000
+"""Keys and values of one body: what is made of each takes time."""
 
 
 def _too_large(limit: int) -> ApiProblem:
@@ -69,18 +71,36 @@ def decode(data: bytes, media: str) -> Any:
         raise unreadable(f"not valid {media}: {error}") from None
 
 
-def _deeper_than(data: Any, levels: int) -> bool:
-    inner = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
-    return any(levels == 0 or _deeper_than(item, levels - 1) for item in inner)
+def _require_bounded(data: Any) -> None:
+    """Raises 400 or 413 for data that is deeper or larger than is read here."""
+    left, level, values = [data], 0, 0
+    while left := [
+        item
+        for inner in left
+        for item in (
+            inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+        )
+    ]:
+        level, values = level + 1, values + len(left)
+        if level > MAX_DEPTH:
+            raise unreadable(f"The body is nested more than {MAX_DEPTH} levels deep.")
+        if values > MAX_VALUES:
+            raise ApiProblem(
+                413,
+                "body-too-large",
+                "The body is too large",
+                f"A body may hold at most {MAX_VALUES} values; large data belongs in files that a "
+                "config names.",
+            )
 
 
 def require_portable(data: Any) -> Any:
     """`data` if JSON can carry it everywhere.
 
-    Raises 400 for NaN, infinities, lone surrogates and more than MAX_DEPTH levels.
+    Raises 400 for NaN, infinities, lone surrogates and more than MAX_DEPTH levels, 413 for more
+    than MAX_VALUES values.
     """
-    if _deeper_than(data, MAX_DEPTH):
-        raise unreadable(f"The body is nested more than {MAX_DEPTH} levels deep.")
+    _require_bounded(data)
     try:
         json.dumps(data, ensure_ascii=False, allow_nan=False, default=str).encode()
     except UnicodeEncodeError:

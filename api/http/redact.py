@@ -19,7 +19,9 @@ _NAMES = (
 # What follows a name in ordinary sentences about it.
 _SAID = (
     r"(?!(?:an?|are|cannot|does|false|field|has|in|is|it|may|missing|must|needs?|no|none|not|null"
-    r"|required|set|should|that|the|true|unknown|unset|was|were|with|key)(?![^\s\"'`,.;:!?)}\]])|…|\.\.\.|\[hidden\])"
+    r"|required|set|should|that|the|true|unknown|unset|was|were|with|key)(?![^\s\"'`,.;:!?)}\]])|…|\.\.\.|\[hidden\]"
+    # What stands for a secret in a config names a variable.
+    r"|\{[ \t]*\\?[\"']?env_var\b)"
 )
 # In quotes to the closing one, or else to the end of the line; without quotes up to a blank.
 _VALUE = (

@@ -8,7 +8,7 @@ is ever logged.
 import ipaddress
 import math
 import time
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,7 +20,13 @@ from ratchet.api.schemas.problems import ApiProblem
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 GUARDED = ("/v1", "/metrics")
-HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+)
+UNFRAMED = (b"content-security-policy", b"frame-ancestors 'none'")
+"""For what has no policy of its own; the dashboard's says so, too."""
 
 
 def is_loopback(host: str) -> bool:
@@ -67,6 +73,12 @@ class Bucket:
         return (1.0 - self._left) / self._rate
 
 
+def bearer(keys: Sequence[ApiKey], authorization: str) -> ApiKey | None:
+    """The key that a header `Authorization` carries, if it is one of `keys`."""
+    scheme, _, input = authorization.partition(" ")
+    return key_for(keys, input.strip()) if scheme.lower() == "bearer" else None
+
+
 def _refused(status: int, kind: str, title: str, detail: str, wait_s: float = 0.0) -> ApiProblem:
     return ApiProblem(status, kind, title, detail, retry_after_s=math.ceil(wait_s) or None)
 
@@ -95,7 +107,9 @@ class Guard:
 
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *HEADERS]
+                given = list(message.get("headers", ()))
+                policy = any(name.lower() == UNFRAMED[0] for name, _ in given)
+                message["headers"] = [*given, *HEADERS, *([] if policy else [UNFRAMED])]
             await send(message)
 
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
@@ -115,7 +129,16 @@ class Guard:
     def _require_here(self, method: str, headers: MutableMapping[bytes, str]) -> None:
         """Refuses what another site's page sends, or sends under a name made to lead here."""
         host = headers.get(b"host", "")
-        name = urlsplit(f"//{host}").hostname or ""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            sender = urlsplit(headers.get(b"origin", "")).netloc
+        except ValueError:
+            raise _refused(
+                400,
+                "bad-header",
+                "A header cannot be read",
+                "Host and Origin name a host, and maybe a port; one of them does not.",
+            ) from None
         if self._hosts and name not in self._hosts:
             raise _refused(
                 403,
@@ -125,7 +148,7 @@ class Guard:
                 "names are refused.",
             )
         origin = headers.get(b"origin")
-        own = origin is None or urlsplit(origin).netloc == host
+        own = origin is None or sender == host
         # A proxy may send on under another name what came to the public one.
         if (
             method not in SAFE
@@ -142,8 +165,7 @@ class Guard:
             )
 
     def _require_key(self, method: str, headers: MutableMapping[bytes, str]) -> ApiKey:
-        scheme, _, input = headers.get(b"authorization", "").partition(" ")
-        key = key_for(self._keys, input.strip()) if scheme.lower() == "bearer" else None
+        key = bearer(self._keys, headers.get(b"authorization", ""))
         if key is None:
             raise _refused(
                 401,
@@ -184,14 +206,16 @@ def documented_security(document: dict[str, Any]) -> None:
     }
     schema = {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}
     reported = {
+        "400": "Host, Origin or the body cannot be read.",
         "401": "No key, or none that is known.",
         "403": "The key lacks the scope, or another site's page sent the request.",
         "429": "The key's rate limit is used up; Retry-After says for how long.",
     }
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            wanted = reported if path.startswith(GUARDED) else {"403": reported["403"]}
-            if path.startswith(GUARDED):
+            guarded = path.startswith(GUARDED)
+            wanted = reported if guarded else {s: reported[s] for s in ("400", "403")}
+            if guarded:
                 operation["security"] = [{}, {"key": []}]
             for status, description in wanted.items():
                 content = {"application/problem+json": schema}

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
@@ -13,9 +14,10 @@ from ratchet.api.http.idempotency import Once, replied
 from ratchet.api.schemas.problems import ApiProblem, FieldError, joined, shown
 from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.api.services.core import JSON, Services
-from ratchet.api.services.launch import Start, launch, plan_of, require_allowed, resolved
+from ratchet.api.services.launch import Start, admitted, launch, plan_of, resolved
 from ratchet.api.services.run_view import status_of
 from ratchet.api.temporal.client import Execution
+from ratchet.configs.load import MOST_REPORTED
 from ratchet.configs.pointers import pointer
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -47,7 +49,7 @@ def read_as(model: type[Body], data: dict[str, Any]) -> Body:
                     value=shown(data[key]),
                     message=f"unknown key; valid keys: {valid}",
                 )
-                for key in unknown
+                for key in unknown[:MOST_REPORTED]
             ]
         )
     try:
@@ -61,7 +63,7 @@ def read_as(model: type[Body], data: dict[str, Any]) -> Body:
                     value=shown(e.get("input")),
                     message=e["msg"],
                 )
-                for e in error.errors(include_url=False)
+                for e in error.errors(include_url=False)[:MOST_REPORTED]
             ]
         ) from None
 
@@ -99,6 +101,14 @@ async def answer_once(
     return run
 
 
+def _shown(services: Services, start: Start) -> str:
+    """What a dry run answers; raises 413 or 422."""
+    admitted(services, start.config, start.place)
+    return ResolvedConfig(
+        config=resolved(start.config), plan=plan_of(start.config)
+    ).model_dump_json()
+
+
 async def answer_start(
     services: Services,
     request: Request,
@@ -114,9 +124,7 @@ async def answer_start(
         return replied(input, 201, located=True)
     start = await prepare()
     if dry_run:
-        require_allowed(services, start.config, start.place)
-        shown = ResolvedConfig(config=resolved(start.config), plan=plan_of(start.config))
-        return Response(shown.model_dump_json(), media_type=JSON)
+        return Response(await services.aside(partial(_shown, services, start)), media_type=JSON)
     run_id = await launch(services, start, once)
     run = (await services.show(await newest(services, run_id))).model_dump(mode="json")
     kept = {"run_id": run_id, "run": run}

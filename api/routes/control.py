@@ -149,7 +149,9 @@ async def change_run(run_id: RunId, request: Request, services: Served) -> Run:
     config = await asyncio.to_thread(services.records.config, run_id)
     before = execution.memo.get("config_changes") or {}
     try:
-        together, after = changed(config.model_dump(mode="json") if config else {}, before, patch)
+        together, after = await services.aside(
+            lambda: changed(config.model_dump(mode="json") if config else {}, before, patch)
+        )
     except ConfigError as error:
         raise invalid(field_errors(error.problems)) from None
     try:

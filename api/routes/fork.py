@@ -115,6 +115,7 @@ def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
     errors: list[FieldError] = []
     for key, before, after in (
         ("model.name", base.model.name, config.model.name),
+        ("model.revision", base.model.revision, config.model.revision),
         ("trainer.optim.type", base.trainer.optim.type, config.trainer.optim.type),
     ):
         if before != after:
@@ -169,7 +170,7 @@ async def fork_run(
         base = await asyncio.to_thread(services.current_config, execution)
         source = await _source(services, execution, body.step)
         return Start(
-            forked_config(base, body, source.step),
+            await services.aside(lambda: forked_config(base, body, source.step)),
             _place,
             RestoreInput("", source.attempt, source.step),
             {"source": execution.id, "step": source.step, "kind": "fork"},

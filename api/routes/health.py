@@ -1,15 +1,17 @@
 """Liveness and readiness. Liveness asks nobody: a Temporal outage is no reason to restart us.
 
-Both are open to everyone, so that they say nothing of where things lie, and however often readiness
-is asked for, the store is written once a second at most.
+Both are open to everyone, so that where the API has keys they tell nobody without one where things
+lie. However often readiness is asked for, Temporal is asked and the store written once a second at
+most.
 """
 
 import asyncio
 import os
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from ratchet.api.http.problems import documented
+from ratchet.api.http.security import bearer
 from ratchet.api.schemas.machines import Health
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.core import Served
@@ -24,11 +26,23 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", responses=documented(503))
-async def readyz(services: Served) -> Health:
+async def readyz(request: Request, services: Served) -> Health:
     """Temporal answers and the artifact store can be written, as of the last second."""
-    await services.temporal.ping()
     try:
-        await services.probes.get("", lambda: asyncio.to_thread(services.records.probe))
+        await services.probes.get("temporal", services.temporal.ping)
+    except ApiProblem as problem:
+        keys = services.settings.keys
+        if not keys or bearer(keys, request.headers.get("authorization", "")):
+            raise
+        raise ApiProblem(
+            problem.document.status,
+            "temporal-unavailable",
+            "Temporal does not answer",
+            "The API's operator learns more here with a key, and from its log.",
+            retry_after_s=problem.retry_after_s,
+        ) from None
+    try:
+        await services.probes.get("store", lambda: asyncio.to_thread(services.records.probe))
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else type(error).__name__
         raise ApiProblem(

@@ -96,7 +96,7 @@ async def create_run(
     data = await read_bytes(request, services.settings.max_body_bytes)
 
     async def prepare() -> Start:
-        return Start(read_config(data, media))
+        return Start(await services.aside(lambda: read_config(data, media)))
 
     return await answer_start(services, request, data, dry_run, prepare)
 

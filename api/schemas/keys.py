@@ -8,7 +8,6 @@ kept, in $RATCHET_HOME/api_keys.json or, as the same JSON, in RATCHET_API_KEYS:
 
 import hashlib
 import hmac
-import os
 import re
 import secrets
 from collections.abc import Sequence
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ratchet.configs.home import private_file, private_folder
 
 PREFIX = "rk_"
 PER_MINUTE = 6000
@@ -90,9 +91,7 @@ def add(path: Path, name: str, scopes: Sequence[str], per_minute: int) -> str:
     entry = ApiKey.model_validate(
         {"name": name, "sha256": digest(key), "scopes": scopes, "per_minute": per_minute}
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(KeyFile(keys=(*kept, entry)).model_dump_json(indent=2) + "\n")
-    part.replace(path)
+    private_folder(path.parent)
+    text = KeyFile(keys=(*kept, entry)).model_dump_json(indent=2) + "\n"
+    private_file(path.with_suffix(".part"), text).replace(path)
     return key

@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Path, Request, Response
 
@@ -23,9 +24,12 @@ from ratchet.api.temporal.histories import Histories
 from ratchet.configs.live import changed
 from ratchet.configs.run import RunConfig
 
+T = TypeVar("T")
+
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 FRESH_S = 0.25
 PROBED_S = 1.0
+READ_S = 10.0
 JSON = "application/json"
 
 
@@ -43,7 +47,29 @@ class Services:
     _listed: Shared[list[Run]] = field(default_factory=lambda: Shared(FRESH_S))
     _replies: Shared[bytes] = field(default_factory=lambda: Shared(FRESH_S))
     probes: Shared[None] = field(default_factory=lambda: Shared(PROBED_S))
-    """Whether the store can be written."""
+    """Whether Temporal answers and the store can be written."""
+    _reader: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="configs")
+    )
+    """One thread, so that however many configs are read, others wait for one at most."""
+
+    async def aside(self, work: Callable[[], T]) -> T:
+        """What `work` on a config returns, which may take long to compute; raises what it raises,
+        and 503 if that, or what was there before it, takes longer than READ_S.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(READ_S):
+                return await loop.run_in_executor(self._reader, work)
+        except TimeoutError:
+            raise ApiProblem(
+                503,
+                "config-unread",
+                "The config was not read in time",
+                f"Configs are read one at a time, and this one was not after {READ_S:.0f} s; try "
+                "again, or make it smaller.",
+                retry_after_s=5,
+            ) from None
 
     async def execution(self, run_id: str) -> Execution:
         """The run's newest execution; raises 404."""

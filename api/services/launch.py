@@ -5,6 +5,7 @@ could be made.
 """
 
 import asyncio
+import json
 import math
 import secrets
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from ratchet.activities.contracts.checks import CheckResult
 from ratchet.activities.contracts.hosting import planned_hosts
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.contracts.training import RestoreInput
-from ratchet.api.http.allowlist import refused
+from ratchet.api.http.allowlist import own_flags, refused
 from ratchet.api.http.bodies import decode, require_portable
 from ratchet.api.http.idempotency import Once
 from ratchet.api.http.redact import redacted
@@ -24,18 +25,23 @@ from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, i
 from ratchet.api.schemas.run import Plan, PlannedEval
 from ratchet.api.services.core import Services
 from ratchet.api.temporal.client import Unanswered, a_worker_on
-from ratchet.configs.load import ConfigError, validate
+from ratchet.configs.engine_flags import flag_of, is_flag
+from ratchet.configs.load import ConfigError, Problem, validate
 from ratchet.configs.pointers import value_at
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document
 from ratchet.workflows.protocol.messages import PreflightInput, RunInput
 
 UNREAD_BY = {
-    "--worker-extension-cls": "all tensors: {flag} replaces what reads them",
-    "--quantization": "quantized layers: {flag} makes engines hold other numbers",
-    "-q": "quantized layers: {flag} makes engines hold other numbers",
+    "--quantization": "quantized layers: --quantization makes engines hold other numbers",
 }
 """Flags of engines whose weights the gate cannot compare by bits, all or some."""
+
+MOST_ENVS = 256
+MOST_BYTES = 256 * 1024
+"""A config travels in the inputs of workflows and activities; Temporal warns at 512 KiB of any, and
+a run's input holds more than its config.
+"""
 
 Place = Callable[[str], str]
 """Turns a pointer into a config into one into the request's body."""
@@ -49,6 +55,7 @@ def read_config(data: bytes, media: str) -> RunConfig:
 def valid_config(plain: Any, place: Place = str) -> RunConfig:
     """The config that plain data makes; raises 422 with pointers as `place` gives them."""
     try:
+        _require_few_envs(plain)
         return validate(plain)
     except ConfigError as error:
         raise invalid_config(_placed(field_errors(error.problems), place)) from None
@@ -58,10 +65,44 @@ def _placed(errors: list[FieldError], place: Place) -> list[FieldError]:
     return [error.model_copy(update={"pointer": place(error.pointer)}) for error in errors]
 
 
-def require_allowed(services: Services, config: RunConfig, place: Place = str) -> None:
-    """Raises 422 if the config names code, hosts or variables that this API does not allow."""
+def _require_few_envs(plain: Any) -> None:
+    """Raises ConfigError; an env costs a server, and time wherever one of them is looked for."""
+    for kind in ("train", "eval"):
+        envs = value_at(plain, f"/{kind}/env")
+        if isinstance(envs, list) and len(envs) > MOST_ENVS:
+            message = f"a run has at most {MOST_ENVS} environments, got {len(envs)}"
+            raise ConfigError([Problem(f"/{kind}/env", f"{kind}.env", None, message)])
+
+
+def admitted(services: Services, config: RunConfig, place: Place = str) -> dict[str, Any]:
+    """The config as it is stored and sent. Raises 413 if that is more than Temporal carries, 422 if
+    the config names what this API does not allow.
+    """
+    document = config_document(config)
+    size = len(json.dumps(document, separators=(",", ":")).encode())
+    if size > MOST_BYTES:
+        raise ApiProblem(
+            413,
+            "config-too-large",
+            "The run config is too large",
+            f"With all defaults filled in it has {size} bytes, and {MOST_BYTES} are carried; give "
+            "it fewer environments, or have large data in files that a config names.",
+        )
+    _require_allowed(services, config, place)
+    return document
+
+
+def _require_allowed(services: Services, config: RunConfig, place: Place = str) -> None:
     allowed = services.settings
-    if errors := refused(config, allowed.custom_code, allowed.endpoint_hosts, allowed.key_vars):
+    errors = own_flags(config) + refused(
+        config,
+        allowed.custom_code,
+        allowed.endpoint_hosts,
+        allowed.key_vars,
+        allowed.models,
+        allowed.engine_flags,
+    )
+    if errors:
         raise invalid_config(_placed(errors, place))
 
 
@@ -73,8 +114,8 @@ def resolved(config: RunConfig) -> dict[str, Any]:
 def unverified(config: RunConfig) -> str | None:
     """What of the engines' weights the gate could not compare by bits; None if nothing is known."""
     inference = config.inference
-    flags = [argument.partition("=")[0] for argument in inference.extra_args]
-    found = [UNREAD_BY[flag].format(flag=flag) for flag in flags if flag in UNREAD_BY]
+    flags = map(flag_of, filter(is_flag, inference.extra_args))
+    found = [UNREAD_BY[flag] for flag in flags if flag in UNREAD_BY]
     precision = config.trainer.matmul_precision
     if inference.dtype == "float32" and precision != "highest":
         found.append(f"float32 layers on CPUs: trainer.matmul_precision is {precision!r}")
@@ -172,8 +213,7 @@ async def launch(services: Services, start: Start, once: Once | None = None) -> 
     settings, records = services.settings, services.records
     config, source = start.config, start.source
     await asyncio.to_thread(records.require_space, settings.min_free_bytes)
-    require_allowed(services, config, start.place)
-    document = config_document(config)
+    document = await services.aside(lambda: admitted(services, config, start.place))
     run_id = f"{config.name}-{secrets.token_hex(3)}"
     missing = a_worker_on([settings.queues.orchestrator])
     verdict: CheckResult | None = None
@@ -230,7 +270,7 @@ async def start_attempt(
     """
     settings, memo = services.settings, run.memo
     await asyncio.to_thread(services.records.require_space, settings.min_free_bytes)
-    require_allowed(services, config)
+    document = await services.aside(lambda: admitted(services, config))
     if once is not None:
         await asyncio.to_thread(once.claim, services.records.store, run.id)
     number = int(memo.get("attempt") or 1) + 1
@@ -253,7 +293,7 @@ async def start_attempt(
     started = await services.temporal.start_run(
         RunInput(
             run_id=attempt,
-            config=config_document(config),
+            config=document,
             queues=settings.queues,
             created_at=created_at,
             restore=RestoreInput(attempt, source.source, source.step),

@@ -52,7 +52,7 @@ def problem_of(store: ArtifactStore, ref: ArtifactRef, *, verify: bool) -> str |
             return f"{name} has another size than was committed"
     if verify:
         try:
-            store.fetch_folder(ref)
+            store.verify(ref, schema=1)
         except CorruptArtifact as error:
             return str(error)
     return None

@@ -207,17 +207,24 @@ class Reader:
                 raise self.failure
             if time.monotonic() >= deadline and self.seen < length and not self.teller.ended:
                 # What Temporal counts may include events that it has not settled yet.
-                return self.seen >= await self._settled()
+                return self.seen >= await self.settled()
         return True
 
-    async def _settled(self) -> int:
-        """Number of the last event that Temporal gives out."""
+    async def settled(self, enough: int = 2**60) -> int:
+        """Number of the last event that Temporal gives out, or of the last that was read if that is
+        `enough`; 0 if Temporal does not keep the execution.
+        """
+        if self.seen >= enough:
+            return self.seen
         request = GetWorkflowExecutionHistoryReverseRequest(
             namespace=self._temporal.namespace,
             execution=self._request.execution,
             maximum_page_size=1,
         )
-        answer = await self._temporal.call("get_workflow_execution_history_reverse", request)
+        try:
+            answer = await self._temporal.call("get_workflow_execution_history_reverse", request)
+        except Missing:
+            return 0
         return max((event.event_id for event in answer.history.events), default=0)
 
     def after(self, place: Place | None) -> list[LoggedEvent]:
@@ -291,10 +298,15 @@ class Histories:
         except ValueError:
             raise unknown_cursor(after) from None
         reader = self._reader(run_id, execution)
+        settled = 0
         try:
+            # An id that was made up would else be waited for.
+            settled = await reader.settled(place[0])
+            if place[0] > settled:
+                raise unknown_cursor(after)
             whole = await reader.caught_up(place[0], deadline)
         finally:
-            if reader.lost:
+            if reader.lost or place[0] > settled == 0:
                 self._readers.pop((run_id, execution), None)
         if reader.seen < place[0]:
             raise unknown_cursor(after) if whole else _still_reading()

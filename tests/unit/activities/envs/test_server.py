@@ -6,6 +6,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.envs import loading
 from ratchet.activities.envs.host import env_spec
@@ -66,6 +68,38 @@ async def test_unknown_taskset_ends_with_a_reason(tmp_path: Path) -> None:
     _, err = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 2
     assert "env server: 'no-such-env' does not load" in err.decode()
+
+
+async def test_args_are_on_no_command_line(tmp_path: Path) -> None:
+    args = {"words": ["no one else's business"]}
+    spec = await _spec(tmp_path, {"id": "reverse-text", "args": args})
+    assert "business" not in " ".join(spec.argv)
+    file = Path(spec.argv[-1])
+    assert "business" in file.read_text() and file.stat().st_mode & 0o777 == 0o600
+
+
+def test_variables_stand_for_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RATCHET_JUDGE_KEY", "sk-hunter2")
+    secrets: list[str] = []
+    args = {"a": [{"key": {"env_var": "RATCHET_JUDGE_KEY"}}], "env_var": "X", "n": 3}
+    known = loading.with_variables(args, secrets)
+    assert known == {"a": [{"key": "sk-hunter2"}], "env_var": "X", "n": 3}
+    assert loading.without(secrets, "wrong key 'sk-hunter2'!") == "wrong key '(not shown)'!"
+    monkeypatch.delenv("RATCHET_JUDGE_KEY")
+    with pytest.raises(ValueError, match="RATCHET_JUDGE_KEY, which is not set on this worker"):
+        loading.with_variables(args, [])
+
+
+async def test_a_variable_reaches_the_environment_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`min_len` is no number: verifiers says what it was given."""
+    monkeypatch.setenv("RATCHET_JUDGE_KEY", "sk-hunter2")
+    args = {"min_len": {"env_var": "RATCHET_JUDGE_KEY"}}
+    process = _start(await _spec(tmp_path, {"id": "reverse-text", "args": args}))
+    _, err = await asyncio.to_thread(process.communicate, timeout=60)
+    assert process.returncode == 2
+    assert "hunter2" not in err.decode() and "(not shown)" in err.decode()
 
 
 def test_import_path_of_a_server(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Helper processes end with the worker that started them, however it went."""
 
+import ast
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ratchet.activities.runtime.children import PARENT, as_parent
+from ratchet.activities.runtime.children import PARENT, as_parent, child_env
 from tests import ROOT
 from tests.unit.activities.hosting import servers
 from tests.unit.activities.rollouts.test_tasks import HANGS, library
@@ -55,6 +56,32 @@ def _child(code: str, **env: str) -> subprocess.Popen[bytes]:
         env={**os.environ, **env},
         stdout=subprocess.PIPE,
     )
+
+
+def test_children_get_no_door_to_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TEMPORAL_ADDRESS", "TEMPORAL_API_KEY", "RATCHET_API_KEY", "RATCHET_API_KEYS"):
+        monkeypatch.setenv(name, "door")
+    monkeypatch.setenv("RATCHET_JUDGE_KEY", "mine")
+    env = child_env({"TQDM_DISABLE": "1"}, as_parent())
+    assert "door" not in env.values()
+    assert (env["RATCHET_JUDGE_KEY"], env["TQDM_DISABLE"]) == ("mine", "1")
+    assert PARENT in env and "PATH" in env
+
+
+def test_no_process_is_started_but_with_that_environment() -> None:
+    """A process that activities give an environment has it from `child_env`."""
+    calls = [
+        (file.name, keyword.value)
+        for file in sorted((ROOT / "activities").rglob("*.py"))
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call)
+        and ast.unparse(call.func).endswith(("create_subprocess_exec", ".run", "Popen"))
+        for keyword in call.keywords
+        if keyword.arg == "env"
+    ]
+    assert len(calls) >= 4
+    for name, env in calls:
+        assert ast.unparse(env).startswith("child_env("), (name, ast.unparse(env))
 
 
 def test_a_helper_lives_with_its_parent() -> None:

@@ -56,6 +56,13 @@ def test_folder_that_lacks_a_part(tmp_path: Path, policy: Path, without: str, sa
     assert says in problem.message
 
 
+def test_a_folder_of_pickles_holds_no_weights(tmp_path: Path, policy: Path) -> None:
+    folder = shutil.copytree(policy, tmp_path / "pickled")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    (problem,) = check_model(config({"name": str(folder)}))
+    assert "no weights (*.safetensors)" in problem.message
+
+
 @pytest.mark.parametrize(
     ("about", "says"),
     [

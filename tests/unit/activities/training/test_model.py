@@ -2,9 +2,11 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
@@ -57,6 +59,31 @@ def test_tied_model_is_untied_and_stays_so(tmp_path: Path, policy: Path) -> None
     )
     assert not torch.equal(again.lm_head.weight, again.model.embed_tokens.weight)
     assert canary(again, [[1, 2, 3]]) == before
+
+
+def test_weights_that_are_no_safetensors_are_not_loaded(tmp_path: Path, policy: Path) -> None:
+    folder = shutil.copytree(policy, tmp_path / "pickled")
+    weights = folder / "model.safetensors"
+    torch.save(load_file(weights), folder / "pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(OSError, match="safetensors"):
+        load_model(folder)
+
+
+def test_code_of_a_model_is_not_run(tmp_path: Path, policy: Path) -> None:
+    """A folder whose config names a module of its own, which would leave a file behind."""
+    folder = shutil.copytree(policy, tmp_path / "remote")
+    about = json.loads((folder / "config.json").read_text())
+    about |= {
+        "model_type": "mine",
+        "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"},
+    }
+    (folder / "config.json").write_text(json.dumps(about))
+    ran = tmp_path / "ran"
+    (folder / "mine.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        load_model(folder)
+    assert not ran.exists()
 
 
 def test_export_carries_the_canary(policy: Path) -> None:

@@ -114,6 +114,8 @@ def test_every_way_to_write_a_secret_is_known_by_itself(written: str) -> None:
         "Send `Authorization: Bearer KEY`",
         "the weight gate failed: 0.31 against 0.1 at version 12 of engine-0",
         "sha256 2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae",
+        'write api_key = { env_var = "RATCHET_JUDGE_KEY" }',
+        '"token": {"env_var": "HF_TOKEN"}, "password": {\'env_var\': \'PW\'}',
     ],
 )
 def test_ordinary_texts_stay(text: str) -> None:

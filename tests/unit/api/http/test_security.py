@@ -16,12 +16,13 @@ from ratchet.activities.contracts.names import Queues
 from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable
 from ratchet.api.__main__ import settings_for
 from ratchet.api.app import create_app
-from ratchet.api.http.allowlist import refused
+from ratchet.api.http.allowlist import own_flags, refused
 from ratchet.api.http.security import is_loopback
 from ratchet.api.schemas import keys as api_keys
 from ratchet.api.services import core
 from ratchet.api.settings import Settings
-from ratchet.configs.load import validate
+from ratchet.api.temporal.client import Temporal
+from ratchet.configs.load import load, validate
 from ratchet.configs.run import RunConfig
 from tests import ROOT
 from tests.unit.api.conftest import Served, asgi, config, connection
@@ -162,6 +163,15 @@ def test_pages_of_other_sites_change_nothing(home: Path) -> None:
         settings(home, RATCHET_PUBLIC_URL="ratchet.example.org")
     preflight = app.options("/v1/runs", headers={"origin": "http://evil.example"})
     assert "access-control-allow-origin" not in preflight.headers
+    for name, bad in (("host", "["), ("host", "a]["), ("origin", "http://[")):
+        for method in ("get", "post"):
+            answer = getattr(app, method)("/v1/runs", headers={name: bad})
+            problem(answer, 400, "bad-header")
+    for path in ("/docs", "/dashboard/", "/healthz", "/v1/nothing"):
+        answer = app.get(path)
+        assert answer.headers["x-frame-options"] == "DENY"
+        (policy,) = answer.headers.get_list("content-security-policy")
+        assert "frame-ancestors 'none'" in policy
     named = TestClient(create_app(replace(settings(home), hosts=("localhost",)), AWAY))
     for host, status in (("localhost:8080", 200), ("evil.example:8080", 403), ("", 403)):
         assert named.get("/healthz", headers={"host": host}).status_code == status
@@ -194,6 +204,39 @@ async def test_readiness_writes_once_a_second_and_says_nothing_of_the_store(
         await asyncio.sleep(0.3)
         await http.get("/readyz")
         assert len(wrote) == 3
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_readiness_names_no_place_without_a_key_and_asks_temporal_once_a_second(
+    home: Path, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = api_keys.add(home / "api_keys.json", "ci", ["read"], 6000)
+    calls: list[str] = []
+    called = Temporal.call
+
+    async def call(self: Temporal, name: str, request: object) -> object:
+        calls.append(name)
+        return await called(self, name, request)
+
+    monkeypatch.setattr(Temporal, "call", call)
+    monkeypatch.setattr(core, "PROBED_S", 600.0)
+    secret = ClientConnectConfig(target_host="127.0.0.1:1", namespace="inner-circle")
+    keyed = replace(served.settings, keys=settings(home).keys)
+    async with asgi(create_app(keyed, secret)) as http:
+        for headers in ({}, bearer("rk_wrong")):
+            answer = await http.get("/readyz", headers=headers)
+            problem(answer, 503, "temporal-unavailable")
+            assert "127.0.0.1:1" not in answer.text and "inner-circle" not in answer.text
+        whole = await http.get("/readyz", headers=bearer(key))
+        assert "127.0.0.1:1" in whole.text and "inner-circle" in whole.text
+    assert calls == ["get_system_info"]
+    async with asgi(create_app(served.settings, secret)) as http:
+        assert "inner-circle" in (await http.get("/readyz")).text
+    calls.clear()
+    async with asgi(create_app(served.settings, connection(served.env))) as http:
+        for _ in range(5):
+            assert (await http.get("/readyz")).status_code == 200
+    assert calls.count("get_system_info") == 1
 
 
 def custom(function: str, path: str | None = None) -> dict[str, object]:
@@ -230,6 +273,7 @@ def test_with_keys_no_custom_code_is_allowed_unless_it_is_listed(home: Path) -> 
     assert settings(home).custom_code == ()
     assert settings(home, RATCHET_CUSTOM_CODE="a, /b").custom_code == ("a", "/b")
     assert settings(home).endpoint_hosts == () == settings(home).key_vars
+    assert settings(home).models == () == settings(home).engine_flags
     listed = settings(home, RATCHET_ENDPOINT_HOSTS="a:1,b", RATCHET_KEY_VARS="X")
     assert (listed.endpoint_hosts, listed.key_vars) == (("a:1", "b"), ("X",))
 
@@ -244,6 +288,12 @@ def teacher(**given: object) -> dict[str, object]:
 
 
 HERE = "http://127.0.0.1:9/v1"
+
+
+def judged(**given: object) -> dict[str, object]:
+    whole = {"id": "rubric", "base_url": HERE, "api_key_var": "RATCHET_JUDGE_KEY", **given}
+    judge = {key: value for key, value in whole.items() if value is not None}
+    return {"args": {"task": {"judges": [judge]}}}
 
 
 @pytest.mark.parametrize(
@@ -276,24 +326,31 @@ HERE = "http://127.0.0.1:9/v1"
         ({"args": {"task": {"stops": {"x": {"fn": "/tmp/a.py:f"}}}}}, "args/task/stops/x/fn"),
         ({"args": {"task": {"stops": {"x": {"fn": "/srv/code/a.py:f"}}}}}, ""),
         ({"args": {"system_prompt": "/etc/passwd"}}, "args/system_prompt"),
-        ({"args": {"task": {"judges": [{"id": "rubric", "base_url": HERE}]}}}, ""),
-        (
-            {"args": {"task": {"judges": [{"id": "rubric", "base_url": "http://evil"}]}}},
-            "args/task/judges/0/base_url",
-        ),
-        (
-            {"args": {"task": {"judges": [{"id": "rubric", "api_key_var": "HF_TOKEN"}]}}},
-            "args/task/judges/0/api_key_var",
-        ),
-        (
-            {"args": {"task": {"judges": [{"id": "rubric", "headers_from_env": {"a": "B"}}]}}},
-            "args/task/judges/0/headers_from_env/a",
-        ),
-        (
-            {"args": {"task": {"judges": [{"id": "rubric", "prompt": "/etc/passwd"}]}}},
-            "args/task/judges/0/prompt",
-        ),
-        ({"args": {"task": {"judges": [{"id": "os"}]}}}, "args/task/judges/0/id"),
+        (judged(), ""),
+        (judged(path="/srv/code/rubric.toml"), ""),
+        (judged(id="my-env", other="x"), ""),
+        (judged(base_url="http://evil"), "args/task/judges/0/base_url"),
+        (judged(base_url=None), "args/task/judges/0/base_url"),
+        (judged(api_key_var="HF_TOKEN"), "args/task/judges/0/api_key_var"),
+        (judged(api_key_var=None), "args/task/judges/0/api_key_var"),
+        (judged(headers_from_env={"a": "B"}), "args/task/judges/0/headers_from_env/a"),
+        (judged(headers={"Authorization": "x"}), "args/task/judges/0/headers/Authorization"),
+        (judged(prompt="/etc/passwd"), "args/task/judges/0/prompt"),
+        (judged(path="/etc/passwd"), "args/task/judges/0/path"),
+        (judged(path="/srv/code/../../etc/passwd"), "args/task/judges/0/path"),
+        (judged(file="/etc/passwd"), "args/task/judges/0/file"),
+        (judged(id="os"), "args/task/judges/0/id"),
+        ({"args": {"judge": {"base_url": HERE, "api_key_var": "RATCHET_JUDGE_KEY"}}}, ""),
+        ({"args": {"judge": {"base_url": HERE}}}, "args/judge/api_key_var"),
+        ({"args": {"api_key": "sk-1"}}, "args/api_key"),
+        ({"args": {"api_key": ""}}, ""),
+        ({"args": {"deep": [{"dbPassword": "x"}]}}, "args/deep/0/dbPassword"),
+        ({"args": {"hf_token": ["x"]}}, "args/hf_token"),
+        ({"args": {"max_tokens": "9", "eos_token": "</s>", "keys": "a", "tokens": 3}}, ""),
+        ({"args": {"api_key": {"env_var": "RATCHET_JUDGE_KEY"}}}, ""),
+        ({"args": {"api_key": {"env_var": "VLLM_KEY"}}}, ""),
+        ({"args": {"api_key": {"env_var": "HF_TOKEN"}}}, "args/api_key/env_var"),
+        ({"args": {"x": [{"env_var": "TEMPORAL_API_KEY"}]}}, "args/x/0/env_var"),
         ({"args": {"task": {"judges": [[["id", "rubric"]]]}}}, "args/task/judges/0/id"),
     ],
 )
@@ -302,11 +359,92 @@ def test_with_keys_a_config_reaches_only_what_is_listed(env: dict[str, object], 
     code = ("acme", "my_env", "/srv/code")
     found = refused(run, code, ("envs.lan", "one.lan:7"), ("VLLM_KEY",))
     assert [error.pointer for error in found] == ([f"/train/env/0/{place}"] if place else [])
-    assert all(
-        "RATCHET_" in error.message and error.key in error.pointer.replace("/", ".")
-        for error in found
-    )
+    assert all(error.key in error.pointer.replace("/", ".") for error in found)
+    assert all("sk-1" not in str(error) for error in found)
     assert refused(run, None) == []
+
+
+MODELS = ("Qwen/*", "me/one", "/srv/models")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("model", "place"),
+    [
+        ({}, ""),
+        ({"name": "ratchet/smollm2-135m"}, ""),
+        ({"name": "run:reverse-1a2b3c@40"}, ""),
+        ({"name": "Qwen/Qwen3-0.6B", "revision": COMMIT}, ""),
+        ({"name": "Qwen/Qwen3-0.6B"}, "revision"),
+        ({"name": "Qwen/Qwen3-0.6B", "revision": "main"}, "revision"),
+        ({"name": "me/one", "revision": COMMIT}, ""),
+        ({"name": "me/other", "revision": COMMIT}, "name"),
+        ({"name": "me/one/../other"}, "name"),
+        ({"name": "Qwen/.."}, "name"),
+        ({"name": "/srv/models/mine"}, ""),
+        ({"name": "/srv/models/../secret"}, "name"),
+        ({"name": "~/models"}, "name"),
+        ({"name": "./models"}, "name"),
+        ({"renderer_options": {"enable_thinking": False}}, ""),
+        ({"renderer_options": {"import_path": "acme.render.Mine"}}, ""),
+        ({"renderer_options": {"import_path": "os.system"}}, "renderer_options/import_path"),
+    ],
+)
+def test_with_keys_models_come_from_the_allow_list(model: dict[str, object], place: str) -> None:
+    run = validate(config(model=model))
+    found = refused(run, ("acme", "guess"), models=MODELS, flags=())
+    pointers = [error.pointer for error in found]
+    # '..' is no commit either.
+    assert pointers[:1] == ([f"/model/{place}"] if place else [])
+    assert refused(run, None) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/examples").glob("*.toml")), ids=str)
+def test_every_example_passes_with_keys_and_empty_lists(path: Path) -> None:
+    run = load(path)
+    assert refused(run, (), (), (), (), ()) == [] == own_flags(run)
+
+
+@pytest.mark.parametrize("name", ["run:../../etc@40", "run:a@40/../..", "run:a", "run:A@1"])
+def test_what_only_looks_like_a_version_is_no_model(name: str) -> None:
+    run = validate(config())
+    named = run.model_copy(update={"model": run.model.model_copy(update={"name": name})})
+    found = refused(named, ("guess",), models=MODELS)
+    assert [error.pointer for error in found] == ["/model/name"]
+
+
+def test_a_revision_is_of_a_hub_name() -> None:
+    for name in ("ratchet/tiny", "/srv/models/mine", "run:a@1"):
+        with pytest.raises(ValueError, match="revision"):
+            validate(config(model={"name": name, "revision": COMMIT}))
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize(
+    ("arguments", "keyed", "open_too"),
+    [
+        (["--host", "0.0.0.0"], "--host", True),
+        (["--gpu_memory_utilization=0.9"], "inference.gpu_memory_utilization", True),
+        (["--middleware", "evil.M"], "RATCHET_ENGINE_FLAGS", False),
+        (["--trust-remote-code"], "RATCHET_ENGINE_FLAGS", False),
+        (["--block-size", "32"], "", False),
+        (["--hf-overrides={}"], "", False),
+    ],
+)
+async def test_flags_of_engines_are_refused(
+    served: Served, arguments: list[str], keyed: str, open_too: bool
+) -> None:
+    body = config(inference={"extra_args": arguments})
+    strict = replace(served.settings, engine_flags=("--hf-overrides",))
+    for settings, why in ((strict, keyed), (served.settings, keyed if open_too else "")):
+        async with asgi(create_app(settings, connection(served.env))) as http:
+            answer = await http.post("/v1/runs?dry_run=true", json=body)
+        if not why:
+            assert answer.status_code == 200, answer.text
+            continue
+        error = problem(answer, 422, "invalid-config")["errors"][0]
+        assert error["pointer"] == "/inference/extra_args/0"
+        assert why in error["message"]
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -17,10 +17,9 @@ from ratchet.configs.run import RunConfig
             "quantized layers: --quantization makes engines hold other numbers",
         ),
         (
-            {"extra_args": ["--worker-extension-cls", "mine.Own", "-q", "fp8"]},
+            {"extra_args": ["--block-size=32", "-q", "fp8"]},
             "highest",
-            "all tensors: --worker-extension-cls replaces what reads them; "
-            "quantized layers: -q makes engines hold other numbers",
+            "quantized layers: --quantization makes engines hold other numbers",
         ),
         ({}, "high", "float32 layers on CPUs: trainer.matmul_precision is 'high'"),
         ({"dtype": "bfloat16"}, "high", None),

@@ -101,7 +101,7 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
 
 def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     """A stored config, with what later schemas have split or added as schema 1 had it."""
-    model, trainer = dict(config["model"]), dict(config["trainer"])
+    model, trainer = _without_revision(config["model"]), dict(config["trainer"])
     inference = dict(config["inference"])
     model["dtype"] = trainer.pop("compute_dtype")
     assert inference.pop("dtype") == model["dtype"]
@@ -110,6 +110,12 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     assert trainer.pop("activation_checkpointing") is False
     sampled = {kind: _sampled_whole(config[kind]) for kind in ("train", "eval")}
     return {**config, **sampled, "model": model, "trainer": trainer, "inference": inference}
+
+
+def _without_revision(model: dict[str, Any]) -> dict[str, Any]:
+    """The model section without the key that schema 4 has added."""
+    assert model["revision"] is None
+    return {key: value for key, value in model.items() if key != "revision"}
 
 
 def _sampled_whole(section: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +186,11 @@ def test_a_recorded_checkpoint_keeps_every_value(build: str, name: str) -> None:
     document = CHECKPOINT_STATE.upgraded(recorded)
     state, before = decoded(RunState, document["state"]), read_config(document["config"])
     again = json.loads(kept(state, before))
-    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 2, 4)
+    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (
+        1,
+        2,
+        CONFIG.current,
+    )
     assert as_before(again) == as_before(recorded)
     assert decoded(RunState, again["state"]) == state and read_config(again["config"]) == before
     trainer = item(name.replace("run_state", "trainer"), build)
@@ -296,9 +306,10 @@ def test_a_number_that_never_was_is_refused(number: Any) -> None:
 
 
 def test_a_newer_stored_config_is_waited_out(tmp_path: Path) -> None:
+    newer = CONFIG.current + 1
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
-    ctx.store.put_json(keys.config("r"), {**config_document(config()), "schema": 5})
-    with pytest.raises(NewerSchema, match="the stored config has schema 5") as caught:
+    ctx.store.put_json(keys.config("r"), {**config_document(config()), "schema": newer})
+    with pytest.raises(NewerSchema, match=f"the stored config has schema {newer}") as caught:
         ctx.config("r")
     failure = failure_of(caught.value, "train_step")
     assert failure is not None and failure.type == wire_names.STORE_FAILED
