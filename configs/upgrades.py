@@ -62,7 +62,18 @@ def _short_replies(side: Document) -> Document:
     return {**side, "env": envs, "sampling": {"max_tokens": 16, **side.get("sampling", {})}}
 
 
-CONFIG = Versions("the stored config", {0: from_0_to_1, 1: from_1_to_2, 2: from_2_to_3})
+def from_3_to_4(config: Document) -> Document:
+    """A run of which everything failed went on. Evals at the end, batches of which nothing is left
+    and what custom algorithms see are by default as they were; a set that was too small for an eval
+    was refused.
+    """
+    return {"when_all_fail": "continue", **config}
+
+
+CONFIG = Versions(
+    "the stored config",
+    {0: from_0_to_1, 1: from_1_to_2, 2: from_2_to_3, 3: from_3_to_4},
+)
 
 
 def read_config(stored: dict[str, Any]) -> RunConfig:

@@ -206,6 +206,20 @@ def folded(
     return [s - baseline for s in shaped]
 
 
+def test_gate_by_correctness_multiplies_by_the_reward() -> None:
+    """coef 1/2, mean 1/2, all as long as seq_len: p = 1/4 r, B(p) = 1/8, A = (r - 1/2) + 1/8 - r/4.
+
+    A gate that let only rewards of 1 pay would give the second rollout 1/12, and not 0.
+    """
+    found = linear(0.5, 100, gated=True, weighted=False)
+    group = rollouts([1.0, 0.5, 0.0], [100, 100, 100])
+    assert found.advantages(group) == [0.375, 0.0, -0.375]
+    only_solved = [0.25, 0.0, 0.0]
+    mean = sum(only_solved) / 3
+    other = [r - 0.5 + mean - p for r, p in zip([1.0, 0.5, 0.0], only_solved, strict=True)]
+    assert other[1] == pytest.approx(1 / 12), "what others read the gate as"
+
+
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_linear_penalty_is_its_folded_form_bit_for_bit(gated: bool, weighted: bool) -> None:
