@@ -122,6 +122,7 @@ def run_object(
             "paused_because": None
             if ended
             else redacted_all(memo.get("paused_because") or memo.get("trouble")) or None,
+            "warnings": redacted_all(memo.get("warnings")) or [],
             "alarm": None if ended else redacted_all(memo.get("alarm")),
             "config_revision": memo.get("config_revision") or 0,
             "error": _error(execution, status, reason),

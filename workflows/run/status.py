@@ -46,6 +46,7 @@ class RunLog:
         state.lifecycle.attempt = attempt_of(run_id)
         self._waiting: Waiting | None = None
         self._notes: list[str] = []
+        self._warnings: list[str] = []
         self._background: dict[int, asyncio.Task[None]] = {}
         self._tasks_started = 0
         self.failure: RunFailed | None = None
@@ -176,12 +177,19 @@ class RunLog:
         self._notes = [*self._notes[-19:], f"{workflow.now():%H:%M:%S} {text[:300]}"]
         self.show()
 
+    def warn(self, text: str) -> None:
+        """Keeps a remark that people should act on: an event tells it, once it is published."""
+        self.note(text)
+        if text not in self._warnings:
+            self._warnings = [*self._warnings[-9:], text[:500]]
+
     def show(self) -> None:
         """Renews the details on the run's page."""
         workflow.set_current_details(details(self._config, self._state, self._waiting, self._notes))
 
     def memo(self, **ended: Any) -> dict[str, Any]:
         """The run as the API shows it."""
+        ended = {"warnings": self._warnings, **ended}
         return memo(self._config, self._state, self._waiting, **ended)
 
     def continue_as(self, arg: RunInput) -> NoReturn:
@@ -234,7 +242,7 @@ class RunLog:
 def memo(
     config: RunConfig, state: RunState, waiting: Waiting | None, **ended: Any
 ) -> dict[str, Any]:
-    """The run as a small JSON object; `ended` adds finished_at, end_reason and error."""
+    """The run as a small JSON object; `ended` adds warnings, finished_at, end_reason and error."""
     life, steps, live = state.lifecycle, state.steps, state.live
     checkpoint, origin, holds = state.trainer.checkpoint, life.origin, state.outages.holds
     return {
@@ -314,7 +322,10 @@ def details(config: RunConfig, state: RunState, waiting: Waiting | None, notes: 
     if steps.alarm:
         lines.append(f"- **drift**: {steps.alarm}")
     for env, result in state.evals.last.items():
-        lines.append(f"- last eval of {env}: {result['reward']:.3f} at step {result['step']:.0f}")
+        reward = "–" if result["reward"] is None else f"{result['reward']:.3f}"
+        lines.append(f"- last eval of {env}: {reward} at step {result['step']:.0f}")
+        if result.get("failed"):
+            lines.append(f"  - {result['failed']} of {result['of']} failed: {result['error']}")
     for progress in state.evals.open:
         epoch = progress.epoch
         lines.append(

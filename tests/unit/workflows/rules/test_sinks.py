@@ -185,13 +185,13 @@ def test_empty_groups_are_counted_in_a_row_and_tell_why() -> None:
     sink = TrainSink(config(), TrainProgress())
     for number in range(4):
         assert not sink.add(delivered(f"train/{number}", 0, error="Boom: x"))
-    assert sink.empty_batches_allowed == 1 and sink.progress.last_error == "Boom: x"
+    assert sink.empty_batches == 1 and sink.progress.last_error == "Boom: x"
     assert sink.progress.lost == 8 and sink.collected == 0
     assert sink.rollouts_wanted(0) == 16 + 8, "they are made up for"
     assert sink.add(delivered("train/4", 1))
-    assert sink.empty_batches_allowed == 0 and sink.progress.lost == 9
+    assert sink.empty_batches == 0 and sink.progress.lost == 9
     assert not sink.add(delivered("train/5"), admitted=False)
-    assert sink.empty_batches_allowed == 0.25 and "gates" in sink.progress.last_error
+    assert sink.empty_batches == 0.25 and "gates" in sink.progress.last_error
     assert sink.progress.delivered == 6
 
 
@@ -209,7 +209,7 @@ def test_empty_groups_of_a_token_batch_are_measured_by_its_rollouts() -> None:
     sink.add(delivered("train/0", tokens=10))
     for number in range(1, 5):
         sink.add(delivered(f"train/{number}", trainable=0, tokens=0))
-    assert sink.empty_batches_allowed == 1, "eight rollouts give 40 tokens"
+    assert sink.empty_batches == 1, "eight rollouts give 40 tokens"
 
 
 # -- evals ----------------------------------------------------------------------------------
