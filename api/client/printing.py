@@ -179,6 +179,7 @@ def run_table(run: Run) -> Table:
             ("waits for", waits_line(run)),
             ("paused because", clean(run.paused_because or "")),
             ("error", error_line(run)),
+            ("warned", clean("; ".join(run.warnings))),
             ("ended", clean(run.end_reason or "")),
             ("step", _steps(run)),
             ("policy version", str(run.policy_version) if run.policy_version is not None else ""),

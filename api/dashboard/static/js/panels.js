@@ -17,12 +17,6 @@ function scoped(name, { plain = name, statistic = "mean" } = {}) {
 	};
 }
 
-/** What the first of `makers` finds that finds anything. */
-const firstOf =
-	(...makers) =>
-	(known) =>
-		makers.map((make) => make(known)).find((found) => found.length) ?? [];
-
 /** Those of `pairs` [key, label] that the run measures. */
 const those =
 	(...pairs) =>
@@ -69,8 +63,8 @@ export const PANELS = [
 		series: those(["decode_len/all/mean", "sampled"], ["decode_len/all/max", "sampled, max"], ["seq_len/all/mean", "all"]),
 	},
 	{ id: "truncation", title: "Truncation", note: "Share of rollouts cut off at a limit.", zero: true, series: scoped("is_truncated") },
-	{ id: "errors", title: "Error rate", note: "Share of the rollouts that arrived and failed, those of groups that failed as a whole included.", zero: true, series: firstOf(scoped("errors", { statistic: "rate" }), scoped("errored")) },
-	{ id: "dropped", title: "Dropped groups", note: "Groups of each step that gave nothing to train on: failed, filtered out, or not admitted.", zero: true, series: scoped("dropped", { statistic: "groups" }) },
+	{ id: "errors", title: "Error rate", note: "Share of rollouts that failed, in a batch or not.", zero: true, series: (known) => (known.names.has("errors/all/rate") ? scoped("errors", { statistic: "rate" }) : scoped("errored"))(known) },
+	{ id: "dropped", title: "Dropped groups", note: "Groups that gave nothing to train on.", zero: true, series: scoped("dropped", { statistic: "groups" }) },
 	{
 		id: "staleness",
 		title: "Staleness",
