@@ -34,8 +34,13 @@ def frames_of(traceback: str | None) -> list[dict[str, Any]]:
         part for caused in (traceback or "").split(_CAUSED) for part in caused.split(_ANOTHER)[::-1]
     ]
     found = [_all_frames(part) for part in parts]
-    theirs = [[at for at in own if not _NOT_THEIRS.search(at["file"])] for own in found]
+    theirs = [[at for at in own if is_theirs(at)] for own in found]
     return next(filter(None, [*theirs, *found]), [])[-MOST_FRAMES:]
+
+
+def is_theirs(frame: Mapping[str, Any]) -> bool:
+    """Whether a frame is of the user's own code."""
+    return not _NOT_THEIRS.search(frame["file"])
 
 
 def _all_frames(text: str) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
-from ratchet.activities.rollouts.failures import frames_of
+from ratchet.activities.rollouts.failures import frames_of, is_theirs
 from ratchet.activities.scoring.algorithms.base import POLICY_AGENT
 
 if TYPE_CHECKING:
@@ -269,8 +269,8 @@ def _error(error: Any, trace: Any = None) -> dict[str, Any]:
     """An error that an episode or one of its traces recorded."""
     message, frames = error.message, frames_of(error.traceback)
     unset = [name for name, reward in trace.rewards.items() if reward is None] if trace else []
-    if unset:
-        # What a function returned is read after it, where none of its frames is left.
+    if unset and not any(map(is_theirs, frames)):
+        # What a function returned is read after it, when none of its frames is left.
         message = f"{message} (without a value: {', '.join(unset)})"
     found: dict[str, Any] = {"type": error.type, "message": message}
     return {**found, "frames": frames} if frames else found

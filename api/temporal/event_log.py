@@ -266,14 +266,11 @@ class Teller:
             if not same or step == f"{result['step']:.0f}":
                 epoch = self._finalized.pop(env, None)
                 data = {"env": env, **result, **({"epoch": epoch} if epoch else {})}
-                failed = result.get("failed")
-                text = f"{failed} of {result['of']} failed: {result['error']}" if failed else ""
-                self._tell(
-                    "run.eval",
-                    f"eval of {env} is done{f', {text}' if text else ''}",
-                    level="warning" if failed else "info",
-                    data=data,
-                )
+                failed, text = result.get("failed"), f"eval of {env} is done"
+                if failed:
+                    text = f"{text}, {failed} of {result['of']} failed: {result['error']}"
+                level: Level = "warning" if failed else "info"
+                self._tell("run.eval", text, level=level, data=data)
         if changed("checkpoint") and memo.get("checkpoint"):
             saved = memo["checkpoint"]
             text = f"checkpoint of step {saved.get('step')} is committed"

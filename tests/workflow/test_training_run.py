@@ -226,6 +226,20 @@ async def test_empty_batches_may_be_as_many_as_the_config_says(temporal: Client)
 BOOM = "TaskError: list index out of range (at env.py:12 in score)"
 
 
+@pytest.mark.parametrize(("asked", "warns"), [(-1, False), (7, False), (50, True)])
+async def test_an_eval_of_more_examples_than_there_are_takes_all(
+    temporal: Client, asked: int, warns: bool
+) -> None:
+    async with world_of(temporal) as world:
+        world.eval_examples = 7
+        evals = {"env": [{"id": "reverse-text"}], "interval": 10, "num_examples": asked}
+        handle = await start(world, max_steps=1, eval={**evals, "at_end": False})
+        assert (await handle.result())["status"] == "succeeded"
+        assert [(e.step, e.num_examples) for e in world.evals] == [(0, 7)]
+        warned = await events(world, handle, "run.warning")
+        assert len(warned) == warns and all("has 7 examples and 50 are" in w for w in warned)
+
+
 async def test_a_first_eval_of_which_everything_fails_pauses_the_run(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.rollout_s, world.eval_error = 0.2, BOOM
@@ -314,7 +328,7 @@ async def test_group_that_fails_is_counted_and_made_up_for(temporal: Client) -> 
         assert shipped == {f"train/{n}" for n in range(26)} - world.fail_group
 
 
-async def test_env_that_only_fails_ends_the_run_with_the_reason(temporal: Client) -> None:
+async def test_env_that_only_fails_pauses_the_run_with_the_reason(temporal: Client) -> None:
     class All(set[str]):
         def __contains__(self, group: object) -> bool:
             return str(group).startswith("train/")
@@ -322,10 +336,11 @@ async def test_env_that_only_fails_ends_the_run_with_the_reason(temporal: Client
     async with world_of(temporal) as world:
         world.fail_group = All()
         handle = await start(world)
-        with pytest.raises(WorkflowFailureError) as failure:
-            await handle.result()
-        assert "broken reward" in str(failure.value.cause)
+        assert "broken reward" in (await status(handle, "paused"))["paused_because"]
         assert not world.trained
+        world.fail_group = set()
+        await handle.signal("resume")
+        assert (await handle.result())["status"] == "succeeded", "what counts against it began anew"
 
 
 async def test_preflight_problem_ends_a_queued_run_before_anything_starts(temporal: Client) -> None:

@@ -114,6 +114,7 @@ class World:
     fail_group: set[str] = field(default_factory=set)
     slow_groups: set[str] = field(default_factory=set)
     empty_ships: int = 0
+    eval_examples: int = 5000
     eval_error: str = ""
     group_error: str = ""
     broken_ships: set[int] = field(default_factory=set)
@@ -166,7 +167,7 @@ class World:
     async def check_envs(self, arg: CheckInput) -> CheckResult:
         self._store(names.CHECK_ENVS)
         train = {f"train/{env['name']}": 5000 for env in arg.config["train"]["env"]}
-        evals = {f"eval/{env['name']}": 5000 for env in arg.config["eval"]["env"]}
+        evals = {f"eval/{env['name']}": self.eval_examples for env in arg.config["eval"]["env"]}
         return CheckResult(self.problems, {**train, **evals})
 
     @activity.defn(name=names.CHECK_MODEL)

@@ -259,7 +259,7 @@ class CurriculumState:
 class Lifecycle:
     """Where the run is between its start and its end. Written by `RunLog`.
 
-    `examples` is the preflight's count per '<kind>/<env>'.
+    `examples` is the preflight's count per '<kind>/<env>', `warnings` the newest ten.
     """
 
     status: str = "queued"
@@ -270,6 +270,7 @@ class Lifecycle:
     end_reason: str = ""
     examples: dict[str, int] = field(default_factory=dict)
     origin: Origin | None = None
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass

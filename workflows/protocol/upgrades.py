@@ -90,8 +90,8 @@ def host_workflow_input_from_0_to_1(input: Document) -> Document:
 
 
 def run_state_from_2_to_3(state: Document) -> Document:
-    """Errors were not counted by env and type; nothing was counted since the last step. Results of
-    evals had a reward always, and say no more now.
+    """Nobody was warned, and errors were not counted by env and type. Results of evals had a reward
+    always, and say no more now.
     """
     train = {
         key: [{"errors": {}, **group} for group in value] if key in ("ready", "cut") else value
@@ -99,6 +99,7 @@ def run_state_from_2_to_3(state: Document) -> Document:
     }
     return {
         **state,
+        "lifecycle": {**state["lifecycle"], "warnings": []},
         "train": train,
         "arrivals": {**state["arrivals"], "counts": {}},
         "dispatch": {**state["dispatch"], "cancelled": {}},

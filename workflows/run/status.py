@@ -46,7 +46,6 @@ class RunLog:
         state.lifecycle.attempt = attempt_of(run_id)
         self._waiting: Waiting | None = None
         self._notes: list[str] = []
-        self._warnings: list[str] = []
         self._background: dict[int, asyncio.Task[None]] = {}
         self._tasks_started = 0
         self.failure: RunFailed | None = None
@@ -180,8 +179,9 @@ class RunLog:
     def warn(self, text: str) -> None:
         """Keeps a remark that people should act on: an event tells it, once it is published."""
         self.note(text)
-        if text not in self._warnings:
-            self._warnings = [*self._warnings[-9:], text[:500]]
+        before, text = self._state.lifecycle.warnings, text[:500]
+        if text not in before:
+            self._state.lifecycle.warnings = [*before[-9:], text]
 
     def show(self) -> None:
         """Renews the details on the run's page."""
@@ -189,7 +189,6 @@ class RunLog:
 
     def memo(self, **ended: Any) -> dict[str, Any]:
         """The run as the API shows it."""
-        ended = {"warnings": self._warnings, **ended}
         return memo(self._config, self._state, self._waiting, **ended)
 
     def continue_as(self, arg: RunInput) -> NoReturn:
@@ -242,7 +241,7 @@ class RunLog:
 def memo(
     config: RunConfig, state: RunState, waiting: Waiting | None, **ended: Any
 ) -> dict[str, Any]:
-    """The run as a small JSON object; `ended` adds warnings, finished_at, end_reason and error."""
+    """The run as a small JSON object; `ended` adds finished_at, end_reason and error."""
     life, steps, live = state.lifecycle, state.steps, state.live
     checkpoint, origin, holds = state.trainer.checkpoint, life.origin, state.outages.holds
     return {
@@ -277,6 +276,7 @@ def memo(
         },
         "config_revision": live.revision,
         "alarm": steps.alarm or None,
+        "warnings": life.warnings,
         "config_changes": live.overrides,
         **ended,
     }

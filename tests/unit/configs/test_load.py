@@ -139,6 +139,28 @@ def optional_keys(section: type[BaseModel], above: tuple[str, ...] = ()) -> list
     return found
 
 
+FROZEN = {"name": "m", "base_url": "http://127.0.0.1:1/v1"}
+FUNCTION = {"type": "custom", "function": "m:f", "kwargs": {"none": None, "text": "<none>"}}
+KINDS: dict[tuple[str, ...], list[dict[str, Any]]] = {
+    ("algo",): [
+        *({"type": kind} for kind in ("grpo", "max_rl", "hierarchical_grpo", "reward", "rae")),
+        *(
+            {"type": "grpo", "length_penalty": {"type": kind}}
+            for kind in ("tokens", "turns", "linear", "group_max")
+        ),
+        {"type": "opd", "teacher": FROZEN},
+        {"type": "opsd"},
+        {"type": "sft", "source": FROZEN},
+        {**FUNCTION, "needs_task": True},
+    ],
+    ("trainer", "optim"): [{"type": kind} for kind in ("adamw", "sgd", "muon", "signsgd")],
+    ("trainer", "scheduler"): [{"type": kind} for kind in ("constant", "linear", "cosine")],
+    ("trainer", "loss"): [{"type": "default"}, {"type": "ipo"}, FUNCTION],
+    ("filters",): [{"pre_batch": [{"type": "reward", "min": 0.5}], "post_batch": []}],
+}
+"""Sections that have kinds, which the examples do not all show."""
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.data(), args=st.dictionaries(st.sampled_from(["k", "none", "x y"]), PLAIN))
 def test_every_config_survives_a_dump(data: st.DataObject, args: dict[str, Any]) -> None:
@@ -146,6 +168,14 @@ def test_every_config_survives_a_dump(data: st.DataObject, args: dict[str, Any])
     path = data.draw(st.sampled_from(EXAMPLES))
     plain: dict[str, Any] = load(path).model_dump(mode="json")
     plain["train"]["env"][0]["args"] = args
+    for (*above, last), kinds in KINDS.items():
+        changed = copy.deepcopy(plain)
+        section = changed
+        for part in above:
+            section = section[part]
+        section[last] = data.draw(st.sampled_from([section[last], *kinds]))
+        with contextlib.suppress(ConfigError):
+            plain = validate(changed).model_dump(mode="json")
     plain["metadata"] = {"owner": data.draw(st.sampled_from(["none", "<none>", "\\\\<none>"]))}
     for key in data.draw(st.sets(st.sampled_from(sorted(optional_keys(RunConfig))))):
         changed = copy.deepcopy(plain)

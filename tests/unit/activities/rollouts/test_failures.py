@@ -54,7 +54,9 @@ async def _scored(folder: Path, returns: str) -> dict[str, Any]:
         try:
             await task.score(trace)
         except TaskError as error:
-            trace.record_error(error)
+            # This frame is no user's: a server has none of its kind.
+            assert error.__traceback__ is not None
+            trace.record_error(error.with_traceback(error.__traceback__.tb_next))
     finally:
         del sys.modules["own_env"]
     return to_document(from_episode(wire, 1))
@@ -70,6 +72,7 @@ async def test_a_reward_function_that_throws_is_found_by_its_lines(tmp_path: Pat
         ("own_env.py", 8, "deep"),
         ("own_env.py", 5, "deeper"),
     ]
+    assert "without a value" not in error["message"], "its lines say it better"
     assert error["frames"][0]["file"] == str(tmp_path / "own_env.py")
     assert text_of(error).endswith("own_env.py:8 in deep, own_env.py:5 in deeper)")
 

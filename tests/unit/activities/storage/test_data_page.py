@@ -52,7 +52,7 @@ def _named(text: str) -> set[str]:
 
 
 def test_the_page_is_short() -> None:
-    assert len(PAGE.splitlines()) < 180
+    assert len(PAGE.splitlines()) < 185
 
 
 def test_every_key_is_there() -> None:

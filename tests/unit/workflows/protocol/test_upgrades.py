@@ -72,8 +72,10 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
     train["ok_rollouts"] = arrivals.pop("ok_rollouts")
     for key in ("stale_in_flight", "stale_in_queue", "overload"):
         train[key] = dispatch.pop(key)
+    lifecycle = dict(state["lifecycle"])
+    assert lifecycle.pop("warnings") == []
     return {
-        **state["lifecycle"],
+        **lifecycle,
         "checkpoint_wanted": requests.pop("checkpoint"),
         **requests,
         "overrides": live["overrides"],
