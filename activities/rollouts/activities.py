@@ -512,6 +512,7 @@ class RolloutActivities:
             lost = sum(error["type"] == LOST for error in errors)
             cancelled = lost + len(missing) * input.group_size
             errored = total - len(valid) - cancelled
+            error, frames = failures.commonest(errors)
             served = set().union(*(groups.served_versions(doc) for doc in documents))
             rewards = [rollout.reward for rollout in valid]
             record = {
@@ -525,7 +526,8 @@ class RolloutActivities:
                 "cancelled": cancelled,
                 "valid_rate": len(valid) / total,
                 "errors": failures.by_type(errors),
-                "error": failures.commonest(errors) or None,
+                "error": error or None,
+                "frames": frames,
                 "reward_mean": sum(rewards) / len(rewards) if rewards else None,
                 "versions": [min(served, default=input.step), max(served, default=input.step)],
                 "groups": names_of,

@@ -11,6 +11,7 @@ from typing import Any
 
 MOST_FRAMES = 3
 LONGEST = 300
+LONGEST_PLACE = 60
 
 _FRAME = re.compile(
     r'^[ |]*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+?) *$', re.M
@@ -53,15 +54,13 @@ def _all_frames(text: str) -> list[dict[str, Any]]:
 def text_of(error: Mapping[str, Any]) -> str:
     """An error in one line, the innermost frame last: 'Type: message (at env.py:12 in score)'."""
     said = f"{error['type']}: {error['message']}".strip()
-    where = ", ".join(
+    places = [
         f"{frame['file'].replace(chr(92), '/').rpartition('/')[2]}:{frame['line']} in "
-        f"{frame['function']}"
+        f"{frame['function']}"[:LONGEST_PLACE]
         for frame in error.get("frames", ())
-    )
-    if not where:
-        return said[:LONGEST]
-    place = f" (at {where})"[: LONGEST // 2]
-    return said[: LONGEST - len(place)] + place
+    ]
+    where = f" (at {', '.join(places)})" if places else ""
+    return said[: LONGEST - len(where)] + where
 
 
 def by_type(errors: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -69,7 +68,10 @@ def by_type(errors: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return dict(sorted(Counter(str(error["type"]) for error in errors).items()))
 
 
-def commonest(errors: Iterable[Mapping[str, Any]]) -> str:
-    """The error that there is most of, in one line; '' if there is none."""
-    counts = Counter(text_of(error) for error in errors)
-    return counts.most_common(1)[0][0] if counts else ""
+def commonest(errors: Iterable[Mapping[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """The error that there is most of, in one line, and its frames; '' if there is none."""
+    told = [(text_of(error), error) for error in errors]
+    if not told:
+        return "", []
+    text = Counter(text for text, _ in told).most_common(1)[0][0]
+    return text, list(dict(told)[text].get("frames", ()))

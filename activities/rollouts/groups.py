@@ -194,7 +194,7 @@ def result(document: dict[str, Any], ref: ArtifactRef) -> GroupResult:
     rejected = document.get("rejected", False)
     # Filters never saw a rejected group, so it must not thin out the shares of what they hit.
     tally = tally_of([] if rejected else [_pre_batch(member) for member in valid])
-    first = commonest(errors)
+    first, _ = commonest(errors)
     if rejected:
         failed = f"{len(errors)} of {document['size']} rollouts failed"
         first = f"require_full_group: {failed}: {first}"

@@ -112,8 +112,8 @@ def test_an_error_in_one_line() -> None:
     long = text_of({**plain, "frames": [at]})
     assert long.endswith("xx (at e.py:7 in f)") and len(long) == 300
     errors = [plain, {"type": "A", "message": "a"}, {"type": "A", "message": "a"}]
-    assert (by_type(errors), commonest(errors)) == ({"A": 2, "Timeout": 1}, "A: a")
-    assert (by_type([]), commonest([])) == ({}, "")
+    assert (by_type(errors), commonest(errors)) == ({"A": 2, "Timeout": 1}, ("A: a", []))
+    assert (by_type([]), commonest([])) == ({}, ("", []))
 
 
 # -- evals ----------------------------------------------------------------------------------
@@ -148,6 +148,7 @@ async def test_an_eval_of_which_everything_failed_has_no_reward(tmp_path: Path) 
     assert record["valid_rate"] == record["metrics"]["valid_rate"] == 0.0
     assert record["errors"] == {"TaskError": 16}
     assert "list index out of range" in record["error"] and "own_env.py:5" in record["error"]
+    assert record["frames"] == broken["error"]["frames"] and len(record["frames"]) == 3
     assert (result.errored, result.error, result.alike) == (16, record["error"], True)
 
 
