@@ -275,6 +275,11 @@ def test_first_groups_that_all_fail_by_one_type() -> None:
     assert taken.all_failed() == "TaskError"
     taken.forgive()
     assert taken.all_failed() == "" and taken.sink.empty_batches == 0, "a pause begins anew"
+    taken = arrivals_of()
+    taken.on_group(failing(0))
+    for number in range(1, 2 * FIRST_GROUPS):
+        taken.on_group(failing(number, TaskError=2))
+    assert taken.all_failed() == "", "some rollout had a reward"
     for other in ({"Lost": 2}, {"TaskError": 1, "Timeout": 1}, {"TaskError": 1}):
         taken = arrivals_of()
         for number in range(2 * FIRST_GROUPS):
