@@ -51,7 +51,7 @@ class EvalSummary(BaseModel):
         default=None, description="Mean reward over the eval; none: no rollout has one."
     )
     failed: int | None = Field(
-        default=None, description="Rollouts without a reward; left out if there is none."
+        default=None, description="Rollouts without a reward; none: each has one."
     )
     of: int | None = Field(default=None, description="Rollouts of the eval, where some failed.")
     error: str | None = Field(
