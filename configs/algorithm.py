@@ -63,7 +63,10 @@ class LinearPenaltyConfig(Section):
         description="Penalty of a rollout as long as trainer.seq_len in a group of mean reward 1.",
     )
     gate_by_correctness: bool = Field(
-        default=False, description="Multiply a rollout's penalty by its reward."
+        default=False,
+        description="A rollout's penalty is multiplied by its reward: reward 0 pays nothing, "
+        "reward 0.5 half of it. A penalty for rollouts of reward 1 alone, as others read "
+        "the gate, is the same where rewards are 0 and 1, and only there.",
     )
 
 
@@ -102,11 +105,10 @@ class AlgorithmSection(Section):
 
     One with a field `teacher` needs that model's log-probabilities, of samples that may be longer
     by its `demo_tokens`, if it has that field. One with a field `source` has its rollouts played by
-    that model. One that is a FunctionSection has its function imported by the workers' check.
+    that model. One whose `needs_task` is true is given the data of a group's task. One that is a
+    FunctionSection has its function imported by the workers' check.
     """
 
-    needs_task: ClassVar[bool] = False
-    """Whether it looks at the data of a group's task."""
     needs_render: ClassVar[bool] = False
     """Whether it turns messages into the policy's prompts."""
     needs_attribution: ClassVar[bool] = False
@@ -334,6 +336,11 @@ class CustomConfig(AlgorithmSection, FunctionSection):
         description="'module:function'; it takes a list of rollout views, and `kwargs`, and "
         "returns for each rollout one number or a list with one number per sampled token."
     )
+    needs_task: bool = Field(
+        default=False,
+        description="Each rollout view has the data of the group's task, as `task`; else it is "
+        "empty.",
+    )
 
 
 AnyAlgorithm = (
@@ -389,6 +396,12 @@ def source_of(algo: AlgorithmConfig) -> ModelReference:
     """The model that samples an algorithm's rollouts."""
     source: ModelReference = getattr(algo, "source", "policy")
     return source
+
+
+def needs_task(algo: AlgorithmConfig) -> bool:
+    """Whether an algorithm looks at the data of a group's task."""
+    needed: bool = getattr(algo, "needs_task", False)
+    return needed
 
 
 def demo_tokens_of(algo: AlgorithmConfig) -> int:

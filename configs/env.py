@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ratchet.configs.algorithm import AlgorithmConfig
 from ratchet.configs.base import Section
@@ -11,6 +11,17 @@ from ratchet.configs.curriculum import CurriculumConfig
 
 TRUNCATION = ("top_p", "top_k", "min_p")
 RESERVED_NAMES = ("all", "agg", "trainable", "empty")
+ALL = -1
+"""As a number of examples: all that the set has."""
+
+
+def _counted(value: int) -> int:
+    if value == 0:
+        raise ValueError("0 examples are no eval; set -1 for all of the set, or leave the env out")
+    return value
+
+
+ExampleCount = Annotated[int, Field(ge=ALL), AfterValidator(_counted)]
 
 
 def variable_of(value: Any) -> str | None:
@@ -151,8 +162,9 @@ class TrainEnvConfig(EnvConfig):
 class EvalEnvConfig(EnvConfig):
     """An evaluation environment; what it leaves out comes from [eval]."""
 
-    num_examples: int | None = Field(
-        default=None, ge=1, description="Examples of one eval, from the head of the eval split."
+    num_examples: ExampleCount | None = Field(
+        default=None,
+        description="Examples of one eval, from the head of the eval split; -1: all of them.",
     )
     group_size: int | None = Field(default=None, ge=1, description="Rollouts per example.")
     interval: int | None = Field(default=None, ge=1, description="Steps between evals.")
@@ -208,6 +220,13 @@ class TrainConfig(Section):
         description="Groups begun more versions than this before the batch that would train on "
         "them are given up, and their examples rolled out anew.",
     )
+    max_empty_batches: int = Field(
+        default=10,
+        ge=-1,
+        description="Batches in a row with nothing to train on after which the run pauses, with a "
+        "checkpoint; it warns at each. -1: it never pauses for that. Groups of which nothing was "
+        "left count by the batches that they would have filled.",
+    )
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
 
     @model_validator(mode="before")
@@ -234,6 +253,11 @@ class TrainConfig(Section):
                 f"max_off_policy_steps ({self.max_off_policy_steps}) must be at least max_lag "
                 f"({self.max_lag}): batches that ship ahead are stale by as much"
             )
+        if self.max_empty_batches == 0:
+            raise ValueError(
+                "max_empty_batches is 0, which no run could meet; set 1 to pause at the first "
+                "empty batch, or -1 to never pause"
+            )
         _unique_names(self.env, "train.env")
         return self
 
@@ -243,13 +267,20 @@ class TrainConfig(Section):
 
 
 class EvalConfig(Section):
-    """Evaluation: at step 0, every `interval` steps, and when asked."""
+    """Evaluation: at step 0, every `interval` steps, at the last step, and when asked."""
 
     env: list[EvalEnvConfig] = Field(default_factory=list, description="Eval environments.")
     interval: int = Field(default=10, ge=1, description="Steps between evals.")
-    num_examples: int = Field(default=32, ge=1, description="Examples of one eval.")
+    num_examples: ExampleCount = Field(
+        default=32,
+        description="Examples of one eval; -1: all of the set. A set that has fewer is used whole, "
+        "with a warning.",
+    )
     group_size: int = Field(default=1, ge=1, description="Rollouts per example.")
     skip_first_step: bool = Field(default=False, description="No eval at step 0.")
+    at_end: bool = Field(
+        default=True, description="Every env is evaluated at the last step, whatever its interval."
+    )
     overlap: bool = Field(
         default=True,
         description="Train and eval rollouts share permits; false: training stands still from "

@@ -6,7 +6,7 @@ the rollouts it hits; one without only counts them. Evals are never filtered.
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ratchet.configs.base import Section, choose_by_type
 
@@ -54,7 +54,34 @@ class ZeroAdvantageConfig(Section):
     enforce: bool = Field(default=True, description="Remove what is hit; false: count it.")
 
 
-AnyFilter = GibberishConfig | RepetitionConfig | ZeroAdvantageConfig
+class RewardFilterConfig(Section):
+    """The reward lies outside of [min, max].
+
+    Works with every algorithm. With 'sft', enforced, it is rejection sampling: the policy learns
+    from those of the source's rollouts that earned enough.
+    """
+
+    type: Literal["reward"] = "reward"
+    min: float | None = Field(
+        default=None, allow_inf_nan=False, description="Hit: a reward below this; none: no bound."
+    )
+    max: float | None = Field(
+        default=None, allow_inf_nan=False, description="Hit: a reward above this; none: no bound."
+    )
+    enforce: bool = Field(default=False, description="Remove what is hit; false: count it.")
+
+    @model_validator(mode="after")
+    def _check(self) -> "RewardFilterConfig":
+        if self.min is None and self.max is None:
+            raise ValueError("a reward filter without min and max hits nothing; set one of them")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(
+                f"min ({self.min:g}) is above max ({self.max:g}), so that every reward is hit"
+            )
+        return self
+
+
+AnyFilter = GibberishConfig | RepetitionConfig | ZeroAdvantageConfig | RewardFilterConfig
 
 FilterConfig = Annotated[
     AnyFilter,
@@ -77,12 +104,12 @@ class FiltersConfig(Section):
     pre_batch: list[FilterConfig] = Field(
         default_factory=_pre_batch,
         description="Applied to each group once it is scored; more rollouts are dispatched for "
-        "those removed here. By default all three kinds, and none enforced.",
+        "those removed here. By default gibberish, repetition and zero_advantage, none enforced.",
     )
     post_batch: list[FilterConfig] = Field(
         default_factory=_post_batch,
         description="Applied to a full batch; it ships without the rollouts removed here, and "
-        "nothing takes their place. By default all three kinds, and zero_advantage enforced.",
+        "nothing takes their place. By default the same three, and zero_advantage enforced.",
     )
 
     @field_validator("pre_batch", "post_batch")

@@ -113,20 +113,52 @@ def _require_few_keys(text: str) -> None:
         raise ConfigError([Problem("", "(config)", None, message)])
 
 
+NONE = "<none>"
+"""How TOML, which has no null, spells that a key has no value. A text that reads so, after any
+number of backslashes, has one more of them in front."""
+_NONE = re.compile(r"\\*" + re.escape(NONE))
+
+
+def from_toml(value: Any) -> Any:
+    """A value as TOML has it, with null for NONE."""
+    if isinstance(value, dict):
+        return {key: from_toml(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [from_toml(item) for item in value]
+    if isinstance(value, str) and _NONE.fullmatch(value):
+        return None if value == NONE else value[1:]
+    return value
+
+
+def to_toml(value: Any) -> Any:
+    """A value as TOML can have it, with NONE for null."""
+    if isinstance(value, dict):
+        return {key: to_toml(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_toml(item) for item in value]
+    if isinstance(value, str) and _NONE.fullmatch(value):
+        return "\\" + value
+    return NONE if value is None else value
+
+
 def parse(text: str, *, media: str = "toml") -> Any:
     """Parses TOML or JSON text to plain data; raises ConfigError with the place of a mistake."""
     if media != "json":
         _require_few_keys(text)
     try:
-        return json.loads(text) if media == "json" else tomllib.loads(text)
+        return json.loads(text) if media == "json" else from_toml(tomllib.loads(text))
     except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError([Problem("", "(config)", None, f"not valid {media}: {error}")]) from None
 
 
 def toml_value(text: str) -> Any:
-    """The value that a text means in TOML; what means nothing there is the text itself."""
+    """The value that a text means in TOML, or null for `none`; what means nothing there is the text
+    itself.
+    """
+    if text.strip() == "none":
+        return None
     try:
-        return tomllib.loads(f"v = {text}")["v"]
+        return from_toml(tomllib.loads(f"v = {text}"))["v"]
     except tomllib.TOMLDecodeError:
         return text
 
@@ -160,5 +192,5 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
 
 
 def dump_toml(config: RunConfig) -> str:
-    """The resolved config as TOML, every default written out."""
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+    """The resolved config as TOML, every default written out; reads back as the same config."""
+    return tomli_w.dumps(to_toml(config.model_dump()))

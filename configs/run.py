@@ -114,6 +114,11 @@ class RunConfig(Section):
     )
     seed: int = Field(default=0, ge=0, lt=2**32, description="Seeds data order and warm start.")
     max_steps: int = Field(ge=1, le=10_000_000, description="Trainer steps; the run ends there.")
+    when_all_fail: Literal["pause", "end", "continue"] = Field(
+        default="pause",
+        description="What becomes of a run of whose first eval, or first eight train groups, every "
+        "rollout fails by errors of one type: it pauses with that error, ends, or goes on.",
+    )
     metadata: dict[str, str] = Field(
         default_factory=dict, description="At most 16 pairs, keys to 64, values to 512 characters."
     )
@@ -260,7 +265,7 @@ class RunConfig(Section):
         return self.env(name, "eval").group_size or self.eval.group_size
 
     def eval_num_examples(self, name: str) -> int:
-        """Examples in one eval of `name`."""
+        """Examples asked for in one eval of `name`; ALL: as many as there are."""
         return self.env(name, "eval").num_examples or self.eval.num_examples
 
     def eval_interval(self, name: str) -> int:
@@ -310,8 +315,9 @@ class RunConfig(Section):
 def data_of(config: RunConfig) -> dict[str, Any]:
     """What of a config decides which examples are drawn and what a finalized group holds."""
     data = config.model_dump(mode="json", include={"seed", "train", "algo", "filters", "eval"})
+    envs = [{**env, "ratio": 0} for env in data["train"]["env"]]
     return {
         **data,
-        "train": {**data["train"], "env": [{**e, "ratio": 0} for e in data["train"]["env"]]},
+        "train": {**data["train"], "max_empty_batches": 0, "env": envs},
         "eval": [env["name"] for env in data["eval"]["env"]],
     }

@@ -55,10 +55,12 @@ def from_2_to_3(config: Document) -> Document:
 
 
 def from_3_to_4(config: Document) -> Document:
-    """Hub names were of their main branch, and nothing was computed again in the backward pass; both
-    are the defaults.
+    """A run of which everything failed went on. Hub names were of their main branch, nothing was
+    computed again in the backward pass, evals at the end, batches of which nothing is left and what
+    custom algorithms see are by default as they were; a set that was too small for an eval was
+    refused.
     """
-    return config
+    return {"when_all_fail": "continue", **config}
 
 
 def _short_replies(side: Document) -> Document:

@@ -80,7 +80,11 @@ def tell(outcome: Outcome, console: Console) -> int:
     """
     run = outcome.run
     rewards = [step.metrics[REWARD] or 0.0 for step in outcome.steps]
-    scores = [(record.model_extra or {})["reward_mean"] for record in outcome.evals]
+    measured = [
+        (record.step, (record.model_extra or {})["reward_mean"]) for record in outcome.evals
+    ]
+    steps = [step for step, reward in measured if reward is not None]
+    scores = [reward for _, reward in measured if reward is not None]
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.plot_size(72, 16)
@@ -90,7 +94,6 @@ def tell(outcome: Outcome, console: Console) -> int:
     if rewards:
         plotext.plot([step.step for step in outcome.steps], rewards, label="train")
     if scores:
-        steps = [record.step for record in outcome.evals]
         plotext.scatter(steps, scores, label="eval", marker="x")
     figure = plotext.build()
     print(figure if console.is_terminal else plotext.uncolorize(figure), file=sys.stderr)

@@ -127,7 +127,7 @@ class TrainingRun:
         self._config_changes = ConfigChanges(context, self._permits)
         self._trainer = Trainer(context, self._servers, pushes)
         self._evals = Evals(context)
-        self._generations = Generations(context, leases, sink, self._servers)
+        self._generations = Generations(context, leases, self._arrivals, self._servers)
         self._stepping = Steps(
             context, self._arrivals, self._permits, self._trainer, leases, pushes, self._shipping
         )

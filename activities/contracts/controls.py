@@ -140,6 +140,10 @@ class Verb:
     answer: str = ""
     """What the command says beside the run's status."""
     danger: bool = False
+    confirm: str = ""
+    """What its dialog's button says; '': the label."""
+    dismiss: str = "Back"
+    """What the dialog's other button says."""
 
     @property
     def asked(self) -> str:
@@ -182,6 +186,7 @@ CONTROLS: dict[str, Verb] = {
             },
             becomes="pausing",
             moves=("queued", "starting", "running", "pausing"),
+            dismiss="Keep running",
         ),
         Verb(
             "resume",
@@ -246,6 +251,8 @@ CONTROLS: dict[str, Verb] = {
             example={"reason": "reward has converged"},
             becomes="stopping",
             danger=True,
+            confirm="Stop the run",
+            dismiss="Keep running",
         ),
         Verb(
             "cancel",
@@ -260,6 +267,8 @@ CONTROLS: dict[str, Verb] = {
             example={"reason": "wrong data"},
             becomes="stopping",
             danger=True,
+            confirm="Cancel the run",
+            dismiss="Keep running",
         ),
     )
 }

@@ -7,6 +7,9 @@ from ratchet.activities.contracts.refs import ArtifactRef
 
 Kind = Literal["train", "eval"]
 
+LOST = "Lost"
+"""Type of the error of a rollout that was given up before it ended."""
+
 LONGEST_WAIT_S = 6 * 3600.0
 """How long a rollout may wait beside its execution, which is what its time-out counts: in the queue
 of its engine, for a seat at a frozen model, for new weights.
@@ -147,6 +150,7 @@ class GroupResult:
     `survivors` rollouts passed the pre-batch filters, `trainable` of them the post-batch filters
     too; `samples` and `tokens` count what the trainable ones would ship. `filters` says what
     pre-batch filters took from it; `error` also names them if nothing survived them.
+    `errors` counts them by type, as far as they are known.
     `advantage_range` holds the lowest and highest advantage of the survivors' sampled tokens; None
     if they have none. `observed` maps agents to rewards in order, for algorithms that keep state.
     """
@@ -170,6 +174,7 @@ class GroupResult:
     trainable: int = 0
     advantage_range: tuple[float, float] | None = None
     observed: dict[str, list[float]] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,7 @@ class FinalizeEvalInput:
     """Turn the finalized groups of one eval epoch into its record.
 
     Its groups are 'eval/<epoch>/<example>' for every example below `num_examples`; those of
-    `missing` have no artifact, and all their rollouts count as errored.
+    `missing` have no artifact, and all their rollouts count as cancelled.
     """
 
     run_id: str
@@ -191,15 +196,23 @@ class FinalizeEvalInput:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """An eval epoch's headline numbers; `versions` really served, lowest and highest."""
+    """An eval epoch's headline numbers; `versions` really served, lowest and highest.
+
+    `reward_mean` is None where no rollout has a reward. Of `rollouts`, `errored` ended badly and
+    `cancelled` were given up before they ended; `error` is what most of them failed with, and
+    `alike` says that all of the epoch did, with errors of one type.
+    """
 
     epoch: str
     env: str
     step: int
-    reward_mean: float
+    reward_mean: float | None
     rollouts: int
     errored: int
     versions: tuple[int, int]
+    cancelled: int = 0
+    error: str = ""
+    alike: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The preflight of environments: do they load, and have they the examples that were asked for?
+"""The preflight of environments: do they load, and how many examples have they?
 
 `EnvActivities.check_envs` is the worker's side. The environments are imported in a process of
 their own, one for each import path: `python -m ratchet.activities.envs.check` reads a list of
@@ -28,6 +28,7 @@ from ratchet.activities.runtime.children import (
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
+from ratchet.configs.env import ALL
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import read_config
 
@@ -99,7 +100,7 @@ def _requests(config: RunConfig) -> list[dict[str, Any]]:
     requests = []
     for kind, envs in (("train", config.train.env), ("eval", config.eval.env)):
         for index, env in enumerate(envs):
-            needed = config.eval_num_examples(env.name) if kind == "eval" else 1
+            whole = kind == "eval" and config.eval_num_examples(env.name) == ALL
             own = kind == "eval" and config.eval.env[index].num_examples is not None
             requests.append(
                 {
@@ -109,7 +110,7 @@ def _requests(config: RunConfig) -> list[dict[str, Any]]:
                     "args": env.args,
                     "path": env.path,
                     "pointer": f"/{kind}/env/{index}",
-                    "needed": needed,
+                    "whole": whole,
                     "count_pointer": f"/{kind}/env/{index}/num_examples"
                     if own or kind == "train"
                     else "/eval/num_examples",
@@ -239,10 +240,10 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
     if count == 0:
         message = f"environment {env_id!r} has no examples with these args"
         finding["problems"].append(_problem(f"{pointer}/args", message))
-    elif count < request["needed"]:
+    elif request["whole"] and not taskset.bounded:
         message = (
-            f"env {request['name']!r} has {count} examples and {request['needed']} are asked "
-            f"for; lower num_examples to {count} or give the env more"
+            f"env {request['name']!r} has no end, and all of its examples are asked for; set "
+            "num_examples to how many there are to be"
         )
         finding["problems"].append(_problem(request["count_pointer"], message))
     return finding

@@ -25,6 +25,7 @@ from temporalio import activity
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import (
+    LOST,
     BatchResult,
     EvalResult,
     FinalizeEvalInput,
@@ -35,7 +36,7 @@ from ratchet.activities.contracts.rollouts import (
     ShipBatchInput,
 )
 from ratchet.activities.envs.rendering import renderer_of
-from ratchet.activities.rollouts import frozen, groups, samples, shipping
+from ratchet.activities.rollouts import failures, frozen, groups, samples, shipping
 from ratchet.activities.rollouts.clock import EngineClock
 from ratchet.activities.rollouts.connections import EnvConnection, EnvConnections
 from ratchet.activities.rollouts.gauges import RunGauges
@@ -53,7 +54,7 @@ from ratchet.activities.scoring.check import AlgorithmLibrary
 from ratchet.activities.scoring.references import ReferenceLost
 from ratchet.activities.scoring.threads import aside
 from ratchet.activities.storage import keys
-from ratchet.configs.algorithm import teacher_of
+from ratchet.configs.algorithm import needs_task, teacher_of
 from ratchet.configs.env import TrainEnvConfig
 from ratchet.configs.filters import FilterConfig
 from ratchet.configs.reference import FrozenModelConfig
@@ -412,7 +413,7 @@ class RolloutActivities:
         """The group's task, where its algorithm looks at it."""
         work = input.work
         config = self.ctx.config(input.run_id).algorithm(work.env)
-        if not config.needs_task:
+        if not needs_task(config):
             return None
         return await self.tasks.task(input.run_id, work.kind, work.env, work.example)
 
@@ -506,7 +507,12 @@ class RolloutActivities:
                 store.get_json(shipping.delivered(store, input.run_id, group)) for group in names_of
             ]
             valid = [rollout for doc in documents for rollout in groups.eval_rollouts(doc)]
+            errors = [error for doc in documents for error in groups.errors_of(doc)]
             total = input.num_examples * input.group_size
+            lost = sum(error["type"] == LOST for error in errors)
+            cancelled = lost + len(missing) * input.group_size
+            errored = total - len(valid) - cancelled
+            error, frames = failures.commonest(errors)
             served = set().union(*(groups.served_versions(doc) for doc in documents))
             rewards = [rollout.reward for rollout in valid]
             record = {
@@ -516,11 +522,16 @@ class RolloutActivities:
                 "examples": input.num_examples,
                 "group_size": input.group_size,
                 "rollouts": total,
-                "errored": total - len(valid),
-                "reward_mean": sum(rewards) / len(rewards) if rewards else 0.0,
+                "errored": errored,
+                "cancelled": cancelled,
+                "valid_rate": len(valid) / total,
+                "errors": failures.by_type(errors),
+                "error": error or None,
+                "frames": frames,
+                "reward_mean": sum(rewards) / len(rewards) if rewards else None,
                 "versions": [min(served, default=input.step), max(served, default=input.step)],
                 "groups": names_of,
-                "metrics": evals.summarize(valid, total - len(valid), input.group_size),
+                "metrics": evals.summarize(valid, errored, cancelled, input.group_size),
             }
             ref = store.put_json(key, record, attempt=attempt_token())
         record = store.get_json(ref)
@@ -533,6 +544,9 @@ class RolloutActivities:
             rollouts=record["rollouts"],
             errored=record["errored"],
             versions=(low, high),
+            cancelled=record.get("cancelled", 0),
+            error=record.get("error") or "",
+            alike=record["rollouts"] == record["errored"] and len(record.get("errors", ())) == 1,
         )
 
     @activity.defn(name=names.SHIP_BATCH)

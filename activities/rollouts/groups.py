@@ -6,12 +6,13 @@ scored samples. Pure functions over JSON; `activities.py` does the reading and w
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 from ratchet.activities.contracts.refs import ArtifactRef
-from ratchet.activities.contracts.rollouts import GroupResult, GroupWork
+from ratchet.activities.contracts.rollouts import LOST, GroupResult, GroupWork
+from ratchet.activities.rollouts.failures import by_type, commonest
 from ratchet.activities.scoring import algorithms
 from ratchet.activities.scoring.batches import BatchGroup, BatchRollout, tally_of
 from ratchet.activities.scoring.evals import EvalRollout
@@ -20,8 +21,11 @@ from ratchet.activities.storage.batch import Sample
 
 SCHEMA = 1
 
-Judge = Callable[[Sequence[Mapping[str, Any]]], Verdict]
-"""What a slot of filters says of a rollout, given its scored samples."""
+
+class Judge(Protocol):
+    """What a slot of filters says of a rollout, given its scored samples and its reward."""
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]], *, reward: float) -> Verdict: ...
 
 
 def _write_credit(member: dict[str, Any], credit: algorithms.Credit) -> None:
@@ -34,6 +38,10 @@ def _write_credit(member: dict[str, Any], credit: algorithms.Credit) -> None:
     found = sampled_tokens(member["samples"]).advantages
     # A rounded mean of equal numbers need not be that number.
     member["advantage"] = (found[0] if len(set(found)) == 1 else fmean(found)) if found else None
+
+
+def _judged(judge: Judge, member: Mapping[str, Any]) -> Verdict:
+    return judge(member["samples"], reward=member["reward"])
 
 
 async def _give_credit(
@@ -49,7 +57,7 @@ async def _give_credit(
     credit = await algorithms.before_filters(algorithm, views, state)
     for member, input in zip(members, credit, strict=True):
         _write_credit(member, input)
-        verdict = judge(member["samples"]) if judge is not None else Verdict()
+        verdict = _judged(judge, member) if judge is not None else Verdict()
         member["filters"] = dict.fromkeys(verdict.hits, True)
         member["filtered"] = verdict.removed
     left = [place for place, member in enumerate(members) if not member["filtered"]]
@@ -86,7 +94,7 @@ async def scored(
     for index, rollout in enumerate(rollouts):
         if rollout is None:
             message = lost or "the rollout never finished"
-            member: dict[str, Any] = {"error": {"type": "Lost", "message": message}}
+            member: dict[str, Any] = {"error": {"type": LOST, "message": message}}
         elif rollout["error"] is not None:
             member = {"error": rollout["error"], "reward": rollout["reward"]}
         else:
@@ -114,11 +122,16 @@ async def scored(
             for index, rollout in enumerate(rollouts)
             if rollout is not None and rollout["error"] is None
         ]
-        await _give_credit(algorithm, valid, views, judge, state)
+        try:
+            await _give_credit(algorithm, valid, views, judge, state)
+        except algorithms.CreditError as error:
+            raise algorithms.CreditError(
+                f"group {work.group} of env {work.env!r}: {error}"
+            ) from error
         observed = algorithm.observed(views)
         for member in valid:
             if post_batch is not None and not member["filtered"]:
-                member["post_filtered"] = post_batch(member["samples"]).removed
+                member["post_filtered"] = _judged(post_batch, member).removed
     sampled = [
         version
         for member in valid
@@ -176,12 +189,12 @@ def result(document: dict[str, Any], ref: ArtifactRef) -> GroupResult:
     valid, survivors = valid_of(document), survivors_of(document)
     trainable = [member for member in survivors if not member.get("post_filtered", False)]
     samples = [sample for member in trainable for sample in member["samples"]]
-    errors = [member["error"] for member in document["rollouts"] if member["error"]]
+    errors = errors_of(document)
     rewards = [member["reward"] for member in valid]
     rejected = document.get("rejected", False)
     # Filters never saw a rejected group, so it must not thin out the shares of what they hit.
     tally = tally_of([] if rejected else [_pre_batch(member) for member in valid])
-    first = f"{errors[0]['type']}: {errors[0]['message']}"[:300] if errors else ""
+    first, _ = commonest(errors)
     if rejected:
         failed = f"{len(errors)} of {document['size']} rollouts failed"
         first = f"require_full_group: {failed}: {first}"
@@ -200,6 +213,7 @@ def result(document: dict[str, Any], ref: ArtifactRef) -> GroupResult:
         advantage_range=_advantage_range(survivors),
         observed=document.get("observed", {}),
         errored=len(errors),
+        errors=by_type(errors),
         reward_mean=sum(rewards) / len(rewards) if rewards else 0.0,
         samples=len(samples),
         tokens=sum(len(sample["token_ids"]) for sample in samples),
@@ -219,7 +233,7 @@ def _advantage_range(members: Sequence[dict[str, Any]]) -> tuple[float, float] |
 
 def judge_survivors(document: dict[str, Any], judge: Judge) -> dict[int, Verdict]:
     """Verdicts on the survivors of a group, by their index in it."""
-    return {member["rollout"]: judge(member["samples"]) for member in survivors_of(document)}
+    return {member["rollout"]: _judged(judge, member) for member in survivors_of(document)}
 
 
 def batch_samples(
@@ -321,6 +335,11 @@ def batch_group(
             for member in valid
         ],
     )
+
+
+def errors_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the rollouts of a group ended with that have no reward."""
+    return [member["error"] for member in document["rollouts"] if member["error"] is not None]
 
 
 def eval_rollouts(document: dict[str, Any]) -> list[EvalRollout]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
+from ratchet.activities.rollouts.failures import frames_of, is_theirs
 from ratchet.activities.scoring.algorithms.base import POLICY_AGENT
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class RolloutSample:
 class Rollout:
     """One finished rollout, as stored. `record` is for people: what was said, and how it went.
 
-    `error` is {'type', 'message'} or None. `provider` tells that the engine, not the
+    `error` is one of `failures` or None. `provider` tells that the engine, not the
     environment, ended it; such a rollout is not stored. `status` is then the engine's HTTP status,
     if it is known.
     """
@@ -60,7 +61,7 @@ class Rollout:
     samples: list[RolloutSample]
     record: dict[str, Any]
     labels: list[str] = field(default_factory=list)
-    error: dict[str, str] | None = None
+    error: dict[str, Any] | None = None
     provider: bool = False
     status: int | None = None
 
@@ -264,14 +265,40 @@ def _status_of(episode: Any) -> int | None:
     return None if status is None else int(status)
 
 
-def _error_of(episode: Any) -> tuple[dict[str, str] | None, bool]:
+def _error(error: Any, trace: Any = None) -> dict[str, Any]:
+    """An error that an episode or one of its traces recorded."""
+    message, frames = error.message, frames_of(error.traceback)
+    unset = [name for name, reward in trace.rewards.items() if reward is None] if trace else []
+    if unset and not any(map(is_theirs, frames)):
+        # What a function returned is read after it, when none of its frames is left.
+        message = f"{message} (without a value: {', '.join(unset)})"
+    found: dict[str, Any] = {"type": error.type, "message": message}
+    return {**found, "frames": frames} if frames else found
+
+
+def _bad_reward(traces: Sequence[Any]) -> dict[str, Any] | None:
+    """Which reward of which function is no finite number, if one is."""
+    rewards = [trace.reward for trace in traces]
+    if all(map(math.isfinite, rewards)):
+        return None
+    culprits = [
+        f"reward {name!r} returned {reward.value}"
+        for trace in traces
+        for name, reward in trace.rewards.items()
+        if reward is not None and not math.isfinite(reward.value)
+    ]
+    which = f": {'; '.join(culprits)}" if culprits else f": {rewards}"
+    return {"type": "BadReward", "message": f"a reward is not a finite number{which}"}
+
+
+def _error_of(episode: Any) -> tuple[dict[str, Any] | None, bool]:
     """What ended the rollout badly, if anything, and whether it was the engine."""
     for trace in episode.traces:
         if not trace.ok:
             last = trace.last_error
             if last is None:
                 return {"type": "Unfinished", "message": trace.stop_condition or ""}, False
-            return {"type": last.type, "message": last.message}, _is_provider(last)
+            return _error(last, trace), _is_provider(last)
         if any(call.node is not None and call.finish_reason is None for call in trace.calls):
             # Only an engine that aborts a request ends a reply without a reason.
             return {"type": "Aborted", "message": "the engine cut a reply off"}, True
@@ -279,8 +306,8 @@ def _error_of(episode: Any) -> tuple[dict[str, str] | None, bool]:
             return {"type": "Timeout", "message": trace.stop_condition or ""}, False
     if not episode.ok:
         last = episode.last_error
-        kind, message = (last.type, last.message) if last else ("EnvError", "episode not ok")
-        return {"type": kind, "message": message}, False
+        nameless = {"type": "EnvError", "message": "episode not ok"}
+        return _error(last) if last else nameless, False
     if not any(node.sampled for trace in episode.traces for node in trace.nodes):
         return {"type": "EmptyTrajectory", "message": "the policy was never asked"}, False
     return None, False
@@ -319,8 +346,7 @@ def from_episode(
             if not samples:
                 error = {"type": "EmptyTrajectory", "message": "no sampled token came back"}
     rewards = [trace.reward for trace in traces]
-    if error is None and not all(map(math.isfinite, rewards)):
-        error = {"type": "BadReward", "message": f"a reward is not a finite number: {rewards}"}
+    error = error or _bad_reward(traces)
     finite = [reward for reward in rewards if math.isfinite(reward)]
     replies = [message for trace in traces for message in trace.assistant_messages]
     record: dict[str, Any] = {

@@ -51,13 +51,21 @@ def pass_rates(rollouts: Sequence[EvalRollout]) -> dict[str, float]:
     return {name: fmean(result) for name, result in values.items()}
 
 
-def summarize(rollouts: Sequence[EvalRollout], errored: int, group_size: int) -> dict[str, float]:
+def summarize(
+    rollouts: Sequence[EvalRollout], errored: int, cancelled: int, group_size: int
+) -> dict[str, float]:
     """Metrics over the valid `rollouts`; with none of them only the counts.
 
     Keys: avg@<group_size>, pass@k, completion_len/{mean,max,min} (sampled tokens of a rollout),
-    num_turns/{mean,max,min}, is_truncated/mean, no_response/mean, valid_count, errored_count.
+    num_turns/{mean,max,min}, is_truncated/mean, no_response/mean, valid_count, errored_count,
+    cancelled_count, valid_rate (of all rollouts of the eval).
     """
-    metrics = {"valid_count": float(len(rollouts)), "errored_count": float(errored)}
+    metrics = {
+        "valid_count": float(len(rollouts)),
+        "errored_count": float(errored),
+        "cancelled_count": float(cancelled),
+        "valid_rate": len(rollouts) / max(len(rollouts) + errored + cancelled, 1),
+    }
     if not rollouts:
         return metrics
     metrics[f"avg@{group_size}"] = fmean(rollout.reward for rollout in rollouts)

@@ -2,7 +2,7 @@
 
 Invariants: every filter of a slot is evaluated for every rollout, so that a hit that is only
 counted never hides one that removes; the verdict does not depend on the order of the slot. The
-limits themselves are never a hit: both comparisons are strict. Rules over log-probabilities skip
+limits themselves are never a hit: all comparisons are strict. Rules over log-probabilities skip
 tokens of which there is none, as with those that a frozen model said.
 """
 
@@ -16,6 +16,7 @@ from ratchet.configs.filters import (
     FilterConfig,
     GibberishConfig,
     RepetitionConfig,
+    RewardFilterConfig,
     ZeroAdvantageConfig,
 )
 
@@ -94,7 +95,15 @@ def has_zero_advantage(tokens: SampledTokens) -> bool:
     return tokens.advantages is not None and not any(tokens.advantages)
 
 
-def _detects(config: FilterConfig, tokens: SampledTokens, vocab_size: int | None) -> bool:
+def is_out_of_bounds(reward: float, config: RewardFilterConfig) -> bool:
+    """Whether the reward is below `min` or above `max`."""
+    low = config.min is not None and reward < config.min
+    return low or (config.max is not None and reward > config.max)
+
+
+def _detects(
+    config: FilterConfig, tokens: SampledTokens, vocab_size: int | None, reward: float
+) -> bool:
     match config:
         case GibberishConfig():
             assert vocab_size is not None, "a slot with a gibberish filter needs the vocabulary"
@@ -103,6 +112,8 @@ def _detects(config: FilterConfig, tokens: SampledTokens, vocab_size: int | None
             return is_repetition(tokens, config)
         case ZeroAdvantageConfig():
             return has_zero_advantage(tokens)
+        case RewardFilterConfig():
+            return is_out_of_bounds(reward, config)
 
 
 def needs_vocabulary(slot: Sequence[FilterConfig]) -> bool:
@@ -120,11 +131,14 @@ def vocab_size_of(model: Mapping[str, Any]) -> int | None:
 
 
 def judge(
-    slot: Sequence[FilterConfig], samples: Sequence[Mapping[str, Any]], vocab_size: int | None
+    slot: Sequence[FilterConfig],
+    samples: Sequence[Mapping[str, Any]],
+    vocab_size: int | None,
+    reward: float = 0.0,
 ) -> Verdict:
-    """What the filters of a slot say of a rollout, given its scored samples."""
+    """What the filters of a slot say of a rollout, given its scored samples and its reward."""
     tokens = sampled_tokens(samples)
-    result = [config for config in slot if _detects(config, tokens, vocab_size)]
+    result = [config for config in slot if _detects(config, tokens, vocab_size, reward)]
     return Verdict(
         hits=tuple(config.type for config in result),
         removed=any(config.enforce for config in result),

@@ -129,7 +129,7 @@ def problem(shape: Shape, config: RunConfig, *, room: int, gpu: bool) -> str | N
     if sum(parts.values()) <= room:
         return None
     fewer = min(config.trainer.micro_batch_tokens, config.trainer.seq_len)
-    remedies = {
+    remedies: dict[str, dict[str, Any]] = {
         "trainer.activation_checkpointing = true": {"activation_checkpointing": True},
         f"trainer.micro_batch_tokens = {fewer}": {"micro_batch_tokens": fewer},
         f"both trainer.activation_checkpointing = true and trainer.micro_batch_tokens = {fewer}": {

@@ -25,7 +25,7 @@ def _keys(key: str) -> list[str]:
 
 
 def nested(assignments: Iterable[str]) -> dict[str, Any]:
-    """{'a': {'b': 1}} of 'a.b=1'; values are TOML, `null` is none, and what is neither is text.
+    """{'a': {'b': 1}} of 'a.b=1'; values are TOML, `none` and `null` are null, all else is text.
 
     Raises ValueError for what is no assignment, and for two that contradict each other.
     """

@@ -19,7 +19,7 @@ from ratchet.api.schemas.events import Event, LogLine
 from ratchet.api.schemas.machines import Engine, WorkerItem
 from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
 from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
-from ratchet.api.schemas.run import ResolvedConfig, Run
+from ratchet.api.schemas.run import EvalSummary, ResolvedConfig, Run
 
 Item = TypeVar("Item")
 BARS = "▁▂▃▄▅▆▇█"
@@ -122,8 +122,16 @@ def _steps(run: Run) -> str:
 def evals_line(run: Run) -> str:
     """The latest eval of each env."""
     return ", ".join(
-        f"{env} {number(result.reward)} at step {result.step}" for env, result in run.eval.items()
+        f"{env} {number(result.reward)} at step {result.step}{_failed(result)}"
+        for env, result in run.eval.items()
     )
+
+
+def _failed(result: EvalSummary) -> str:
+    """' (16 of 16 failed: …)', '' where none did."""
+    if not result.failed:
+        return ""
+    return clean(f" ({result.failed} of {result.of} failed: {result.error})")
 
 
 def error_line(run: Run) -> str:
@@ -171,6 +179,7 @@ def run_table(run: Run) -> Table:
             ("waits for", waits_line(run)),
             ("paused because", clean(run.paused_because or "")),
             ("error", error_line(run)),
+            ("warned", clean("; ".join(run.warnings))),
             ("ended", clean(run.end_reason or "")),
             ("step", _steps(run)),
             ("policy version", str(run.policy_version) if run.policy_version is not None else ""),
@@ -205,7 +214,11 @@ def plan_table(answer: ResolvedConfig) -> Table:
             ("at once", f"{plan.permits} rollouts" if plan.permits else None),
             ("algorithms", ", ".join(f"{e} {a}" for e, a in plan.algorithms.items())),
             *(
-                ("eval", f"{e.env}: {e.count} of {e.rollouts} rollouts, each {e.interval} steps")
+                (
+                    "eval",
+                    f"{e.env}: {e.count} of {e.rollouts or 'all'} rollouts, "
+                    f"each {e.interval} steps",
+                )
                 for e in plan.evals
             ),
             ("checkpoints", str(plan.checkpoints)),
@@ -253,6 +266,11 @@ def metrics_table(rows: Sequence[MetricsRow], width: int = 40) -> Table:
     )
 
 
+def _state(problem: str | None, error: str | None) -> str:
+    """What is wrong with an eval's record, or with what it measured."""
+    return clean(f"damaged: {problem}" if problem else f"sound; {error}" if error else "sound")
+
+
 def evals_table(items: Iterable[EvalRecord]) -> Table:
     """Evals, a line each; of one that is damaged, what is known."""
 
@@ -269,7 +287,7 @@ def evals_table(items: Iterable[EvalRecord]) -> Table:
             _or_dash(measured(item, "rollouts")),
             _or_dash(measured(item, "errored")),
             _versions(measured(item, "versions")),
-            clean(f"damaged: {item.problem}") if item.problem else "sound",
+            _state(item.problem, measured(item, "error")),
         ),
         failed=lambda item: item.problem,
     )

@@ -20,12 +20,28 @@ class MetricsRow(BaseModel):
 
 
 class EvalRecord(BaseModel):
-    """One eval of one env; further fields are metrics of that eval."""
+    """One eval of one env; further fields are metrics of that eval.
+
+    `reward_mean` is null where no rollout has a reward.
+    """
 
     model_config = ConfigDict(
         extra="allow",
         json_schema_extra={
-            "examples": [{"epoch": "10-1/reverse-text", "env": "reverse-text", "step": 10}]
+            "examples": [
+                {
+                    "epoch": "10-1/reverse-text",
+                    "env": "reverse-text",
+                    "step": 10,
+                    "reward_mean": 0.41,
+                    "rollouts": 32,
+                    "errored": 2,
+                    "cancelled": 0,
+                    "valid_rate": 0.9375,
+                    "errors": {"TaskError": 2},
+                    "error": "TaskError: list index out of range (at env.py:12 in score)",
+                }
+            ]
         },
     )
     epoch: str

@@ -47,7 +47,16 @@ class EvalSummary(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     step: int | None = None
-    reward: float | None = Field(default=None, description="Mean reward over the eval.")
+    reward: float | None = Field(
+        default=None, description="Mean reward over the eval; none: no rollout has one."
+    )
+    failed: int | None = Field(
+        default=None, description="Rollouts without a reward; none: each has one."
+    )
+    of: int | None = Field(default=None, description="Rollouts of the eval, where some failed.")
+    error: str | None = Field(
+        default=None, description="What most of them failed with, and where in the user's code."
+    )
 
 
 class Progress(BaseModel):
@@ -180,6 +189,9 @@ class Run(BaseModel):
     lineage: Lineage | None = Field(
         default=None, description="The run and the step that it comes from."
     )
+    warnings: list[str] = Field(
+        default_factory=list, description="What people should act on; the newest ones."
+    )
     alarm: str | None = Field(
         default=None,
         description="Trainer and engines drift apart: the last step's mismatch KL is too high.",
@@ -205,9 +217,13 @@ class PlannedEval(BaseModel):
     """The evals of one env."""
 
     env: str
-    interval: int = Field(description="Steps from one to the next; the last step has one, too.")
+    interval: int = Field(
+        description="Steps from one to the next; with eval.at_end the last step has one, too."
+    )
     count: int = Field(description="Evals over the whole run.")
-    rollouts: int = Field(description="Rollouts of each.")
+    rollouts: int | None = Field(
+        description="Rollouts of each; none: all examples, which the workers count."
+    )
 
 
 class Plan(BaseModel):

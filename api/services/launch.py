@@ -26,6 +26,7 @@ from ratchet.api.schemas.run import Plan, PlannedEval
 from ratchet.api.services.core import Services
 from ratchet.api.temporal.client import Unanswered, a_worker_on
 from ratchet.configs.engine_flags import flag_of, is_flag
+from ratchet.configs.env import ALL
 from ratchet.configs.load import ConfigError, Problem, validate
 from ratchet.configs.pointers import value_at
 from ratchet.configs.run import RunConfig
@@ -122,6 +123,13 @@ def unverified(config: RunConfig) -> str | None:
     return "; ".join(found) or None
 
 
+def _evals_of(config: RunConfig, interval: int) -> int:
+    """How often an env is evaluated every `interval` steps."""
+    steps = config.max_steps / interval
+    due = math.ceil(steps) if config.eval.at_end else math.floor(steps)
+    return due + (not config.eval.skip_first_step)
+
+
 def plan_of(config: RunConfig) -> Plan:
     """The plan of a valid config."""
     batch = config.train.batch_size
@@ -132,13 +140,13 @@ def plan_of(config: RunConfig) -> Plan:
         groups = {env.name: round(batch / mean * env.ratio / total, 2) for env in config.train.env}
     evals = []
     for env in config.eval.env:
-        interval = config.eval_interval(env.name)
+        interval, examples = config.eval_interval(env.name), config.eval_num_examples(env.name)
         evals.append(
             PlannedEval(
                 env=env.name,
                 interval=interval,
-                count=math.ceil(config.max_steps / interval) + (not config.eval.skip_first_step),
-                rollouts=config.eval_num_examples(env.name) * config.eval_group_size(env.name),
+                count=_evals_of(config, interval),
+                rollouts=None if examples == ALL else examples * config.eval_group_size(env.name),
             )
         )
     servers: dict[str, list[str]] = {}

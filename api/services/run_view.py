@@ -114,7 +114,7 @@ def run_object(
             "reward": memo.get("reward"),
             "rollouts": memo.get("rollouts") or {},
             "checkpoint": memo.get("checkpoint"),
-            "eval": memo.get("eval") or {},
+            "eval": redacted_all(memo.get("eval")) or {},
             "attempt": memo.get("attempt") or 1,
             "attempts": {role: n + 1 for role, n in (memo.get("restarts") or {}).items()},
             "restarts": memo.get("restarts") or {},
@@ -122,6 +122,7 @@ def run_object(
             "paused_because": None
             if ended
             else redacted_all(memo.get("paused_because") or memo.get("trouble")) or None,
+            "warnings": redacted_all(memo.get("warnings")) or [],
             "alarm": None if ended else redacted_all(memo.get("alarm")),
             "config_revision": memo.get("config_revision") or 0,
             "error": _error(execution, status, reason),

@@ -14,7 +14,7 @@ from cachetools import LRUCache, cachedmethod
 from ratchet.activities.storage import configs, keys, series
 from ratchet.activities.storage.lineage import attempts, segments
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
-from ratchet.api.http.redact import redacted
+from ratchet.api.http.redact import redacted, redacted_all
 from ratchet.api.http.store_errors import damage_in
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.schemas.run import Progress
@@ -23,6 +23,9 @@ from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import read_config
 
 KEPT = 4096
+
+ERRORS = ("error", "frames")
+"""Of an eval's record, what comes from code of the user's."""
 
 
 class Records:
@@ -133,7 +136,9 @@ class Records:
 
     def _eval(self, key: str, epoch: str) -> dict[str, Any]:
         try:
-            return {"epoch": epoch, **self.read(key)}
+            record = self.read(key)
+            said = {name: redacted_all(record[name]) for name in ERRORS if name in record}
+            return {"epoch": epoch, **record, **said}
         except CorruptArtifact as damage:
             step, _, env = epoch.partition("/")
             number = step.partition("-")[0]

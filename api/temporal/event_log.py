@@ -266,7 +266,11 @@ class Teller:
             if not same or step == f"{result['step']:.0f}":
                 epoch = self._finalized.pop(env, None)
                 data = {"env": env, **result, **({"epoch": epoch} if epoch else {})}
-                self._tell("run.eval", f"eval of {env} is done", data=data)
+                failed, text = result.get("failed"), f"eval of {env} is done"
+                if failed:
+                    text = f"{text}, {failed} of {result['of']} failed: {result['error']}"
+                level: Level = "warning" if failed else "info"
+                self._tell("run.eval", text, level=level, data=data)
         if changed("checkpoint") and memo.get("checkpoint"):
             saved = memo["checkpoint"]
             text = f"checkpoint of step {saved.get('step')} is committed"
@@ -285,6 +289,9 @@ class Teller:
             self._tell("run.trouble", text, level="warning", data={"reason": text})
         if (alarm := memo.get("alarm")) and not before.get("alarm"):
             self._tell("run.alarm", f"drift: {alarm}", level="warning", data={"reason": alarm})
+        for text in memo.get("warnings") or ():
+            if text not in (before.get("warnings") or ()):
+                self._tell("run.warning", text, level="warning", data={"reason": text})
         if changed("status"):
             status = memo.get("status")
             data = {"status": status, "from": before.get("status")}

@@ -68,6 +68,7 @@ BARS = {
     "hierarchical_grpo": Bar(rise=0.2, eval_rise=0.15),
     "opd": Bar("loss_ref_kl", share=0.5, eval_rise=0.2, eval_least=0.5),
     "sft": Bar("nll_ce", share=0.5, eval_rise=0.2, eval_least=0.5),
+    "rejection_sampling": Bar("nll_ce", share=0.5, eval_rise=0.2, eval_least=0.5),
     "opsd": Bar("loss_ref_kl", share=0.6, eval_rise=0.2, eval_least=0.5),
     "echo": Bar("nll_ce", share=0.6, eval_rise=0.05, there=("tokens_rl", "tokens_ce")),
     "smollm2_chain_sum": Bar(rise=0.2, eval_rise=0.3, eval_least=0.6),

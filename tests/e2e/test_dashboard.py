@@ -138,6 +138,23 @@ async def test_pages_are_accessible_and_quiet(site: Site, name: str, scheme: str
         assert reader.complaints == []
 
 
+async def test_buttons_of_a_dialog_say_what_they_do(site: Site) -> None:
+    """No two are named alike, and to cancel a run is not to close the dialog."""
+    said: dict[str, list[str]] = {}
+    async with reading(site.browser, site.api) as reader:
+        page = reader.page
+        await reader.open("#/runs/short", '="all"')
+        for verb in ("pause", "eval", "checkpoint", "fork", "config", "stop", "cancel"):
+            await page.locator(f"button[data-verb={verb}]").click()
+            await page.locator("dialog[open]").wait_for()
+            said[verb] = await page.locator("dialog[open] .buttons button").all_inner_texts()
+            await page.locator("dialog[open] .buttons button").first.click()
+            await page.locator("dialog").wait_for(state="detached")
+    assert all(len(set(names)) == 2 for names in said.values()), f"{said}"
+    assert said["cancel"] == ["Keep running", "Cancel the run"]
+    assert said["stop"] == ["Keep running", "Stop the run"]
+
+
 async def test_a_button_is_not_lost_while_it_is_pressed(site: Site) -> None:
     """The facts of the run are drawn again between press and release."""
     async with reading(site.browser, site.api) as reader:

@@ -370,9 +370,35 @@ async def revised(stage: Stage) -> None:
 
 
 async def failing_env(stage: Stage) -> None:
-    """Every group fails; the run fails with the reason."""
+    """Every group fails; the run comes to rest with the reason (once, it failed)."""
     stage.fail_group = TrainGroups()
-    await failed(await stage.start(eval={}))
+    handle = await stage.start(eval={}, when_all_fail="continue")
+    await paused(handle)
+    await handle.signal("stop")
+    await handle.result()
+
+
+async def stays_empty(stage: Stage) -> None:
+    """Filters leave nothing of batches; the run pauses with the reason, and goes on when told."""
+    stage.rollout_s = 0.1
+    train = {"env": [TEXT], "batch_size": 8, "group_size": 2, "max_empty_batches": 2}
+    handle = await stage.start(max_steps=3, train=train, eval={})
+    await stage.trained_to(1)
+    stage.empty_ships = 10**6
+    await paused(handle)
+    stage.empty_ships = 0
+    await handle.signal("resume")
+    await handle.result()
+
+
+async def failing_eval(stage: Stage) -> None:
+    """All rollouts of the first eval fail alike; the run pauses with their error."""
+    stage.rollout_s, stage.eval_error = 0.1, "TaskError: boom (at env.py:12 in score)"
+    handle = await stage.start(max_steps=2)
+    await paused(handle)
+    stage.eval_error = ""
+    await handle.signal("resume")
+    await handle.result()
 
 
 async def difficulty_pools(stage: Stage) -> None:
@@ -477,7 +503,9 @@ KINDS: tuple[Kind, ...] = (
     Kind(damaged, ('"cancelled":"damaged"', "train/5.1", names.CORRUPT)),
     Kind(restored, (names.RESTORE_RUN, "restored+2/dispatch/", '"kind":"resume"')),
     Kind(revised, (names.SAVE_CONFIG, '"revision":2', '"shares":[{')),
-    Kind(failing_env, ("groups in a row had no rollout to train on", "EXECUTION_FAILED")),
+    Kind(failing_env, ("groups in a row had no rollout to train on",)),
+    Kind(stays_empty, ("pause-when-batches-stay-empty", "2 batches in a row", '"status":"paused"')),
+    Kind(failing_eval, ("4 of 4 failed: TaskError: boom", '"status":"paused"')),
     Kind(difficulty_pools, ('"type":"difficulty_pool"', '"draws":{"0":')),
     Kind(token_batches, ('"token_batch_size":40', '"backfill":true')),
     Kind(cancelled, ("EXECUTION_CANCELED",)),

@@ -11,6 +11,8 @@ from temporalio.common import WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.activities.contracts.names import HOST_SERVER, Queues
+from ratchet.api.temporal.event_log import Teller
+from ratchet.api.temporal.histories import _decode
 from ratchet.configs.load import validate
 from ratchet.worker.compat import Worker
 from ratchet.worker.roles import HEARTBEATS_AT_LEAST_EVERY
@@ -171,3 +173,16 @@ def check_exactly_once(world: World, steps: int) -> None:
     examples = [example for group, example in drawn if group.startswith("train/")]
     assert len(examples) == len(set(examples))
     assert sorted(world.recorded) == list(range(1, steps + 1))
+
+
+async def events(world: World, handle: WorkflowHandle[Any, Any], kind: str) -> list[str]:
+    """Messages of the events of one type, over all executions of a run."""
+    told: list[str] = []
+    execution = handle.first_execution_run_id or ""
+    while execution:
+        teller = Teller(execution, _decode)
+        one = world.client.get_workflow_handle(handle.id, run_id=execution)
+        async for event in one.fetch_history_events():
+            told += [e.message for e in await teller.take(event) if e.type == kind]
+        execution = teller.successor
+    return told

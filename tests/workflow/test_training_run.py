@@ -15,9 +15,11 @@ from tests.workflow.running import (
     WITHIN_S,
     check_exactly_once,
     config,
+    events,
     generations_of,
     memo,
     start,
+    status,
     until,
     worker,
     world_of,
@@ -182,18 +184,105 @@ async def test_stale_group_is_given_up_before_the_push_and_rolled_out_anew(
         check_exactly_once(world, 6)
 
 
-async def test_empty_batch_is_replaced_and_ten_in_a_row_fail_the_run(temporal: Client) -> None:
+async def test_empty_batch_is_replaced_and_ten_in_a_row_pause_the_run(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.empty_ships = 2
         result = await (await start(world, max_steps=2)).result()
         assert result["status"] == "succeeded" and len(world.events) == 2
         check_exactly_once(world, 2)
     async with world_of(temporal) as world:
+        world.rollout_s = 0.1
+        handle = await start(world, max_steps=4, checkpoint={"interval": 100})
+        await until(lambda: 1 in world.trained)
         world.empty_ships = 10**6
-        handle = await start(world, max_steps=2)
+        seen = await status(handle, "paused")
+        assert "10 batches in a row had nothing to train on" in seen["paused_because"]
+        assert "of mean reward 0.500," in seen["paused_because"]
+        assert "curriculum" in seen["paused_because"] and seen["error"] is None
+        assert seen["step"] >= 1 and seen["checkpoint"] == {"step": seen["step"]}
+        warned = await events(world, handle, "run.warning")
+        assert len(warned) == 10 and "3 in a row" in warned[2], "at each, and not at the end alone"
+        world.empty_ships = 2
+        await handle.signal("resume")
+        assert (await handle.result())["status"] == "succeeded"
+        assert world.trained == [1, 2, 3, 4]
+
+
+async def test_empty_batches_may_be_as_many_as_the_config_says(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.empty_ships = 12
+        train = {**config()["train"], "max_empty_batches": -1}
+        assert (await (await start(world, max_steps=1, train=train)).result())["step"] == 1
+    async with world_of(temporal) as world:
+        world.empty_ships = 10**6
+        train = {**config()["train"], "max_empty_batches": 2}
+        handle = await start(world, max_steps=1, train=train)
+        assert "2 batches in a row" in (await status(handle, "paused"))["paused_because"]
+        assert len([e for e in world.events if e.endswith("was empty")]) == 2
+        await handle.signal("stop")
+        await handle.result()
+
+
+BOOM = "TaskError: list index out of range (at env.py:12 in score)"
+
+
+@pytest.mark.parametrize(("asked", "warns"), [(-1, False), (7, False), (50, True)])
+async def test_an_eval_of_more_examples_than_there_are_takes_all(
+    temporal: Client, asked: int, warns: bool
+) -> None:
+    async with world_of(temporal) as world:
+        world.eval_examples = 7
+        evals = {"env": [{"id": "reverse-text"}], "interval": 10, "num_examples": asked}
+        handle = await start(world, max_steps=1, eval={**evals, "at_end": False})
+        assert (await handle.result())["status"] == "succeeded"
+        assert [(e.step, e.num_examples) for e in world.evals] == [(0, 7)]
+        warned = await events(world, handle, "run.warning")
+        assert len(warned) == warns and all("has 7 examples and 50 are" in w for w in warned)
+
+
+async def test_a_first_eval_of_which_everything_fails_pauses_the_run(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.rollout_s, world.eval_error = 0.2, BOOM
+        handle = await start(world, max_steps=4)
+        seen = await status(handle, "paused")
+        assert seen["paused_because"] == f"the first eval of reverse-text: 4 of 4 failed: {BOOM}"
+        told = seen["eval"]["reverse-text"]
+        assert told["reward"] is None and (told["failed"], told["of"]) == (4, 4)
+        (text,) = await events(world, handle, "run.eval")
+        assert text == f"eval of reverse-text is done, 4 of 4 failed: {BOOM}"
+        world.eval_error = ""
+        await handle.signal("resume")
+        result = await handle.result()
+        assert result["status"] == "succeeded" and result["eval"]["reverse-text"]["reward"] == 0.5
+        assert world.trained == [1, 2, 3, 4]
+
+
+async def test_first_groups_that_all_fail_alike_pause_the_run(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.group_error = BOOM
+        handle = await start(world, max_steps=3, eval={})
+        seen = await status(handle, "paused")
+        assert f"rollouts so far failed: {BOOM}" in seen["paused_because"] and seen["step"] == 0
+        assert 8 <= len(world.rolled_out) / 2 < 40, "after the first groups, not after ten batches"
+        world.group_error = ""
+        await handle.signal("resume")
+        assert (await handle.result())["status"] == "succeeded"
+        assert world.trained == [1, 2, 3]
+
+
+async def test_what_becomes_of_a_run_of_which_everything_fails_is_configured(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        world.eval_error = world.group_error = BOOM
+        handle = await start(world, max_steps=3, when_all_fail="end")
         with pytest.raises(WorkflowFailureError) as failure:
             await handle.result()
-        assert "10 batches in a row had nothing to train on" in str(failure.value.cause)
+        assert BOOM in str(failure.value.cause)
+    async with world_of(temporal) as world:
+        world.eval_error = BOOM
+        result = await (await start(world, max_steps=2, when_all_fail="continue")).result()
+        assert result["status"] == "succeeded", "an eval that fails keeps nobody from training"
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -239,7 +328,7 @@ async def test_group_that_fails_is_counted_and_made_up_for(temporal: Client) -> 
         assert shipped == {f"train/{n}" for n in range(26)} - world.fail_group
 
 
-async def test_env_that_only_fails_ends_the_run_with_the_reason(temporal: Client) -> None:
+async def test_env_that_only_fails_pauses_the_run_with_the_reason(temporal: Client) -> None:
     class All(set[str]):
         def __contains__(self, group: object) -> bool:
             return str(group).startswith("train/")
@@ -247,10 +336,11 @@ async def test_env_that_only_fails_ends_the_run_with_the_reason(temporal: Client
     async with world_of(temporal) as world:
         world.fail_group = All()
         handle = await start(world)
-        with pytest.raises(WorkflowFailureError) as failure:
-            await handle.result()
-        assert "broken reward" in str(failure.value.cause)
+        assert "broken reward" in (await status(handle, "paused"))["paused_because"]
         assert not world.trained
+        world.fail_group = set()
+        await handle.signal("resume")
+        assert (await handle.result())["status"] == "succeeded", "what counts against it began anew"
 
 
 async def test_preflight_problem_ends_a_queued_run_before_anything_starts(temporal: Client) -> None:

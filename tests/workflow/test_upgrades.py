@@ -139,7 +139,7 @@ async def test_a_recorded_run_goes_on_to_its_end(temporal: Client, recorded: Rec
     assert world.epochs == {"trainer/0": 1, "engine/0": 1, **envs}, "nothing restarted"
     # Its last continue-as-new and its checkpoint carry the numbers.
     saved = json.loads(world.saved[handle.id][last])
-    assert (saved["schema"], saved["state"]["schema"], saved["config"]["schema"]) == (1, 2, 3)
+    assert (saved["schema"], saved["state"]["schema"], saved["config"]["schema"]) == (1, 3, 4)
 
 
 @RUNS
@@ -201,7 +201,7 @@ async def test_a_newer_input_waits_for_the_worker_that_reads_it(
     state = RUN_STATE.upgraded(moved(world, FIRST.run, recorded["state"]))
     changes = {
         RUN_INPUT.what: {"schema": 2, "config": plain},
-        RUN_STATE.what: {"state": {**state, "schema": 3}, "config": plain},
+        RUN_STATE.what: {"state": {**state, "schema": RUN_STATE.current + 1}, "config": plain},
         CONFIG.what: {"config": {**CONFIG.upgraded(plain), "schema": CONFIG.current + 1}},
     }
     handle = await begin(world, FIRST, **changes[part.what])

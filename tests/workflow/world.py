@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from temporalio import activity
@@ -114,6 +114,9 @@ class World:
     fail_group: set[str] = field(default_factory=set)
     slow_groups: set[str] = field(default_factory=set)
     empty_ships: int = 0
+    eval_examples: int = 5000
+    eval_error: str = ""
+    group_error: str = ""
     broken_ships: set[int] = field(default_factory=set)
     releases: bool = False
     flat_groups: set[str] = field(default_factory=set)
@@ -165,7 +168,7 @@ class World:
     async def check_envs(self, arg: CheckInput) -> CheckResult:
         self._store(names.CHECK_ENVS)
         train = {f"train/{env['name']}": 5000 for env in arg.config["train"]["env"]}
-        evals = {f"eval/{env['name']}": 5000 for env in arg.config["eval"]["env"]}
+        evals = {f"eval/{env['name']}": self.eval_examples for env in arg.config["eval"]["env"]}
         return CheckResult(self.problems, {**train, **evals})
 
     @activity.defn(name=names.CHECK_MODEL)
@@ -303,7 +306,8 @@ class World:
         if not labels & self.refused:
             self.examples[example] += 1
         self.order.append(work.group)
-        survivors = 0 if arg.lost else work.size
+        error = arg.lost or (self.group_error if work.kind == "train" else "")
+        survivors = 0 if error else work.size
         trainable = self.trainable_of(work.group) if self.trainable_of else survivors
         return GroupResult(
             work.group,
@@ -318,7 +322,8 @@ class World:
             trainable * 8,
             arg.version,
             sorted(labels),
-            arg.lost,
+            error,
+            errors={"TaskError": work.size} if error and not arg.lost else {},
             trainable=trainable,
             advantage_range=(0.0, 0.0) if work.group in self.flat_groups else (-0.5, 0.5),
         )
@@ -327,7 +332,10 @@ class World:
     async def finalize_eval(self, arg: FinalizeEvalInput) -> EvalResult:
         self.evals.append(arg)
         count = arg.num_examples * arg.group_size
-        return EvalResult(arg.epoch, arg.env, arg.step, 0.5, count, 0, (arg.step, arg.step))
+        told = EvalResult(arg.epoch, arg.env, arg.step, 0.5, count, 0, (arg.step, arg.step))
+        if not self.eval_error:
+            return told
+        return replace(told, reward_mean=None, errored=count, error=self.eval_error, alike=True)
 
     @activity.defn(name=names.SHIP_BATCH)
     async def ship_batch(self, arg: ShipBatchInput) -> BatchResult:

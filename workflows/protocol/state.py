@@ -259,7 +259,7 @@ class CurriculumState:
 class Lifecycle:
     """Where the run is between its start and its end. Written by `RunLog`.
 
-    `examples` is the preflight's count per '<kind>/<env>'.
+    `examples` is the preflight's count per '<kind>/<env>', `warnings` the newest ten.
     """
 
     status: str = "queued"
@@ -270,6 +270,7 @@ class Lifecycle:
     end_reason: str = ""
     examples: dict[str, int] = field(default_factory=dict)
     origin: Origin | None = None
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -329,7 +330,8 @@ class DispatchState:
     `requeued` are groups whose examples are to be rolled out anew; `requeued_before` were dropped
     from its head, since a generation has admitted them. A curriculum has drawn for all train
     counters below `drawn_below`. `deaths` counts generations that ended in a row without handing
-    over. The last three count groups that were given up since the last step.
+    over. The last four count groups that were given up since the last step, `cancelled` by
+    '<env>/<kind>'.
     """
 
     control_seq: int = 0
@@ -342,6 +344,7 @@ class DispatchState:
     stale_in_flight: int = 0
     stale_in_queue: int = 0
     overload: int = 0
+    cancelled: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -349,12 +352,13 @@ class ArrivalsState:
     """What was counted of delivered train groups. Written by `Arrivals`.
 
     `ok_rollouts` of all `rollouts` did not err. `baselines` are the states of algorithms, by env
-    and agent.
+    and agent. `counts` are of groups since the last step, by the name of their metric.
     """
 
     rollouts: int = 0
     ok_rollouts: int = 0
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -362,14 +366,16 @@ class EvalsState:
     """The evals that are open, and what came of others. Written by `Evals`.
 
     `count` numbers epochs; `fired` is the last step whose evals were opened; `requested` are envs
-    to evaluate once there is a version. `last` is the newest result of each env.
+    to evaluate once there is a version. `last` is the newest result of each env: its step, version,
+    reward (null if no rollout has one) and, where rollouts failed, how many of how many, and the
+    error.
     """
 
     open: list[EvalProgress] = field(default_factory=list)
     count: int = 0
     requested: list[str] = field(default_factory=list)
     fired: int = -1
-    last: dict[str, dict[str, float]] = field(default_factory=dict)
+    last: dict[str, dict[str, Any]] = field(default_factory=dict)
     rollouts: int = 0
 
 

@@ -89,7 +89,27 @@ def host_workflow_input_from_0_to_1(input: Document) -> Document:
     return input
 
 
-RUN_STATE = Versions("the run's state", {0: run_state_from_0_to_1, 1: run_state_from_1_to_2})
+def run_state_from_2_to_3(state: Document) -> Document:
+    """Nobody was warned, and errors were not counted by env and type. Results of evals had a reward
+    always, and say no more now.
+    """
+    train = {
+        key: [{"errors": {}, **group} for group in value] if key in ("ready", "cut") else value
+        for key, value in state["train"].items()
+    }
+    return {
+        **state,
+        "lifecycle": {**state["lifecycle"], "warnings": []},
+        "train": train,
+        "arrivals": {**state["arrivals"], "counts": {}},
+        "dispatch": {**state["dispatch"], "cancelled": {}},
+    }
+
+
+RUN_STATE = Versions(
+    "the run's state",
+    {0: run_state_from_0_to_1, 1: run_state_from_1_to_2, 2: run_state_from_2_to_3},
+)
 RUN_INPUT = Versions("the input of TrainingRun", {0: run_input_from_0_to_1})
 DISPATCH_INPUT = Versions("the input of Dispatch", {0: dispatch_input_from_0_to_1})
 HOST_WORKFLOW_INPUT = Versions("the input of Host", {0: host_workflow_input_from_0_to_1})

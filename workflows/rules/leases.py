@@ -148,6 +148,7 @@ class Leases:
         """Groups that are too old for batch `step` are rolled out anew."""
         for group in self._sink.sweep(step):
             self._part.stale_in_queue += 1
+            self._count_cancelled(group.env, "stale")
             self.requeue(group.group)
 
     def on_cancelled(self, group: GroupResult) -> None:
@@ -155,6 +156,7 @@ class Leases:
         part = self._part
         if group.cancelled == "stop":
             return
+        self._count_cancelled(group.env, group.cancelled)
         part.stale_in_flight += group.cancelled == "stale"
         part.overload += group.cancelled == "overload"
         if group.kind == "eval" or group.cancelled == "pause":
@@ -162,6 +164,10 @@ class Leases:
             part.requeued.append(group.group)
         else:
             self.requeue(group.group)
+
+    def _count_cancelled(self, env: str, kind: str) -> None:
+        counts, name = self._part.cancelled, f"{env}/{kind}"
+        counts[name] = counts.get(name, 0) + 1
 
     def stale_in_flight(self, next_version: int) -> bool:
         """Whether some generation still rolls out what is too old once `next_version` is due."""
@@ -175,7 +181,9 @@ class Leases:
             "off_policy/dropped/in_flight": float(part.stale_in_flight),
             "off_policy/dropped/in_queue": float(part.stale_in_queue),
             "dispatcher/cancelled/overload": float(part.overload),
+            **{f"cancelled/{name}": float(count) for name, count in part.cancelled.items()},
         }
+        part.cancelled = {}
         part.stale_in_flight = part.stale_in_queue = part.overload = 0
         return counts
 

@@ -70,6 +70,7 @@ def restored(
     if not resumed:
         state.live.overrides = {}
         life.created_at = life.started_at = ""
+        life.warnings = []
         life.examples = {}
     if data_of(before) != data_of(config):
         _forget_data(state)

@@ -7,11 +7,14 @@ as its group may be put back.
 import hashlib
 from collections.abc import Callable
 
-from ratchet.activities.contracts.rollouts import FilterTally, GroupResult, ShipBatchInput
+from ratchet.activities.contracts.rollouts import LOST, FilterTally, GroupResult, ShipBatchInput
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.state import ArrivalsState, EvalProgress, TrainProgress
 from ratchet.workflows.rules.curriculum import Curriculum
 from ratchet.workflows.rules.sources import train_counter
+
+FIRST_GROUPS = 8
+"""Groups that show, where all of their rollouts fail alike, that more would fail, too."""
 
 
 class TrainSink:
@@ -150,7 +153,7 @@ class TrainSink:
         self.progress.empty_batches = 0
 
     @property
-    def empty_batches_allowed(self) -> float:
+    def empty_batches(self) -> float:
         """Batches' worth of groups in a row that gave nothing to train on."""
         progress = self.progress
         rollouts = self._rollouts or self._wanted_for(self._tokens or 1)
@@ -205,8 +208,39 @@ class Arrivals:
         kept = self.sink.add(group, admitted=self._curriculum.admits(group))
         if not kept:
             self._curriculum.forget(counter)
+        self._count(group, kept)
         self.part.rollouts += group.size
         self.part.ok_rollouts += group.size - group.errored
+
+    def _count(self, group: GroupResult, kept: bool) -> None:
+        env, failed = group.env, group.errored == group.size
+        found = {
+            f"arrivals/{env}/rollouts": group.size,
+            f"arrivals/{env}/groups": 1,
+            f"errors/{env}/rollouts": group.errored,
+            f"errors/{env}/groups": int(failed),
+            f"dropped/{env}/groups": int(not kept),
+        }
+        # A group that has no document was given up with all of its rollouts.
+        types = group.errors or ({LOST: group.errored} if group.errored else {})
+        found |= {f"errors/{env}/by_type/{kind}": count for kind, count in types.items()}
+        for name, count in found.items():
+            self.part.counts[name] = self.part.counts.get(name, 0) + count
+
+    def all_failed(self) -> str:
+        """The one type of error with which every rollout so far failed, once FIRST_GROUPS groups
+        did; else ''. What was given up says nothing of others.
+        """
+        counts = self.part.counts
+        groups = sum(counts.get(f"errors/{env.name}/groups", 0) for env in self._config.train.env)
+        types = {name.rpartition("/by_type/")[2] for name in counts if "/by_type/" in name}
+        enough = groups >= FIRST_GROUPS and self.part.ok_rollouts == 0
+        return types.pop() if enough and len(types) == 1 and LOST not in types else ""
+
+    def forgive(self) -> None:
+        """A pause ends what counts against the run's groups."""
+        self.part.counts = {}
+        self.sink.progress.empty_groups = self.sink.progress.empty_batches = 0
 
     def _observe(self, group: GroupResult) -> None:
         if not group.observed:
@@ -228,13 +262,32 @@ class Arrivals:
         progress.cut = []
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of curricula and algorithms for the record of a step; counts start anew."""
+        """Numbers of arrivals, curricula and algorithms for the record of a step; counts start
+        anew.
+        """
         baselines = {
             f"baseline/{env}/{agent}": value
             for env, agents in self.part.baselines.items()
             for agent, value in agents.items()
         }
-        return {**self._curriculum.metrics(), **baselines}
+        counts, self.part.counts = self.part.counts, {}
+        return {**error_rates(counts), **self._curriculum.metrics(), **baselines}
+
+
+def error_rates(counts: dict[str, int]) -> dict[str, float]:
+    """Counts of groups as metrics, those of all envs together as 'all', with the share of the
+    arrived rollouts that failed as 'errors/<scope>/rate'.
+    """
+    metrics = {name: float(count) for name, count in counts.items()}
+    for name, count in counts.items():
+        family, _, rest = name.split("/", 2)
+        everywhere = f"{family}/all/{rest}"
+        metrics[everywhere] = metrics.get(everywhere, 0.0) + count
+    for name, arrived in [*metrics.items()]:
+        if name.startswith("arrivals/") and name.endswith("/rollouts"):
+            scope = name.split("/")[1]
+            metrics[f"errors/{scope}/rate"] = metrics[f"errors/{scope}/rollouts"] / arrived
+    return metrics
 
 
 def ship_input(

@@ -10,6 +10,11 @@ from ratchet.workflows.run.news import News
 from ratchet.workflows.run.outages import Outages
 from ratchet.workflows.run.status import RunLog
 
+NEVER = -1
+"""As a number of empty batches: there is no limit."""
+PAUSE_WHEN_EMPTY = "pause-when-batches-stay-empty"
+"""Before it, batches that stayed empty ended a run, and nothing was published of them."""
+
 
 @dataclass(frozen=True)
 class Context:

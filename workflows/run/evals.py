@@ -4,8 +4,12 @@ Invariants: an eval that a step makes due is opened once, over any resume; an ep
 once, when all of its groups were delivered.
 """
 
-from ratchet.activities.contracts.rollouts import FinalizeEvalInput, GroupResult
+from typing import Any
+
+from ratchet.activities.contracts.rollouts import EvalResult, FinalizeEvalInput, GroupResult
+from ratchet.configs.env import ALL
 from ratchet.workflows.protocol.activities import FINALIZE_EVAL
+from ratchet.workflows.protocol.errors import RunFailed
 from ratchet.workflows.protocol.state import EvalEpoch, EvalProgress
 from ratchet.workflows.rules.sinks import eval_arrival
 from ratchet.workflows.rules.sources import eval_group, fired_evals
@@ -13,6 +17,22 @@ from ratchet.workflows.run.context import Context
 
 MAX_PENDING_EVALS = 4
 """Of one env; what is triggered beyond them is ignored."""
+
+
+def _examples(asked: int, there: int | None) -> int:
+    """Examples of an eval; what the preflight did not count is taken to be there."""
+    if asked == ALL:
+        assert there is not None, "all of a set that nobody counted"
+        return there
+    return asked if there is None else min(asked, there)
+
+
+def _failures(result: EvalResult) -> dict[str, Any]:
+    """What a result says of rollouts that have no reward; nothing where all have one."""
+    failed = result.errored + result.cancelled
+    if not failed:
+        return {}
+    return {"failed": failed, "of": result.rollouts, "error": result.error or "given up"}
 
 
 class Evals:
@@ -63,12 +83,17 @@ class Evals:
         part, step = self._part, self._state.steps.step
         known = self._state.lifecycle.examples
         for env in envs:
-            examples = self._config.eval_num_examples(env)
+            asked, there = self._config.eval_num_examples(env), known.get(f"eval/{env}")
+            if there is not None and asked > there:
+                self._log.warn(
+                    f"eval of {env}: its set has {there} examples and {asked} are asked for; all "
+                    "that there are count"
+                )
             epoch = EvalEpoch(
                 epoch=f"{step}-{part.count}/{env}",
                 env=env,
                 step=step,
-                num_examples=min(examples, known.get(f"eval/{env}", examples)),
+                num_examples=_examples(asked, there),
                 group_size=self._config.eval_group_size(env),
             )
             part.count += 1
@@ -102,9 +127,20 @@ class Evals:
         result = await self._outages.perform(
             f"eval {epoch.epoch}", lambda: FINALIZE_EVAL(arg, self._arg.queues, summary)
         )
+        first = epoch.env not in self._part.last
         self._part.last[epoch.env] = {
             "step": float(result.step),
             "reward": result.reward_mean,
             "version": float(result.versions[1]),
+            **_failures(result),
         }
         self._log.publish()
+        policy = self._config.when_all_fail
+        if first and result.alike and policy != "continue":
+            text = f"the first eval of {epoch.env}: {result.rollouts} of {result.rollouts} failed"
+            raise RunFailed(
+                "rollouts",
+                f"{text}: {result.error}",
+                code="all_failed",
+                final=policy == "end",
+            )

@@ -19,11 +19,10 @@ from ratchet.workflows.protocol.messages import (
 )
 from ratchet.workflows.protocol.state import GenerationState
 from ratchet.workflows.rules.leases import OVER, Leases
-from ratchet.workflows.rules.sinks import TrainSink
-from ratchet.workflows.run.context import Context
+from ratchet.workflows.rules.sinks import Arrivals
+from ratchet.workflows.run.context import NEVER, PAUSE_WHEN_EMPTY, Context
 from ratchet.workflows.run.servers import Servers, is_running
 
-MAX_EMPTY_BATCHES = 10
 LAST_WORD_WITHIN = timedelta(seconds=10)
 """A generation's last report reaches us before it ends; it may wait for our next task."""
 SILENT_AFTER = timedelta(seconds=150)
@@ -37,12 +36,17 @@ LAST_WORD = 2**53
 class Generations:
     """The dispatch generations of one run. `busy` counts what is under way for them."""
 
-    def __init__(self, context: Context, leases: Leases, sink: TrainSink, servers: Servers) -> None:
+    def __init__(
+        self, context: Context, leases: Leases, arrivals: Arrivals, servers: Servers
+    ) -> None:
         self._arg = context.arg
+        self._config = context.config
         self._state = context.state
         self._leases = leases
         self._fleet = context.fleet
-        self._sink = sink
+        self._arrivals = arrivals
+        self._sink = arrivals.sink
+        self._warned = 0
         self._servers = servers
         self._log = context.log
         self._news = context.news
@@ -174,14 +178,32 @@ class Generations:
         if broken is not None:
             text = f"{broken.name} failed {broken.downs} times in a row: {broken.detail}"
             raise RunFailed(broken.role, text)
-        if self._sink.empty_batches_allowed >= MAX_EMPTY_BATCHES:
-            raise RunFailed(
-                "rollouts",
-                f"{progress.empty_groups} groups in a row had no rollout to train on; "
-                f"last error: {progress.last_error or 'none'}",
-                # A run that has trained may only have lost its envs or endpoints for a while.
-                final=self._state.steps.step == 0,
-            )
+        last = f"last error: {progress.last_error or 'none'}"
+        text = f"{progress.empty_groups} groups in a row had no rollout to train on; {last}"
+        batches, most = self._sink.empty_batches, self._config.train.max_empty_batches
+        if int(batches) > self._warned:
+            self._log.warn(text)
+            if workflow.patched(PAUSE_WHEN_EMPTY):
+                self._log.publish()
+        self._warned = int(batches)
+        if self._config.when_all_fail != "continue" and self._arrivals.all_failed():
+            self._fail_first(progress.last_error)
+        if most != NEVER and batches >= most:
+            # A run that has trained may only have lost its envs or endpoints for a while.
+            if self._state.steps.step > 0 or workflow.patched(PAUSE_WHEN_EMPTY):
+                self._arrivals.forgive()
+                raise RunFailed("rollouts", text)
+            raise RunFailed("rollouts", text, final=True)
+
+    def _fail_first(self, error: str) -> None:
+        rollouts = self._state.arrivals.rollouts
+        self._arrivals.forgive()
+        raise RunFailed(
+            "rollouts",
+            f"all {rollouts} rollouts so far failed: {error}",
+            code="all_failed",
+            final=self._config.when_all_fail == "end",
+        )
 
     def _id(self, number: int) -> str:
         return f"{self._arg.run_id}/dispatch/{number}"

@@ -176,6 +176,13 @@ class RunLog:
         self._notes = [*self._notes[-19:], f"{workflow.now():%H:%M:%S} {text[:300]}"]
         self.show()
 
+    def warn(self, text: str) -> None:
+        """Keeps a remark that people should act on: an event tells it, once it is published."""
+        self.note(text)
+        before, text = self._state.lifecycle.warnings, text[:500]
+        if text not in before:
+            self._state.lifecycle.warnings = [*before[-9:], text]
+
     def show(self) -> None:
         """Renews the details on the run's page."""
         workflow.set_current_details(details(self._config, self._state, self._waiting, self._notes))
@@ -269,6 +276,7 @@ def memo(
         },
         "config_revision": live.revision,
         "alarm": steps.alarm or None,
+        "warnings": life.warnings,
         "config_changes": live.overrides,
         **ended,
     }
@@ -314,7 +322,10 @@ def details(config: RunConfig, state: RunState, waiting: Waiting | None, notes: 
     if steps.alarm:
         lines.append(f"- **drift**: {steps.alarm}")
     for env, result in state.evals.last.items():
-        lines.append(f"- last eval of {env}: {result['reward']:.3f} at step {result['step']:.0f}")
+        reward = "–" if result["reward"] is None else f"{result['reward']:.3f}"
+        lines.append(f"- last eval of {env}: {reward} at step {result['step']:.0f}")
+        if result.get("failed"):
+            lines.append(f"  - {result['failed']} of {result['of']} failed: {result['error']}")
     for progress in state.evals.open:
         epoch = progress.epoch
         lines.append(

@@ -31,13 +31,16 @@ from ratchet.workflows.rules.permits import Permits
 from ratchet.workflows.rules.pushes import Pushes
 from ratchet.workflows.rules.shipping import Shipping
 from ratchet.workflows.rules.sinks import Arrivals, ship_input
-from ratchet.workflows.run.context import Context
+from ratchet.workflows.run.context import NEVER, PAUSE_WHEN_EMPTY, Context
 from ratchet.workflows.run.trainer import OTHER_BITS, Trainer
 
 START_AT_MOST = timedelta(minutes=30)
 STALLED_AFTER = timedelta(minutes=30)
 SWEEP_AT_MOST = timedelta(seconds=2)
-MAX_EMPTY_BATCHES = 10
+REMEDY = (
+    "where every reward of a group is the same there is nothing to compare: give it harder or "
+    "easier examples (curriculum, data) or filters that remove less (filters), then resume"
+)
 LOW_SHARE = 0.1
 TOTALS = ("progress/tokens", "progress/samples", "progress/problems")
 
@@ -116,7 +119,7 @@ class Steps:
             return
         self._arrivals.on_written()
         if batch.ref is None:
-            self._on_empty(step, groups, filters)
+            self._on_empty(step, groups, filters, batch.metrics.get("reward/all/mean"))
             return
         self._sink.on_shipped()
         rollouts = sum(group.survivors for group in groups)
@@ -137,14 +140,25 @@ class Steps:
         for group in self._sink.take_out(damaged):
             self._leases.requeue(group.group)
 
-    def _on_empty(self, step: int, groups: list[GroupResult], filters: FilterTally) -> None:
+    def _on_empty(
+        self, step: int, groups: list[GroupResult], filters: FilterTally, reward: float | None
+    ) -> None:
         self._sink.on_empty(filters)
         rollouts = sum(group.survivors for group in groups)
-        self._log.note(f"batch {step} had nothing to train on ({rollouts} rollouts)")
-        if self._state.train.empty_batches >= MAX_EMPTY_BATCHES:
-            text = f"{self._state.train.empty_batches} batches in a row had nothing to train on"
-            text = f"{text}: every rollout was filtered out"
+        empty, most = self._state.train.empty_batches, self._config.train.max_empty_batches
+        earned = "" if reward is None else f", of mean reward {reward:.3f},"
+        text = f"its {rollouts} rollouts{earned} were all filtered out"
+        self._log.warn(f"batch {step} had nothing to train on, {empty} in a row: {text}")
+        pauses = workflow.patched(PAUSE_WHEN_EMPTY)
+        if pauses:
+            self._log.publish()
+        if most == NEVER or empty < most:
+            return
+        text = f"{empty} batches in a row had nothing to train on: the last one's {text[4:]}"
+        if not pauses:
             raise RunFailed("rollouts", text, code="empty", final=True)
+        self._arrivals.forgive()
+        raise RunFailed("rollouts", f"{text}; {REMEDY}", code="empty")
 
     # -- steps ------------------------------------------------------------------------------
 

@@ -58,10 +58,22 @@ async def before_filters(
 async def after_filters(
     algorithm: Algorithm, rollouts: Sequence[RolloutView], credit: Sequence[Credit]
 ) -> list[Credit]:
-    """Credit [n] of those that the filters left, given what they had before."""
+    """Credit [n] of those that the filters left, given what they had before.
+
+    Raises CreditError if a rollout is a member of the rl component and has no advantage: 0.0 in its
+    place would train nothing, and nobody would know why.
+    """
     if not rollouts:
         return []
-    return _merged(credit, await algorithm.score_survivors(rollouts))
+    final = _merged(credit, await algorithm.score_survivors(rollouts))
+    for rollout, own in zip(rollouts, final, strict=True):
+        if own.advantage is None and own.rl is not False and rollout.sampled_tokens:
+            raise CreditError(
+                f"algorithm {algorithm.name!r} gives rollout {rollout.index} no advantage, and its "
+                "tokens are members of the rl component; return Credit(advantage=...), or "
+                "Credit(rl=False) to keep them out of it"
+            )
+    return final
 
 
 def broadcast(advantage: Advantage, loss_masks: Sequence[Sequence[bool]]) -> list[list[float]]:
@@ -88,12 +100,9 @@ def lay_out(
 ) -> list[dict[str, list[float] | None]]:
     """The streams of each sample of a rollout by name, one number per token; None: absent.
 
-    `loss_masks` has one mask [T] per sample. Sampled tokens without an advantage get 0.0, unless
-    they are no members of rl. Raises CreditError as `broadcast` does.
+    `loss_masks` has one mask [T] per sample. Raises CreditError as `broadcast` does.
     """
     advantage = credit.advantage
-    if advantage is None and credit.rl is not False:
-        advantage = 0.0
     absent = [None] * len(loss_masks)
     off = [[0.0] * len(mask) for mask in loss_masks]
     streams: dict[str, Sequence[Sequence[float] | None]] = {

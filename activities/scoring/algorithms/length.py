@@ -47,7 +47,8 @@ def linear_term(
 ) -> list[Fraction]:
     """What the linear penalty adds to each advantage [n].
 
-    p_i = coef * mean(r) * L_i / seq_len, times r_i if gated; the term is B(p) - p_i, where B is
+    p_i = coef * mean(r) * L_i / seq_len, times r_i if gated (not: for r_i = 1 alone, which differs
+    for rewards between 0 and 1); the term is B(p) - p_i, where B is
     the baseline that the rewards themselves get: the mean, weighted if there are weights. mean(r)
     in p_i is the group's pass rate and always plain.
     """

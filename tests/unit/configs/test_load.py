@@ -1,11 +1,17 @@
 """Config errors say what, where and how to mend it, all at once."""
 
+import contextlib
+import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from ratchet.configs.load import ConfigError, dump_toml, load, parse, validate
+from ratchet.configs.run import RunConfig
 
 MINIMAL: dict[str, Any] = {"max_steps": 3, "train": {"env": [{"id": "reverse-text"}]}}
 EXAMPLES = sorted(Path("configs/examples").glob("*.toml"))
@@ -95,6 +101,105 @@ def test_overrides_reach_into_sections_and_lists(tmp_path: Path) -> None:
             load(file, [wrong])
     with pytest.raises(ConfigError, match="no such config file"):
         load(tmp_path / "none.toml")
+
+
+def test_none_can_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(dump_toml(validate(MINIMAL)))
+    assert load(file).trainer.optim.max_norm == 1.0
+    for none in ("none", " none", '"<none>"'):
+        assert load(file, [f"trainer.optim.max_norm={none}"]).trainer.optim.max_norm is None
+    assert load(file, ['name="none"']).name == "none", "in quotes it is a text"
+    assert parse('a = ["<none>", {b = "<none>"}]\nc = "\\\\<none>"') == {
+        "a": [None, {"b": None}],
+        "c": "<none>",
+    }
+    assert parse('{"a": null, "b": "<none>"}', media="json") == {"a": None, "b": "<none>"}
+
+
+PLAIN = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**63), 2**63 - 1),
+        st.floats(allow_nan=False),
+        st.sampled_from(["", "none", "<none>", "\\<none>", "a.b", "x\ny"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def optional_keys(section: type[BaseModel], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """All keys of a config that may be none, those of every kind of a section included."""
+    found: list[tuple[str, ...]] = []
+    for name, field in section.model_fields.items():
+        hints = [field.annotation]
+        while any(not isinstance(hint, type) or get_args(hint) for hint in hints):
+            hints = [part for hint in hints for part in (get_args(hint) or [hint])]
+            hints = [hint for hint in hints if isinstance(hint, type) or get_args(hint)]
+        if type(None) in hints:
+            found.append((*above, name))
+        for hint in hints:
+            if issubclass(hint, BaseModel):
+                found += optional_keys(hint, (*above, name))
+    return found
+
+
+FROZEN = {"name": "m", "base_url": "http://127.0.0.1:1/v1"}
+FUNCTION = {"type": "custom", "function": "m:f", "kwargs": {"none": None, "text": "<none>"}}
+KINDS: dict[tuple[str, ...], list[dict[str, Any]]] = {
+    ("algo",): [
+        *({"type": kind} for kind in ("grpo", "max_rl", "hierarchical_grpo", "reward", "rae")),
+        *(
+            {"type": "grpo", "length_penalty": {"type": kind}}
+            for kind in ("tokens", "turns", "linear", "group_max")
+        ),
+        {"type": "opd", "teacher": FROZEN},
+        {"type": "opsd"},
+        {"type": "sft", "source": FROZEN},
+        {**FUNCTION, "needs_task": True},
+    ],
+    ("trainer", "optim"): [{"type": kind} for kind in ("adamw", "sgd", "muon", "signsgd")],
+    ("trainer", "scheduler"): [{"type": kind} for kind in ("constant", "linear", "cosine")],
+    ("trainer", "loss"): [{"type": "default"}, {"type": "ipo"}, FUNCTION],
+    ("filters",): [{"pre_batch": [{"type": "reward", "min": 0.5}], "post_batch": []}],
+}
+"""Sections that have kinds, which the examples do not all show."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), args=st.dictionaries(st.sampled_from(["k", "none", "x y"]), PLAIN))
+def test_every_config_survives_a_dump(data: st.DataObject, args: dict[str, Any]) -> None:
+    """`load(dump(config)) == config`, whatever its sections are and whichever keys are none."""
+    path = data.draw(st.sampled_from(EXAMPLES))
+    plain: dict[str, Any] = load(path).model_dump(mode="json")
+    plain["train"]["env"][0]["args"] = args
+    for (*above, last), kinds in KINDS.items():
+        changed = copy.deepcopy(plain)
+        section = changed
+        for part in above:
+            section = section[part]
+        section[last] = data.draw(st.sampled_from([section[last], *kinds]))
+        with contextlib.suppress(ConfigError):
+            plain = validate(changed).model_dump(mode="json")
+    plain["metadata"] = {"owner": data.draw(st.sampled_from(["none", "<none>", "\\\\<none>"]))}
+    for key in data.draw(st.sets(st.sampled_from(sorted(optional_keys(RunConfig))))):
+        changed = copy.deepcopy(plain)
+        places: list[Any] = [changed]
+        for part in key[:-1]:
+            below = [place.get(part) for place in places if isinstance(place, dict)]
+            places = [p for found in below for p in (found if isinstance(found, list) else [found])]
+        for place in places:
+            if isinstance(place, dict) and key[-1] in place:
+                place[key[-1]] = None
+        with contextlib.suppress(ConfigError):
+            validate(changed)
+            plain = changed
+    config = validate(plain)
+    assert validate(parse(dump_toml(config))) == config
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])

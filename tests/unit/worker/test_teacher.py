@@ -35,7 +35,7 @@ def test_who_wants_the_teacher(algo: dict[str, Any], wanted: bool) -> None:
         assert wants_teacher(validate({"max_steps": 1, "train": train, **whole})) == wanted
 
 
-@pytest.mark.parametrize("name", ["opd", "sft", "mixed"])
+@pytest.mark.parametrize("name", ["opd", "sft", "rejection_sampling", "mixed"])
 def test_examples_name_the_teacher_as_it_is_served(name: str) -> None:
     config = load(f"configs/examples/{name}.toml", [])
     assert wants_teacher(config) and config.context <= teacher.CONTEXT

@@ -66,11 +66,11 @@ const VERBS = [...CONTROLS.filter((verb) => !verb.danger), ...OWN, ...CONTROLS.f
 const possible = (verb, run) => verb.offered.includes(run.status) && (verb.always || run.status !== "succeeded" || run.step < run.max_steps);
 
 async function perform(verb, run, done) {
-	const { name, label, danger, dialog = dialogOf } = verb;
+	const { name, label, danger, confirm, dismiss, dialog = dialogOf } = verb;
 	const { text, fields, body, after } = await dialog(verb, run);
 	const sent = new Map();
 	const act = (given) => (name === "config" ? api.change(sent, run.id, body(given)) : api.act(sent, run.id, name, body(given)));
-	const made = await ask({ title: `${label} ${run.id}`, text, fields, verb: label, danger, act });
+	const made = await ask({ title: `${label} ${run.id}`, text, fields, verb: confirm || label, dismiss, danger, act });
 	if (!made) return;
 	toast(name === "fork" ? `Forked ${run.id}` : `${label}: ${run.id} was told`, "good");
 	after?.(made);

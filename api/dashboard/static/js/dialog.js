@@ -5,9 +5,9 @@ import { fill, h, refusal } from "./dom.js";
 /**
  * Shows a dialog and resolves to its form's values by name, or null if it was dismissed.
  * `act(values)` is carried out while the dialog is open; what it throws is shown in it.
- * Without `verb` there is nothing to confirm.
+ * `verb` and `dismiss` are what its buttons say. Without `verb` there is nothing to confirm.
  */
-export function ask({ title, text = "", fields = [], verb = "OK", danger = false, act = null, wide = false }) {
+export function ask({ title, text = "", fields = [], verb = "OK", dismiss = verb ? "Back" : "Close", danger = false, act = null, wide = false }) {
 	const trouble = h("div", { class: "trouble", role: "alert" });
 	const confirm = verb && h("button", { class: `primary${danger ? " danger" : ""}`, type: "submit" }, verb);
 	const heading = `d${Math.random().toString(36).slice(2)}`;
@@ -21,7 +21,7 @@ export function ask({ title, text = "", fields = [], verb = "OK", danger = false
 			text && h("p", {}, text),
 			fields,
 			trouble,
-			h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => dialog.close() }, verb ? "Cancel" : "Close"), confirm),
+			h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => dialog.close() }, dismiss), confirm),
 		),
 	);
 	document.body.append(dialog);

@@ -63,7 +63,8 @@ export const PANELS = [
 		series: those(["decode_len/all/mean", "sampled"], ["decode_len/all/max", "sampled, max"], ["seq_len/all/mean", "all"]),
 	},
 	{ id: "truncation", title: "Truncation", note: "Share of rollouts cut off at a limit.", zero: true, series: scoped("is_truncated") },
-	{ id: "errors", title: "Error rate", note: "Share of rollouts that failed.", zero: true, series: scoped("errored") },
+	{ id: "errors", title: "Error rate", note: "Share of rollouts that failed, in a batch or not.", zero: true, series: (known) => (known.names.has("errors/all/rate") ? scoped("errors", { statistic: "rate" }) : scoped("errored"))(known) },
+	{ id: "dropped", title: "Dropped groups", note: "Groups that gave nothing to train on.", zero: true, series: scoped("dropped", { statistic: "groups" }) },
 	{
 		id: "staleness",
 		title: "Staleness",

@@ -100,8 +100,9 @@ export function show(root, data, params) {
 			h(
 				"article",
 				{ class: r.id === current ? "card current" : "card" },
-				h("header", {}, h("a", { href: address({ r: r.id }) }, `Rollout ${r.index}`), pairs([["reward", num(r.reward)], ["advantage", num(r.advantage)], ["tokens", num(r.sampled_tokens)], ["turns", num(r.turns)], ["ended by", r.stop ?? "–"]])),
+				h("header", {}, h("a", { href: address({ r: r.id }) }, `Rollout ${r.index}`), pairs([["reward", num(r.error ? null : r.reward)], ["advantage", num(r.advantage)], ["tokens", num(r.sampled_tokens)], ["turns", num(r.turns)], ["ended by", r.stop ?? "–"]])),
 				r.error && h("p", { class: "wrong" }, `${r.error.type}: ${r.error.message}`),
+				r.error?.frames?.map((at) => h("p", {}, `${at.file}:${at.line} in ${at.function}`)),
 				r.truncated && h("span", { class: "tag" }, "truncated"),
 				r.filtered && h("span", { class: "tag" }, "kept from training by a filter"),
 				reading === "tokens" ? r.samples.map((sample) => strip(sample, mode, most)) : turns(r),

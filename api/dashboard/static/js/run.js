@@ -29,7 +29,7 @@ function facts(run) {
 	return [
 		fact("Step", count(run.step), run.max_steps ? `of ${count(run.max_steps)}` : ""),
 		fact("Reward", num(run.reward)),
-		...Object.entries(run.eval).map(([env, e]) => fact(`Eval ${env}`, num(e.reward), `step ${count(e.step)}`)),
+		...Object.entries(run.eval).map(([env, e]) => fact(`Eval ${env}`, num(e.reward), `step ${count(e.step)}${e.failed ? `, ${e.failed} of ${e.of} failed: ${e.error}` : ""}`)),
 		fact("Policy", run.policy_version === null ? "–" : `v${run.policy_version}`),
 		fact("In flight", num(flying), run.progress?.permits ? `of ${run.progress.permits}` : ""),
 		fact("Sampled", run.progress ? num(run.progress.tokens_per_s) : "–", run.progress ? "tokens/s" : ""),

@@ -10,7 +10,7 @@ import { cssVar, onTheme } from "./theme.js";
 
 const KEYS = ["time/wait_for_batch", "time/train", "time/sync_weights"];
 const GAP_S = 40;
-const MARKED = "server,work.failed,run.asked,run.status,run.resumed,run.config,run.ended,run.stuck,run.trouble,run.alarm,run.eval,run.eval_started";
+const MARKED = "server,work.failed,run.asked,run.status,run.resumed,run.config,run.ended,run.stuck,run.trouble,run.warning,run.alarm,run.eval,run.eval_started";
 const LANES = [
 	{ id: "flight", label: "Rollouts in flight", height: 120 },
 	{ id: "trainer", label: "Trainer", height: 24 },

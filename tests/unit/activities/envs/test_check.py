@@ -90,6 +90,8 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
                 {"id": "own-env", "path": own_path, "num_examples": 4},
                 {"id": "own-env", "name": "b", "path": own_path},
                 {"id": "reverse-text", "name": "twin"},
+                {"id": "endless-env", "path": own_path, "num_examples": -1},
+                {"id": "own-env", "name": "whole", "path": own_path, "num_examples": -1},
             ],
         },
     )
@@ -101,9 +103,8 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
         "/train/env/3/id",
         "/train/env/4/id",
         "/train/env/5/address",
-        "/eval/env/0/num_examples",
-        "/eval/num_examples",
         "/eval/env/2/args",
+        "/eval/env/3/num_examples",
     }
     assert "did you mean 'reverse-text'?" in found["/train/env/0/id"]
     assert "max_trns" in found["/train/env/1/args"] and "max_turns" in found["/train/env/1/args"]
@@ -111,6 +112,7 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
     assert "a_package_nobody_has" in found["/train/env/3/id"]
     assert "ZeroDivisionError" in found["/train/env/4/id"]
     assert "nothing listens there" in found["/train/env/5/address"]
-    assert "lower num_examples to 3" in found["/eval/env/0/num_examples"]
+    assert "has no end" in found["/eval/env/3/num_examples"]
+    assert result.examples["eval/own-env"] == result.examples["eval/b"] == 3, "fewer will do"
     keys = {problem.pointer: problem.key for problem in result.problems}
     assert keys["/train/env/1/args"] == "train.env[1].args"

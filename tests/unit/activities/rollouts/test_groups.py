@@ -63,7 +63,7 @@ def _rollout(
 
 
 def _judge(slot: list[FilterConfig]) -> groups.Judge:
-    return lambda samples: filters.judge(slot, samples, None)
+    return lambda samples, *, reward: filters.judge(slot, samples, None, reward)
 
 
 def _group(

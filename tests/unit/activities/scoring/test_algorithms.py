@@ -15,6 +15,7 @@ from temporalio.testing import ActivityEnvironment
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.checks import CheckInput
 from ratchet.activities.contracts.rollouts import FinalizeGroupInput, GroupWork
+from ratchet.activities.envs.datasets import reverse_text_words
 from ratchet.activities.rollouts import groups
 from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.runtime.context import WorkerContext
@@ -204,6 +205,20 @@ def folded(
     else:
         baseline = sum(shaped) / n
     return [s - baseline for s in shaped]
+
+
+def test_gate_by_correctness_multiplies_by_the_reward() -> None:
+    """coef 1/2, mean 1/2, all as long as seq_len: p = 1/4 r, B(p) = 1/8, A = (r - 1/2) + 1/8 - r/4.
+
+    A gate that let only rewards of 1 pay would give the second rollout 1/12, and not 0.
+    """
+    found = linear(0.5, 100, gated=True, weighted=False)
+    group = rollouts([1.0, 0.5, 0.0], [100, 100, 100])
+    assert found.advantages(group) == [0.375, 0.0, -0.375]
+    only_solved = [0.25, 0.0, 0.0]
+    mean = sum(only_solved) / 3
+    other = [r - 0.5 + mean - p for r, p in zip([1.0, 0.5, 0.0], only_solved, strict=True)]
+    assert other[1] == pytest.approx(1 / 12), "what others read the gate as"
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -398,6 +413,10 @@ def broken(rollouts):
     raise KeyError("gone")
 
 
+def by_word(rollouts):
+    return [float(len(rollout.task.get("word", ""))) for rollout in rollouts]
+
+
 constant = 3
 """
 
@@ -431,6 +450,33 @@ def test_custom_scalars_and_per_token_lists(folder: str) -> None:
     assert [row.advantages for row in groups.batch_samples(found)] == [[0.0, -1.0, -2.0]] * 2
     assert found["rollouts"][0]["advantage"] == -1.5
     assert found["algorithm"] == "custom"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_custom_function_sees_its_task_if_the_config_says_so(
+    folder: str, tmp_path: Path, declared: bool
+) -> None:
+    """The credit is the example's own index, read from a real taskset by the activity."""
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    algo = {"type": "custom", "function": "my_credit:by_word", "path": folder}
+    config = validate(
+        {
+            "max_steps": 1,
+            "algo": {**algo, "needs_task": declared},
+            "train": {"env": [{"id": "reverse-text"}]},
+            "filters": {"pre_batch": [], "post_batch": []},
+        }
+    )
+    ctx.store.put_json(keys.config("r"), config.model_dump(mode="json"))
+    rooms, work = RolloutActivities(ctx), GroupWork("train/0", "train", "reverse-text", 3, 2)
+    for index in range(2):
+        ctx.store.put_json(keys.rollout("r", work.group, index), document(1.0))
+    run = ActivityEnvironment().run
+    done = await run(rooms.finalize_group, FinalizeGroupInput("r", work, 0))
+    assert done.ref is not None
+    members = ctx.store.get_json(done.ref)["rollouts"]
+    words = reverse_text_words("train", 4, 0)
+    assert [m["advantage"] for m in members] == [float(len(words[3]) if declared else 0)] * 2
 
 
 async def test_custom_function_of_a_package(folder: str) -> None:

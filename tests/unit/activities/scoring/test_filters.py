@@ -35,6 +35,7 @@ from ratchet.configs.filters import (
     FiltersConfig,
     GibberishConfig,
     RepetitionConfig,
+    RewardFilterConfig,
     ZeroAdvantageConfig,
 )
 from ratchet.configs.load import ConfigError, dump_toml, parse, validate
@@ -183,7 +184,7 @@ def _rollout(reward: float, samples: list[dict[str, Any]], **more: Any) -> dict[
 
 
 def _judge(slot: list[FilterConfig]) -> groups.Judge:
-    return lambda samples: filters.judge(slot, samples, VOCABULARY)
+    return lambda samples, *, reward: filters.judge(slot, samples, VOCABULARY, reward)
 
 
 def _group(
@@ -362,10 +363,11 @@ def test_config_mistakes_are_named(slot: list[Any], pointer: str, message: str) 
 # -- the activities -------------------------------------------------------------------------
 
 
-def _world(tmp_path: Path, **filters: Any) -> RolloutActivities:
+def _world(tmp_path: Path, algo: dict[str, Any] | None = None, **filters: Any) -> RolloutActivities:
     """Activities on a real store that holds a run's config and the policy's version 0."""
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
-    config = validate({**MINIMAL, "filters": filters})
+    given = {**MINIMAL, "filters": filters, **({"algo": algo} if algo else {})}
+    config = validate(given)
     ctx.store.put_json(keys.config("r"), config.model_dump(mode="json"))
     policy = tmp_path / "policy"
     policy.mkdir()
@@ -452,6 +454,45 @@ async def test_what_was_shipped_stands_whatever_becomes_of_its_groups(tmp_path: 
         await _ship_groups(rooms, 1, second, third)
     with pytest.raises(CorruptArtifact):
         await _ship_groups(rooms, 2, first, third)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "hits"),
+    [
+        ({"min": 0.5}, [True, False, False, False]),
+        ({"max": 0.5}, [False, False, True, True]),
+        ({"min": 0.25, "max": 0.75}, [True, False, False, True]),
+        ({"min": 1.0, "max": 1.0}, [True, True, True, False]),
+    ],
+)
+def test_a_reward_outside_of_its_bounds(bounds: dict[str, float], hits: list[bool]) -> None:
+    """Rewards 0, 1/2, 3/4 and 1; a bound itself is no hit."""
+    slot = [RewardFilterConfig(**bounds)]
+    verdicts = [filters.judge(slot, [], None, reward) for reward in (0.0, 0.5, 0.75, 1.0)]
+    assert [verdict.hits == ("reward",) for verdict in verdicts] == hits
+    assert not any(verdict.removed for verdict in verdicts), "it counts, unless it is enforced"
+
+
+@pytest.mark.parametrize("slot", ["pre_batch", "post_batch"])
+async def test_sft_with_a_reward_filter_is_rejection_sampling(tmp_path: Path, slot: str) -> None:
+    """Golden: of rewards 0, 0.9 and 1 with min = 0.9 the last two are learned, token by token."""
+    source = {"name": "m", "base_url": "http://127.0.0.1:1/v1"}
+    other = "post_batch" if slot == "pre_batch" else "pre_batch"
+    only = [{"type": "reward", "min": 0.9, "enforce": True}]
+    rooms = _world(tmp_path, algo={"type": "sft", "source": source}, **{slot: only, other: []})
+    replies = [_sample([n, n + 10], [UNSURE] * 2) for n in range(3)]
+    told = await _finalize(
+        rooms, 0, [_rollout(r, [s]) for r, s in zip((0.0, 0.9, 1.0), replies, strict=True)]
+    )
+    assert (told.survivors, told.trainable) == ((2, 2) if slot == "pre_batch" else (3, 2))
+    batch = await _ship_groups(rooms, 1, told)
+    assert batch.ref is not None
+    rows = decode_batch(rooms.ctx.store.get(batch.ref))
+    assert [(row.rollout, row.reward) for row in rows] == [(1, 0.9), (2, 1.0)]
+    for row in rows:
+        assert row.advantages is None and row.ce_weights == [float(on) for on in row.loss_mask]
+    family = "pre_filters/all/reward/rate" if slot == "pre_batch" else "filters/all/reward"
+    assert _metrics(rooms, batch)[family] == pytest.approx(1 / 3)
 
 
 async def test_gibberish_without_a_vocabulary_is_the_users_mistake(tmp_path: Path) -> None:

@@ -41,16 +41,22 @@ def _rollout(example: str, reward: float, tokens: int = 4) -> EvalRollout:
 
 def test_eval_summary() -> None:
     rollouts = [_rollout("a", 1.0), _rollout("a", 0.0), _rollout("b", 1.0, 8)]
-    metrics = evals.summarize(rollouts, errored=1, group_size=2)
+    metrics = evals.summarize(rollouts, errored=1, cancelled=4, group_size=2)
     assert metrics["avg@2"] == pytest.approx(2 / 3)
     assert metrics["pass@1"] == pytest.approx(0.75)
     assert metrics["pass@2"] == 1.0, "only example a has two valid attempts"
     assert (metrics["completion_len/min"], metrics["completion_len/max"]) == (4, 8)
-    assert metrics["errored_count"] == 1
-    graded = evals.summarize([_rollout("a", 0.5, 0)], 0, 1)
+    assert (metrics["errored_count"], metrics["cancelled_count"]) == (1, 4)
+    assert metrics["valid_rate"] == 3 / 8
+    graded = evals.summarize([_rollout("a", 0.5, 0)], 0, 0, 1)
     assert not any(name.startswith("pass@") for name in graded)
     assert graded["no_response/mean"] == 1.0
-    assert evals.summarize([], 4, 2) == {"valid_count": 0.0, "errored_count": 4.0}
+    assert evals.summarize([], 3, 1, 2) == {
+        "valid_count": 0.0,
+        "errored_count": 3.0,
+        "cancelled_count": 1.0,
+        "valid_rate": 0.0,
+    }
 
 
 def _member(reward: float, advantage: float | None, seq_len: int = 10) -> BatchRollout:

@@ -15,7 +15,13 @@ from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import GroupWork
 from ratchet.activities.rollouts import groups
 from ratchet.activities.scoring import filters
-from ratchet.activities.scoring.algorithms import Algorithm, Credit, RolloutView, lay_out
+from ratchet.activities.scoring.algorithms import (
+    Algorithm,
+    Credit,
+    CreditError,
+    RolloutView,
+    lay_out,
+)
 from ratchet.activities.scoring.algorithms.streams import routed
 from ratchet.activities.storage.batch import STREAMS, Sample, decode_batch, encode_batch
 from ratchet.activities.training.batching import cut, member_counts, micro_batches
@@ -84,7 +90,7 @@ def test_routing_stamps() -> None:
 
 def test_credit_laid_out() -> None:
     first, second = lay_out(Credit(), MASKS)
-    assert first == {**dict.fromkeys(STREAMS), "advantages": [0.0] * 3}
+    assert first == dict.fromkeys(STREAMS), "nobody said anything, so nothing is there"
     first, second = lay_out(routed("ce", rolled_out()), MASKS)
     assert first == {
         **dict.fromkeys(STREAMS),
@@ -109,7 +115,7 @@ def test_zero_advantage_does_not_hit_rollouts_without_advantages() -> None:
         async def score_rollout(self, rollout: RolloutView) -> Credit:
             return routed("ce", rollout) if rollout.index else Credit(0.0)
 
-    def judge(samples: Sequence[Mapping[str, Any]]) -> filters.Verdict:
+    def judge(samples: Sequence[Mapping[str, Any]], *, reward: float) -> filters.Verdict:
         return filters.judge([ZeroAdvantageConfig()], samples, None)
 
     rollouts: list[dict[str, Any] | None] = [document([sample(MASKS[0])]) for _ in range(2)]
@@ -121,6 +127,39 @@ def test_zero_advantage_does_not_hit_rollouts_without_advantages() -> None:
     told = groups.result(made, ArtifactRef("k", "0" * 64, 1, "p"))
     assert told.advantage_range is None and told.survivors == 1
     assert [rollout.advantage for rollout in groups.batch_group(made).rollouts] == [0.0, None]
+
+
+@pytest.mark.parametrize("rl", [None, True])
+def test_a_member_of_rl_without_an_advantage_is_an_error(rl: bool | None) -> None:
+    """0.0 in its place would train nothing, in silence."""
+
+    class Forgetful(Algorithm):
+        name = "forgetful"
+
+        async def score_rollout(self, rollout: RolloutView) -> Credit:
+            return Credit(rl=rl) if rollout.index else Credit(0.5)
+
+    rollouts: list[dict[str, Any] | None] = [document([sample(MASKS[0])]) for _ in range(2)]
+    with pytest.raises(CreditError) as caught:
+        groups.score(work(2), rollouts, 3, "", Forgetful())
+    for named in ("'forgetful'", "train/0", "'e'", "rollout 1", "rl component", "rl=False"):
+        assert named in str(caught.value)
+    nothing: list[dict[str, Any] | None] = [document([sample([False, False])])] * 2
+    assert groups.score(work(2), nothing, 3, "", Forgetful())["rollouts"][1]["advantage"] is None
+
+
+def test_an_advantage_may_come_after_the_filters() -> None:
+    class Late(Algorithm):
+        name = "late"
+
+        async def score_survivors(self, rollouts: Sequence[RolloutView]) -> list[Credit]:
+            return [Credit(0.25) for _ in rollouts]
+
+    def judge(samples: Sequence[Mapping[str, Any]], *, reward: float) -> filters.Verdict:
+        return filters.judge([ZeroAdvantageConfig()], samples, None, reward)
+
+    made = groups.score(work(1), [document([sample(MASKS[0])])], 3, "", Late(), judge)
+    assert made["rollouts"][0]["advantage"] == 0.25, "none yet is not the same as 0"
 
 
 # -- batch files ----------------------------------------------------------------------------
@@ -221,14 +260,12 @@ def drawn_rollouts(draw: st.DrawFn) -> tuple[list[list[list[bool]]], list[Credit
     for own in masks:
         sampled = sum(map(sum, own))
         ref_kl = draw(st.booleans())
+        rl = draw(st.sampled_from([None, True, False]))
+        given_ = st.one_of(NUMBERS, st.lists(NUMBERS, min_size=sampled, max_size=sampled))
         credit.append(
             Credit(
-                advantage=draw(
-                    st.one_of(
-                        st.none(), NUMBERS, st.lists(NUMBERS, min_size=sampled, max_size=sampled)
-                    )
-                ),
-                rl=draw(st.sampled_from([None, True, False])),
+                advantage=draw(st.one_of(st.none(), given_) if rl is False else given_),
+                rl=rl,
                 ce_weights=streams(own) if draw(st.booleans()) else None,
                 ref_kl_weights=streams(own) if ref_kl else None,
                 ref_logprobs=streams(own) if ref_kl else None,

@@ -83,7 +83,7 @@ def test_a_teacher_is_asked_about_survivors_and_few_at_a_time() -> None:
     rollouts = [document([sample([False, True])] * 3, reward=float(n % 2)) for n in range(8)]
     seen = iter(range(8))
 
-    def judge(samples: Sequence[Mapping[str, Any]]) -> Verdict:
+    def judge(samples: Sequence[Mapping[str, Any]], *, reward: float) -> Verdict:
         return Verdict(("odd",), removed=next(seen) % 2 == 1)
 
     made = score(opd(teacher, max_concurrent=5), rollouts, judge=judge)

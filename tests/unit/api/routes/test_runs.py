@@ -61,7 +61,8 @@ async def test_a_running_run_shows_what_it_does(served: Served) -> None:
     message = shown["waiting_for"]["message"]
     assert re.fullmatch(r"waiting for rollouts of batch 4 for \d+ s", message)
     assert shown["checkpoint"] == {"step": 2}
-    assert shown["eval"] == {"reverse-text": {"step": 0, "reward": 0.2}}
+    good = {"failed": None, "of": None, "error": None}
+    assert shown["eval"] == {"reverse-text": {"step": 0, "reward": 0.2, **good}}
     assert shown["restarts"] == {"engine": 1}
     assert shown["error"] is None and shown["finished_at"] is None
 
@@ -276,13 +277,25 @@ async def test_evals_are_read_from_the_store(served: Served) -> None:
             keys.eval_record(run_id, epoch),
             {"env": epoch.split("/")[1], "step": step, "reward_mean": 0.5},
         )
+    failed = {
+        "env": "wrong",
+        "step": 11,
+        "reward_mean": None,
+        "error": "TaskError: 401 for Authorization: Bearer sk-abcdefghijklmnop1234",
+        "frames": [{"file": "/e.py", "line": 2, "function": "f"}],
+    }
+    served.store.put_json(keys.eval_record(run_id, "11-2/wrong"), failed)
     data = (await served.http.get(f"/v1/runs/{run_id}/evals")).json()["data"]
     assert [item["epoch"] for item in data] == [
         "0-0/guess",
         "0-0/reverse-text",
         "10-1/reverse-text",
+        "11-2/wrong",
     ]
     assert data[0]["reward_mean"] == 0.5
+    last = data[-1]
+    assert last["reward_mean"] is None and last["frames"] == failed["frames"]
+    assert "TaskError: 401" in last["error"] and "abcdefghijklmnop1234" not in last["error"]
 
 
 async def test_limits_of_a_running_run_change_and_what_cannot_change_is_refused(

@@ -64,12 +64,18 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
     requests, live, dispatch = dict(state["requests"]), state["live"], dict(state["dispatch"])
     arrivals, evals, trainer = dict(state["arrivals"]), state["evals"], dict(state["trainer"])
     train = dict(state["train"])
+    assert (arrivals.pop("counts"), dispatch.pop("cancelled")) == ({}, {})
+    for key in ("ready", "cut"):
+        train[key] = [{**group} for group in train[key]]
+        assert all(group.pop("errors") == {} for group in train[key])
     train["barren"], train["barren_filters"] = train.pop("empty_groups"), train.pop("empty_filters")
     train["ok_rollouts"] = arrivals.pop("ok_rollouts")
     for key in ("stale_in_flight", "stale_in_queue", "overload"):
         train[key] = dispatch.pop(key)
+    lifecycle = dict(state["lifecycle"])
+    assert lifecycle.pop("warnings") == []
     return {
-        **state["lifecycle"],
+        **lifecycle,
         "checkpoint_wanted": requests.pop("checkpoint"),
         **requests,
         "overrides": live["overrides"],
@@ -109,6 +115,9 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     assert (trainer.pop("backend"), inference.pop("transfer")) == ("torch", "store")
     assert trainer.pop("activation_checkpointing") is False
     sampled = {kind: _sampled_whole(config[kind]) for kind in ("train", "eval")}
+    assert config["when_all_fail"] == "continue", "a run of which everything failed went on"
+    assert sampled["train"].pop("max_empty_batches") == 10 and sampled["eval"].pop("at_end") is True
+    config = {key: value for key, value in config.items() if key != "when_all_fail"}
     return {**config, **sampled, "model": model, "trainer": trainer, "inference": inference}
 
 
@@ -166,7 +175,7 @@ def test_a_recorded_input_keeps_every_value(build: str, name: str, cls: type) ->
     assert as_before(again) == as_before(recorded)
     assert decoded(cls, again) == value
     if again.get("state"):
-        assert again["state"]["schema"] == RUN_STATE.current == 2
+        assert again["state"]["schema"] == RUN_STATE.current == 3
     if cls is not HostWorkflowInput:
         assert read_config(recorded["config"]) == validate(as_written(recorded["config"]))
 
@@ -186,11 +195,7 @@ def test_a_recorded_checkpoint_keeps_every_value(build: str, name: str) -> None:
     document = CHECKPOINT_STATE.upgraded(recorded)
     state, before = decoded(RunState, document["state"]), read_config(document["config"])
     again = json.loads(kept(state, before))
-    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (
-        1,
-        2,
-        CONFIG.current,
-    )
+    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 3, 4)
     assert as_before(again) == as_before(recorded)
     assert decoded(RunState, again["state"]) == state and read_config(again["config"]) == before
     trainer = item(name.replace("run_state", "trainer"), build)
@@ -301,7 +306,7 @@ def test_a_newer_part_of_an_input_is_refused(part: str) -> None:
 
 @pytest.mark.parametrize("number", ["1", None, -1, 1.5])
 def test_a_number_that_never_was_is_refused(number: Any) -> None:
-    with pytest.raises(ValidationError, match="the schemas read here are 0 to 2"):
+    with pytest.raises(ValidationError, match="the schemas read here are 0 to 3"):
         decoded(RunState, {**item("run_input.step-5")["state"], "schema": number})
 
 
@@ -353,26 +358,26 @@ def test_signals_are_read_leniently() -> None:
 
 
 def test_upgraders_take_one_step_each_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    def from_2_to_3(state: dict[str, Any]) -> dict[str, Any]:
-        assert state["schema"] == 2, "it is given data of its own schema"
+    def from_3_to_4(state: dict[str, Any]) -> dict[str, Any]:
+        assert state["schema"] == 3, "it is given data of its own schema"
         return {**state, "renamed": state["steps"]}
 
-    def from_3_to_4(state: dict[str, Any]) -> dict[str, Any]:
+    def from_4_to_5(state: dict[str, Any]) -> dict[str, Any]:
         steps = state["renamed"]
         return {key: value for key, value in state.items() if key != "renamed"} | {
             "steps": {**steps, "step": steps["step"] + 1}
         }
 
     upgrades: Any = VERSIONED[RunState].upgrades
-    monkeypatch.setitem(upgrades, 2, from_2_to_3)
     monkeypatch.setitem(upgrades, 3, from_3_to_4)
+    monkeypatch.setitem(upgrades, 4, from_4_to_5)
     for data in (item("run_input.step-5"), written(decoded(RunInput, item("run_input.step-5")))):
         before = copy.deepcopy(data)
         state = decoded(RunInput, data).state
-        assert (state.schema, state.steps.step, state.steps.version) == (4, 6, 5)
+        assert (state.schema, state.steps.step, state.steps.version) == (5, 6, 5)
         assert data == before
-    with pytest.raises(NewerSchema, match=r"has schema 5.*reads 0 to 4"):
-        decoded(RunState, {"schema": 5})
+    with pytest.raises(NewerSchema, match=r"has schema 6.*reads 0 to 5"):
+        decoded(RunState, {"schema": 6})
 
 
 def test_the_first_upgrader_adds_what_early_builds_lacked() -> None:

@@ -108,6 +108,8 @@ def test_a_group_that_was_given_up_goes_on_by_its_cause(cause: Any, requeued: li
     counts = run.leases.metrics()
     assert counts["off_policy/dropped/in_flight"] == (cause == "stale")
     assert counts["dispatcher/cancelled/overload"] == (cause == "overload")
+    by_env = {name: n for name, n in counts.items() if name.startswith("cancelled/")}
+    assert by_env == ({} if cause == "stop" else {f"cancelled/a/{cause}": 1})
     assert not any(run.leases.metrics().values())
 
 

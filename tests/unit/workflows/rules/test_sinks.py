@@ -1,13 +1,21 @@
 """Where groups end: full batches, nothing stale or refused in them, every rollout counted once."""
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.activities.contracts.rollouts import FilterTally, GroupResult
-from ratchet.workflows.protocol.state import EvalEpoch, EvalProgress, TrainProgress
-from ratchet.workflows.rules.sinks import TrainSink, eval_arrival, ship_input
+from ratchet.workflows.protocol.state import EvalEpoch, EvalProgress, RunState, TrainProgress
+from ratchet.workflows.rules.curriculum import Curriculum
+from ratchet.workflows.rules.sinks import (
+    FIRST_GROUPS,
+    Arrivals,
+    TrainSink,
+    eval_arrival,
+    ship_input,
+)
 from ratchet.workflows.rules.sources import TrainSource
 from tests.unit.workflows.support import EXAMPLES, config, delivered
 
@@ -185,13 +193,13 @@ def test_empty_groups_are_counted_in_a_row_and_tell_why() -> None:
     sink = TrainSink(config(), TrainProgress())
     for number in range(4):
         assert not sink.add(delivered(f"train/{number}", 0, error="Boom: x"))
-    assert sink.empty_batches_allowed == 1 and sink.progress.last_error == "Boom: x"
+    assert sink.empty_batches == 1 and sink.progress.last_error == "Boom: x"
     assert sink.progress.lost == 8 and sink.collected == 0
     assert sink.rollouts_wanted(0) == 16 + 8, "they are made up for"
     assert sink.add(delivered("train/4", 1))
-    assert sink.empty_batches_allowed == 0 and sink.progress.lost == 9
+    assert sink.empty_batches == 0 and sink.progress.lost == 9
     assert not sink.add(delivered("train/5"), admitted=False)
-    assert sink.empty_batches_allowed == 0.25 and "gates" in sink.progress.last_error
+    assert sink.empty_batches == 0.25 and "gates" in sink.progress.last_error
     assert sink.progress.delivered == 6
 
 
@@ -209,7 +217,74 @@ def test_empty_groups_of_a_token_batch_are_measured_by_its_rollouts() -> None:
     sink.add(delivered("train/0", tokens=10))
     for number in range(1, 5):
         sink.add(delivered(f"train/{number}", trainable=0, tokens=0))
-    assert sink.empty_batches_allowed == 1, "eight rollouts give 40 tokens"
+    assert sink.empty_batches == 1, "eight rollouts give 40 tokens"
+
+
+# -- what failed ----------------------------------------------------------------------------
+
+
+def arrivals_of(**overrides: Any) -> Arrivals:
+    chosen, state = config(**overrides), RunState()
+    sink = TrainSink(chosen, state.train)
+    curriculum = Curriculum(chosen, EXAMPLES, state.curriculum)
+    return Arrivals(chosen, state.arrivals, sink, curriculum)
+
+
+def failing(number: int, env: str = "a", **errors: int) -> GroupResult:
+    """A group of two with these errors by type; the rest has survived."""
+    left = 2 - sum(errors.values())
+    return replace(delivered(f"train/{number}", left), env=env, errors=errors)
+
+
+def test_errors_are_counted_by_env_over_all_that_arrived() -> None:
+    """Env b loses half of its groups whole, and no batch ever sees them."""
+    taken = arrivals_of()
+    for number in range(4):
+        taken.on_group(failing(number))
+    for number in range(4, 8):
+        taken.on_group(failing(number, "b", **({"TaskError": 2} if number % 2 else {})))
+    taken.on_group(failing(8, "b", Timeout=1))
+    taken.on_group(replace(failing(9, "a"), survivors=0, trainable=0, errored=2, ref=None))
+    found = taken.metrics()
+    assert (found["errors/a/rate"], found["errors/b/rate"]) == (2 / 10, 5 / 10)
+    assert found["errors/all/rate"] == 7 / 20
+    assert (found["errors/b/rollouts"], found["errors/b/groups"]) == (5, 2)
+    assert found["errors/all/groups"] == 3 and found["errors/a/by_type/Lost"] == 2
+    assert found["errors/b/by_type/TaskError"] == 4 and found["errors/b/by_type/Timeout"] == 1
+    assert (found["arrivals/b/rollouts"], found["arrivals/all/groups"]) == (10, 10)
+    assert (found["dropped/a/groups"], found["dropped/b/groups"]) == (1, 2)
+    assert not [name for name in taken.metrics() if name.startswith("errors/")], "each step anew"
+
+
+def test_a_group_that_filters_emptied_is_dropped_and_did_not_fail() -> None:
+    taken = arrivals_of()
+    taken.on_group(replace(delivered("train/0"), survivors=0, trainable=0, errored=0))
+    found = taken.metrics()
+    assert (found["dropped/a/groups"], found["errors/a/groups"], found["errors/a/rate"]) == (
+        1,
+        0,
+        0,
+    )
+
+
+def test_first_groups_that_all_fail_by_one_type() -> None:
+    taken = arrivals_of()
+    for number in range(FIRST_GROUPS):
+        assert taken.all_failed() == ""
+        taken.on_group(failing(number, "ab"[number % 2], TaskError=2))
+    assert taken.all_failed() == "TaskError"
+    taken.forgive()
+    assert taken.all_failed() == "" and taken.sink.empty_batches == 0, "a pause begins anew"
+    taken = arrivals_of()
+    taken.on_group(failing(0))
+    for number in range(1, 2 * FIRST_GROUPS):
+        taken.on_group(failing(number, TaskError=2))
+    assert taken.all_failed() == "", "some rollout had a reward"
+    for other in ({"Lost": 2}, {"TaskError": 1, "Timeout": 1}, {"TaskError": 1}):
+        taken = arrivals_of()
+        for number in range(2 * FIRST_GROUPS):
+            taken.on_group(failing(number, **other))
+        assert taken.all_failed() == "", other
 
 
 # -- evals ----------------------------------------------------------------------------------

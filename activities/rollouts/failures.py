@@ -1,0 +1,77 @@
+"""What a rollout's error says to people: its type, its message, where in the user's code it was.
+
+An error is {'type', 'message'} and, where the env server sent a traceback, 'frames': the last three
+of the user's own, innermost last, each {'file', 'line', 'function'}.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MOST_FRAMES = 3
+LONGEST = 300
+LONGEST_PLACE = 60
+
+_FRAME = re.compile(
+    r'^[ |]*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+?) *$', re.M
+)
+_NOT_THEIRS = re.compile(
+    r"^<|[/\\]site-packages[/\\]verifiers[/\\]|[/\\]lib[/\\]python3\.\d+[/\\](?!site-packages)"
+)
+"""Frames of verifiers and of Python itself; the server may run on another machine than this."""
+
+
+_CAUSED = "The above exception was the direct cause of the following exception:"
+_ANOTHER = "During handling of the above exception, another exception occurred:"
+
+
+def frames_of(traceback: str | None) -> list[dict[str, Any]]:
+    """The user's own frames of a printed traceback; of all frames if none is theirs.
+
+    Of an error with a cause those of the cause, since what it was wrapped in is not theirs.
+    """
+    parts = [
+        part for caused in (traceback or "").split(_CAUSED) for part in caused.split(_ANOTHER)[::-1]
+    ]
+    found = [_all_frames(part) for part in parts]
+    theirs = [[at for at in own if is_theirs(at)] for own in found]
+    return next(filter(None, [*theirs, *found]), [])[-MOST_FRAMES:]
+
+
+def is_theirs(frame: Mapping[str, Any]) -> bool:
+    """Whether a frame is of the user's own code."""
+    return not _NOT_THEIRS.search(frame["file"])
+
+
+def _all_frames(text: str) -> list[dict[str, Any]]:
+    return [
+        {"file": at["file"], "line": int(at["line"]), "function": at["function"]}
+        for at in _FRAME.finditer(text)
+    ]
+
+
+def text_of(error: Mapping[str, Any]) -> str:
+    """An error in one line, the innermost frame last: 'Type: message (at env.py:12 in score)'."""
+    said = f"{error['type']}: {error['message']}".strip()
+    places = [
+        f"{frame['file'].replace(chr(92), '/').rpartition('/')[2]}:{frame['line']} in "
+        f"{frame['function']}"[:LONGEST_PLACE]
+        for frame in error.get("frames", ())
+    ]
+    where = f" (at {', '.join(places)})" if places else ""
+    return said[: LONGEST - len(where)] + where
+
+
+def by_type(errors: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many errors there are of each type."""
+    return dict(sorted(Counter(str(error["type"]) for error in errors).items()))
+
+
+def commonest(errors: Iterable[Mapping[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """The error that there is most of, in one line, and its frames; '' if there is none."""
+    told = [(text_of(error), error) for error in errors]
+    if not told:
+        return "", []
+    text = Counter(text for text, _ in told).most_common(1)[0][0]
+    return text, list(dict(told)[text].get("frames", ()))
