@@ -331,11 +331,11 @@ class RolloutActivities:
         """The rollout of an episode; a frozen model's words are laid out in the policy's tokens."""
         config = self.ctx.config(input.run_id)
         if config.sampler(input.work.env, input.work.kind) is None:
-            return samples.from_episode(episode, input.engine.version)
+            return samples.from_episode(episode)
         layout = await self._layouts.layout(
             await self._tokenizer(input.run_id), await self._renderer(input.run_id)
         )
-        return await asyncio.to_thread(samples.from_episode, episode, -1, layout.samples)
+        return await asyncio.to_thread(samples.from_episode, episode, layout.samples)
 
     def _commit(self, run_id: str, document: dict[str, Any], attempt: str) -> dict[str, Any]:
         """Commits a rollout; if another attempt was first, its document is the one that counts."""

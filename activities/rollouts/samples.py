@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from verifiers.v1.trace import Trace
 
 WEIGHT_VERSIONS = "weight_versions"
+UNLABELLED = (
+    "the engine did not say which weights sampled a reply; that takes vLLM 0.32 or newer, and an "
+    "env server that imports ratchet_compat"
+)
 UNNAMED_AGENT = "agent"
 """What verifiers calls the agent of an env in which nobody else plays."""
 
@@ -71,10 +75,12 @@ class Rollout:
         return sum(sum(sample.loss_mask) for sample in self.samples)
 
 
-def version_of(label: str, fallback: int) -> int:
-    """The policy version of a weight label '<version>.<push>'; `fallback` for any other label."""
+def version_of(label: str) -> int:
+    """The policy version of a weight label '<version>.<push>'; raises UnusableTrace for others."""
     head = label.split(".", 1)[0]
-    return int(head) if head.isdigit() else fallback
+    if not head.isdigit():
+        raise UnusableTrace(f"the engine calls its weights {label!r}, which names no version")
+    return int(head)
 
 
 def _spans(trace: "Trace[Any, Any, Any]") -> list[list[dict[str, Any]] | None]:
@@ -101,18 +107,16 @@ def _plain(spans: Any) -> list[dict[str, Any]] | None:
     ]
 
 
-def _node_versions(
-    sampled: int, spans: list[dict[str, Any]] | None, fallback: int
-) -> tuple[list[int], set[str]]:
+def _node_versions(sampled: int, spans: list[dict[str, Any]] | None) -> tuple[list[int], set[str]]:
     """Version of each sampled token [sampled] of one node, and the labels it had."""
     if spans is None:
-        return [fallback] * sampled, set()
+        raise UnusableTrace(UNLABELLED)
     versions = [-1] * sampled
     for span in spans:
         for place in range(span["start"], span["end"]):
             if place >= sampled:
                 raise UnusableTrace("a weight version spans more tokens than were sampled")
-            versions[place] = version_of(str(span["version"]), fallback)
+            versions[place] = version_of(str(span["version"]))
     if -1 in versions:
         raise UnusableTrace("a sampled token has no weight version")
     return versions, {str(span["version"]) for span in spans if span["end"] > span["start"]}
@@ -158,13 +162,12 @@ def _observations(
 
 
 def trace_samples(
-    trace: "Trace[Any, Any, Any]", version: int, prompts: list[dict[str, Any]]
+    trace: "Trace[Any, Any, Any]", prompts: list[dict[str, Any]]
 ) -> tuple[list[RolloutSample], set[str]]:
     """Samples of one trace, one a branch, and the weight labels of its sampled tokens.
 
-    `version` stands in where the engine told no label that names one. `prompts` is extended by
-    those that samples begin with and that are not in it. Branches in which nothing is left to
-    train are dropped. Raises UnusableTrace.
+    `prompts` is extended by those that samples begin with and that are not in it. Branches in which
+    nothing is left to train are dropped. Raises UnusableTrace.
     """
     spans = iter(_spans(trace))
     by_node = {id(node): next(spans) for node in trace.nodes if node.sampled}
@@ -186,7 +189,7 @@ def trace_samples(
             result: list[int] = []
             if fresh:
                 trained.add(id(node))
-                result, names = _node_versions(count, by_node[id(node)], version)
+                result, names = _node_versions(count, by_node[id(node)])
                 labels |= names
             values, own = iter(node.logprobs), iter(result)
             ids += [int(token) for token in node.token_ids]
@@ -315,13 +318,12 @@ def _error_of(episode: Any) -> tuple[dict[str, Any] | None, bool]:
 
 def from_episode(
     episode: Any,
-    version: int,
     lay_out: "Callable[[Trace[Any, Any, Any]], list[RolloutSample]] | None" = None,
 ) -> Rollout:
     """The rollout of a served episode, from the traces whose tokens train the policy.
 
-    Its reward is the mean over those traces. `version` is the one the engine was verified at.
-    `lay_out` makes the samples of a trace that came without tokens; it raises UnusableTrace.
+    Its reward is the mean over those traces. `lay_out` makes the samples of a trace that came
+    without tokens; it raises UnusableTrace.
     """
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     error, provider = _error_of(episode)
@@ -332,9 +334,7 @@ def from_episode(
     if error is None:
         try:
             for trace in traces:
-                own, names = (
-                    (lay_out(trace), set()) if lay_out else trace_samples(trace, version, prompts)
-                )
+                own, names = (lay_out(trace), set()) if lay_out else trace_samples(trace, prompts)
                 samples += own
                 labels |= names
                 tokens = sum(sum(sample.loss_mask) for sample in own)

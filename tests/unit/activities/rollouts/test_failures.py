@@ -59,7 +59,7 @@ async def _scored(folder: Path, returns: str) -> dict[str, Any]:
             trace.record_error(error.with_traceback(error.__traceback__.tb_next))
     finally:
         del sys.modules["own_env"]
-    return to_document(from_episode(wire, 1))
+    return to_document(from_episode(wire))
 
 
 async def test_a_reward_function_that_throws_is_found_by_its_lines(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def _text(sample: RolloutSample, on: bool = True) -> str:
 
 def test_a_reply_trains_through_its_end() -> None:
     rollout = from_episode(
-        _episode([_node(None, "abc"), _node(0, "cba", True)]), -1, Layout(RENDERER).samples
+        _episode([_node(None, "abc"), _node(0, "cba", True)]), Layout(RENDERER).samples
     )
     (sample,) = rollout.samples
     assert _text(sample) == f"cba{IM_END}"
@@ -62,7 +62,7 @@ def test_a_reply_trains_through_its_end() -> None:
 def test_a_reply_that_was_cut_off_has_no_end_to_learn() -> None:
     nodes = [_node(None, "abc"), _node(0, "cb", True)]
     calls = [{"node": 1, "finish_reason": "length"}]
-    rollout = from_episode(_episode(nodes, calls=calls), -1, Layout(RENDERER).samples)
+    rollout = from_episode(_episode(nodes, calls=calls), Layout(RENDERER).samples)
     (sample,) = rollout.samples
     assert _text(sample) == "cb" and sample.token_ids[-1] != vocabulary()[IM_END]
 
@@ -98,7 +98,7 @@ def test_a_shared_reply_trains_in_its_first_branch_only() -> None:
         _node(1, "e"),
         _node(4, "f", True),
     ]
-    rollout = from_episode(_episode(nodes), -1, Layout(RENDERER).samples)
+    rollout = from_episode(_episode(nodes), Layout(RENDERER).samples)
     assert [_text(sample) for sample in rollout.samples] == [f"b{IM_END}d{IM_END}", f"f{IM_END}"]
 
 
@@ -117,21 +117,21 @@ class Forgetful:
 
 def test_a_prompt_that_does_not_extend_begins_another_sample() -> None:
     nodes = [_node(None, "a"), _node(0, "b", True), _node(1, "c"), _node(2, "d", True)]
-    rollout = from_episode(_episode(nodes), -1, Layout(Forgetful()).samples)
+    rollout = from_episode(_episode(nodes), Layout(Forgetful()).samples)
     assert [_text(sample) for sample in rollout.samples] == [f"b{IM_END}", f"d{IM_END}"]
 
 
 def test_what_cannot_be_laid_out_is_an_error() -> None:
     nodes = [_node(None, "a"), _node(0, "b", True)]
     nodes[0]["message"]["content"] = [{"type": "text", "text": "a"}]
-    rollout = from_episode(_episode(nodes), -1, Layout(RENDERER).samples)
+    rollout = from_episode(_episode(nodes), Layout(RENDERER).samples)
     assert rollout.error is not None and rollout.error["type"] == "UnusableTrace"
     assert "text messages only" in rollout.error["message"] and rollout.samples == []
 
 
 def test_a_group_of_a_frozen_model_is_as_young_as_can_be() -> None:
     episode = _episode([_node(None, "abc"), _node(0, "cba", True)])
-    rollout = from_episode(episode, -1, Layout(RENDERER).samples)
+    rollout = from_episode(episode, Layout(RENDERER).samples)
     document = {
         **to_document(rollout),
         "temperature": frozen.TEMPERATURE,

@@ -8,7 +8,13 @@ from verifiers.v1.episode import WireEpisode
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import GroupWork
 from ratchet.activities.rollouts import groups
-from ratchet.activities.rollouts.samples import Rollout, from_episode, to_document, version_of
+from ratchet.activities.rollouts.samples import (
+    Rollout,
+    UnusableTrace,
+    from_episode,
+    to_document,
+    version_of,
+)
 
 LOGPROB = -0.123456789012345
 
@@ -45,6 +51,9 @@ def _episode(nodes: list[dict[str, Any]], **changes: Any) -> Any:
         "ok": True,
         "is_completed": True,
         "stop_condition": "agent_completed",
+        "info": _spans(
+            *([("1.0", 0, sum(node.get("mask", ())))] for node in nodes if node["sampled"])
+        ),
         **changes,
     }
     return WireEpisode.model_validate({"task": task, "ok": trace["ok"], "traces": [trace]})
@@ -58,7 +67,7 @@ def _spans(*calls: list[tuple[str, int, int]]) -> dict[str, Any]:
 def test_linear_conversation_is_one_sample() -> None:
     nodes = [_node(None, [1, 2]), _node(0, [3, 4, 5], 2), _node(1, [6]), _node(2, [7, 8], 1)]
     info = _spans([("3.1", 0, 1), ("4.2", 1, 2)], [("4.2", 0, 1)])
-    rollout = from_episode(_episode(nodes, info=info), version=3)
+    rollout = from_episode(_episode(nodes, info=info))
     (sample,) = rollout.samples
     assert sample.token_ids == [1, 2, 3, 4, 5, 6, 7, 8]
     assert sample.loss_mask == [False] * 3 + [True] * 2 + [False] * 2 + [True]
@@ -81,7 +90,8 @@ def test_shared_sampled_message_trains_once() -> None:
         _node(1, [6]),
         _node(4, [7, 8], 2),
     ]
-    first, second = from_episode(_episode(nodes), version=9).samples
+    info = _spans(*([("9.0", 0, count)] for count in (1, 1, 2)))
+    first, second = from_episode(_episode(nodes, info=info)).samples
     assert (first.token_ids, second.token_ids) == ([1, 2, 3, 4, 5], [1, 2, 3, 6, 7, 8])
     assert first.loss_mask == [False, False, True, False, True]
     assert second.loss_mask == [False, False, False, False, True, True]
@@ -91,7 +101,7 @@ def test_shared_sampled_message_trains_once() -> None:
 
 def test_branch_without_anything_fresh_is_dropped() -> None:
     nodes = [_node(None, [1]), _node(0, [2], 1), _node(1, [3]), _node(1, [4], content="y")]
-    (only,) = from_episode(_episode(nodes), version=0).samples
+    (only,) = from_episode(_episode(nodes)).samples
     assert only.token_ids == [1, 2, 3]
 
 
@@ -104,7 +114,7 @@ def test_branch_without_anything_fresh_is_dropped() -> None:
     ],
 )
 def test_versions_that_do_not_add_up_are_an_error(info: dict[str, Any]) -> None:
-    rollout = from_episode(_episode([_node(None, [1]), _node(0, [2, 3], 2)], info=info), 1)
+    rollout = from_episode(_episode([_node(None, [1]), _node(0, [2, 3], 2)], info=info))
     assert rollout.error is not None and rollout.error["type"] == "UnusableTrace"
     assert rollout.samples == []
 
@@ -112,7 +122,7 @@ def test_versions_that_do_not_add_up_are_an_error(info: dict[str, Any]) -> None:
 def test_missing_logprob_is_an_error() -> None:
     nodes = [_node(None, [1]), _node(0, [2, 3], 2)]
     nodes[1]["logprobs"] = [-1.0]
-    rollout = from_episode(_episode(nodes), 1)
+    rollout = from_episode(_episode(nodes))
     assert rollout.error is not None and "log-probability" in rollout.error["message"]
 
 
@@ -121,7 +131,7 @@ def test_missing_logprob_is_an_error() -> None:
 )
 def test_who_is_to_blame(status: int, provider: bool) -> None:
     errors = [{"type": "ProviderError", "message": "gone", "status_code": status}]
-    rollout = from_episode(_episode([], ok=False, errors=errors), 1)
+    rollout = from_episode(_episode([], ok=False, errors=errors))
     assert rollout.error == {"type": "ProviderError", "message": "gone"}
     assert rollout.provider is provider
     assert rollout.status == (status if provider else None)
@@ -129,22 +139,29 @@ def test_who_is_to_blame(status: int, provider: bool) -> None:
 
 def test_other_bad_ends() -> None:
     task = _episode([], ok=False, errors=[{"type": "TaskError", "message": "boom"}])
-    assert not from_episode(task, 1).provider
-    late = from_episode(_episode([_node(None, [1]), _node(0, [2], 1)], is_timeout=True), 1)
+    assert not from_episode(task).provider
+    late = from_episode(_episode([_node(None, [1]), _node(0, [2], 1)], is_timeout=True))
     assert late.error is not None and late.error["type"] == "Timeout"
     nan = {"r": {"score": float("nan"), "weight": 1.0}}
-    bad = from_episode(_episode([_node(None, [1]), _node(0, [2], 1)], rewards=nan), 1)
+    bad = from_episode(_episode([_node(None, [1]), _node(0, [2], 1)], rewards=nan))
     assert bad.error is not None and bad.error["type"] == "BadReward" and bad.reward == 0.0
-    empty = from_episode(_episode([]), 1)
+    empty = from_episode(_episode([]))
     assert empty.error is not None and empty.error["type"] == "EmptyTrajectory"
     cut = _episode([_node(None, [1]), _node(0, [2], 1)], calls=[{"node": 1}])
-    assert from_episode(cut, 1).provider, "the engine aborted the request"
+    assert from_episode(cut).provider, "the engine aborted the request"
 
 
 def test_version_labels() -> None:
-    assert version_of("12.a7", 3) == 12
-    assert version_of("12", 3) == 12
-    assert version_of("default", 3) == 3
+    assert version_of("12.a7") == version_of("12") == 12
+    with pytest.raises(UnusableTrace, match="'default', which names no version"):
+        version_of("default")
+
+
+@pytest.mark.parametrize("info", [{}, {"weight_versions": [None]}, _spans([("default", 0, 2)])])
+def test_tokens_of_no_version_never_train(info: dict[str, Any]) -> None:
+    rollout = from_episode(_episode([_node(None, [1]), _node(0, [2, 3], 2)], info=info))
+    assert rollout.error is not None and rollout.error["type"] == "UnusableTrace"
+    assert "weights" in rollout.error["message"] and rollout.samples == []
 
 
 # -- groups ---------------------------------------------------------------------------------
@@ -153,7 +170,7 @@ def test_version_labels() -> None:
 def _document(reward: float, error: dict[str, str] | None = None) -> dict[str, Any]:
     nodes = [_node(None, [1]), _node(0, [2, 3], 2)]
     nodes_info = _spans([("5.0", 0, 2)])
-    whole = from_episode(_episode(nodes, info=nodes_info), 5)
+    whole = from_episode(_episode(nodes, info=nodes_info))
     rollout = Rollout(reward, whole.samples, whole.record, whole.labels, error)
     return {**to_document(rollout), "temperature": 1.0}
 

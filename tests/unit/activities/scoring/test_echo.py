@@ -42,7 +42,7 @@ TALK = [
 
 
 def rollout(nodes: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
-    return to_document(from_episode(_episode(nodes, **changes), 1))
+    return to_document(from_episode(_episode(nodes, **changes)))
 
 
 def test_observations_are_what_the_env_said_after_the_first_reply() -> None:

@@ -170,7 +170,7 @@ def test_a_rollout_ends_with_its_last_phase() -> None:
     }
     trace = {"task": task, "agent": {"config": {}}, "timing": timing}
     episode = WireEpisode.model_validate({"task": task, "traces": [trace]})
-    record = to_document(from_episode(episode, version=0))
+    record = to_document(from_episode(episode))
     assert (record["timing"]["start"], record["timing"]["end"]) == (10.0, 15.5)
     assert documents._timing(record) == {
         "setup": 0.0,
