@@ -58,6 +58,13 @@ from ratchet.worker.settings import Deployment
 REGISTERED_WITHIN_S = 30.0
 """How long the server may take to know a version whose worker polls."""
 LOOK_EVERY_S = 0.25
+REFUSED = (
+    RPCStatusCode.INVALID_ARGUMENT,
+    RPCStatusCode.PERMISSION_DENIED,
+    RPCStatusCode.UNAUTHENTICATED,
+    RPCStatusCode.UNIMPLEMENTED,
+)
+"""Answers of a server that will not change while it is asked again."""
 
 
 class UpgradeOnContinueAsNew(Interceptor):
@@ -133,9 +140,9 @@ async def make_first_current(client: Client, deployment: Deployment) -> str:
         try:
             return await _look_or_claim(client, deployment)
         except RPCError as error:
-            # Not registered yet, or another build was first between the look and the claim.
-            passing = (RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION)
-            if error.status not in passing or time.monotonic() > deadline:
+            # Not registered yet, another build was first between the look and the claim, or the
+            # server is too busy to answer.
+            if error.status in REFUSED or time.monotonic() > deadline:
                 raise ValueError(
                     f"RATCHET_BUILD_ID={deployment.build_id!r}: the Temporal server does not take "
                     f"it as a version of worker deployment {deployment.name!r} ({error.message}); "

@@ -1,5 +1,6 @@
 """How much memory this machine has for one process."""
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -14,6 +15,11 @@ def memory(limit: Path = CGROUP) -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     text = limit.read_text().strip() if limit.is_file() else "max"
     return min(total, int(text)) if text.isdigit() else total
+
+
+def cpu_torch() -> bool:
+    """Whether the installed torch is a build for CPUs, which uses no GPU that there may be."""
+    return "+cpu" in importlib.metadata.version("torch")
 
 
 def gpu_memory() -> int | None:

@@ -156,10 +156,10 @@ def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckPr
     """Of a model of another kind nothing is known, and nothing refused."""
     if shape is None:
         return []
-    room = machine.memory()
-    if (gpu := machine.gpu_memory()) is not None:
-        # Engines and the trainer share every GPU.
-        room = int(gpu * (1 - config.inference.gpu_memory_utilization))
+    gpu = None if machine.cpu_torch() else machine.gpu_memory()
+    # Engines and the trainer share every GPU.
+    share = 1 - config.inference.gpu_memory_utilization
+    room = machine.memory() if gpu is None else int(gpu * share)
     message = memory.problem(shape, config, room=room, gpu=gpu is not None)
     return [] if message is None else [_problem(message, "/trainer/micro_batch_tokens")]
 

@@ -33,13 +33,19 @@ from temporalio.common import (
     VersioningBehavior,
     WorkerDeploymentVersion,
 )
-from temporalio.service import RPCError, RPCStatusCode
+from temporalio.service import RPCError
 
 from ratchet.activities.contracts.names import Queues
 from ratchet.worker.compat import Worker
 from ratchet.worker.sandbox import SANDBOX
 from ratchet.worker.settings import Deployment
-from ratchet.worker.versioning import interceptors_of, make_first_current, options_of, workflows_of
+from ratchet.worker.versioning import (
+    REFUSED,
+    interceptors_of,
+    make_first_current,
+    options_of,
+    workflows_of,
+)
 from tests import ROOT
 from tests.workflow.running import BEATS, WITHIN_S, check_exactly_once, settled, start, until
 from tests.workflow.world import World
@@ -93,14 +99,13 @@ async def set_current(client: Client, deployment: Deployment) -> None:
         deployment_name=deployment.name,
         build_id=deployment.build_id,
     )
-    unknown = (RPCStatusCode.NOT_FOUND, RPCStatusCode.FAILED_PRECONDITION)
     async with asyncio.timeout(WITHIN_S):
         while True:
             try:
                 await client.workflow_service.set_worker_deployment_current_version(request)
                 return
             except RPCError as error:
-                if error.status not in unknown:
+                if error.status in REFUSED:
                     raise
             await asyncio.sleep(0.2)
 

@@ -142,9 +142,12 @@ def test_a_gpu_is_shared_with_engines(
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     assert machine.gpu_memory() == 8000 * 2**20
     run = folder_of(tmp_path, policy, num_hidden_layers=24)
-    assert check_model(run) == []
     inference = run.inference.model_copy(update={"gpu_memory_utilization": 0.99})
-    (found,) = check_model(run.model_copy(update={"inference": inference}))
+    small = run.model_copy(update={"inference": inference})
+    assert machine.cpu_torch() and check_model(small) == []
+    monkeypatch.setattr(machine, "cpu_torch", lambda: False)
+    assert check_model(run) == []
+    (found,) = check_model(small)
     assert "there are 0.1 GiB for it" in found.message
 
 
