@@ -22,13 +22,13 @@ NOWHERE = ClientConnectConfig(target_host="127.0.0.1:1")
 ABOUT = {"parameters": 1234, "origin": "ratchet/smollm2-135m", "base": "ratchet/smollm2-135m"}
 FILES = {
     "config.json": json.dumps({"model_type": "qwen3", "dtype": "float32"}),
-    "tokenizer.json": "{}",
+    "tokenizer_config.json": "{}",
     "chat_template.jinja": "{{ messages }}",
     "canary.json": "{}",
     "fingerprints.json": "{}",
     "policy.json": json.dumps(ABOUT),
 }
-MODEL = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json"]
+MODEL = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer_config.json"]
 """The files that make a model."""
 BIG = 3 * 2**20 + 1
 """Bytes of weights: more than are read at once."""
