@@ -239,7 +239,7 @@ def _is_packed(layer: Any) -> bool:
 def _steps(layer: Any, leaf: str, parts: list[Part], dtype: dtype) -> list[Step]:
     def reader(part: Part, begin: int, end: int) -> Callable[[], list[Row]]:
         def read() -> list[Row]:
-            # Looked up anew: a plan is made once, and loading may put another tensor there.
+            # Looked up at each call: a plan is made once, and loading may put another tensor there.
             held = as_rows(getattr(layer, leaf))
             block = _exactly(held[part.local + begin : part.local + end], dtype)
             print_ = fingerprint(block, part.row + begin, part.column)
