@@ -320,7 +320,7 @@ class TrainerActivities:
         """Finds what is wrong with the model section; raises nothing for a user's mistake."""
         config, store = read_config(input.config), self.ctx.store
         async with heartbeats():
-            problems = await asyncio.to_thread(check.check_model, config)
+            problems = await asyncio.to_thread(check.check_model, config, restored=input.restored)
             if not input.restored:
                 problems += await asyncio.to_thread(check.check_version, config, store)
             return CheckResult(problems=problems)

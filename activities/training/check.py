@@ -24,14 +24,17 @@ from ratchet.configs.model import DEFAULT_POLICY, HUB_NAME, SMOLLM2, version_nam
 from ratchet.configs.run import RunConfig
 
 HUB_TIMEOUT_S = 8.0
+MEMORY_POINTER = "/trainer/micro_batch_tokens"
 WEIGHTS = "*.safetensors"
 
 
-def check_model(config: RunConfig) -> list[CheckProblem]:
+def check_model(config: RunConfig, *, restored: bool = False) -> list[CheckProblem]:
     """Everything wrong with model and trainer of a run, but for another run's version; blocks for
-    about HUB_TIMEOUT_S at most.
+    about HUB_TIMEOUT_S at most. An estimate of memory ends no run that is `restored`: it has
+    trained before.
     """
-    return _check_model(config) + _check_trainer(config)
+    problems = _check_model(config) + _check_trainer(config)
+    return [p for p in problems if not (restored and p.pointer == MEMORY_POINTER)]
 
 
 def check_version(config: RunConfig, store: ArtifactStore) -> list[CheckProblem]:
@@ -161,7 +164,7 @@ def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckPr
     share = 1 - config.inference.gpu_memory_utilization
     room = machine.memory() if gpu is None else int(gpu * share)
     message = memory.problem(shape, config, room=room, gpu=gpu is not None)
-    return [] if message is None else [_problem(message, "/trainer/micro_batch_tokens")]
+    return [] if message is None else [_problem(message, MEMORY_POINTER)]
 
 
 def _check_length(config: RunConfig, longest: int) -> list[CheckProblem]:

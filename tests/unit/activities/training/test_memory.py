@@ -128,6 +128,7 @@ def test_what_cannot_fit_is_refused_before_the_run(tmp_path: Path, policy: Path)
     assert found.pointer == "/trainer/micro_batch_tokens"
     assert f"there are {machine.memory() / GIB:.1f} GiB" in found.message
     assert "a smaller model" in found.message
+    assert check_model(run, restored=True) == [], "it has trained before"
 
 
 def test_a_gpu_is_shared_with_engines(
