@@ -44,11 +44,13 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """A config that cannot run; `problems` lists every mistake found."""
+    """A config that cannot run; `problems` lists every mistake found, `source` names its file."""
 
-    def __init__(self, problems: list[Problem]) -> None:
+    def __init__(self, problems: list[Problem], source: str = "") -> None:
         self.problems = problems
-        super().__init__("\n".join(str(problem) for problem in problems))
+        self.source = source
+        where = f"{source}: " if source else ""
+        super().__init__("\n".join(f"{where}{problem}" for problem in problems))
 
 
 def _section_fields(annotation: Any) -> dict[str, Any]:
@@ -68,6 +70,27 @@ def _fields_at(location: Iterable[int | str]) -> dict[str, Any]:
     return fields
 
 
+def _keys_below(fields: dict[str, Any], above: str = "") -> dict[str, str]:
+    """Dotted keys of all sections, by their last part; of several the first."""
+    found: dict[str, str] = {}
+    inner: dict[str, str] = {}
+    for name, annotation in fields.items():
+        found.setdefault(name, above + name)
+        inner = _keys_below(_section_fields(annotation), f"{above}{name}.") | inner
+    return inner | found
+
+
+def _unknown(location: tuple[int | str, ...]) -> str:
+    """What to say of a key that is not there: the nearest beside it, else the nearest anywhere."""
+    key, valid = str(location[-1])[:NEAR], list(_fields_at(location[:-1]))
+    if near := difflib.get_close_matches(key, valid, n=1, cutoff=0.5):
+        return f"unknown key; did you mean {near[0]!r}?"
+    anywhere = _keys_below(_section_fields(RunConfig))
+    if near := difflib.get_close_matches(key, anywhere, n=1, cutoff=0.8):
+        return f"unknown key; did you mean {anywhere[near[0]]!r}?"
+    return f"unknown key; valid keys: {', '.join(valid)}"
+
+
 def _problem(error: Any) -> Problem:
     location = tuple(error["loc"])
     key = ".".join(str(part) for part in location) or "(config)"
@@ -75,12 +98,13 @@ def _problem(error: Any) -> Problem:
     shown = repr(value) if not isinstance(value, dict | list) else "this value"
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        valid = list(_fields_at(location[:-1]))
-        near = difflib.get_close_matches(str(location[-1])[:NEAR], valid, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(valid)}"
-        message = f"unknown key; {hint}"
+        message = _unknown(location)
     elif error["type"] == "missing":
         message = "is required and missing"
+    elif error["type"] == "list_type" and isinstance(value, dict):
+        message = f"is a list of tables; in TOML write [[{key}]], with two brackets, for each"
+    elif error["type"] == "model_type" and isinstance(value, list):
+        message = f"is one table, not a list; in TOML write [{key}], with one bracket"
     elif error["type"] != "value_error":
         message = f"{message}, got {shown}"
     return Problem(pointer=pointer(*location), key=key, value=value, message=message)
@@ -181,14 +205,20 @@ def _override(data: dict[str, Any], assignment: str) -> None:
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-    """Reads `path` (.toml or .json) and applies dotted overrides ('train.batch_size=64')."""
+    """Reads `path` (.toml or .json) and applies dotted overrides ('train.batch_size=64').
+
+    Raises ConfigError, which names the file.
+    """
     source = Path(path)
     if not source.is_file():
-        raise ConfigError([Problem("", str(path), None, "no such config file")])
-    data = parse(source.read_text(), media="json" if source.suffix == ".json" else "toml")
-    for assignment in overrides:
-        _override(data, assignment)
-    return validate(data)
+        raise ConfigError([Problem("", "(config)", None, "no such config file")], str(path))
+    try:
+        data = parse(source.read_text(), media="json" if source.suffix == ".json" else "toml")
+        for assignment in overrides:
+            _override(data, assignment)
+        return validate(data)
+    except ConfigError as error:
+        raise ConfigError(error.problems, str(path)) from None
 
 
 def dump_toml(config: RunConfig) -> str:

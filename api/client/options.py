@@ -104,7 +104,7 @@ def asking(as_json_: bool) -> Iterator[Ratchet]:
         raise fail(error, REFUSED) from None
     except ConfigError as error:
         # The same words as if the API had been asked.
-        problem = invalid_config(field_errors(error.problems)).document
+        problem = invalid_config(field_errors(error.problems), error.source).document
         raise fail(Refused(problem), REFUSED) from None
     except KeyboardInterrupt:
         err.print("ratchet: interrupted; what was asked for may have been done")

@@ -98,8 +98,9 @@ def joined(errors: Sequence[FieldError]) -> str:
     return "; ".join(f"{error.key}: {error.message}" for error in errors)
 
 
-def invalid_config(errors: Sequence[FieldError]) -> ApiProblem:
-    """422: the config was read, and these are its mistakes."""
+def invalid_config(errors: Sequence[FieldError], source: str = "") -> ApiProblem:
+    """422: the config was read, of the file `source` if it was one, and these are its mistakes."""
     more = f"; and {len(errors) - 3} more" if len(errors) > 3 else ""
     detail = joined(errors[:3]) + more
-    return ApiProblem(422, "invalid-config", "The run config cannot be used", detail, errors=errors)
+    title = f"The run config {source} cannot be used" if source else "The run config cannot be used"
+    return ApiProblem(422, "invalid-config", title, detail, errors=errors)

@@ -103,6 +103,28 @@ def test_overrides_reach_into_sections_and_lists(tmp_path: Path) -> None:
         load(tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[train.env]\nid = "a"', r"train.env: is a list of tables; .* \[\[train.env\]\]"),
+        ("[[train]]\nenv = []", r"train: is one table, not a list; .* \[train\]"),
+        ('batch_sise = 3\n[[train.env]]\nid = "a"', "batch_sise: .* 'train.batch_size'"),
+        ('max_norn = 3\n[[train.env]]\nid = "a"', "max_norn: .* 'trainer.optim.max_norm'"),
+        ('[[train.env]]\nid = "a"\nratios = 1', r"train.env.0.ratios: .* did you mean 'ratio'"),
+        ("[train\n", r"not valid toml: .*line 2"),
+    ],
+)
+def test_mistakes_in_a_file_name_file_key_and_remedy(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f"max_steps = 3\n{text}\n")
+    with pytest.raises(ConfigError, match=message) as refused:
+        load(file)
+    assert refused.value.source == str(file)
+    assert all(line.startswith(f"{file}: ") for line in str(refused.value).splitlines())
+
+
 def test_none_can_be_written(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(dump_toml(validate(MINIMAL)))

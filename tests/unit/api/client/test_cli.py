@@ -334,6 +334,7 @@ async def test_refusals_are_readable_and_have_their_status(served: Served, tmp_p
         async with config_file(tmp_path, "cli", max_steps=0) as path:
             wrong = await ratchet(address, "runs", "create", path, "train.batchsize=3")
         assert wrong.status == 1
+        assert f"The run config {path} cannot be used" in wrong.err
         assert "/max_steps: Input should be" in wrong.err
         assert "/train/batchsize: unknown key; did you mean 'batch_size'?" in wrong.err
         async with config_file(tmp_path, "bad-env") as path:
