@@ -26,7 +26,7 @@ MEMO_KEY = "ratchet"
 
 WARM_START_ENVS = ("reverse-text", "reverse-retry", "reverse-shown")
 """Ids of the environments that the default policy can be warm-started on."""
-SHIPPED_ENVS = (*WARM_START_ENVS, "reasoning-gym-tasks")
+SHIPPED_ENVS = (*WARM_START_ENVS, "reasoning-gym-tasks", "gsm8k-tasks")
 """Ids of the environments that ship."""
 
 # Signals that activities send.

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from ratchet.activities.contracts.names import SHIPPED_ENVS
 from ratchet.configs.load import ConfigError, dump_toml, load, parse, validate
 from ratchet.configs.run import RunConfig
 
 MINIMAL: dict[str, Any] = {"max_steps": 3, "train": {"env": [{"id": "reverse-text"}]}}
 EXAMPLES = sorted(Path("configs/examples").glob("*.toml"))
+RECIPES = sorted(Path("configs/recipes").glob("*.toml"))
 
 
 def problems(**changes: Any) -> dict[str, str]:
@@ -228,3 +231,15 @@ def test_every_config_survives_a_dump(data: st.DataObject, args: dict[str, Any])
 def test_examples_are_valid_and_survive_a_dump(path: Path) -> None:
     config = load(path)
     assert validate(parse(dump_toml(config))) == config
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_says_that_it_was_not_run_until_it_was(path: Path) -> None:
+    config = load(path)
+    assert re.fullmatch(r"Qwen/Qwen3-[\d.]+B", config.model.name)
+    assert {env.id for env in (*config.train.env, *config.eval.env)} <= set(SHIPPED_ENVS)
+    assert config.trainer.compute_dtype == config.inference.dtype == "bfloat16"
+    row = next(
+        line for line in Path("docs/hardware.md").read_text().splitlines() if path.name in line
+    )
+    assert f"configs/recipes/{path.name}" in row and "not run" in row
