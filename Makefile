@@ -21,7 +21,7 @@ ON_312 := $(shell $(PYTHON) -c 'import sys; print("-312" * (sys.version_info[:2]
 LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate replay
+.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission replay
 
 setup: $(VENV)/.ready
 
@@ -147,7 +147,8 @@ record-histories: setup
 #   SEEDS="0 1 2" STEPS=40   for bench-learning, about 8 min
 #   SECONDS=60 WATCHERS=200 RATE=100   for bench-load, about 4 min
 #   COUNT=200 MODELS="random smollm2" DTYPES="float32 bfloat16"   for bench-gate, hours with SmolLM2
-bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate: setup
+#   FLIGHTS="100 1000 4000" COUNT=500   for bench-admission, seconds
+bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission: setup
 	@$(BIN)/python -m tests.bench.$(@:bench-%=%)
 
 up: setup

@@ -34,9 +34,10 @@ from ratchet.workflows.protocol.activities import (
 from ratchet.workflows.protocol.errors import cause_of, type_of
 from ratchet.workflows.protocol.messages import DISPATCH, Control, DispatchInput
 from ratchet.workflows.rules import placement
+from ratchet.workflows.rules.flights import Flight
 from ratchet.workflows.rules.generation import Generation
 from ratchet.workflows.rules.placement import Attempt
-from ratchet.workflows.rules.scheduler import Flight, Part
+from ratchet.workflows.rules.scheduler import Part
 
 SIGN_OF_LIFE = timedelta(seconds=60)
 MAX_ADMISSIONS_PER_TASK = 64

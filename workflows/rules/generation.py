@@ -19,9 +19,10 @@ from ratchet.workflows.protocol.messages import (
     DispatchReport,
     LostServer,
 )
+from ratchet.workflows.rules.flights import Cause, Flight
 from ratchet.workflows.rules.held_work import HeldWorks
 from ratchet.workflows.rules.placement import MAX_RELOCATIONS, Attempt
-from ratchet.workflows.rules.scheduler import Cause, Flight, Part, Scheduler
+from ratchet.workflows.rules.scheduler import Part, Scheduler
 
 GROUPS_PER_REPORT = 100
 """Keeps a report, at some 500 B a group, below 64 KiB."""
@@ -86,7 +87,7 @@ class Generation:
         """
         for group in groups:
             flight = self.flights[group]
-            flight.cancelled = flight.cancelled or why
+            self.flights.cancel(flight, why)
             if not flight.busy:
                 self._deliver(flight)
         return groups
@@ -101,8 +102,8 @@ class Generation:
             seq=self._seq - 1,
             state="closed" if closed else "open" if scheduler.admitting else "tail",
             groups=groups,
-            inflight_train=scheduler.executing("train"),
-            inflight_eval=scheduler.executing("eval"),
+            inflight_train=self.flights.executing("train"),
+            inflight_eval=self.flights.executing("eval"),
             reserved=scheduler.reserved,
             lease=scheduler.cursor(),
             oldest=scheduler.oldest,
@@ -168,7 +169,8 @@ class Generation:
         engine = self.scheduler.engine()
         assert engine is not None
         # What is left of the group follows, for the prefix cache.
-        attempt.engine = self.flights[attempt.work.group].engine = engine
+        attempt.engine = engine
+        self.flights.move(self.flights[attempt.work.group], engine)
         attempt.address = self.scheduler.places.address(attempt.work.env)
 
     def on_failed(self, attempt: Attempt, kind: str, reason: str) -> bool:
@@ -214,6 +216,6 @@ class Generation:
                 cancelled=cancelled,
                 user_error=flight.user_error and not cancelled,
             )
-        del self.flights[work.group]
+        self.flights.remove(flight)
         self.outbox.append(result)
         self.changed = True

@@ -10,15 +10,14 @@ Invariants:
 - One rate limiter and one burst cap for train and eval.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ratchet.activities.contracts.rollouts import EngineTarget, Gauges, GroupWork
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import Control
 from ratchet.workflows.protocol.state import Lease, Shares
+from ratchet.workflows.rules.flights import Flight, Flights
 from ratchet.workflows.rules.placement import Places
 from ratchet.workflows.rules.rate_limits import BurstCap, RateLimiter, burst_of
 from ratchet.workflows.rules.sources import (
@@ -28,58 +27,6 @@ from ratchet.workflows.rules.sources import (
     interleave,
     train_group,
 )
-
-Cause = Literal["", "stale", "overload", "damaged", "pause", "stop"]
-"""Why a group was given up; '' if it was not."""
-
-
-@dataclass
-class PartProgress:
-    """One activity's share of a group: `size` rollouts, of which `ended` hold no permit."""
-
-    size: int
-    ended: int = 0
-    done: bool = False
-
-
-@dataclass
-class Flight:
-    """A group in flight. `begun` rollouts have been handed out, in `parts` by first rollout.
-
-    `version` is the policy version at which the group began. What is `cancelled` gets no more
-    parts; `lost` says why rollouts of it were given up, which with a `user_error` is the group's
-    own mistake. It is `finalizing` once all of its rollouts have ended.
-    """
-
-    work: GroupWork
-    engine: EngineTarget
-    version: int
-    begun: int = 0
-    parts: dict[int, PartProgress] = field(default_factory=dict)
-    lost: str = ""
-    user_error: bool = False
-    cancelled: Cause = ""
-    finalizing: bool = False
-
-    @property
-    def ended(self) -> int:
-        """Rollouts that hold no permit any more."""
-        return sum(part.ended for part in self.parts.values())
-
-    @property
-    def executing(self) -> int:
-        """Rollouts that hold a permit."""
-        return self.begun - self.ended
-
-    @property
-    def busy(self) -> bool:
-        """Whether an activity works on the group."""
-        return self.finalizing or not all(part.done for part in self.parts.values())
-
-    @property
-    def to_begin(self) -> int:
-        """Rollouts that are still to be handed out."""
-        return 0 if self.cancelled else self.work.size - self.begun
 
 
 @dataclass(frozen=True)
@@ -100,6 +47,14 @@ class Blocked:
     retry_s: float = 0.0
 
 
+def _mean(counts: Mapping[int, int]) -> float:
+    """The mean of numbers, by how often each occurs."""
+    total = sum(counts.values())
+    return (
+        round(sum(number * count for number, count in counts.items()) / total, 3) if total else 0.0
+    )
+
+
 class Scheduler:
     """Permits, modes and cursors of one dispatch generation."""
 
@@ -113,7 +68,8 @@ class Scheduler:
         self._source = TrainSource(config, examples, shares)
         self._config = config
         self._part_size = config.dispatch.rollouts_per_activity
-        self._ageless = {env.name for env in config.train.env if config.is_frozen(env.name)}
+        frozen = (env.name for env in config.train.env if config.is_frozen(env.name))
+        self.flights = Flights(frozenset(frozen))
         self.next_train = lease.next_train
         self.put_backs = lease.put_backs
         self._ahead = set(lease.ahead)
@@ -123,7 +79,6 @@ class Scheduler:
         self.burst_cap = BurstCap(lease.burst_base, lease.burst_at)
         self.control = Control(seq=-1)
         self.blocked = Blocked("")
-        self.flights: dict[str, Flight] = {}
         self.admitting = True
 
     # -- events -----------------------------------------------------------------------------
@@ -148,22 +103,24 @@ class Scheduler:
             group, _, first = name.rpartition("/")
             flight = self.flights.get(group)
             part = flight.parts.get(int(first)) if flight and first.isdecimal() else None
-            if part is not None and not part.done and part.ended < count <= part.size:
-                part.ended, freed = count, True
+            if flight and part and not part.done and part.ended < count <= part.size:
+                self.flights.release(flight, int(first), count)
+                freed = True
         return freed
 
     def on_ended(self, group: str, first: int) -> bool:
         """A part was carried out and its permits are free; True if all of its group was."""
         flight = self.flights[group]
-        part = flight.parts[first]
-        assert not part.done
-        part.ended, part.done = part.size, True
+        self.flights.end(flight, first)
         return flight.begun == flight.work.size and not flight.busy
 
     def stale(self) -> list[str]:
         """Train groups in flight that are too old for the batch after `next_version`."""
         freshest = self.control.next_version - self._config.train.max_off_policy_steps
-        return [group for group, flight in self._aging() if flight.version < freshest]
+        if (oldest := self.oldest) is None or oldest >= freshest:
+            return []
+        flights = self.flights
+        return [g for g, f in flights.items() if flights.ages(f) and f.version < freshest]
 
     def overload(self) -> list[str]:
         """Train groups, the youngest first, to give up so that no more than `permits` execute.
@@ -173,7 +130,7 @@ class Scheduler:
         if not self.control.trim:
             return []
         # Those whose cancellation is under way are left out, else others would go in their place.
-        known = [flight for flight in reversed(self.flights.values()) if not flight.cancelled]
+        known = [flight for flight in reversed([*self.flights.values()]) if not flight.cancelled]
         surplus = sum(flight.executing for flight in known) - self.control.permits
         chosen = []
         for flight in known:
@@ -188,7 +145,7 @@ class Scheduler:
         What is left of begun groups is paid for here, since the bucket is the next generation's.
         """
         self.admitting = False
-        self.limiter.take(self.reserved - self.executing())
+        self.limiter.take(self.flights.to_begin())
 
     def cursor(self) -> Lease:
         """What has not been admitted."""
@@ -205,25 +162,15 @@ class Scheduler:
 
     # -- what is under way ------------------------------------------------------------------
 
-    def executing(self, kind: str = "") -> int:
-        """Rollouts that hold a permit, of one kind or of both."""
-        return sum(f.executing for f in self.flights.values() if kind in ("", f.work.kind))
-
-    def _aging(self) -> Iterator[tuple[str, Flight]]:
-        """Train groups in flight that the policy samples, in the order in which they began."""
-        for group, flight in self.flights.items():
-            if flight.work.kind == "train" and flight.work.env not in self._ageless:
-                yield group, flight
-
     @property
     def oldest(self) -> int | None:
         """The version at which the oldest train group in flight began."""
-        return min((flight.version for _, flight in self._aging()), default=None)
+        return min(self.flights.versions(), default=None)
 
     @property
     def reserved(self) -> int:
         """Permits that begun groups need: executing rollouts, and those still to be handed out."""
-        return sum(flight.executing + flight.to_begin for flight in self.flights.values())
+        return self.flights.executing() + self.flights.to_begin()
 
     @property
     def queued_eval(self) -> int:
@@ -232,26 +179,24 @@ class Scheduler:
             (epoch.num_examples - self.eval_cursors.get(epoch.epoch, 0)) * epoch.group_size
             for epoch in self.control.evals
         )
-        return waiting + sum(f.to_begin for f in self.flights.values() if f.work.kind == "eval")
+        return waiting + self.flights.to_begin("eval")
 
     def gauges(self) -> Gauges:
         """What rides in activity inputs."""
-        inflight: Counter[str] = Counter()
-        for flight in self.flights.values():
-            inflight[f"{flight.work.kind}/{flight.work.env}"] += flight.executing
-        ages = [max(self.control.version - flight.version, 0) for _, flight in self._aging()]
+        now, flights = self.control.version, self.flights
+        ages = {max(now - version, 0): count for version, count in flights.versions().items()}
         queued = self.queued_eval
         return Gauges(
-            inflight_train=self.executing("train"),
-            inflight_eval=self.executing("eval"),
+            inflight_train=flights.executing("train"),
+            inflight_eval=flights.executing("eval"),
             permits=self.control.permits,
             version=self.control.version,
-            inflight=dict(inflight),
+            inflight=flights.inflight(),
             mode="eval" if queued else "train",
             queued_eval=queued,
-            groups=len(self.flights),
+            groups=len(flights),
             off_policy_max=max(ages, default=0),
-            off_policy_mean=round(sum(ages) / len(ages), 3) if ages else 0.0,
+            off_policy_mean=_mean(ages),
             waiting_for=self.blocked.reason,
         )
 
@@ -259,10 +204,7 @@ class Scheduler:
 
     def engine(self) -> EngineTarget | None:
         """The least loaded engine that may take work."""
-        load: Counter[int] = Counter()
-        for flight in self.flights.values():
-            load[flight.engine.index] += flight.work.size - flight.ended
-        return self.places.engine(load)
+        return self.places.engine(self.flights.load)
 
     def next_eval(self) -> GroupWork | None:
         """The next eval group whose env is up; None if there is no such work."""
@@ -313,18 +255,13 @@ class Scheduler:
             return None
         return self._source.work(train_group(self.next_train), self.control.draws)
 
-    def _half_dispatched(self, kind: str) -> Flight | None:
-        """The group of `kind` that began first and has rollouts left to hand out."""
-        flights = self.flights.values()
-        return next((f for f in flights if f.work.kind == kind and f.to_begin), None)
-
     def _next(self) -> Flight | GroupWork | None:
         """What goes first: evals before train, a group that has begun before a fresh one."""
-        if (flight := self._half_dispatched("eval")) is not None:
+        if (flight := self.flights.half_dispatched("eval")) is not None:
             return flight
         if self.admitting and (work := self.next_put_back("eval") or self.next_eval()) is not None:
             return work
-        if (flight := self._half_dispatched("train")) is not None:
+        if (flight := self.flights.half_dispatched("train")) is not None:
             return flight
         return (self.next_put_back("train") or self.next_train_group()) if self.admitting else None
 
@@ -357,14 +294,12 @@ class Scheduler:
             self.limiter.take(count)
         if result.begun == 0:
             self._enter(result)
-        first = result.begun
-        result.parts[first] = PartProgress(count)
-        result.begun += count
+        first = self.flights.hand_out(result, count)
         return Part(result.work, result.engine, first, result.begun)
 
     def _held_back(self, now: float, count: int) -> Blocked | None:
         """Why `count` rollouts may not start at `now`, if so."""
-        executing, control = self.executing(), self.control
+        executing, control = self.flights.executing(), self.control
         if executing + count > control.permits:
             return Blocked("a free permit")
         total, everyone = control.permits + control.older, executing + control.older
@@ -386,4 +321,4 @@ class Scheduler:
                 self.eval_cursors[eval_group(group)[0]] = flight.work.example + 1
             else:
                 self.next_train += 1
-        self.flights[group] = flight
+        self.flights.enter(flight)

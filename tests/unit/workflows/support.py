@@ -90,7 +90,7 @@ def names(parts: list[Part]) -> list[str]:
 def finish(s: Scheduler, part: Part) -> None:
     """All of a group's rollouts end with this part."""
     assert s.on_ended(part.work.group, part.first)
-    del s.flights[part.work.group]
+    s.flights.remove(s.flights[part.work.group])
 
 
 def why(s: Scheduler, now: float = 0.0) -> str:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from ratchet.activities.contracts.names import ENGINE_LOST, ENV_LOST
 from ratchet.activities.contracts.rollouts import GroupWork
 from ratchet.workflows.protocol.state import EvalEpoch, Lease
+from ratchet.workflows.rules.flights import Flight
 from ratchet.workflows.rules.placement import Attempt
-from ratchet.workflows.rules.scheduler import Blocked, Flight, Part, PartProgress, Scheduler
+from ratchet.workflows.rules.scheduler import Blocked, Part, Scheduler
 from tests.unit.workflows.support import (
     ENGINES,
     ENVS,
@@ -53,7 +54,7 @@ def test_parts_free_their_permits_and_a_begun_group_goes_first() -> None:
     (part,) = admitted(s)
     assert part.work.kind == "eval", "an eval stops new train work, half a group included"
     assert s.on_ended("train/0", 1)
-    del s.flights["train/0"]
+    s.flights.remove(s.flights["train/0"])
     (part,) = admitted(s)
     assert (part.work.group, part.first) == ("eval/0-0/a/0", 1)
 
@@ -70,24 +71,24 @@ def test_part_ends_once() -> None:
 def test_rollouts_that_end_inside_a_part_free_their_permits_once() -> None:
     s = scheduler(permits=4)
     assert names(admitted(s)) == ["train/0", "train/1"]
-    assert s.on_released({"train/0/0": 1}) and s.executing("train") == 3
+    assert s.on_released({"train/0/0": 1}) and s.flights.executing("train") == 3
     assert not s.on_released({"train/0/0": 1}), "a signal that came twice"
     assert not s.on_released({"train/0/0": 3}), "more than the part has"
     assert not s.on_released({"train/0/1": 1, "train/9/0": 1, "train/0": 1, "": 1, "x/y": 1})
-    assert s.on_released({"train/1/0": 1}) and s.executing("train") == 2
+    assert s.on_released({"train/1/0": 1}) and s.flights.executing("train") == 2
     assert names(admitted(s)) == ["train/2"]
     assert s.on_ended("train/0", 0), "the part ends with all of its rollouts, told or not"
     assert not s.on_released({"train/0/0": 2}), "a signal that came too late"
-    del s.flights["train/0"]
+    s.flights.remove(s.flights["train/0"])
     assert not s.on_released({"train/0/0": 2})
-    assert s.executing("train") == 3
+    assert s.flights.executing("train") == 3
 
 
 def test_lowered_permits_stop_admission_alone() -> None:
     s = scheduler(permits=4)
     first, second = admitted(s)
     s.on_control(control(1, permits=2))
-    assert s.executing("train") == 4 and why(s) == "a free permit"
+    assert s.flights.executing("train") == 4 and why(s) == "a free permit"
     finish(s, first)
     assert why(s) == "a free permit"
     finish(s, second)
@@ -318,7 +319,7 @@ def test_stale_groups_in_flight_are_named_and_evals_never() -> None:
 def test_given_up_group_is_handed_out_no_further() -> None:
     s = scheduler(dispatch={"rollouts_per_activity": 1}, permits=1)
     assert names(admitted(s)) == ["train/0"]
-    s.flights["train/0"].cancelled = "stale"
+    s.flights.cancel(s.flights["train/0"], "stale")
     assert s.reserved == 1, "it needs no permit for what is never handed out"
     assert not s.on_ended("train/0", 0)
     assert names(admitted(s)) == ["train/1"]
@@ -340,8 +341,8 @@ def crowded(permits: int, groups: list[tuple[str, str, int]]) -> Scheduler:
     s = scheduler(permits=permits, trim=True)
     for name, kind, executing in groups:
         work = GroupWork(name, kind, "a", 0, 16)  # type: ignore[arg-type]
-        s.flights[name] = Flight(work, ENGINES[0], 0, begun=executing)
-        s.flights[name].parts[0] = PartProgress(executing)
+        s.flights.enter(flight := Flight(work, ENGINES[0], 0))
+        s.flights.hand_out(flight, executing)
     return s
 
 
@@ -353,7 +354,7 @@ def test_the_youngest_train_groups_go_and_never_an_eval(permits: int, chosen: in
     groups = [(name, "train", executing) for name, executing in train]
     s = crowded(permits, [*groups, ("eval/1", "eval", 8)])
     assert s.overload() == ["train/4", "train/2", "train/1"][:chosen]
-    s.flights["train/4"].cancelled = "overload"
+    s.flights.cancel(s.flights["train/4"], "overload")
     assert s.overload() == ["train/2", "train/1"][: max(chosen - 1, 0)], "none goes in its place"
 
 
@@ -401,16 +402,16 @@ def test_whatever_happens_each_example_is_admitted_once_and_permits_hold(
         def end(place: int, s: Scheduler = s, running: list[Part] = running) -> None:
             part = running.pop(place)
             if s.on_ended(part.work.group, part.first):
-                del s.flights[part.work.group]
+                s.flights.remove(s.flights[part.work.group])
 
         for _ in range(data.draw(st.integers(1, 6))):
             seq += 1
             permits = data.draw(st.integers(2, 10))
             known = {"train_limit": limit, "evals": epochs, "put_backs": put_backs}
             s.on_control(control(seq, permits=permits, **known))
-            before = s.executing()
+            before = s.flights.executing()
             admit_all()
-            assert s.executing() <= max(permits, before)
+            assert s.flights.executing() <= max(permits, before)
             for _ in range(data.draw(st.integers(0, len(running)))):
                 end(data.draw(st.integers(0, len(running) - 1)))
         s.close()
@@ -420,7 +421,7 @@ def test_whatever_happens_each_example_is_admitted_once_and_permits_hold(
             assert {part.work.group for part in admit_all()} <= begun
             assert running, "deadlock: a group in flight that nothing finishes"
             end(-1)
-        assert s.executing() == 0
+        assert s.flights.executing() == 0
         lease = s.cursor()
         if len(rolled) == limit + 5 + 2:
             break
