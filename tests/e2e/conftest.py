@@ -8,6 +8,7 @@ import pytest_asyncio
 
 from ratchet.worker.stack import Stack
 from tests.e2e.engines import Served, engine
+from tests.e2e.trained import Trained, train
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +20,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     made = Stack(tmp_path_factory.mktemp("home"))
     yield made
     made.down()
+
+
+@pytest.fixture(scope="session")
+def trained(stack: Stack) -> Trained:
+    """A run of that stack that has ended, whatever was killed on its way."""
+    return train(stack)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -1,4 +1,4 @@
-"""The dashboard's site: an API with three recorded runs, one of them 10,000 steps long."""
+"""The dashboard's site: an API with three recorded runs, one of them long."""
 
 import os
 import time
@@ -21,14 +21,14 @@ from tests.e2e.browsing import browsing, serving
 from tests.unit.api.conftest import temporal_binary
 from tests.unit.api.standin import Preflight, TrainingRun
 
-LONG = 10_000
 SHORT = 60
 
 
 @dataclass
 class Site:
-    """An API with three recorded runs, and a browser."""
+    """An API with three recorded runs, one of `long` steps, and a browser."""
 
+    long: int
     api: str
     browser: Any
     temporal: str
@@ -36,11 +36,11 @@ class Site:
 
 
 @asynccontextmanager
-async def recorded_site(home: Path) -> AsyncIterator[Site]:
+async def recorded_site(home: Path, *, long: int) -> AsyncIterator[Site]:
     """The site on a store in `home`, until the block ends."""
     store = ArtifactStore(f"file://{home}/store")
     now = time.time()
-    recorded.write(store, "long", steps=LONG, ended=now)
+    recorded.write(store, "long", steps=long, ended=now)
     recorded.write(store, "short", steps=SHORT, ended=now, seed=3)
     recorded.write(store, "other", steps=80, ended=now, seed=5)
     queues = Queues.prefixed("recorded")
@@ -48,7 +48,7 @@ async def recorded_site(home: Path) -> AsyncIterator[Site]:
     async with await WorkflowEnvironment.start_local(
         dev_server_existing_path=temporal_binary(), data_converter=WIRE
     ) as env:
-        await recorded.show(env.client, queues, "long", steps=LONG, ended=now)
+        await recorded.show(env.client, queues, "long", steps=long, ended=now)
         await recorded.show(env.client, queues, "short", steps=SHORT, ended=now)
         failed = {"max_steps": 200, "status": "failed", "error": error}
         await recorded.show(env.client, queues, "other", steps=80, ended=now, **failed)
@@ -68,4 +68,4 @@ async def recorded_site(home: Path) -> AsyncIterator[Site]:
                 async with browsing() as browser:
                     kept = os.environ.get("RATCHET_SCREENSHOTS")
                     pictures = Path(kept) if kept else home / "screenshots"
-                    yield Site(api, browser, address, pictures)
+                    yield Site(long, api, browser, address, pictures)

@@ -13,23 +13,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ratchet.activities.storage import keys
-from ratchet.activities.storage.store import ArtifactStore
-from ratchet.worker.stack import Addresses, Stack
+from ratchet.worker.stack import Addresses
 from tests.e2e.driving import get, launch, wait_until
+from tests.e2e.trained import STEPS, Trained
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.stack]
 
-SMALL = ("train.batch_size=16", "train.group_size=4", "eval.num_examples=8")
-STEPS = 3
-
-
-@pytest.fixture(scope="module")
-def finished(stack: Stack) -> tuple[Addresses, ArtifactStore, str]:
-    """A short run that has ended, and the store that it lies in."""
-    where = stack.up()
-    run_id = launch(where, "reverse_text", f"max_steps={STEPS}", "eval.interval=1", *SMALL)
-    wait_until(where, run_id, lambda run: run["status"] == "succeeded")
-    return where, ArtifactStore(f"file://{stack.home}/store"), run_id
+SMALL = ("eval.env=[]", "train.batch_size=16", "train.group_size=4")
 
 
 def export(where: Addresses, *arguments: str) -> Any:
@@ -45,10 +35,8 @@ def export(where: Addresses, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_transformers_loads_what_was_exported(
-    finished: tuple[Addresses, ArtifactStore, str], tmp_path: Path
-) -> None:
-    where, store, run_id = finished
+def test_transformers_loads_what_was_exported(trained: Trained, tmp_path: Path) -> None:
+    where, store, run_id = trained.where, trained.store, trained.id
     made = export(where, run_id, "--to", str(tmp_path / "mine"))
     assert (made["step"], made["chosen"]) == (STEPS, "checkpoint")
     kept = store.fetch_folder(store.require(keys.weights(run_id, STEPS)))
@@ -72,20 +60,18 @@ def test_transformers_loads_what_was_exported(
     assert f"# {run_id}, step {STEPS}" in card and f"| reverse-text | {STEPS} | " in card
 
 
-def test_the_best_is_that_of_the_evals(
-    finished: tuple[Addresses, ArtifactStore, str], tmp_path: Path
-) -> None:
-    where, _, run_id = finished
+def test_the_best_is_that_of_the_evals(trained: Trained, tmp_path: Path) -> None:
+    where, run_id = trained.where, trained.id
     evals = get(where, f"/v1/runs/{run_id}/evals")["data"]
     best = max(evals, key=lambda record: (record["reward_mean"], record["step"]))
     made = export(where, run_id, "--best", "--to", str(tmp_path / "best"))
     assert (made["step"], made["best_of"]) == (best["step"], "reverse-text")
 
 
-def test_another_run_begins_with_it(finished: tuple[Addresses, ArtifactStore, str]) -> None:
-    where, store, parent = finished
+def test_another_run_begins_with_it(trained: Trained) -> None:
+    where, store, parent = trained.where, trained.store, trained.id
     name = f"model.name=run:{parent}@{STEPS}"
-    child = launch(where, "reverse_text", "max_steps=1", name, "eval.env=[]", *SMALL)
+    child = launch(where, "reverse_text", "max_steps=1", name, *SMALL)
     run = wait_until(where, child, lambda run: run["status"] == "succeeded")
     assert run["lineage"] == {"source": parent, "step": STEPS, "kind": "model"}
     first, theirs = (

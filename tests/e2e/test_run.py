@@ -1,8 +1,6 @@
-"""One short run on the whole real stack, with everything a user does to it on the way.
+"""One short run on the whole real stack, through kills and signals, and what is left of it.
 
-Temporal, vLLM, env servers, trainer, workers and API are real processes. In mid-run the API, the
-workflow worker and the rollout worker are killed and started again, and so is every kind of server
-that the run keeps; signals come from Temporal's own CLI.
+Temporal, vLLM, env servers, trainer, workers and API are real processes.
 """
 
 import asyncio
@@ -21,60 +19,17 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 
 from ratchet.activities.contracts.wire import WIRE
-from ratchet.activities.storage.store import ArtifactStore
-from ratchet.worker.stack import GRACE_S, Addresses, Stack
+from ratchet.worker.stack import GRACE_S, Stack
 from tests import ROOT
-from tests.e2e.driving import (
-    ENDED,
-    ENGINE,
-    cli_signal,
-    get,
-    kill,
-    kill_server,
-    launch,
-    processes_of,
-    wait_until,
-)
+from tests.e2e.driving import get, processes_of
 from tests.e2e.rescoring import batch_samples, worst_difference
+from tests.e2e.trained import STEPS, Trained
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.stack]
 
-STEPS = 12
-SERVERS = {
-    "env": "ratchet.activities.envs.server",
-    "trainer": "ratchet.activities.training.process",
-    "engine": ENGINE,
-}
 
-
-@pytest.fixture(scope="module")
-def finished(stack: Stack) -> tuple[Addresses, str, Any]:
-    """A run that went through the kills and signals, and how it ended."""
-    where = stack.up()
-    kept = ["retention.weights=all", "retention.batches=all"]
-    overrides = [f"max_steps={STEPS}", "eval.interval=6", *kept]
-    run_id = launch(where, "reverse_text", *overrides)
-    wait_until(where, run_id, lambda run: run["step"] >= 1)
-    kill(stack, "worker-orchestrator")
-    kill(stack, "api")
-    assert stack.up() == where
-    wait_until(where, run_id, lambda run: run["step"] >= 2)
-    kill(stack, "worker-rollout")
-    stack.up()
-    for role, server in SERVERS.items():
-        step = get(where, f"/v1/runs/{run_id}")["step"]
-        kill_server(stack, server)
-        wait_until(where, run_id, lambda run, role=role: run["restarts"][role] >= 1)
-        wait_until(where, run_id, lambda run, step=step: run["step"] > step)
-    cli_signal(where, run_id, "no_such_signal")
-    cli_signal(where, run_id, "trigger_eval", "--input", '{"envs": ["reverse-text"]}')
-    return where, run_id, wait_until(where, run_id, lambda run: run["status"] in ENDED)
-
-
-def test_kills_of_every_kind_do_not_stop_a_run_that_learns(
-    finished: tuple[Addresses, str, Any],
-) -> None:
-    where, run_id, run = finished
+def test_kills_of_every_kind_do_not_stop_a_run_that_learns(trained: Trained) -> None:
+    where, run_id, run = trained.where, trained.id, trained.said
     assert run["status"] == "succeeded" and run["policy_version"] == run["step"] == STEPS
     steps = get(where, f"/v1/runs/{run_id}/metrics")["data"]
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
@@ -89,10 +44,9 @@ def test_kills_of_every_kind_do_not_stop_a_run_that_learns(
 
 
 def test_every_sampled_token_rescored_agrees_with_the_engine(
-    stack: Stack, finished: tuple[Addresses, str, Any]
+    trained: Trained,
 ) -> None:
-    _, run_id, _ = finished
-    store = ArtifactStore(f"file://{stack.home}/store")
+    store, run_id = trained.store, trained.id
     samples = batch_samples(store, run_id, STEPS)
     versions = {v for sample in samples for v in sample.versions if v >= 0}
     assert len(versions) >= STEPS // 2, "the kills leave some versions without a token"
@@ -101,8 +55,8 @@ def test_every_sampled_token_rescored_agrees_with_the_engine(
     assert worst <= 1e-4, f"{worst} over {checked} tokens"
 
 
-def test_temporal_ui_shows_the_run_and_its_groups(finished: tuple[Addresses, str, Any]) -> None:
-    where, run_id, _ = finished
+def test_temporal_ui_shows_the_run_and_its_groups(trained: Trained) -> None:
+    where, run_id = trained.where, trained.id
 
     async def look() -> tuple[dict[str, Any], set[str]]:
         client = await Client.connect(where.temporal, data_converter=WIRE)
@@ -122,8 +76,8 @@ def test_temporal_ui_shows_the_run_and_its_groups(finished: tuple[Addresses, str
     assert "train group 0 · reverse-text · v0" in summaries
 
 
-def test_ended_runs_are_kept_for_years(finished: tuple[Addresses, str, Any]) -> None:
-    where, _, _ = finished
+def test_ended_runs_are_kept_for_years(trained: Trained) -> None:
+    where = trained.where
 
     async def retention() -> float:
         client = await Client.connect(where.temporal)
