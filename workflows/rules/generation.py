@@ -77,6 +77,7 @@ class Generation:
         given_up = self.give_up(list(self.flights), "stop") if control.stop else []
         if control.pause == "cancel":
             given_up += self.give_up(list(self.flights), "pause")
+        given_up += self.give_up(scheduler.surplus(), "pause")
         given_up += self.give_up(scheduler.stale(), "stale")
         return given_up + self.give_up(scheduler.overload(), "overload")
 

@@ -165,6 +165,12 @@ class Scheduler:
         freshest = self.control.next_version - self._config.train.max_off_policy_steps
         return [group for group, flight in self._aging() if flight.version < freshest]
 
+    def surplus(self) -> list[str]:
+        """Train groups in flight that no batch is left for."""
+        if not self.control.train_over:
+            return []
+        return [group for group, flight in self.flights.items() if flight.work.kind == "train"]
+
     def overload(self) -> list[str]:
         """Train groups, the youngest first, to give up so that no more than `permits` execute.
 

@@ -35,6 +35,7 @@ from ratchet.workflows.run.context import NEVER, PAUSE_WHEN_EMPTY, Context
 from ratchet.workflows.run.trainer import OTHER_BITS, Trainer
 
 START_AT_MOST = timedelta(minutes=30)
+END_TRAIN = "end-train-with-the-last-batch"
 STALLED_AFTER = timedelta(minutes=30)
 SWEEP_AT_MOST = timedelta(seconds=2)
 REMEDY = (
@@ -93,6 +94,7 @@ class Steps:
         """Ships every batch as soon as it is due and full."""
         # What was cut when an earlier loop failed is not being written any more.
         self._sink.uncut()
+        self._end_train()
         while True:
             await workflow.wait_condition(self._rule.may_ship)
             if not self._rule.may_ship():
@@ -102,7 +104,15 @@ class Steps:
                 await self._ship(self._rule.next_batch)
             finally:
                 self.shipping = False
+            self._end_train()
             self._news.wake()
+
+    def _end_train(self) -> None:
+        """Train rollouts that are left when the last batch is shipped would only slow down the last
+        evals.
+        """
+        if self._rule.all_shipped:
+            self._leases.ends_train = workflow.patched(END_TRAIN)
 
     async def _ship(self, step: int) -> None:
         """Writes batch `step`; if the filters leave nothing of it, its step needs another."""
