@@ -290,6 +290,10 @@ class RunConfig(Section):
         source = source_of(self.algorithm(name)) if kind == "train" else "policy"
         return None if source == "policy" else source
 
+    def asks_by_chat(self, kind: str) -> bool:
+        """Whether rollouts of `kind` that the policy plays go through chat completions."""
+        return kind == "eval" and self.eval.client == "chat"
+
     def is_frozen(self, name: str) -> bool:
         """Whether a frozen model plays the train rollouts of env `name`."""
         return self.sampler(name, "train") is not None

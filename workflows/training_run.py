@@ -514,4 +514,7 @@ class TrainingRun:
         self._log.ended(status, **ended)
 
     async def _save(self) -> None:
+        began = workflow.now()
         await self._trainer.checkpoint(lambda: kept(self._state, self._config))
+        if seconds := (workflow.now() - began).total_seconds():
+            self._stepping.on_checkpoint(seconds)

@@ -170,7 +170,7 @@ async def stale_group(stage: Stage) -> None:
 
 
 async def surplus_groups(stage: Stage) -> None:
-    """The last batch ships while a train group is in flight; it is given up before the last eval."""
+    """The last batch ships while a train group is in flight, which is given up."""
     stage.slow_groups = {"train/0"}
     train = {"env": [TEXT, {**RETRY, "group_size": 8}], "batch_size": 8, "group_size": 2}
     dispatch = {"max_inflight_rollouts": 12}

@@ -43,6 +43,7 @@ REMEDY = (
     "easier examples (curriculum, data) or filters that remove less (filters), then resume"
 )
 LOW_SHARE = 0.1
+SCORING, CHECKPOINT = "time/scoring", "time/checkpoint"
 TOTALS = ("progress/tokens", "progress/samples", "progress/problems")
 
 
@@ -83,6 +84,7 @@ class Steps:
         self._log = context.log
         self._news = context.news
         self.shipping = False
+        self._waited = timedelta()
 
     def begin(self) -> None:
         """Version 0 is there."""
@@ -174,19 +176,20 @@ class Steps:
 
     async def until_shipped(self, or_else: Callable[[], bool] = lambda: False) -> None:
         """Until the next batch is there to be trained, or `or_else` holds."""
-        state, step = self._state, self._part.step + 1
+        state, step, began = self._state, self._part.step + 1, workflow.now()
         await self._log.wait(
             lambda: self._waits_for_batch(step),
             lambda: bool(self._part.shipped) or or_else(),
             stalled_after(self._config),
             progress=lambda: state.train.delivered + state.evals.rollouts,
         )
+        self._waited += workflow.now() - began
 
     async def step(self) -> None:
         """Batch n → train → push and verify → version n."""
         part, step = self._part, self._part.step + 1
-        began = workflow.now()
         await self.until_shipped()
+        waited, self._waited = self._waited.total_seconds(), timedelta()
         batch = part.shipped[0]
         assert batch.step == step
         batch_at = workflow.now()
@@ -209,23 +212,33 @@ class Steps:
         part.reward = batch.metrics["reward/all/mean"]
         self._watch_drift(step, trained.metrics.get("mismatch_kl", 0.0))
         self._news.wake()
+        # The slowest group may have been scored while the trainer was still busy.
+        scoring = min(waited, batch.metrics.get(SCORING, 0.0))
         times = {
-            "time/wait_for_batch": batch_at - began,
-            "time/train": trained_at - batch_at,
-            "time/sync_weights": workflow.now() - trained_at,
-            "time/step": workflow.now() - began,
+            "time/wait_for_batch": waited - scoring,
+            SCORING: scoring,
+            "time/train": (trained_at - batch_at).total_seconds(),
+            "time/sync_weights": (workflow.now() - trained_at).total_seconds(),
+            "time/step": waited + (workflow.now() - batch_at).total_seconds(),
         }
+        if (checkpoint := part.totals.pop(CHECKPOINT, None)) is not None:
+            times[CHECKPOINT] = checkpoint
         self._record(
             step,
             {
                 **batch.metrics,
                 **trained.metrics,
-                **{name: span.total_seconds() for name, span in times.items()},
+                **times,
                 "time/ship_batch": batch.seconds,
                 **self._counts(batch),
             },
             [ref for ref in (batch.metrics_ref, trained.metrics_ref) if ref is not None],
         )
+
+    def on_checkpoint(self, seconds: float) -> None:
+        """A checkpoint took so long; it is told with the step that comes after it."""
+        totals = self._part.totals
+        totals[CHECKPOINT] = totals.get(CHECKPOINT, 0.0) + seconds
 
     def _watch_drift(self, step: int, mismatch_kl: float) -> None:
         """Tells when trainer and engines give the sampled tokens unlike probabilities."""

@@ -116,6 +116,7 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     assert trainer.pop("activation_checkpointing") is False
     sampled = {kind: _sampled_whole(config[kind]) for kind in ("train", "eval")}
     assert config["when_all_fail"] == "continue", "a run of which everything failed went on"
+    assert sampled["eval"].pop("client") == "tokens", "evals asked as train rollouts do"
     assert sampled["train"].pop("max_empty_batches") == 10 and sampled["eval"].pop("at_end") is True
     config = {key: value for key, value in config.items() if key != "when_all_fail"}
     return {**config, **sampled, "model": model, "trainer": trainer, "inference": inference}
