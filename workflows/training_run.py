@@ -248,6 +248,7 @@ class TrainingRun:
                 self._arrivals.on_group(group)
         self._leases.requeue_refused()
         self._news.wake()
+        self._log.view()
 
     @workflow.query
     def status(self) -> dict[str, Any]:

@@ -29,6 +29,8 @@ HEADLINE = (
     "progress/samples",
     "progress/problems",
     "batch/trainable",
+    "staleness/mean",
+    "staleness/max",
 )
 """The metrics of a batch that a workflow is told; the store has all of them."""
 

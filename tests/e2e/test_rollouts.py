@@ -262,7 +262,7 @@ async def test_an_eval_of_many_turns_goes_through_chat_and_says_so_when_weights_
         assert document["mixed"] == (len(document["labels"]) == 2)
         versions = {v for sample in document["samples"] for v in sample["versions"]}
         assert (0 in versions) != document["mixed"]
-        said = [m["content"] or "" for m in document["messages"] if m["role"] == "assistant"]
+        said = [m.get("content") or "" for m in document["messages"] if m["role"] == "assistant"]
         assert not any(stop in text for text in said for stop in STOPS), "as users are answered"
     assert any(document["turns"] == 2 for document in documents)
     assert any(document["mixed"] for document in documents)

@@ -58,6 +58,11 @@ class Generation:
         """Whether nothing more may be admitted and everything in flight was delivered."""
         return not (self.scheduler.admitting or self.flights or self.outbox)
 
+    @property
+    def buffered(self) -> int:
+        """Rollouts that have ended in groups which have not."""
+        return sum(flight.ended for flight in self.flights.values())
+
     def must_hand_over(self, *, long: bool) -> bool:
         """Whether the next generation should admit; `long` is whether this one's history is."""
         now, revision = self.scheduler.control, self._arg.control.revision

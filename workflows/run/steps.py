@@ -55,6 +55,22 @@ def stalled_after(config: RunConfig) -> timedelta:
     return max(STALLED_AFTER, timedelta(seconds=2 * longest_s + 300))
 
 
+def step_line(step: int, seconds: float, metrics: dict[str, float]) -> str:
+    """A step as the run's log tells it."""
+    tokens = metrics.get("progress/tokens", 0.0)
+    parts = [
+        f"step {step}",
+        f"time {seconds:.2f} s",
+        f"reward {metrics['reward/all/mean']:.4f}",
+        f"tokens {tokens:.0f}",
+        f"throughput {tokens / max(seconds, 1e-3):.1f} tokens/s",
+    ]
+    if "staleness/mean" in metrics:
+        mean, most = metrics["staleness/mean"], metrics.get("staleness/max", 0.0)
+        parts.append(f"staleness {mean:.2f} (max {most:.0f})")
+    return " | ".join(parts)
+
+
 class Steps:
     """Ships the batches of one run and steps its policy version."""
 
@@ -221,6 +237,7 @@ class Steps:
             "time/sync_weights": (workflow.now() - trained_at).total_seconds(),
             "time/step": waited + (workflow.now() - batch_at).total_seconds(),
         }
+        self._log.tell(step_line(step, times["time/step"], batch.metrics))
         if (checkpoint := part.totals.pop(CHECKPOINT, None)) is not None:
             times[CHECKPOINT] = checkpoint
         self._record(
