@@ -117,6 +117,7 @@ async def test_a_label_is_read_before_and_after(served: Served) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 async def test_both_clients_ask_a_pretrained_model_alike(tmp_path: Path) -> None:
     from ratchet.activities.training import smollm2
 

@@ -161,7 +161,7 @@ def _check_samples(document: dict[str, Any]) -> None:
 async def _in_flight(rooms: RolloutActivities) -> None:
     """Waits until rollouts execute."""
     async with asyncio.timeout(WITHIN_S):
-        while not rooms._gauges[RUN].inflight:
+        while RUN not in rooms._gauges or not rooms._gauges[RUN].inflight:
             await asyncio.sleep(0.02)
 
 

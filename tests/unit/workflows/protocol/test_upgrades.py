@@ -118,7 +118,8 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     assert config["when_all_fail"] == "continue", "a run of which everything failed went on"
     assert sampled["eval"].pop("client") == "tokens", "evals asked as train rollouts do"
     assert sampled["train"].pop("max_empty_batches") == 10 and sampled["eval"].pop("at_end") is True
-    config = {key: value for key, value in config.items() if key != "when_all_fail"}
+    assert config["log"] == {"interval": 10.0}
+    config = {key: value for key, value in config.items() if key not in ("when_all_fail", "log")}
     return {**config, **sampled, "model": model, "trainer": trainer, "inference": inference}
 
 
