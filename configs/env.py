@@ -1,7 +1,7 @@
 """Environments: what is rolled out, for training and for evaluation."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -285,6 +285,12 @@ class EvalConfig(Section):
         default=True,
         description="Train and eval rollouts share permits; false: training stands still from "
         "the moment an eval is due until it is done.",
+    )
+    client: Literal["chat", "tokens"] = Field(
+        default="chat",
+        description="How the policy is asked. 'chat': by chat completions, as a user of the model "
+        "would, so that the engine applies the model's own chat template; 'tokens': as train "
+        "rollouts are, by model.renderer.",
     )
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
 

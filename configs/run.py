@@ -105,6 +105,17 @@ class DispatchConfig(Section):
     )
 
 
+class LogConfig(Section):
+    """The orchestrator's log of the run: logs/<run>/orchestrator.log below RATCHET_HOME."""
+
+    interval: float = Field(
+        default=10.0,
+        ge=1.0,
+        description="Seconds between two lines that show the pipeline: batch, rollouts in flight, "
+        "evals, versions, event-loop lag.",
+    )
+
+
 class RunConfig(Section):
     """A training run."""
 
@@ -134,6 +145,7 @@ class RunConfig(Section):
     dispatch: DispatchConfig = Field(default_factory=DispatchConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     retention: RetentionConfig = Field(default_factory=RetentionConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
 
     @field_validator("name")
     @classmethod
@@ -289,6 +301,10 @@ class RunConfig(Section):
         """
         source = source_of(self.algorithm(name)) if kind == "train" else "policy"
         return None if source == "policy" else source
+
+    def asks_by_chat(self, kind: str) -> bool:
+        """Whether rollouts of `kind` that the policy plays go through chat completions."""
+        return kind == "eval" and self.eval.client == "chat"
 
     def is_frozen(self, name: str) -> bool:
         """Whether a frozen model plays the train rollouts of env `name`."""

@@ -64,8 +64,10 @@ def from_3_to_4(config: Document) -> Document:
 
 
 def from_4_to_5(config: Document) -> Document:
-    """A run of before goes on as it began."""
-    return config
+    """A run of before goes on as it began: its evals asked the policy as train rollouts do. It
+    wrote no log, which changes nothing of it.
+    """
+    return {**config, "eval": {"client": "tokens", **config.get("eval", {})}}
 
 
 def _short_replies(side: Document) -> Document:

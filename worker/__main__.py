@@ -19,6 +19,7 @@ from ratchet.worker.client import TemporalUnreachable, connect, register_search_
 from ratchet.worker.health import Pulse, serve_health
 from ratchet.worker.lag import LagRecorder
 from ratchet.worker.roles import BUILDERS
+from ratchet.worker.run_logs import RunLogs
 from ratchet.worker.settings import WorkerSettings, own_queue, parse_roles
 from ratchet.worker.versioning import make_first_current
 
@@ -60,6 +61,8 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
     pulse = Pulse(roles)
     with serve_health(pulse, settings.health_port):
         aside = [asyncio.create_task(pulse.run()), asyncio.create_task(lag.run())]
+        if "orchestrator" in roles:
+            aside.append(asyncio.create_task(RunLogs(settings.home).run()))
         async with contextlib.AsyncExitStack() as running:
             for worker in workers:
                 await running.enter_async_context(worker)

@@ -7,7 +7,8 @@ continues as new: it ends, so its history is bounded by what it admits.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from dataclasses import asdict
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from temporalio import workflow
@@ -41,6 +42,7 @@ from ratchet.workflows.rules.scheduler import Part
 
 SIGN_OF_LIFE = timedelta(seconds=60)
 MAX_ADMISSIONS_PER_TASK = 64
+VIEWED_AFTER = timedelta(seconds=1)
 LONG_TRY = timedelta(seconds=60)
 OUTSIDE = "cancelled from outside"
 
@@ -62,6 +64,7 @@ class Dispatch:
         self._alarm: asyncio.Task[None] | None = None
         self._rings_at = 0.0
         self._run_is_over = False
+        self._viewed: datetime | None = None
 
     @workflow.signal
     def control(self, control: Control) -> None:
@@ -85,6 +88,7 @@ class Dispatch:
             await self._admit()
             if generation.must_report:
                 await self._report()
+            self._view()
             if generation.is_over:
                 break
             await workflow.wait_condition(lambda: generation.has_news)
@@ -92,6 +96,16 @@ class Dispatch:
         self._cancel(generation.give_up(list(generation.flights), "stop"))
         if not self._run_is_over:
             await self._report(closed=True)
+        self._view(closed=True)
+
+    def _view(self, *, closed: bool = False) -> None:
+        """Hands the process what its log shows of this generation; no command comes of it."""
+        now = workflow.now()
+        if closed or self._viewed is None or now - self._viewed >= VIEWED_AFTER:
+            self._viewed = now
+            view = {**asdict(self._generation.scheduler.gauges()), "closed": closed}
+            view["buffered"] = self._generation.buffered
+            workflow.logger.info("pipeline", extra={names.LOG_VIEW: view})
 
     async def _pulse(self) -> None:
         while True:

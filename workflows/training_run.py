@@ -248,6 +248,7 @@ class TrainingRun:
                 self._arrivals.on_group(group)
         self._leases.requeue_refused()
         self._news.wake()
+        self._log.view()
 
     @workflow.query
     def status(self) -> dict[str, Any]:
@@ -514,4 +515,7 @@ class TrainingRun:
         self._log.ended(status, **ended)
 
     async def _save(self) -> None:
+        began = workflow.now()
         await self._trainer.checkpoint(lambda: kept(self._state, self._config))
+        if seconds := (workflow.now() - began).total_seconds():
+            self._stepping.on_checkpoint(seconds)

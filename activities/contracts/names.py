@@ -96,3 +96,10 @@ class Queues:
         prefix = self.orchestrator.removesuffix("-orchestrator")
         queue: str = getattr(self, role, f"{prefix}-{role}")
         return queue
+
+
+LOG_VIEW = "ratchet_view"
+LOG_LINE = "ratchet_line"
+"""Attributes of log records of workflows: a view of the pipeline at that moment, for the process to
+show, and a line that stands in the run's log.
+"""

@@ -146,6 +146,7 @@ class GroupResult:
     """A finalized group. `labels` are the weight-version labels its sampled tokens carry.
 
     `cancelled` names why the group was given up: it is then neither a success nor an error.
+    Train groups that are left when the last batch ships are given up as in a `pause`.
     `user_error` says that `error` is a mistake in the config, which no other group would escape.
     `survivors` rollouts passed the pre-batch filters, `trainable` of them the post-batch filters
     too; `samples` and `tokens` count what the trainable ones would ship. `filters` says what

@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
@@ -20,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 from temporalio import activity
 
 from ratchet.activities.contracts import names
@@ -36,7 +38,7 @@ from ratchet.activities.contracts.rollouts import (
     ShipBatchInput,
 )
 from ratchet.activities.envs.rendering import renderer_of
-from ratchet.activities.rollouts import failures, frozen, groups, samples, shipping
+from ratchet.activities.rollouts import chat, failures, frozen, groups, samples, shipping
 from ratchet.activities.rollouts.clock import EngineClock
 from ratchet.activities.rollouts.connections import EnvConnection, EnvConnections
 from ratchet.activities.rollouts.gauges import RunGauges
@@ -204,6 +206,8 @@ class RolloutActivities:
         played_by = config.sampler(work.env, work.kind)
         if played_by is not None:
             return frozen.request(played_by, sampling, task)
+        if config.asks_by_chat(work.kind):
+            return chat.request(engine, sampling, config.model.renderer_options, task)
         client = vf.TrainClientConfig.model_validate(
             {
                 "base_url": f"{engine.url.rstrip('/')}/v1",
@@ -257,6 +261,7 @@ class RolloutActivities:
         config = self.ctx.config(input.run_id)
         played_by = config.sampler(work.env, work.kind)
         limit = config.env(work.env, work.kind).timeout_s
+        before = await self._label(input)
         try:
             async with self._executing(input.engine.url, played_by, limit):
                 episode = await connection.client.run(**request)
@@ -268,7 +273,9 @@ class RolloutActivities:
                 await self._require_alive(connection)
             rollout = samples.failed("EnvServer", str(error))
         else:
-            rollout = await self._read(input, episode)
+            after = await self._label(input)
+            served = samples.Served(before, after) if before and after else None
+            rollout = await self._read(input, episode, served)
         if played_by is not None and rollout.error is not None:
             if rollout.provider:
                 failure = frozen.trouble(played_by, rollout.error, rollout.status)
@@ -327,11 +334,23 @@ class RolloutActivities:
         finally:
             self._storing.discard(task)
 
-    async def _read(self, input: RunRolloutsInput, episode: Any) -> samples.Rollout:
+    async def _label(self, input: RunRolloutsInput) -> str | None:
+        """The label of the engine's weights where a rollout's tokens do not carry it."""
+        if not self.ctx.config(input.run_id).asks_by_chat(input.work.kind):
+            return None
+        try:
+            return await chat.read_label(input.engine.url)
+        except httpx.HTTPError as error:
+            text = f"it does not say which weights it has: {type(error).__name__}: {error}"
+            raise _EngineTrouble(text) from error
+
+    async def _read(
+        self, input: RunRolloutsInput, episode: Any, served: samples.Served | None
+    ) -> samples.Rollout:
         """The rollout of an episode; a frozen model's words are laid out in the policy's tokens."""
         config = self.ctx.config(input.run_id)
         if config.sampler(input.work.env, input.work.kind) is None:
-            return samples.from_episode(episode)
+            return samples.from_episode(episode, served=served)
         layout = await self._layouts.layout(
             await self._tokenizer(input.run_id), await self._renderer(input.run_id)
         )
@@ -403,7 +422,9 @@ class RolloutActivities:
             key = keys.group(input.run_id, input.work.group)
             ref = await asyncio.to_thread(self.ctx.store.committed, key)
             if ref is None:
+                began = time.monotonic()
                 document = await self._score_group(input, judge, post_batch, task)
+                document["scoring_s"] = time.monotonic() - began
                 ref = await asyncio.to_thread(
                     self.ctx.store.put_json, key, document, attempt=attempt_token()
                 )
@@ -529,6 +550,7 @@ class RolloutActivities:
                 "error": error or None,
                 "frames": frames,
                 "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+                "mixed": sum(groups.mixed_of(doc) for doc in documents),
                 "versions": [min(served, default=input.step), max(served, default=input.step)],
                 "groups": names_of,
                 "metrics": evals.summarize(valid, errored, cancelled, input.group_size),

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import LOST, GroupResult, GroupWork
 from ratchet.activities.rollouts.failures import by_type, commonest
+from ratchet.activities.rollouts.samples import version_of
 from ratchet.activities.scoring import algorithms
 from ratchet.activities.scoring.batches import BatchGroup, BatchRollout, tally_of
 from ratchet.activities.scoring.evals import EvalRollout
@@ -111,6 +112,7 @@ async def scored(
                 "stop": rollout.get("stop"),
                 "timing": rollout.get("timing", {}),
                 "metrics": rollout.get("metrics", {}),
+                "mixed": rollout.get("mixed", False),
             }
         members.append({"rollout": index, **member})
     valid = [member for member in members if member["error"] is None]
@@ -358,11 +360,13 @@ def eval_rollouts(document: dict[str, Any]) -> list[EvalRollout]:
 
 
 def served_versions(document: dict[str, Any]) -> set[int]:
-    """Policy versions that sampled the tokens of a group."""
-    return {
-        version
-        for member in survivors_of(document)
-        for sample in member["samples"]
-        for version in sample["versions"]
-        if version >= 0
-    }
+    """Policy versions that sampled the tokens of a group; or that may have."""
+    members = survivors_of(document)
+    sampled = [v for member in members for sample in member["samples"] for v in sample["versions"]]
+    labels = [label for member in members for label in member["labels"]]
+    return {version for version in sampled if version >= 0} | set(map(version_of, labels))
+
+
+def mixed_of(document: dict[str, Any]) -> int:
+    """Rollouts of a group of which nobody knows which weights sampled what."""
+    return sum(member.get("mixed", False) for member in survivors_of(document))

@@ -2,7 +2,7 @@
 
 Invariants: token ids, masks and log-probabilities are the engine's own, never rounded and never
 tokenized again. Each message trains exactly once, in the first sample that holds it, be it sampled
-or the env's. Each sampled token carries the policy version whose weights sampled it.
+or the env's. Each sampled token that may train carries the policy version whose weights sampled it.
 """
 
 import math
@@ -31,6 +31,29 @@ UNNAMED_AGENT = "agent"
 
 class UnusableTrace(Exception):
     """A trace whose tokens do not add up; its rollout counts as errored."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """The weight labels of the engine before and after a rollout of chat completions, of which it
+    tells no versions. Nothing of it trains, so it may lack token ids and log-probabilities.
+    """
+
+    before: str
+    after: str
+
+    @property
+    def mixed(self) -> bool:
+        """Whether nobody knows which weights sampled what."""
+        return self.before != self.after
+
+    def versions(self, sampled: int) -> tuple[list[int], set[str]]:
+        """Version of each of the tokens [sampled], -1 where it is not known, and all labels.
+
+        Raises UnusableTrace for a label that names no version.
+        """
+        before, _ = version_of(self.before), version_of(self.after)
+        return [-1 if self.mixed else before] * sampled, {self.before, self.after}
 
 
 @dataclass(frozen=True)
@@ -162,19 +185,19 @@ def _observations(
 
 
 def trace_samples(
-    trace: "Trace[Any, Any, Any]", prompts: list[dict[str, Any]]
+    trace: "Trace[Any, Any, Any]", prompts: list[dict[str, Any]], served: Served | None = None
 ) -> tuple[list[RolloutSample], set[str]]:
     """Samples of one trace, one a branch, and the weight labels of its sampled tokens.
 
     `prompts` is extended by those that samples begin with and that are not in it. Branches in which
     nothing is left to train are dropped. Raises UnusableTrace.
     """
-    spans = iter(_spans(trace))
+    spans = iter([None] * len(trace.nodes) if served else _spans(trace))
     by_node = {id(node): next(spans) for node in trace.nodes if node.sampled}
     trained: set[int] = set()
     held: set[int] = set()
     samples: list[RolloutSample] = []
-    labels: set[str] = set()
+    labels: set[str] = served.versions(0)[1] if served else set()
     for branch in trace.branches:
         if not branch.trainable:
             continue
@@ -184,14 +207,16 @@ def trace_samples(
         versions: list[int] = []
         for node in branch.nodes:
             fresh = node.sampled and id(node) not in trained
-            node_mask = _node_mask(node, fresh)
+            node_mask = _node_mask(node, fresh, strict=served is None)
             count = sum(node_mask)
             result: list[int] = []
             if fresh:
                 trained.add(id(node))
-                result, names = _node_versions(count, by_node[id(node)])
+                spans_of = by_node[id(node)]
+                known = served.versions(count) if served else _node_versions(count, spans_of)
+                result, names = known
                 labels |= names
-            values, own = iter(node.logprobs), iter(result)
+            values, own = iter(node.logprobs or [0.0] * count), iter(result)
             ids += [int(token) for token in node.token_ids]
             mask += node_mask
             logprobs += [float(next(values)) if on else 0.0 for on in node_mask]
@@ -209,12 +234,12 @@ def trace_samples(
     return samples, labels
 
 
-def _node_mask(node: "MessageNode", fresh: bool) -> list[bool]:
+def _node_mask(node: "MessageNode", fresh: bool, *, strict: bool) -> list[bool]:
     if len(node.mask) != len(node.token_ids):
         raise UnusableTrace("a message's mask is not aligned with its tokens")
     if not fresh:
         return [False] * len(node.token_ids)
-    if len(node.logprobs) != sum(node.mask):
+    if len(node.logprobs) != sum(node.mask) and (strict or node.logprobs):
         raise UnusableTrace("a sampled token has no log-probability")
     return [bool(on) for on in node.mask]
 
@@ -319,11 +344,12 @@ def _error_of(episode: Any) -> tuple[dict[str, Any] | None, bool]:
 def from_episode(
     episode: Any,
     lay_out: "Callable[[Trace[Any, Any, Any]], list[RolloutSample]] | None" = None,
+    served: Served | None = None,
 ) -> Rollout:
     """The rollout of a served episode, from the traces whose tokens train the policy.
 
     Its reward is the mean over those traces. `lay_out` makes the samples of a trace that came
-    without tokens; it raises UnusableTrace.
+    without tokens; it raises UnusableTrace. `served` says that chat completions were asked.
     """
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     error, provider = _error_of(episode)
@@ -334,7 +360,9 @@ def from_episode(
     if error is None:
         try:
             for trace in traces:
-                own, names = (lay_out(trace), set()) if lay_out else trace_samples(trace, prompts)
+                own, names = (
+                    (lay_out(trace), set()) if lay_out else trace_samples(trace, prompts, served)
+                )
                 samples += own
                 labels |= names
                 tokens = sum(sum(sample.loss_mask) for sample in own)
@@ -343,7 +371,7 @@ def from_episode(
         except UnusableTrace as unusable:
             samples, error = [], {"type": "UnusableTrace", "message": str(unusable)}
         else:
-            if not samples:
+            if not samples and served is None:
                 error = {"type": "EmptyTrajectory", "message": "no sampled token came back"}
     rewards = [trace.reward for trace in traces]
     error = error or _bad_reward(traces)
@@ -366,6 +394,10 @@ def from_episode(
         "responded": any((message.content or "").strip() for message in replies),
         "timing": _timing(traces[0]) if traces else {},
     }
+    if served is not None:
+        record["mixed"] = served.mixed
+        if not samples:
+            record["sampled_tokens"] = sum(trace.num_output_tokens for trace in traces)
     return Rollout(
         reward=sum(finite) / len(finite) if finite else 0.0,
         samples=samples,

@@ -70,6 +70,7 @@ def ship(
     metrics[ROLLOUTS] = float(
         sum(not verdict.removed for _, verdicts in judged for verdict in verdicts.values())
     )
+    metrics[batches.SCORING] = max((doc.get("scoring_s", 0.0) for doc in documents), default=0.0)
     metrics["progress/samples"] = float(len(rows))
     metrics["progress/tokens"] = float(tokens)
     metrics["progress/prefill_tokens"] = float(tokens - decoded)

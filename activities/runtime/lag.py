@@ -34,12 +34,16 @@ class LoopLag:
             self._task = None
 
     def take(self) -> dict[str, float] | None:
-        """mean, max and p99 in seconds of the lags since they were last taken; None if none was."""
+        """Of the lags since they were last taken, in seconds: min, mean, median, p90, p99, max; and
+        their number n. None if none was.
+        """
         lags = list(self._lags)
         self._lags.clear()
         if not lags:
             return None
-        return {"mean": fmean(lags), "max": max(lags), "p99": quantile(lags, 0.99)}
+        shares = {"min": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+        result = {name: quantile(lags, share) for name, share in shares.items()}
+        return {**result, "mean": fmean(lags), "n": float(len(lags))}
 
     async def _probe(self) -> None:
         while True:

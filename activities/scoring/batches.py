@@ -20,12 +20,17 @@ from ratchet.activities.scoring.filters import Verdict
 PROMPT_TOO_LONG = "prompt_too_long"
 """The stop condition of a rollout that was cut off by its prompt, not by what it sampled."""
 
+SCORING = "time/scoring"
+"""Seconds in which the slowest of a batch's groups was scored, by its teacher, too."""
 HEADLINE = (
+    SCORING,
     "reward/all/mean",
     "progress/tokens",
     "progress/samples",
     "progress/problems",
     "batch/trainable",
+    "staleness/mean",
+    "staleness/max",
 )
 """The metrics of a batch that a workflow is told; the store has all of them."""
 

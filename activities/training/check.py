@@ -195,6 +195,12 @@ def _check_tokenizer(config: RunConfig, folder: Path) -> list[CheckProblem]:
     if renderer == rendering.TEMPLATE or (renderer == rendering.AUTO and missing):
         why = rendering.NOTHING_KNOWN if renderer == rendering.AUTO else rendering.NO_TEMPLATE
         return [_problem(f"{str(folder)!r}: {why}", "/model/renderer")]
+    if config.eval.env and config.asks_by_chat("eval"):
+        message = (
+            f"the tokenizer of {str(folder)!r} has no chat template, by which an engine answers "
+            "chat completions; give it one, or set eval.client to 'tokens'"
+        )
+        return [_problem(message, "/eval/client")]
     return []
 
 

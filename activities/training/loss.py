@@ -85,12 +85,13 @@ class StepLoss:
     """A micro-batch's share of the step's loss.
 
     `total` is a scalar with gradient; `parts` are the components' shares of it, those without
-    members in the step left out; `rl` holds the terms of the rl component.
+    members in the step left out; `rl` and `ref_kl` hold the terms of those components.
     """
 
     total: Tensor
     parts: dict[str, float]
     rl: LossTerms
+    ref_kl: LossTerms | None = None
 
 
 def members(loss_mask: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -225,6 +226,7 @@ def total_loss(inputs: LossInputs, rl: LossTerms, counts: MemberCounts) -> StepL
     """
     total = step_loss(rl, counts.rl)
     parts = {"rl": total.item()} if counts.rl else {}
+    terms = None
     t, i = inputs.trainer_logprobs, inputs.engine_logprobs
     if inputs.ce_weights is not None:
         ce = ce_terms(t, inputs.ce_weights).sum() / max(counts.ce, 1)
@@ -237,4 +239,4 @@ def total_loss(inputs: LossInputs, rl: LossTerms, counts: MemberCounts) -> StepL
         ref_kl = step_loss(terms, counts.ref_kl)
         total = total + ref_kl
         parts |= {"ref_kl": ref_kl.item()} if counts.ref_kl else {}
-    return StepLoss(total, parts, rl)
+    return StepLoss(total, parts, rl, terms)

@@ -8,7 +8,9 @@ entropy: of sampled tokens, by scope. mismatch_kl: of those that an engine of th
 by scope. masked_mismatch_kl, unmasked_mismatch_kl: of the rl component's members, dropped from its
 policy term or kept; is_masked, is_masked_low, is_masked_high: shares dropped;
 masked_advantage_positive, masked_advantage_negative: shares of the dropped ones by sign. ref_kl:
-trainer minus reference log-probability of the ref_kl members; nll: negative log-likelihood of the
+trainer minus reference log-probability of the ref_kl members; ref_kl/<family>: is_masked,
+is_masked_low, is_masked_high, masked_mismatch_kl and unmasked_mismatch_kl of that component, and
+mismatch_kl over both; nll: negative log-likelihood of the
 ce members. All in nats. kl_ent_ratio/mean: mismatch over entropy.
 """
 
@@ -82,28 +84,39 @@ class TokenStats:
         entropy: Tensor,
         mismatch: Tensor,
         envs: dict[str, Tensor],
+        ref_kl: LossTerms | None = None,
     ) -> None:
-        """Takes a micro-batch. All tensors are [B, T]; `envs` marks the tokens of each env."""
+        """Takes a micro-batch, with the terms of its components. All tensors are [B, T]; `envs`
+        marks the tokens of each env.
+        """
         sampled, reported = inputs.loss_mask, measured(inputs)
         for scope, own in {"all": sampled, **envs}.items():
             self._keep(f"entropy/{scope}", entropy, sampled & own)
             self._keep(f"mismatch_kl/{scope}", mismatch, reported & own)
-        dropped = rl.masked_low | rl.masked_high
-        self._keep("masked_mismatch_kl", rl.mismatch_kl, dropped)
-        self._keep("unmasked_mismatch_kl", rl.mismatch_kl, rl.members & ~dropped)
-        for name, mask in (
-            ("is_masked", dropped),
-            ("is_masked_low", rl.masked_low),
-            ("is_masked_high", rl.masked_high),
-        ):
-            self._keep(name, mask.double(), rl.members)
+        dropped = self._keep_trust_region("", rl)
         self._keep("masked_advantage_positive", (inputs.advantages > 0).double(), dropped)
         self._keep("masked_advantage_negative", (inputs.advantages < 0).double(), dropped)
         t = inputs.trainer_logprobs
         if inputs.ref_kl_weights is not None and inputs.ref_logprobs is not None:
             self._keep("ref_kl", t - inputs.ref_logprobs, inputs.ref_kl_weights != 0)
+        if ref_kl is not None:
+            self._keep_trust_region("ref_kl/", ref_kl)
+            self._keep("ref_kl/mismatch_kl", ref_kl.mismatch_kl, ref_kl.members)
         if inputs.ce_weights is not None:
             self._keep("nll", -t, inputs.ce_weights != 0)
+
+    def _keep_trust_region(self, prefix: str, terms: LossTerms) -> Tensor:
+        """What a component's trust region drops; returns the dropped tokens [B, T] bool."""
+        dropped = terms.masked_low | terms.masked_high
+        self._keep(f"{prefix}masked_mismatch_kl", terms.mismatch_kl, dropped)
+        self._keep(f"{prefix}unmasked_mismatch_kl", terms.mismatch_kl, terms.members & ~dropped)
+        for name, mask in (
+            ("is_masked", dropped),
+            ("is_masked_low", terms.masked_low),
+            ("is_masked_high", terms.masked_high),
+        ):
+            self._keep(f"{prefix}{name}", mask.double(), terms.members)
+        return dropped
 
     def metrics(self) -> dict[str, float]:
         """All keys of the step."""

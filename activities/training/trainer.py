@@ -377,7 +377,7 @@ class Trainer:
                 nll -= (logprobs.detach() * (batch.ce_weights != 0)).sum().item()
             engine_told = measured(inputs)
             mismatch = mismatch_kl(logprobs, batch.logprobs, engine_told)
-            stats.add(inputs, share.rl, entropy, mismatch, env_masks(batch, samples))
+            stats.add(inputs, share.rl, entropy, mismatch, env_masks(batch, samples), share.ref_kl)
             mask = batch.loss_mask
             tokens += int(mask.sum().item())
             reported += int(engine_told.sum().item())

@@ -53,11 +53,17 @@ class EvalRecord(BaseModel):
 
 
 class LoopLag(BaseModel):
-    """How late a worker's event loop woke up since the sample before, in seconds."""
+    """How late a worker's event loop woke up since the sample before, in seconds, `n` times. Older
+    builds kept mean, max and p99 alone.
+    """
 
     mean: float
     max: float
     p99: float
+    min: float | None = None
+    median: float | None = None
+    p90: float | None = None
+    n: int | None = None
 
 
 class LagSample(BaseModel):

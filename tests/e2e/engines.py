@@ -142,14 +142,23 @@ async def engine(home: Path) -> AsyncIterator[Served]:
     ctx.store.put_json(keys.config(RUN), config)
     first, second = Policy(1), Policy(2)
     weights = first.export(ctx, 0)
+    async with serving(ctx, weights) as (spec, process):
+        yield Served(ctx, first, second, weights, spec, process)
+
+
+@asynccontextmanager
+async def serving(
+    ctx: WorkerContext, weights: ArtifactRef
+) -> AsyncIterator[tuple[ServerSpec, ServerProcess]]:
+    """An engine of RUN, whose config lies in the store, healthy with `weights`."""
     host = HostInput(RUN, "engine", 0, "q", weights=weights)
     spec = await engine_spec(ctx, host, 1)
-    process = ServerProcess(spec, home=home, run=RUN, host=host.host_id, epoch=1)
+    process = ServerProcess(spec, home=ctx.home, run=RUN, host=host.host_id, epoch=1)
     try:
         await process.start()
         while not await spec.probe():
             assert not process.exited.is_set(), process.log_tail(4000)
             await asyncio.sleep(0.25)
-        yield Served(ctx, first, second, weights, spec, process)
+        yield spec, process
     finally:
         await process.stop()

@@ -68,7 +68,13 @@ def ctx(served: Served, tmp_path_factory: pytest.TempPathFactory) -> WorkerConte
                 "batch_size": 16,
                 "sampling": {"max_tokens": 90},
             },
-            "eval": {"env": [{"id": "reverse-text"}], "sampling": {"max_tokens": 90, "top_k": 1}},
+            "eval": {
+                "env": [
+                    {"id": "reverse-text"},
+                    {"id": "reverse-retry", "sampling": {"max_tokens": 90, "stop": list(STOPS)}},
+                ],
+                "sampling": {"max_tokens": 90, "top_k": 1},
+            },
             "trainer": {"seq_len": SEQ_LEN},
             # A random policy's groups may be all alike, and every row is looked at here.
             "filters": {"post_batch": []},
@@ -155,7 +161,7 @@ def _check_samples(document: dict[str, Any]) -> None:
 async def _in_flight(rooms: RolloutActivities) -> None:
     """Waits until rollouts execute."""
     async with asyncio.timeout(WITHIN_S):
-        while not rooms._gauges[RUN].inflight:
+        while RUN not in rooms._gauges or not rooms._gauges[RUN].inflight:
             await asyncio.sleep(0.02)
 
 
@@ -224,6 +230,49 @@ async def test_single_turn_group_to_batch(
     one, other = (document["samples"][0] for document in _documents(ctx, eval_work))
     assert one["token_ids"] == other["token_ids"], "only the likeliest token is ever sampled"
     assert set(one["logprobs"]) == {0.0}, "which is certain in the distribution really sampled"
+    for document in _documents(ctx, eval_work):
+        (sample,) = document["samples"]
+        assert (document["labels"], document["mixed"]) == ([LABEL], False)
+        assert {v for v, on in zip(sample["versions"], sample["loss_mask"], strict=True) if on} == {
+            0
+        }
+        assert document["sampled_tokens"] == sum(sample["loss_mask"]) > 0
+
+
+async def test_an_eval_of_many_turns_goes_through_chat_and_says_so_when_weights_changed(
+    ctx: WorkerContext,
+    rooms: RolloutActivities,
+    served: Served,
+    target: EngineTarget,
+    retry_env: EnvServer,
+) -> None:
+    run = ActivityEnvironment().run
+    work = _work("eval/0-1/reverse-retry/0", "reverse-retry", 16, "eval", 0)
+    playing = asyncio.create_task(
+        run(rooms.run_rollouts, RunRolloutsInput(RUN, work, target, retry_env.address))
+    )
+    await _in_flight(rooms)
+    await served.sync(0, ctx.store.require(keys.weights(RUN, 0)), PUSH + 1)
+    result = await playing
+    assert (result.ok, result.errored) == (16, 0)
+    documents = _documents(ctx, work)
+    for document in documents:
+        labels = {LABEL, f"0.{PUSH + 1}a"}
+        assert set(document["labels"]) <= labels
+        assert document["mixed"] == (len(document["labels"]) == 2)
+        versions = {v for sample in document["samples"] for v in sample["versions"]}
+        assert (0 in versions) != document["mixed"]
+        said = [m.get("content") or "" for m in document["messages"] if m["role"] == "assistant"]
+        assert not any(stop in text for text in said for stop in STOPS), "as users are answered"
+    assert any(document["turns"] == 2 for document in documents)
+    assert any(document["mixed"] for document in documents)
+    await run(rooms.finalize_group, FinalizeGroupInput(RUN, work, 0))
+    asked = FinalizeEvalInput(RUN, "0-1/reverse-retry", "reverse-retry", 0, 1, 16)
+    record = await run(rooms.finalize_eval, asked)
+    assert record.versions == (0, 0)
+    ref = ctx.store.require(keys.eval_record(RUN, "0-1/reverse-retry"))
+    assert ctx.store.get_json(ref)["mixed"] == sum(d["mixed"] for d in documents)
+    await served.sync(0, ctx.store.require(keys.weights(RUN, 0)), PUSH)
 
 
 async def test_multi_turn_is_one_exact_sequence(

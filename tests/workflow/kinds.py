@@ -169,6 +169,14 @@ async def stale_group(stage: Stage) -> None:
     await (await stage.start(max_steps=4, train=train)).result()
 
 
+async def surplus_groups(stage: Stage) -> None:
+    """The last batch ships while a train group is in flight, which is given up."""
+    stage.slow_groups = {"train/0"}
+    train = {"env": [TEXT, {**RETRY, "group_size": 8}], "batch_size": 8, "group_size": 2}
+    dispatch = {"max_inflight_rollouts": 12}
+    await (await stage.start(max_steps=1, train=train, dispatch=dispatch)).result()
+
+
 async def failed_groups(stage: Stage) -> None:
     """Groups fail and are made up for."""
     stage.fail_group = {"train/1", "train/5"}
@@ -485,6 +493,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(rest_cut_short, ("forgive-after-cancelled-rest", "relocate train/2", "train/2.1")),
     Kind(lost_env, (names.ENV_LOST, '"role":"env"', "ACTIVITY_TASK_CANCEL_REQUESTED")),
     Kind(stale_group, ('"cancelled":"stale"', "train/1.1")),
+    Kind(surplus_groups, ('"cancelled":"pause"', '"train_over":true', "all 1 steps are done")),
     Kind(failed_groups, ("TaskError: broken reward",)),
     Kind(empty_batch, ('"ref":null',)),
     Kind(evals_alone, ('"overlap":false', '"train_limit":0')),

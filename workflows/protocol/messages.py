@@ -89,7 +89,8 @@ class Control:
     `permits` execute; with `auto`, permits follow the load of the engines. `draws` maps train
     counters to examples, where a curriculum chose them. `baselines` are the states of algorithms,
     by env and agent. With `pause` nothing more is admitted; what is in flight ends ('drain') or is
-    given up ('cancel'). A generation that began with another `revision` of the config hands over.
+    given up ('cancel'). Once `train_over`, no batch is left to fill: train groups in flight are
+    given up. A generation that began with another `revision` of the config hands over.
     """
 
     seq: int
@@ -111,6 +112,7 @@ class Control:
     draws: dict[str, int] = field(default_factory=dict)
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
     revision: int = 0
+    train_over: bool = False
 
 
 @versioned(DISPATCH_INPUT)

@@ -84,6 +84,11 @@ def dispatch_input_from_0_to_1(input: Document) -> Document:
     return input
 
 
+def dispatch_input_from_1_to_2(input: Document) -> Document:
+    """Train groups in flight were never given up for want of a batch."""
+    return {**input, "control": {**input["control"], "train_over": False}}
+
+
 def host_workflow_input_from_0_to_1(input: Document) -> Document:
     """Schema 1 is the first with a number; its keys are those of before."""
     return input
@@ -111,5 +116,7 @@ RUN_STATE = Versions(
     {0: run_state_from_0_to_1, 1: run_state_from_1_to_2, 2: run_state_from_2_to_3},
 )
 RUN_INPUT = Versions("the input of TrainingRun", {0: run_input_from_0_to_1})
-DISPATCH_INPUT = Versions("the input of Dispatch", {0: dispatch_input_from_0_to_1})
+DISPATCH_INPUT = Versions(
+    "the input of Dispatch", {0: dispatch_input_from_0_to_1, 1: dispatch_input_from_1_to_2}
+)
 HOST_WORKFLOW_INPUT = Versions("the input of Host", {0: host_workflow_input_from_0_to_1})

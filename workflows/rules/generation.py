@@ -59,6 +59,11 @@ class Generation:
         """Whether nothing more may be admitted and everything in flight was delivered."""
         return not (self.scheduler.admitting or self.flights or self.outbox)
 
+    @property
+    def buffered(self) -> int:
+        """Rollouts that have ended in groups which have not."""
+        return sum(flight.ended for flight in self.flights.values())
+
     def must_hand_over(self, *, long: bool) -> bool:
         """Whether the next generation should admit; `long` is whether this one's history is."""
         now, revision = self.scheduler.control, self._arg.control.revision
@@ -78,6 +83,7 @@ class Generation:
         given_up = self.give_up(list(self.flights), "stop") if control.stop else []
         if control.pause == "cancel":
             given_up += self.give_up(list(self.flights), "pause")
+        given_up += self.give_up(scheduler.surplus(), "pause")
         given_up += self.give_up(scheduler.stale(), "stale")
         return given_up + self.give_up(scheduler.overload(), "overload")
 

@@ -24,7 +24,8 @@ STANDING = ("pausing", "paused", "starting")
 
 class Leases:
     """Acts on the generations of a run's state. While `frozen` the next groups are another
-    revision's to draw; `wake` is called when generations must hear of something.
+    revision's to draw; `wake` is called when generations must hear of something. With `ends_train`,
+    train groups are given up once the last batch is shipped; runs of older builds let them end.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Leases:
         self._wake = wake
         self._source: TrainSource | None = None
         self.frozen = False
+        self.ends_train = False
 
     # -- generations ------------------------------------------------------------------------
 
@@ -156,7 +158,8 @@ class Leases:
         part = self._part
         if group.cancelled == "stop":
             return
-        self._count_cancelled(group.env, group.cancelled)
+        surplus = self._train_over and group.cancelled == "pause"
+        self._count_cancelled(group.env, "surplus" if surplus else group.cancelled)
         part.stale_in_flight += group.cancelled == "stale"
         part.overload += group.cancelled == "overload"
         if group.kind == "eval" or group.cancelled == "pause":
@@ -189,10 +192,18 @@ class Leases:
 
     # -- what generations are told ----------------------------------------------------------
 
+    @property
+    def _train_over(self) -> bool:
+        steps = self._state.steps
+        all_shipped = steps.step + len(steps.shipped) >= self._config.max_steps
+        return self.ends_train and all_shipped
+
     def _train_limit(self, version: int) -> int:
-        """Counter below which train groups may be admitted; 0 while they stand back for evals."""
+        """Counter below which train groups may be admitted; 0 while they stand back for evals, and
+        once no batch is left to fill.
+        """
         part, state = self._part, self._state
-        if state.evals.open and not self._config.eval.overlap:
+        if self._train_over or (state.evals.open and not self._config.eval.overlap):
             return 0
         if self._source is None:
             self._source = TrainSource(self._config, state.lifecycle.examples, state.live.shares)
@@ -231,4 +242,5 @@ class Leases:
             draws=dict(self._curriculum.state.draws),
             baselines=dict(state.arrivals.baselines),
             revision=state.live.revision,
+            train_over=self._train_over,
         )

@@ -122,6 +122,12 @@ class Scheduler:
         flights = self.flights
         return [g for g, f in flights.items() if flights.ages(f) and f.version < freshest]
 
+    def surplus(self) -> list[str]:
+        """Train groups in flight that no batch is left for."""
+        if not self.control.train_over:
+            return []
+        return [group for group, flight in self.flights.items() if flight.work.kind == "train"]
+
     def overload(self) -> list[str]:
         """Train groups, the youngest first, to give up so that no more than `permits` execute.
 

@@ -29,11 +29,16 @@ class Shipping:
         """The step that the next batch is for."""
         return self._state.steps.step + len(self._state.steps.shipped) + 1
 
+    @property
+    def all_shipped(self) -> bool:
+        """Whether no batch is left to cut."""
+        return self.next_batch > self._config.max_steps
+
     def may_ship(self) -> bool:
         """Whether the next batch is due and full, once what is unfit for it was taken out."""
         state, step, version = self._state, self.next_batch, self._state.steps.version
         asked = state.requests.stop or state.requests.pause
-        if self.on_hold or asked or version < 0 or step > self._config.max_steps:
+        if self.on_hold or asked or version < 0 or self.all_shipped:
             return False
         if state.outages.holds or state.lifecycle.status != "running":
             return False

@@ -7,14 +7,14 @@ is an event; the details are free and follow every wait.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NoReturn, TypeVar
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 from temporalio.exceptions import ActivityError
 
-from ratchet.activities.contracts.names import attempt_of
+from ratchet.activities.contracts.names import LOG_LINE, LOG_VIEW, attempt_of
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.errors import Paused, RunFailed, Stopped, cause_of
 from ratchet.workflows.protocol.messages import MEMO_KEY, RunInput
@@ -27,6 +27,8 @@ VERSION = SearchAttributeKey.for_int("RatchetPolicyVersion")
 REWARD = SearchAttributeKey.for_float("RatchetReward")
 ENV = SearchAttributeKey.for_keyword("RatchetEnv")
 
+VIEWED_AFTER = timedelta(seconds=1)
+"""Views of the pipeline are for people."""
 SHOWN_AFTER = timedelta(seconds=5)
 """A wait that lasts this long is written to the memo, for readers without a worker."""
 
@@ -48,6 +50,7 @@ class RunLog:
         self._notes: list[str] = []
         self._background: dict[int, asyncio.Task[None]] = {}
         self._tasks_started = 0
+        self._viewed: datetime | None = None
         self.failure: RunFailed | None = None
         self.mended = 0
 
@@ -172,9 +175,21 @@ class RunLog:
 
     def note(self, text: str) -> None:
         """Keeps a remark for the log and the run's page."""
-        workflow.logger.warning(text)
+        workflow.logger.warning(text, extra={LOG_LINE: text})
         self._notes = [*self._notes[-19:], f"{workflow.now():%H:%M:%S} {text[:300]}"]
         self.show()
+
+    def tell(self, text: str) -> None:
+        """Writes a line to the run's log."""
+        workflow.logger.info(text, extra={LOG_LINE: text})
+
+    def view(self, *, now: bool = False) -> None:
+        """Hands the process what its log shows of the pipeline; no command comes of it."""
+        at = workflow.now()
+        if now or self._viewed is None or at - self._viewed >= VIEWED_AFTER:
+            self._viewed = at
+            view = pipeline(self._config, self._state, self._waiting)
+            workflow.logger.info("pipeline", extra={LOG_VIEW: view})
 
     def warn(self, text: str) -> None:
         """Keeps a remark that people should act on: an event tells it, once it is published."""
@@ -236,6 +251,7 @@ class RunLog:
         workflow.upsert_search_attributes(updates)
         workflow.upsert_memo({MEMO_KEY: self.memo(**ended)})
         self.show()
+        self.view(now=True)
 
 
 def memo(
@@ -303,6 +319,18 @@ def progress(config: RunConfig, state: RunState, waiting: Waiting | None) -> dic
         },
         "servers": {host.name: "up" if host.up else "down" for host in state.servers.hosts},
         "waiting_for": waiting.name if waiting else None,
+    }
+
+
+def pipeline(config: RunConfig, state: RunState, waiting: Waiting | None) -> dict[str, Any]:
+    """What the run's log shows of it; what only generations know, they show themselves."""
+    ready, size = state.train.ready, config.train.batch_size
+    return {
+        **progress(config, state, waiting),
+        "collected": sum(group.survivors if size else group.tokens for group in ready),
+        "wanted": size or config.train.token_batch_size,
+        "unit": "rollouts" if size else "tokens",
+        "interval": config.log.interval,
     }
 
 

@@ -35,6 +35,7 @@ from ratchet.workflows.run.context import NEVER, PAUSE_WHEN_EMPTY, Context
 from ratchet.workflows.run.trainer import OTHER_BITS, Trainer
 
 START_AT_MOST = timedelta(minutes=30)
+END_TRAIN = "end-train-with-the-last-batch"
 STALLED_AFTER = timedelta(minutes=30)
 SWEEP_AT_MOST = timedelta(seconds=2)
 REMEDY = (
@@ -42,6 +43,7 @@ REMEDY = (
     "easier examples (curriculum, data) or filters that remove less (filters), then resume"
 )
 LOW_SHARE = 0.1
+SCORING, CHECKPOINT = "time/scoring", "time/checkpoint"
 TOTALS = ("progress/tokens", "progress/samples", "progress/problems")
 
 
@@ -51,6 +53,22 @@ def stalled_after(config: RunConfig) -> timedelta:
     """
     longest_s = max(env.timeout_s for env in [*config.train.env, *config.eval.env])
     return max(STALLED_AFTER, timedelta(seconds=2 * longest_s + 300))
+
+
+def step_line(step: int, seconds: float, metrics: dict[str, float]) -> str:
+    """A step as the run's log tells it."""
+    tokens = metrics.get("progress/tokens", 0.0)
+    parts = [
+        f"step {step}",
+        f"time {seconds:.2f} s",
+        f"reward {metrics['reward/all/mean']:.4f}",
+        f"tokens {tokens:.0f}",
+        f"throughput {tokens / max(seconds, 1e-3):.1f} tokens/s",
+    ]
+    if "staleness/mean" in metrics:
+        mean, most = metrics["staleness/mean"], metrics.get("staleness/max", 0.0)
+        parts.append(f"staleness {mean:.2f} (max {most:.0f})")
+    return " | ".join(parts)
 
 
 class Steps:
@@ -82,6 +100,7 @@ class Steps:
         self._log = context.log
         self._news = context.news
         self.shipping = False
+        self._waited = timedelta()
 
     def begin(self) -> None:
         """Version 0 is there."""
@@ -93,6 +112,7 @@ class Steps:
         """Ships every batch as soon as it is due and full."""
         # What was cut when an earlier loop failed is not being written any more.
         self._sink.uncut()
+        self._end_train()
         while True:
             await workflow.wait_condition(self._rule.may_ship)
             if not self._rule.may_ship():
@@ -102,7 +122,15 @@ class Steps:
                 await self._ship(self._rule.next_batch)
             finally:
                 self.shipping = False
+            self._end_train()
             self._news.wake()
+
+    def _end_train(self) -> None:
+        """Train rollouts that are left when the last batch is shipped would only slow down the last
+        evals.
+        """
+        if self._rule.all_shipped:
+            self._leases.ends_train = workflow.patched(END_TRAIN)
 
     async def _ship(self, step: int) -> None:
         """Writes batch `step`; if the filters leave nothing of it, its step needs another."""
@@ -164,19 +192,20 @@ class Steps:
 
     async def until_shipped(self, or_else: Callable[[], bool] = lambda: False) -> None:
         """Until the next batch is there to be trained, or `or_else` holds."""
-        state, step = self._state, self._part.step + 1
+        state, step, began = self._state, self._part.step + 1, workflow.now()
         await self._log.wait(
             lambda: self._waits_for_batch(step),
             lambda: bool(self._part.shipped) or or_else(),
             stalled_after(self._config),
             progress=lambda: state.train.delivered + state.evals.rollouts,
         )
+        self._waited += workflow.now() - began
 
     async def step(self) -> None:
         """Batch n → train → push and verify → version n."""
         part, step = self._part, self._part.step + 1
-        began = workflow.now()
         await self.until_shipped()
+        waited, self._waited = self._waited.total_seconds(), timedelta()
         batch = part.shipped[0]
         assert batch.step == step
         batch_at = workflow.now()
@@ -199,23 +228,34 @@ class Steps:
         part.reward = batch.metrics["reward/all/mean"]
         self._watch_drift(step, trained.metrics.get("mismatch_kl", 0.0))
         self._news.wake()
+        # The slowest group may have been scored while the trainer was still busy.
+        scoring = min(waited, batch.metrics.get(SCORING, 0.0))
         times = {
-            "time/wait_for_batch": batch_at - began,
-            "time/train": trained_at - batch_at,
-            "time/sync_weights": workflow.now() - trained_at,
-            "time/step": workflow.now() - began,
+            "time/wait_for_batch": waited - scoring,
+            SCORING: scoring,
+            "time/train": (trained_at - batch_at).total_seconds(),
+            "time/sync_weights": (workflow.now() - trained_at).total_seconds(),
+            "time/step": waited + (workflow.now() - batch_at).total_seconds(),
         }
+        self._log.tell(step_line(step, times["time/step"], batch.metrics))
+        if (checkpoint := part.totals.pop(CHECKPOINT, None)) is not None:
+            times[CHECKPOINT] = checkpoint
         self._record(
             step,
             {
                 **batch.metrics,
                 **trained.metrics,
-                **{name: span.total_seconds() for name, span in times.items()},
+                **times,
                 "time/ship_batch": batch.seconds,
                 **self._counts(batch),
             },
             [ref for ref in (batch.metrics_ref, trained.metrics_ref) if ref is not None],
         )
+
+    def on_checkpoint(self, seconds: float) -> None:
+        """A checkpoint took so long; it is told with the step that comes after it."""
+        totals = self._part.totals
+        totals[CHECKPOINT] = totals.get(CHECKPOINT, 0.0) + seconds
 
     def _watch_drift(self, step: int, mismatch_kl: float) -> None:
         """Tells when trainer and engines give the sampled tokens unlike probabilities."""

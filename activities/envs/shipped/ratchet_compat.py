@@ -1,6 +1,6 @@
 """Bridges gaps between verifiers 0.4.0, renderers 0.1.12, vLLM 0.32 and reasoning-gym 0.1.25.
 
-The only module that changes other packages at run time. Three gaps, each closed only where found:
+The only module that changes other packages at run time. Four gaps, each closed only where found:
 
 1. vLLM 0.32 names a sampled token by an integer `token_id` in `/inference/v1/generate`, where
    renderers up to 0.1.12 insists on the text 'token_id:<n>' and refuses every response. Can go
@@ -12,6 +12,9 @@ The only module that changes other packages at run time. Three gaps, each closed
 3. reasoning-gym 0.1.25 imports what any of its tasks needs, three packages among it that registries
    have as source only. Modules stand in for those that are not installed, during that import. Can
    go once these have wheels.
+4. vLLM gives the token ids of a chat completion to those who ask (`return_token_ids`), and
+   verifiers 0.4.0 drops them and the log-probabilities. They become the tokens of the response, as
+   those of `/inference/v1/generate` are. Can go once verifiers' EvalClient does it.
 """
 
 import contextvars
@@ -47,6 +50,7 @@ def apply() -> None:
     import renderers.client as client
     from verifiers.v1.clients.train import TrainClient
 
+    _keep_tokens_of_chats()
     if not needed() or getattr(TrainClient, "ratchet_compat", False):
         return
     parse = client._parse_completion_logprobs
@@ -72,6 +76,40 @@ def apply() -> None:
     client._parse_completion_logprobs = parse_any
     TrainClient.get_response = get_response_with_spans
     TrainClient.ratchet_compat = True
+
+
+def _keep_tokens_of_chats() -> None:
+    from verifiers.v1.clients.eval import EvalClient
+
+    if getattr(EvalClient, "ratchet_compat", False):
+        return
+    get_response = EvalClient.get_response
+
+    async def get_response_with_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        response = await get_response(self, *args, **kwargs)
+        if response.tokens is None:
+            response.tokens = tokens_of_chat(response.raw)
+        return response
+
+    EvalClient.get_response = get_response_with_tokens
+    EvalClient.ratchet_compat = True
+
+
+def tokens_of_chat(raw: Mapping[str, Any]) -> Any:
+    """The TurnTokens of a provider's answer; None where it names no token ids."""
+    from verifiers.v1.types import TurnTokens
+
+    choice = (raw.get("choices") or [{}])[0]
+    prompt, reply = raw.get("prompt_token_ids"), choice.get("token_ids")
+    if prompt is None or reply is None:
+        return None
+    entries = (choice.get("logprobs") or {}).get("content") or []
+    logprobs = [entry["logprob"] for entry in entries]
+    return TurnTokens(
+        prompt_ids=prompt,
+        completion_ids=reply,
+        completion_logprobs=logprobs if len(logprobs) == len(reply) else [],
+    )
 
 
 class _Absent(ModuleType):

@@ -80,7 +80,8 @@ async def test_a_run_is_sampled_while_it_is_worked_for_and_once_more(store: Arti
     for sample in found:
         assert set(sample) == {"time", "event_loop_lag"} and abs(sample["time"] - time.time()) < 99
         lag = sample["event_loop_lag"]
-        assert 0 <= lag["mean"] <= lag["p99"] <= lag["max"] < 60
+        assert 0 <= lag["min"] <= lag["median"] <= lag["p90"] <= lag["p99"] <= lag["max"] < 60
+        assert lag["min"] <= lag["mean"] <= lag["max"] and lag["n"] >= 1
 
 
 async def test_work_shorter_than_an_interval_is_not_missed(store: ArtifactStore) -> None:

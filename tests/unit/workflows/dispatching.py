@@ -165,7 +165,8 @@ class Generation:
         for group, flight in known.items():
             aged = flight.work.kind == "train" and flight.version < freshest
             due = ("stop" if control.stop else "pause") if self._told_to_end else ""
-            if due := due or ("stale" if aged else ""):
+            surplus = control.train_over and flight.work.kind == "train"
+            if due := due or ("pause" if surplus else "stale" if aged else ""):
                 self._causes.setdefault(group, due)
         given_up = self.decides.review()
         for group in given_up:

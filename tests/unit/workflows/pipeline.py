@@ -71,6 +71,7 @@ class World:
         self.sink = TrainSink(config, state.train)
         self.curriculum = Curriculum(config, examples, state.curriculum)
         self.leases = Leases(config, state, context.fleet, self.sink, self.curriculum, news.wake)
+        self.leases.ends_train = True
         self.pushes = Pushes(state.servers, context.fleet, news.wake)
         self.shipping = Shipping(config, state, self.sink, self.leases, self.pushes)
         self.fleet = context.fleet

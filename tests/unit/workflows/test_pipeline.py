@@ -381,7 +381,9 @@ def finish(world: World) -> None:
     ready = {train_counter(group.group)[0] for group in state.train.ready}
     assert not ready & world.spent.keys()
     admitted = range(world.leases.next_train)
-    assert ready | world.spent.keys() == set(admitted), "a counter was lost"
+    waiting = {train_counter(g)[0] for g in world.waiting if g.startswith("train/")}
+    assert not waiting & (ready | world.spent.keys()), "what was used would be used again"
+    assert ready | waiting | world.spent.keys() == set(admitted), "a counter was lost"
     assert state.curriculum.draws.keys() <= {str(n) for n in range(state.dispatch.drawn_below)} - {
         str(n) for n in world.spent
     }

@@ -95,10 +95,10 @@ export const PANELS = [
 	{
 		id: "waits",
 		title: "Who waits for whom",
-		note: "Seconds of each step: the trainer waits for rollouts, trains, and the engines take the weights.",
+		note: "Seconds of each step: the trainer waits for rollouts or for their scoring, trains, the engines take the weights; and the checkpoint before it.",
 		unit: "s",
 		stack: true,
-		series: those(["time/wait_for_batch", "trainer waits for rollouts"], ["time/train", "trains"], ["time/sync_weights", "engines take weights"]),
+		series: those(["time/wait_for_batch", "trainer waits for rollouts"], ["time/scoring", "waits for scoring"], ["time/train", "trains"], ["time/sync_weights", "engines take weights"], ["time/checkpoint", "checkpoint"]),
 	},
 	{
 		id: "throughput",

@@ -8,7 +8,7 @@ import { clock, damageLine, duration, num } from "./format.js";
 import { bindKeys } from "./keyboard.js";
 import { cssVar, onTheme } from "./theme.js";
 
-const KEYS = ["time/wait_for_batch", "time/train", "time/sync_weights"];
+const KEYS = ["time/wait_for_batch", "time/train", "time/sync_weights", "time/scoring"];
 const GAP_S = 40;
 const MARKED = "server,work.failed,run.asked,run.status,run.resumed,run.config,run.ended,run.stuck,run.trouble,run.warning,run.alarm,run.eval,run.eval_started";
 const LANES = [
@@ -21,7 +21,7 @@ const LANES = [
 ];
 const HEAD = 20;
 const AXIS = 26;
-const LEGEND = { train: ["train rollouts, training", 0], eval: ["eval rollouts, evals", 3], wait: ["trainer waits for rollouts", 7], sync: ["weight sync", 2], work: ["checkpoint and other work", 5] };
+const LEGEND = { train: ["train rollouts, training", 0], eval: ["eval rollouts, evals", 3], wait: ["trainer waits for rollouts", 7], scoring: ["trainer waits for scoring", 6], sync: ["weight sync", 2], work: ["checkpoint and other work", 5] };
 const MARKS = [["fault", "bad"], ["trouble", "warn"], ["recovery", "good"], ["request", "busy"]];
 const NICE_S = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 604800];
 
@@ -39,11 +39,12 @@ function place(list, wanted, value) {
 
 /** Spans [lane, from, to, colour, text] of a step's record: it was written as the step ended. */
 function spansOf({ step, time, metrics }) {
-	const [wait, train, sync] = KEYS.map((key) => metrics[key] ?? 0);
+	const [wait, train, sync, scoring] = KEYS.map((key) => metrics[key] ?? 0);
 	const trained = time - sync;
 	const began = trained - train;
 	return [
-		["trainer", began - wait, began, "wait", `Step ${step}: trainer waits for rollouts, ${duration(wait)}`],
+		["trainer", began - scoring - wait, began - scoring, "wait", `Step ${step}: trainer waits for rollouts, ${duration(wait)}`],
+		...(scoring ? [["trainer", began - scoring, began, "scoring", `Step ${step}: trainer waits for scoring, ${duration(scoring)}`]] : []),
 		["trainer", began, trained, "train", `Step ${step}: trains for ${duration(train)}`],
 		["sync", trained, time, "sync", `Step ${step}: weights reach the engines in ${duration(sync)}`],
 	];

@@ -51,7 +51,8 @@ async def test_work_is_sampled_from_its_beginning_to_its_end(
     assert first["tokens_per_s"] == 0.0 and last["tokens_per_s"] > 0
     assert first["event_loop_lag"] is None, "nothing was measured yet"
     lag = last["event_loop_lag"]
-    assert 0 <= lag["mean"] <= lag["p99"] <= lag["max"] < 60
+    assert 0 <= lag["min"] <= lag["median"] <= lag["p90"] <= lag["p99"] <= lag["max"] < 60
+    assert lag["min"] <= lag["mean"] <= lag["max"] and lag["n"] >= 1
     live = store.read_live(keys.live("r", "rollout-host-7"))
     assert live is not None
     assert (live["rollouts"], live["sampled_tokens"], live["worker_inflight"]) == (1, 50, 0)

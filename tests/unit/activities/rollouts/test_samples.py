@@ -10,6 +10,7 @@ from ratchet.activities.contracts.rollouts import GroupWork
 from ratchet.activities.rollouts import groups
 from ratchet.activities.rollouts.samples import (
     Rollout,
+    Served,
     UnusableTrace,
     from_episode,
     to_document,
@@ -17,6 +18,7 @@ from ratchet.activities.rollouts.samples import (
 )
 
 LOGPROB = -0.123456789012345
+USAGE = {"prompt_tokens": 5, "completion_tokens": 7}
 
 
 def _node(
@@ -149,6 +151,41 @@ def test_other_bad_ends() -> None:
     assert empty.error is not None and empty.error["type"] == "EmptyTrajectory"
     cut = _episode([_node(None, [1]), _node(0, [2], 1)], calls=[{"node": 1}])
     assert from_episode(cut).provider, "the engine aborted the request"
+
+
+def test_a_chat_whose_weights_did_not_change_has_their_version() -> None:
+    nodes = [_node(None, []), _node(0, [1, 2, 3], 2)]
+    served = Served("3.4a", "3.4a")
+    rollout = from_episode(_episode(nodes, info={}), served=served)
+    (sample,) = rollout.samples
+    assert sample.versions == [-1, 3, 3] and sample.logprobs == [0.0, LOGPROB, LOGPROB - 1]
+    document = to_document(rollout)
+    assert (document["labels"], document["mixed"]) == (["3.4a"], False)
+    assert document["sampled_tokens"] == 2
+
+
+def test_a_chat_whose_weights_changed_is_mixed_and_of_both() -> None:
+    nodes = [_node(None, []), _node(0, [1, 2, 3], 2)]
+    rollout = from_episode(_episode(nodes, info={}), served=Served("3.4a", "5.6b"))
+    assert rollout.samples[0].versions == [-1, -1, -1]
+    document = {**to_document(rollout), "temperature": 1.0}
+    assert (document["labels"], document["mixed"]) == (["3.4a", "5.6b"], True)
+    group = groups.score(GroupWork("eval/0-0/e/0", "eval", "e", 0, 1), [document], 3, "")
+    assert groups.served_versions(group) == {3, 5} and groups.mixed_of(group) == 1
+
+
+def test_a_chat_may_lack_token_ids_and_logprobs() -> None:
+    bare = _node(0, [1, 2, 3], 2)
+    bare["logprobs"] = []
+    rollout = from_episode(_episode([_node(None, []), bare], info={}), served=Served("1.0", "1.0"))
+    assert rollout.error is None and rollout.samples[0].logprobs == [0.0] * 3
+    nodes = [_node(None, []), {**_node(0, [], 0), "sampled": True}]
+    calls = [{"node": 1, "finish_reason": "stop", "usage": USAGE}]
+    rollout = from_episode(_episode(nodes, info={}, calls=calls), served=Served("1.0", "1.0"))
+    assert rollout.error is None and rollout.samples == []
+    assert to_document(rollout)["sampled_tokens"] == 7
+    unnamed = from_episode(_episode(nodes, info={}), served=Served("default", "default"))
+    assert unnamed.error is not None and "'default', which names no version" in str(unnamed.error)
 
 
 def test_version_labels() -> None:

@@ -11,9 +11,10 @@ from ratchet.activities.training.check import check_model
 from ratchet.configs.run import RunConfig
 
 
-def config(model: dict[str, Any], **trainer: Any) -> RunConfig:
+def config(model: dict[str, Any], evals: dict[str, Any] | None = None, **trainer: Any) -> RunConfig:
     return RunConfig.model_validate(
         {
+            "eval": {"sampling": {"max_tokens": 16}, **(evals or {})},
             "max_steps": 1,
             "train": {"env": [{"id": "x"}], "sampling": {"max_tokens": 16}},
             "model": model,
@@ -97,6 +98,10 @@ def test_a_tokenizer_without_a_template_needs_a_renderer(tmp_path: Path, policy:
     (tmp_path / "policy" / "chat_template.jinja").unlink()
     name = str(tmp_path / "policy")
     assert check_model(config({"name": name})) == [], "it has ChatML's tokens"
+    evals = {"env": [{"id": "reverse-text"}]}
+    (problem,) = check_model(config({"name": name}, evals=evals))
+    assert problem.key == "eval.client" and "set eval.client to 'tokens'" in problem.message
+    assert check_model(config({"name": name}, evals={**evals, "client": "tokens"})) == []
     (problem,) = check_model(config({"name": name, "renderer": "default"}))
     assert problem.key == "model.renderer" and "no chat template to ask" in problem.message
     about = tmp_path / "policy" / "tokenizer.json"

@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from ratchet.activities.training.loss import LossInputs, mismatch_kl, rl_terms
+from ratchet.activities.training.loss import (
+    LossInputs,
+    LossTerms,
+    MemberCounts,
+    mismatch_kl,
+    ref_kl_terms,
+    rl_terms,
+    total_loss,
+)
 from ratchet.activities.training.token_stats import TokenStats
 from ratchet.configs.trainer import DefaultLossConfig
 
@@ -13,16 +21,17 @@ T = torch.tensor([[0.50, 0.62, 0.30, 0.45, 0.80, 0.75]], dtype=torch.float64).lo
 I = torch.tensor([[0.45, 0.48, 0.45, 0.72, 0.72, 0.50]], dtype=torch.float64).log()  # noqa: E741
 A = torch.tensor([[0.75, 0.75, -0.25, -0.25, 0.0, 0.5]], dtype=torch.float64)
 MASK = torch.ones(1, 6, dtype=torch.bool)
+COUNTS = MemberCounts(ref_kl=6)
 ENTROPY = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]], dtype=torch.float64)
 
 
-def stats(**streams: torch.Tensor) -> dict[str, float]:
+def stats(ref_kl: LossTerms | None = None, **streams: torch.Tensor) -> dict[str, float]:
     """Metrics of one micro-batch of two envs, three tokens each."""
     inputs = LossInputs(T, I, A, MASK, **streams)
     rl = rl_terms(T, I, A, MASK, DefaultLossConfig(), streams.get("rl_weights"))
     first = torch.tensor([[True] * 3 + [False] * 3])
     made = TokenStats()
-    made.add(inputs, rl, ENTROPY, mismatch_kl(T, I, MASK), {"a": first, "b": ~first})
+    made.add(inputs, rl, ENTROPY, mismatch_kl(T, I, MASK), {"a": first, "b": ~first}, ref_kl)
     return made.metrics()
 
 
@@ -57,6 +66,26 @@ def test_reference_and_cross_entropy_are_about_their_members_alone() -> None:
     assert found["ref_kl/mean"] == pytest.approx(lead)
     assert "is_masked/mean" not in found, "no member of the rl component"
     assert found["entropy/all/mean"] == 3.5
+
+
+def test_the_trust_region_of_ref_kl_stands_beside_that_of_rl() -> None:
+    """All tokens are members; index 3 has fallen by 0.27, more than the bound."""
+    on = torch.ones(1, 6, dtype=torch.float64)
+    inputs = LossInputs(T, I, A, MASK, 0 * on, None, on, T)
+    share = total_loss(inputs, rl_terms(T, I, A, MASK, DefaultLossConfig(), 0 * on), COUNTS)
+    found = stats(share.ref_kl, rl_weights=0 * on, ref_kl_weights=on, ref_logprobs=T)
+    terms = ref_kl_terms(T, I, T, on)
+    golden = terms.mismatch_kl[0].tolist()
+    dropped = terms.masked_low[0].tolist()
+    assert sum(dropped) == 1 and dropped[3]
+    assert found["ref_kl/is_masked/mean"] == pytest.approx(1 / 6)
+    assert found["ref_kl/is_masked_low/mean"] == pytest.approx(1 / 6)
+    assert found["ref_kl/is_masked_high/mean"] == 0.0
+    assert found["ref_kl/masked_mismatch_kl/mean"] == pytest.approx(golden[3])
+    rest = [value for place, value in enumerate(golden) if place != 3]
+    assert found["ref_kl/unmasked_mismatch_kl/mean"] == pytest.approx(sum(rest) / 5)
+    assert found["ref_kl/mismatch_kl/mean"] == pytest.approx(sum(golden) / 6)
+    assert not any(key.startswith("is_masked") for key in found), "no member of the rl component"
 
 
 def test_tokens_that_are_only_learnt_have_no_mismatch() -> None:

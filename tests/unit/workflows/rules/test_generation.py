@@ -17,6 +17,7 @@ from ratchet.workflows.rules.generation import GROUPS_PER_REPORT, Generation
 from ratchet.workflows.rules.placement import MAX_RELOCATIONS, Attempt
 from ratchet.workflows.rules.scheduler import Part
 from tests.unit.workflows.support import ENGINES, EPOCH, EXAMPLES, admitted, config, control
+from tests.unit.workflows.support import names as names_of
 
 
 def generation(dispatch: dict[str, Any] | None = None, **changes: Any) -> Generation:
@@ -172,6 +173,19 @@ def test_pause_that_drains_gives_nothing_up() -> None:
     admitted(g.scheduler)
     g.on_control(control(1, pause="drain"))
     assert g.review() == []
+
+
+def test_once_train_is_over_its_groups_in_flight_begun_or_waiting_are_given_up() -> None:
+    g = generation({"rollouts_per_activity": 1}, permits=7, evals=[EPOCH], train_limit=3)
+    parts = admitted(g.scheduler)
+    assert names_of(parts).count("train/0") == 1, "half of it waits for a permit"
+    over = {"train_over": True, "train_limit": 0, "put_backs": ["train/9.1", "eval/0-0/a/0"]}
+    g.on_control(control(1, permits=100, evals=[EPOCH], **over))
+    assert g.review() == ["train/0"] and g.flights["train/0"].cancelled == "pause"
+    assert not g.on_part_ended(parts[-1], "cancelled")
+    assert delivered(g) == [("train/0", "pause", "Cancelled: pause")]
+    assert {work.kind for work in (part.work for part in admitted(g.scheduler))} == {"eval"}
+    assert not any(group.startswith("train/") for group in g.flights)
 
 
 def test_overload_is_a_cause_of_its_own() -> None:

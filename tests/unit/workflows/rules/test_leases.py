@@ -1,5 +1,6 @@
 """What the run takes of its generations' reports, and when it cuts a batch."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,6 +132,26 @@ def test_train_groups_stand_back_for_evals_only_without_overlap() -> None:
         assert run.leases.control(0).train_limit > 0
         run.state.evals.open.append(EvalProgress(EPOCH))
         assert (run.leases.control(0).train_limit > 0) == overlap
+
+
+@pytest.mark.parametrize("ends_train", [True, False])
+def test_train_is_over_once_the_last_batch_is_shipped(ends_train: bool) -> None:
+    run, batch = Run(), ShippedBatch(CONFIG.max_steps, WEIGHTS, {}, None, 0.0)
+    run.leases.ends_train = ends_train
+    run.state.steps.step = CONFIG.max_steps - 1
+    run.state.train.lost = 100
+    assert not run.shipping.all_shipped
+    control = run.leases.control(0)
+    assert not control.train_over and control.train_limit > 0
+    run.state.steps.shipped = [batch]
+    assert run.shipping.all_shipped
+    control = run.leases.control(0)
+    assert control.train_over == ends_train
+    assert (control.train_limit == 0) == ends_train, "a run of an older build goes on as it began"
+    run.leases.on_cancelled(replace(delivered("train/3"), cancelled="pause"))
+    assert run.state.dispatch.requeued == ["train/3"], "it goes on if the run is made longer"
+    counted = "cancelled/a/surplus" if ends_train else "cancelled/a/pause"
+    assert run.leases.metrics()[counted] == 1
 
 
 # -- when a batch is cut --------------------------------------------------------------------

@@ -1,0 +1,47 @@
+"""Rollouts of evals through chat completions, as a user of the model would ask it.
+
+The engine turns messages into tokens by the model's own chat template and tells of a reply no
+version of its weights, as it does of tokens that train. So it is asked for its weight label before
+and after a rollout. Labels are never used twice: where both are the same, those weights sampled all
+of it, and where they differ nobody knows which sampled what.
+"""
+
+from typing import Any
+
+import httpx
+
+from ratchet.activities.contracts.rollouts import EngineTarget
+from ratchet.activities.runtime.tls import shared_context
+from ratchet.configs.env import SamplingConfig
+
+READ_S = 60.0
+"""An engine that is being given new weights answers once it has them."""
+
+
+def request(
+    engine: EngineTarget,
+    sampling: SamplingConfig,
+    options: dict[str, Any],
+    task: dict[str, Any],
+) -> dict[str, Any]:
+    """Keyword arguments of the env client's `run`; `options` are the chat template's own."""
+    import verifiers.v1 as vf
+
+    # The salt keeps cached keys and values of one version from serving another.
+    extra = {"cache_salt": str(engine.version), "return_token_ids": True, "logprobs": True}
+    template = {"chat_template_kwargs": options} if options else {}
+    return {
+        "client": vf.EvalClientConfig.model_validate(
+            {"base_url": f"{engine.url.rstrip('/')}/v1", "api_key_var": "RATCHET_ENGINE_KEY"}
+        ),
+        "model": engine.model,
+        "sampling": vf.SamplingConfig.model_validate(sampling.request() | extra | template),
+        "task_data": task,
+    }
+
+
+async def read_label(url: str) -> str:
+    """The label of the weights that the engine at `url` has; raises httpx.HTTPError."""
+    async with httpx.AsyncClient(timeout=READ_S, verify=shared_context()) as client:
+        answer = await client.get(f"{url.rstrip('/')}/weight_info")
+    return str(answer.raise_for_status().json()["weight_version"])

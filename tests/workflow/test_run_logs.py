@@ -1,0 +1,35 @@
+"""What workflows hand over to the log of their run."""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from temporalio.client import Client
+
+from ratchet.worker.run_logs import LOGGER, RunLogs, log_file
+from tests.workflow.running import start, world_of
+
+
+async def test_a_run_tells_its_pipeline_and_its_steps(
+    temporal: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    logs = RunLogs(tmp_path)
+    writing = asyncio.create_task(logs.run())
+    async with world_of(temporal) as world:
+        world.rollout_s = 1.5
+        handle = await start(world, max_steps=2, log={"interval": 1})
+        assert (await handle.result())["status"] == "succeeded"
+    logs.write(time.time())
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    text = log_file(tmp_path, handle.id).read_text().splitlines()
+    steps = [line for line in text if " INFO step " in line]
+    assert [line.split(" INFO ")[1].split(" | ")[0] for line in steps] == ["step 1", "step 2"]
+    for part in ("time ", "reward ", "tokens ", "throughput "):
+        assert part in steps[0]
+    shown = [line for line in text if "INFO pipeline: " in line]
+    assert any("rollouts in unfinished groups | in flight 8/8 (" in line for line in shown), shown
+    assert shown[-1].count("| succeeded") == 1 and "step 2/2" in shown[-1]
