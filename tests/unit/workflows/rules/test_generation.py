@@ -179,6 +179,9 @@ def test_once_train_is_over_its_groups_in_flight_begun_or_waiting_are_given_up()
     g = generation({"rollouts_per_activity": 1}, permits=7, evals=[EPOCH], train_limit=3)
     parts = admitted(g.scheduler)
     assert names_of(parts).count("train/0") == 1, "half of it waits for a permit"
+    assert [g.on_part_ended(part, "") for part in parts[:2]] == [False, True]
+    g.on_finalized("eval/0-0/a/0", None, "its engine was lost")
+    assert [group for group, *_ in delivered(g)] == ["eval/0-0/a/0"]
     over = {"train_over": True, "train_limit": 0, "put_backs": ["train/9.1", "eval/0-0/a/0"]}
     g.on_control(control(1, permits=100, evals=[EPOCH], **over))
     assert g.review() == ["train/0"] and g.flights["train/0"].cancelled == "pause"
