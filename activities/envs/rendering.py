@@ -22,6 +22,7 @@ from ratchet.activities.runtime.children import (
 )
 from ratchet.activities.storage.keys import POLICY_FILE
 from ratchet.configs.model import ModelConfig
+from ratchet.configs.run import RunConfig
 
 CHECK_TIMEOUT_S = 120.0
 AUTO, CHATML, TEMPLATE = "auto", "ratchet-chatml", "default"
@@ -209,6 +210,23 @@ def renderer_of(model: ModelConfig, folder: Path) -> dict[str, Any]:
         name = about.get("base", model.name)
         return resolve(name, load_tokenizer(folder), model.renderer_options)
     return dict(about["renderer"])
+
+
+def has_template(folder: Path) -> bool:
+    """Whether the tokenizer in `folder` has a chat template; reads files alone."""
+    config = folder / "tokenizer_config.json"
+    said = config.is_file() and '"chat_template"' in config.read_text()
+    return said or (folder / "chat_template.jinja").is_file()
+
+
+def chat_problem(config: RunConfig, folder: Path) -> str | None:
+    """Why no eval can go through chat completions with the tokenizer in `folder`."""
+    if not (config.eval.env and config.asks_by_chat("eval")) or has_template(folder):
+        return None
+    return (
+        f"the tokenizer of {config.model.name!r} has no chat template, by which an engine answers "
+        "chat completions; give it one, or set eval.client to 'tokens'"
+    )
 
 
 def problem(model: ModelConfig, folder: Path) -> str | None:

@@ -43,7 +43,7 @@ class LoopLag:
             return None
         shares = {"min": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
         result = {name: quantile(lags, share) for name, share in shares.items()}
-        return {**result, "mean": fmean(lags), "n": float(len(lags))}
+        return {**result, "mean": fmean(lags), "n": len(lags)}
 
     async def _probe(self) -> None:
         while True:

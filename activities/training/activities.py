@@ -108,6 +108,7 @@ class TrainerActivities:
             about = json.loads((folder / keys.POLICY_FILE).read_text())
             config = await asyncio.to_thread(self.ctx.config, input.run_id)
             problem = await asyncio.to_thread(rendering.problem_aside, config.model, folder)
+            problem = problem or rendering.chat_problem(config, folder)
             if problem is not None:
                 raise ApplicationError(problem, type=names.BAD_INPUT, non_retryable=True)
         return PolicyResult(ref, about["parameters"], about["origin"])

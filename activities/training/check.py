@@ -190,18 +190,13 @@ def _check_tokenizer(config: RunConfig, folder: Path) -> list[CheckProblem]:
             f"renderer {rendering.CHATML!r} needs; set model.renderer to one made for it"
         )
         return [_problem(message)]
-    if '"chat_template"' in text or (folder / "chat_template.jinja").is_file():
+    if rendering.has_template(folder):
         return []
     if renderer == rendering.TEMPLATE or (renderer == rendering.AUTO and missing):
         why = rendering.NOTHING_KNOWN if renderer == rendering.AUTO else rendering.NO_TEMPLATE
         return [_problem(f"{str(folder)!r}: {why}", "/model/renderer")]
-    if config.eval.env and config.asks_by_chat("eval"):
-        message = (
-            f"the tokenizer of {str(folder)!r} has no chat template, by which an engine answers "
-            "chat completions; give it one, or set eval.client to 'tokens'"
-        )
-        return [_problem(message, "/eval/client")]
-    return []
+    chat = rendering.chat_problem(config, folder)
+    return [] if chat is None else [_problem(chat, "/eval/client")]
 
 
 def _check_hub(config: RunConfig) -> list[CheckProblem]:

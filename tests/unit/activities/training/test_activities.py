@@ -133,6 +133,18 @@ async def test_model_that_does_not_load_is_the_users_to_mend(tmp_path: Path) -> 
     assert caught.value.type == names.BAD_INPUT and caught.value.non_retryable
 
 
+async def test_a_model_without_a_template_cannot_be_evaluated_by_chat(
+    tmp_path: Path, policy: Path
+) -> None:
+    bare = shutil.copytree(policy, tmp_path / "bare")
+    (bare / "chat_template.jinja").unlink()
+    evals = {"env": [{"id": "reverse-text"}], "client": "chat", "sampling": {"max_tokens": 8}}
+    ctx = context(tmp_path, bare, eval=evals)
+    with pytest.raises(ApplicationError, match=r"set eval\.client to 'tokens'") as caught:
+        await run(TrainerActivities(ctx).prepare_policy, PreparePolicyInput(RUN))
+    assert caught.value.type == names.BAD_INPUT and caught.value.non_retryable
+
+
 def trained(ctx: WorkerContext, tmp_path: Path, run_id: str, seed: int) -> Path:
     """Another run's version 3, as weights and, of other values, as a checkpoint; the latter."""
     configs.save(ctx.store, run_id, read_config(CONFIG), attempt="t")

@@ -226,9 +226,20 @@ async def test_metrics_are_read_from_the_store(served: Served) -> None:
     problem(await served.http.get("/v1/runs/nope/evals"), 404, "unknown-run")
 
 
+LAG = {
+    "mean": 0.001,
+    "max": 0.02,
+    "p99": 0.01,
+    "min": 0.0,
+    "median": 0.001,
+    "p90": 0.002,
+    "n": 100,
+}
+
+
 async def test_gauges_are_paged_by_time(served: Served) -> None:
     run_id = (await served.start("gauged"))["id"]
-    lag = {"mean": 0.001, "max": 0.02, "p99": 0.01}
+    lag = LAG
     for source, times in (("rollout-a", (1.25, 2.25, 3.25)), ("rollout-b", (1.5, 2.25))):
         series = Series(run_id, source)
         for at in times:
@@ -254,7 +265,7 @@ async def test_gauges_are_paged_by_time(served: Served) -> None:
 async def test_gauges_are_of_one_role_or_of_all(served: Served) -> None:
     """Those who ask for no role get rollout workers; others have no number but their lag."""
     run_id = (await served.start("lagging"))["id"]
-    lag = {"mean": 0.001, "max": 0.02, "p99": 0.01}
+    lag = LAG
     roles = ("env", "inference", "orchestrator", "rollout", "trainer")
     for i, role in enumerate(roles):
         sample = {"time": 1.0 + i, "event_loop_lag": lag}
