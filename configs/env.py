@@ -13,6 +13,8 @@ TRUNCATION = ("top_p", "top_k", "min_p")
 RESERVED_NAMES = ("all", "agg", "trainable", "empty")
 ALL = -1
 """As a number of examples: all that the set has."""
+LOAD_AT_MOST_S = 600.0
+"""How long an environment may load in the preflight where its section does not say."""
 
 
 def _counted(value: int) -> int:
@@ -107,6 +109,19 @@ class EnvConfig(Section):
         description="Longest a single rollout may execute, in seconds. Waiting for a permit, in "
         "its engine's queue or for new weights does not count.",
     )
+    start_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=86_400,
+        description="Longest that the environment may load, in seconds, in the preflight and when "
+        "its server starts; more for one that downloads data. None: 600 in the preflight, and for "
+        "a server three times as long as the preflight took, but at least 120.",
+    )
+
+    @property
+    def load_limit_s(self) -> float:
+        """How long a process that loads the environment is waited for."""
+        return self.start_timeout_s or LOAD_AT_MOST_S
 
     @field_validator("address")
     @classmethod

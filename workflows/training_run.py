@@ -68,7 +68,7 @@ from ratchet.workflows.run.generations import Generations
 from ratchet.workflows.run.pausing import Pausing
 from ratchet.workflows.run.servers import Servers
 from ratchet.workflows.run.status import RunLog, progress
-from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after
+from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after, started_within
 from ratchet.workflows.run.trainer import MOST_RECORDED, Trainer
 
 QUEUED_AT_MOST = timedelta(days=7)
@@ -370,7 +370,9 @@ class TrainingRun:
             return f"servers to come up: {missing}" if missing else "engines to be verified at v0"
 
         await self._log.wait(
-            name, lambda: not self._fleet.missing() and self._fleet.synced(0), START_AT_MOST
+            name,
+            lambda: not self._fleet.missing() and self._fleet.synced(0),
+            started_within(self._config),
         )
         self._stepping.begin()
         self._log.set_status("running")

@@ -3,12 +3,13 @@
 One server a run and env name serves both training and evaluation.
 """
 
+import asyncio
 import json
 from typing import Any
 
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.rollouts import LONGEST_WAIT_S
-from ratchet.activities.envs import loading
+from ratchet.activities.envs import load_times, loading
 from ratchet.activities.envs.probe import probe
 from ratchet.activities.hosting.process import GRACE_S
 from ratchet.activities.hosting.spec import ServerSpec, free_port
@@ -61,6 +62,6 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
         cwd=scratch,
         probe=healthy,
         env=loading.process_env(env.path, scratch),
-        start_timeout_s=120.0,
+        start_timeout_s=await asyncio.to_thread(load_times.start_limit, ctx.store, env),
         grace_s=GRACE_S,
     )

@@ -45,6 +45,13 @@ LOW_SHARE = 0.1
 TOTALS = ("progress/tokens", "progress/samples", "progress/problems")
 
 
+def started_within(config: RunConfig) -> timedelta:
+    """How long the servers of a run may take to come up: longer where an environment may."""
+    envs = [*config.train.env, *config.eval.env]
+    longest_s = max(env.start_timeout_s or 0.0 for env in envs)
+    return max(START_AT_MOST, timedelta(seconds=2 * longest_s))
+
+
 def stalled_after(config: RunConfig) -> timedelta:
     """How long no group may be delivered before a run that generates counts as stalled: time enough
     for the slowest rollout that its envs allow, and for another try of it.

@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from ratchet.activities.contracts.checks import CheckInput, CheckResult
+from ratchet.activities.contracts.checks import CheckInput, CheckResult, load_limits
 from ratchet.activities.envs.check import EnvActivities
 from ratchet.activities.runtime.context import WorkerContext
+from ratchet.configs.load import validate
 
 OWN_ENV = """
 import verifiers.v1 as vf
@@ -116,3 +118,19 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
     assert result.examples["eval/own-env"] == result.examples["eval/b"] == 3, "fewer will do"
     keys = {problem.pointer: problem.key for problem in result.problems}
     assert keys["/train/env/1/args"] == "train.env[1].args"
+
+
+async def test_an_environment_that_loads_too_long_is_named_with_the_key(tmp_path: Path) -> None:
+    env = {"id": "reverse-text", "start_timeout_s": 0.01}
+    with pytest.raises(ApplicationError, match=r"reverse-text took longer than 0\.01 s; set start"):
+        await _check(tmp_path, train={"env": [env]})
+
+
+def test_environments_of_one_path_are_waited_for_together() -> None:
+    envs = [
+        {"id": "a", "path": "/p", "start_timeout_s": 3600},
+        {"id": "b", "path": "/p"},
+        {"id": "c"},
+    ]
+    config = validate({"max_steps": 1, "train": {"env": envs}})
+    assert load_limits(config) == {"/p": 3600 + 600, None: 600}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.activities.contracts.hosting import HostInput
-from ratchet.activities.envs import loading
+from ratchet.activities.envs import load_times, loading
 from ratchet.activities.envs.host import env_spec
 from ratchet.activities.envs.probe import probe
 from ratchet.activities.hosting.spec import ServerSpec
@@ -108,3 +108,29 @@ def test_import_path_of_a_server(tmp_path: Path) -> None:
     head = env["PYTHONPATH"].split(os.pathsep)[:2]
     assert head == ["/srv/envs", str(loading.SHIPPED_DIR)]
     assert env["HOME"] == str(tmp_path)
+
+
+async def test_a_server_may_take_thrice_as_long_as_the_preflight(tmp_path: Path) -> None:
+    """What loads fast leaves no record; a measurement counts for the same arguments alone."""
+    config = RunConfig.model_validate({"max_steps": 1, "train": {"env": [{"id": "reverse-text"}]}})
+    env = config.train.env[0]
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    load_times.note_load(ctx.store, env, 39.0)
+    assert not (tmp_path / "store" / "cache").exists()
+    load_times.note_load(ctx.store, env, 200.0)
+    load_times.note_load(ctx.store, env, 50.0)
+    assert (await _spec(tmp_path, {"id": "reverse-text"})).start_timeout_s == 600.0
+
+
+@pytest.mark.parametrize(
+    ("env", "seconds"),
+    [
+        ({"id": "reverse-text"}, 120.0),
+        ({"id": "reverse-text", "start_timeout_s": 30}, 30.0),
+        ({"id": "reverse-text", "start_timeout_s": 3600}, 3600.0),
+    ],
+)
+async def test_how_long_a_server_may_take_to_start(
+    tmp_path: Path, env: dict[str, object], seconds: float
+) -> None:
+    assert (await _spec(tmp_path, env)).start_timeout_s == seconds

@@ -105,6 +105,9 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+ENV_KEYS_OF_5: dict[str, Any] = {"start_timeout_s": None}
+
+
 def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     """A stored config, with what later schemas have split or added as schema 1 had it."""
     model, trainer = _without_revision(config["model"]), dict(config["trainer"])
@@ -128,7 +131,9 @@ def _without_revision(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sampled_whole(section: dict[str, Any]) -> dict[str, Any]:
-    """The train or eval section without the keys of sampling that schema 2 has added."""
+    """The train or eval section without the keys of its envs that schema 5 has added, and those of
+    sampling that schema 2 has.
+    """
     added = {"stop": [], "top_p": 1.0, "top_k": None, "min_p": 0.0}
 
     def whole(sampling: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -137,7 +142,16 @@ def _sampled_whole(section: dict[str, Any]) -> dict[str, Any]:
         assert {key: sampling[key] for key in added} == added
         return {key: value for key, value in sampling.items() if key not in added}
 
-    envs = [{**env, "sampling": whole(env["sampling"])} for env in section["env"]]
+    envs = [
+        {
+            key: value if key != "sampling" else whole(value)
+            for key, value in env.items()
+            if key not in ENV_KEYS_OF_5
+        }
+        for env in section["env"]
+    ]
+    for env in section["env"]:
+        assert {key: env[key] for key in ENV_KEYS_OF_5} == ENV_KEYS_OF_5
     return {**section, "env": envs, "sampling": whole(section["sampling"])}
 
 
