@@ -1,7 +1,7 @@
 """Environments: what is rolled out, for training and for evaluation."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -116,6 +116,13 @@ class EnvConfig(Section):
         description="Longest that the environment may load, in seconds, in the preflight and when "
         "its server starts; more for one that downloads data. None: 600 in the preflight, and for "
         "a server three times as long as the preflight took, but at least 120.",
+    )
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info",
+        description="Least level of what the environment's own loggers (those named after its "
+        "module, and after modules in `path`) write to its server's log; libraries write warnings. "
+        "`ratchet runs logs RUN --env NAME` shows it.",
     )
 
     @property

@@ -53,7 +53,7 @@ from ratchet.workflows.protocol.messages import (
 )
 from ratchet.workflows.protocol.state import Lifecycle, PermitsState, RunState
 from ratchet.workflows.rules.curriculum import Curriculum
-from ratchet.workflows.rules.fleet import hosts_of
+from ratchet.workflows.rules.fleet import hosts_of, shared
 from ratchet.workflows.rules.leases import OVER, Leases
 from ratchet.workflows.rules.live_config import limits_of
 from ratchet.workflows.rules.permits import Permits
@@ -72,6 +72,7 @@ from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after, sta
 from ratchet.workflows.run.trainer import MOST_RECORDED, Trainer
 
 QUEUED_AT_MOST = timedelta(days=7)
+OWN_ENV_SERVERS = "own-env-servers"
 CLOSE_AT_MOST = timedelta(seconds=60)
 
 
@@ -328,7 +329,11 @@ class TrainingRun:
 
         policy = await self._outages.perform("the policy", prepare)
         self._pushes.begin(policy)
-        self._fleet.hosts.extend(hosts_of(self._config))
+        hosts = hosts_of(self._config)
+        together = shared(hosts_of(self._config))
+        if len(together) < len(hosts) and not workflow.patched(OWN_ENV_SERVERS):
+            hosts = together
+        self._fleet.hosts.extend(hosts)
         await self._servers.open()
 
     async def _restore(self, restore: RestoreInput) -> None:

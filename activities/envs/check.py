@@ -135,24 +135,18 @@ def _requests(config: RunConfig) -> list[dict[str, Any]]:
 
 
 def _conflicts(config: RunConfig) -> list[CheckProblem]:
-    """One server serves an env's name, so its two sections may not ask for different servers."""
+    """A server that someone else runs has one `args.task` for all that it serves."""
     problems = []
     for index, env in enumerate(config.eval.env):
         twin = next((other for other in config.train.env if other.name == env.name), None)
-        if twin is None:
+        if twin is None or env.address is None:
             continue
-        key = f"eval.env[{index}]"
-        if twin.path != env.path:
-            message = (
-                f"env {env.name!r} is loaded from {twin.path!r} in train and {env.path!r} in "
-                "eval; set the same `path`, or another `name` on one of them"
-            )
-            problems.append(CheckProblem(f"/eval/env/{index}/path", f"{key}.path", message))
         if twin.args.get("task") != env.args.get("task"):
             message = (
-                f"args.task of env {env.name!r} differs between train and eval, which share one "
-                "server; set another `name` on one of them"
+                f"args.task of env {env.name!r} differs between train and eval, which share the "
+                f"server at {env.address}; set another `name` and `address` on one of them"
             )
+            key = f"eval.env[{index}]"
             problems.append(CheckProblem(f"/eval/env/{index}/args", f"{key}.args", message))
     return problems
 
@@ -215,7 +209,7 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
 
     pointer, env_id, began = request["pointer"], request["id"], time.monotonic()
     finding: dict[str, Any] = {"name": request["name"], "problems": [], "examples": None}
-    module = env_id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+    module = loading.module_of(env_id)
     try:
         fields = sorted(set(taskset_config_type(env_id).model_fields) - {"id"})
     except ModuleNotFoundError as error:
