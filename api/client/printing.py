@@ -242,7 +242,8 @@ def event_lines(events: Iterable[Event]) -> str:
 def log_lines(lines: Iterable[LogLine]) -> str:
     """Lines of a log, with who said them."""
     return "\n".join(
-        f"{moment(line.created_at)} {line.level:7} {clean(line.source)}: "
+        f"{'-' if line.created_at is None else moment(line.created_at)} "
+        f"{line.level:7} {clean(line.source)}: "
         f"{one_line(line.message, 400)}"
         for line in lines
     )
