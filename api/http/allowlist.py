@@ -153,7 +153,11 @@ def _in_section(section: BaseModel, place: Place) -> Iterator[_Named | _Mistake]
     match section:
         case FrozenModelConfig():
             yield _host((*place, "base_url"), section.base_url)
+            for number, url in enumerate(section.more_urls):
+                yield _host((*place, "more_urls", number), url)
             yield _variable((*place, "api_key_var"), section.api_key_var)
+            for header, variable in section.headers_from_env.items():
+                yield _variable((*place, "headers_from_env", header), variable)
         case FunctionSection():
             admits = partial(_within, section.function.partition(":")[0])
             yield _Named((*place, "function"), section.function, "names code", CODE, admits)

@@ -317,6 +317,16 @@ def judged(**given: object) -> dict[str, object]:
         (teacher(base_url="http://localhost.evil:1"), "algo/teacher/base_url"),
         (teacher(base_url="http://169.254.169.254/"), "algo/teacher/base_url"),
         (teacher(base_url=HERE, api_key_var="RATCHET_TEACHER_KEY"), ""),
+        (teacher(base_url=HERE, more_urls=["http://envs.lan/v1"]), ""),
+        (
+            teacher(base_url=HERE, more_urls=["http://[::1]:9", "http://evil"]),
+            "algo/teacher/more_urls/1",
+        ),
+        (teacher(base_url=HERE, headers_from_env={"X-A": "RATCHET_A_KEY"}), ""),
+        (
+            teacher(base_url=HERE, headers_from_env={"X-A": "TEMPORAL_API_KEY"}),
+            "algo/teacher/headers_from_env/X-A",
+        ),
         (teacher(base_url=HERE, api_key_var="VLLM_KEY"), ""),
         (teacher(base_url=HERE, api_key_var="TEMPORAL_API_KEY"), "algo/teacher/api_key_var"),
         (teacher(base_url=HERE, api_key_var="RATCHET_API_KEY"), "algo/teacher/api_key_var"),

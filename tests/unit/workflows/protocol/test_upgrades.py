@@ -24,7 +24,9 @@ from ratchet.activities.runtime.failing import failure_of
 from ratchet.activities.storage import keys
 from ratchet.api.services.run_view import run_object
 from ratchet.api.temporal.client import Execution
+from ratchet.configs.algorithm import teacher_of
 from ratchet.configs.load import ConfigError, validate
+from ratchet.configs.reference import FrozenModelConfig
 from ratchet.configs.upgrades import CONFIG, config_document, read_config
 from ratchet.configs.versions import NewerSchema
 from ratchet.workflows.protocol.messages import (
@@ -352,6 +354,26 @@ def test_what_an_older_config_does_not_say_is_as_it_was() -> None:
     sgd = read_config({**old, "trainer": {"optim": {"type": "sgd"}}}).trainer.optim
     assert sgd.type == "sgd" and sgd.lr == 1e-2
     assert old == {"schema": 2, "max_steps": 3, "train": train}, "an upgrader changes no input"
+
+
+def test_frozen_models_of_older_runs_are_waited_for_as_before() -> None:
+    where = {"name": "m", "base_url": "http://h"}
+    sft = {"type": "sft", "source": {**where, "max_concurrent": 2}}
+    train = {"env": [{"id": "a"}, {"id": "b", "algo": sft}, {"id": "c", "algo": {"type": "opsd"}}]}
+    old = {"max_steps": 1, "algo": {"type": "opd", "teacher": where}, "train": train}
+    waits = {}
+    for made in (read_config({"schema": 4, **old}), validate(old)):
+        played = made.sampler("b", "train")
+        teacher = teacher_of(made.algo)
+        assert isinstance(teacher, FrozenModelConfig) and played and played.max_concurrent == 2
+        assert teacher_of(made.algorithm("c")) == "policy"
+        waits[made.train.env[0].log_level] = [
+            (model.timeout_s, model.connect_timeout_s) for model in (teacher, played)
+        ]
+    assert waits == {
+        "warning": [(60.0, 10.0), (86_400.0, 30.0)],
+        "info": [(1200.0, 30.0), (1200.0, 30.0)],
+    }
 
 
 def test_a_users_config_has_no_schema() -> None:
