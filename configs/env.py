@@ -11,6 +11,9 @@ from ratchet.configs.curriculum import CurriculumConfig
 
 TRUNCATION = ("top_p", "top_k", "min_p")
 RESERVED_NAMES = ("all", "agg", "trainable", "empty")
+ADDRESS = r"tcp://[^:/\s]+:\d{1,5}"
+"""The form of an env server's address."""
+LogLevel = Literal["debug", "info", "warning", "error"]
 ALL = -1
 """As a number of examples: all that the set has."""
 LOAD_AT_MOST_S = 600.0
@@ -118,7 +121,7 @@ class EnvConfig(Section):
         "a server three times as long as the preflight took, but at least 120.",
     )
 
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
+    log_level: LogLevel = Field(
         default="info",
         description="Least level of what the environment's own loggers (those named after its "
         "module, and after modules in `path`) write to its server's log; libraries write warnings. "
@@ -133,7 +136,7 @@ class EnvConfig(Section):
     @field_validator("address")
     @classmethod
     def _address_is_tcp(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"tcp://[^:/\s]+:\d{1,5}", value):
+        if value is not None and not re.fullmatch(ADDRESS, value):
             raise ValueError("an env server's address has the form tcp://host:port")
         return value
 
