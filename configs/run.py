@@ -1,5 +1,6 @@
 """The schema of a run: everything a user can say about it, validated whole before any effect."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -113,7 +114,9 @@ class RunConfig(Section):
         description="Start of the run id: lower-case letters, digits and '-', at most 40.",
     )
     seed: int = Field(default=0, ge=0, lt=2**32, description="Seeds data order and warm start.")
-    max_steps: int = Field(ge=1, le=10_000_000, description="Trainer steps; the run ends there.")
+    max_steps: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        description="Trainer steps; the run ends there. None: it goes on until it is stopped."
+    )
     when_all_fail: Literal["pause", "end", "continue"] = Field(
         default="pause",
         description="What becomes of a run of whose first eval, or first eight train groups, every "
@@ -236,6 +239,11 @@ class RunConfig(Section):
                 "temperature"
             )
         return None
+
+    @property
+    def last_step(self) -> float:
+        """The step that the run ends with; infinite if it goes on until it is stopped."""
+        return math.inf if self.max_steps is None else self.max_steps
 
     @property
     def permits(self) -> int | None:

@@ -428,7 +428,7 @@ class TrainingRun:
     async def _steps(self) -> None:
         state, config = self._state, self._config
         steps, interval = state.steps, config.checkpoint.interval
-        while steps.step < config.max_steps:
+        while steps.step < config.last_step:
             if not config.eval.overlap:
                 await self._evals_done()
             await self._stepping.until_shipped(or_else=self._asked)
@@ -437,7 +437,7 @@ class TrainingRun:
                 await self._stepping.step()
                 self._evals.fire(steps.step)
                 self._log.publish()
-                due = steps.step % interval == 0 and steps.step < config.max_steps
+                due = steps.step % interval == 0 and steps.step < config.last_step
             due = due or len(state.trainer.batches) >= MOST_RECORDED
             if due or state.requests.checkpoint:
                 self._pausing.on_saved()

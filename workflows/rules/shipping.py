@@ -33,7 +33,7 @@ class Shipping:
         """Whether the next batch is due and full, once what is unfit for it was taken out."""
         state, step, version = self._state, self.next_batch, self._state.steps.version
         asked = state.requests.stop or state.requests.pause
-        if self.on_hold or asked or version < 0 or step > self._config.max_steps:
+        if self.on_hold or asked or version < 0 or step > self._config.last_step:
             return False
         if state.outages.holds or state.lifecycle.status != "running":
             return False
