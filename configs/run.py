@@ -24,6 +24,7 @@ from ratchet.configs.env import (
 )
 from ratchet.configs.filters import FiltersConfig
 from ratchet.configs.model import ModelConfig
+from ratchet.configs.monitor import MonitorConfig
 from ratchet.configs.reference import FrozenModelConfig
 from ratchet.configs.trainer import (
     CheckpointConfig,
@@ -137,6 +138,7 @@ class RunConfig(Section):
     dispatch: DispatchConfig = Field(default_factory=DispatchConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     retention: RetentionConfig = Field(default_factory=RetentionConfig)
+    monitor: MonitorConfig = Field(default_factory=MonitorConfig)
 
     @field_validator("name")
     @classmethod

@@ -265,7 +265,8 @@ class Steps:
         }
 
     def _record(self, step: int, metrics: dict[str, float], parts: list[ArtifactRef]) -> None:
-        record = StepRecord(self._arg.run_id, step, metrics, parts)
+        monitor = self._config.monitor
+        record = StepRecord(self._arg.run_id, step, metrics, parts, monitor.url, monitor.url_var)
         work = self._outages.perform(
             f"record of step {step}",
             lambda: RECORD_STEP(record, self._arg.queues, f"record step {step}"),

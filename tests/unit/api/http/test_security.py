@@ -374,6 +374,25 @@ def test_with_keys_a_config_reaches_only_what_is_listed(env: dict[str, object], 
     assert refused(run, None) == []
 
 
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("http://envs.lan/ping", ""),
+        (HERE, ""),
+        ("https://evil/ping", "/monitor/heartbeat_url"),
+        ("http://localhost.evil:1", "/monitor/heartbeat_url"),
+        ({"env_var": "RATCHET_PING_KEY"}, ""),
+        ({"env_var": "HF_TOKEN"}, "/monitor/heartbeat_url/env_var"),
+    ],
+)
+def test_with_keys_only_listed_monitors_are_pinged(url: object, place: str) -> None:
+    run = validate(config(monitor={"heartbeat_url": url}))
+    found = refused(run, (), ("envs.lan",), ("VLLM_KEY",))
+    assert [error.pointer for error in found if "env/" not in error.pointer] == [place] * bool(
+        place
+    )
+
+
 MODELS = ("Qwen/*", "me/one", "/srv/models")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -122,7 +122,9 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     sampled = {kind: _sampled_whole(config[kind]) for kind in ("train", "eval")}
     assert config["when_all_fail"] == "continue", "a run of which everything failed went on"
     assert sampled["train"].pop("max_empty_batches") == 10 and sampled["eval"].pop("at_end") is True
-    config = {key: value for key, value in config.items() if key != "when_all_fail"}
+    added = {"when_all_fail": "continue", "monitor": {"heartbeat_url": None}}
+    assert {key: config[key] for key in added} == added
+    config = {key: value for key, value in config.items() if key not in added}
     return {**config, **sampled, "model": model, "trainer": trainer, "inference": inference}
 
 
