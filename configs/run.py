@@ -325,7 +325,8 @@ class RunConfig(Section):
 def data_of(config: RunConfig) -> dict[str, Any]:
     """What of a config decides which examples are drawn and what a finalized group holds."""
     data = config.model_dump(mode="json", include={"seed", "train", "algo", "filters", "eval"})
-    envs = [{**env, "ratio": 0} for env in data["train"]["env"]]
+    served = {"ratio": 0, "start_timeout_s": None, "log_level": "info"}
+    envs = [{**env, **served} for env in data["train"]["env"]]
     return {
         **data,
         "train": {**data["train"], "max_empty_batches": 0, "env": envs},
