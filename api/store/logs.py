@@ -24,7 +24,8 @@ START = "start"
 _CURSOR = re.compile(r"(\d{1,20})\.(\d{1,15})\.(\d)")
 _LINE = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,6})?Z?)\s+"
-    r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+(?P<source>[^\s:]{1,120}):? (?P<message>.*)",
+    r"(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+"
+    r"(?:(?P<source>[^\s:]{1,120}): )?(?P<message>.*)",
     re.IGNORECASE,
 )
 
@@ -100,7 +101,8 @@ def read_page(log: Path, source: str, after: str | None, limit: int, lowest: int
         if match is not None:
             level = LEVELS.index(match["level"].lower().replace("critical", "error"))
             moment = datetime.fromisoformat(match["time"].replace(",", "."))
-            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+            # Without a zone it is this machine's, which wrote it.
+            moment = moment.astimezone(UTC)
         passed = end
         if level >= lowest:
             lines.append(
@@ -108,7 +110,7 @@ def read_page(log: Path, source: str, after: str | None, limit: int, lowest: int
                     id=f"{age}.{offset + end}.{level}",
                     created_at=moment,
                     level=LEVELS[level],
-                    source=match["source"] if match else source,
+                    source=(match and match["source"]) or source,
                     message=match["message"] if match else text,
                 )
             )

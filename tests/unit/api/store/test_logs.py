@@ -52,6 +52,15 @@ def test_lines_have_the_level_and_the_time_of_the_last_that_said_them(tmp_path: 
     assert [line.message for line in new.lines] == ["half a line"] and not new.more
 
 
+def test_a_line_may_name_no_logger_and_a_time_of_this_machine(tmp_path: Path) -> None:
+    """As the orchestrator writes them."""
+    log = tmp_path / "orchestrator.log"
+    log.write_text("2026-01-02 03:04:05,678 INFO step 3 | reward 0.5\n")
+    (line,) = read_page(log, "orchestrator", None, 10, 0).lines
+    assert (line.source, line.message) == ("orchestrator", "step 3 | reward 0.5")
+    assert line.created_at == datetime(2026, 1, 2, 3, 4, 5, 678000).astimezone(UTC)
+
+
 def test_a_traceback_that_a_page_ends_in_keeps_its_level(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text(f"{HEAD} ERROR e: broke\nTraceback\nValueError\n{HEAD} INFO e: on\n")
