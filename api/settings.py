@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from ratchet.activities.contracts.names import Queues
 from ratchet.api.http.security import origin_of
@@ -23,7 +24,7 @@ class Settings:
     `endpoint_hosts` hosts of endpoints and env servers, `key_vars` variables with endpoints' keys,
     `models` models, `engine_flags` flags of engines (see `ratchet.api.http.allowlist`); None: any.
     `public_url` is where browsers find the API, if a proxy sends their requests on under another
-    name.
+    name. Below `home` lie the logs of processes on this machine.
     """
 
     store_url: str
@@ -42,6 +43,7 @@ class Settings:
     models: tuple[str, ...] | None = None
     engine_flags: tuple[str, ...] | None = None
     public_url: str = ""
+    home: Path = field(default_factory=home_folder)
 
     @staticmethod
     def from_env(env: Mapping[str, str] = os.environ) -> "Settings":
@@ -67,6 +69,7 @@ class Settings:
             models=allowed("RATCHET_MODELS"),
             engine_flags=allowed("RATCHET_ENGINE_FLAGS"),
             public_url=_origin(env, "RATCHET_PUBLIC_URL"),
+            home=home,
         )
 
 

@@ -11,8 +11,13 @@ from ratchet.configs.curriculum import CurriculumConfig
 
 TRUNCATION = ("top_p", "top_k", "min_p")
 RESERVED_NAMES = ("all", "agg", "trainable", "empty")
+ADDRESS = r"tcp://[^:/\s]+:\d{1,5}"
+"""The form of an env server's address."""
+LogLevel = Literal["debug", "info", "warning", "error"]
 ALL = -1
 """As a number of examples: all that the set has."""
+LOAD_AT_MOST_S = 600.0
+"""How long an environment may load in the preflight where its section does not say."""
 
 
 def _counted(value: int) -> int:
@@ -107,11 +112,31 @@ class EnvConfig(Section):
         description="Longest a single rollout may execute, in seconds. Waiting for a permit, in "
         "its engine's queue or for new weights does not count.",
     )
+    start_timeout_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=86_400,
+        description="Longest that the environment may load, in seconds, in the preflight and when "
+        "its server starts; more for one that downloads data. None: 600 in the preflight, and for "
+        "a server three times as long as the preflight took, but at least 120.",
+    )
+
+    log_level: LogLevel = Field(
+        default="info",
+        description="Least level of what the environment's own loggers (those named after its "
+        "module, and after modules in `path`) write to its server's log; libraries write warnings. "
+        "`ratchet runs logs RUN --env NAME` shows it.",
+    )
+
+    @property
+    def load_limit_s(self) -> float:
+        """How long a process that loads the environment is waited for."""
+        return self.start_timeout_s or LOAD_AT_MOST_S
 
     @field_validator("address")
     @classmethod
     def _address_is_tcp(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"tcp://[^:/\s]+:\d{1,5}", value):
+        if value is not None and not re.fullmatch(ADDRESS, value):
             raise ValueError("an env server's address has the form tcp://host:port")
         return value
 

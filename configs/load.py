@@ -81,13 +81,17 @@ def _keys_below(fields: dict[str, Any], above: str = "") -> dict[str, str]:
 
 
 def _unknown(location: tuple[int | str, ...]) -> str:
-    """What to say of a key that is not there: the nearest beside it, else the nearest anywhere."""
+    """What to say of a key that is not there: one much like it beside it or anywhere, else the
+    nearest beside it."""
     key, valid = str(location[-1])[:NEAR], list(_fields_at(location[:-1]))
-    if near := difflib.get_close_matches(key, valid, n=1, cutoff=0.5):
-        return f"unknown key; did you mean {near[0]!r}?"
-    anywhere = _keys_below(_section_fields(RunConfig))
-    if near := difflib.get_close_matches(key, anywhere, n=1, cutoff=0.8):
-        return f"unknown key; did you mean {anywhere[near[0]]!r}?"
+    beside = {name: name for name in valid}
+    for known, alike in (
+        (beside, 0.8),
+        (_keys_below(_section_fields(RunConfig)), 0.8),
+        (beside, 0.5),
+    ):
+        if near := difflib.get_close_matches(key, known, n=1, cutoff=alike):
+            return f"unknown key; did you mean {known[near[0]]!r}?"
     return f"unknown key; valid keys: {', '.join(valid)}"
 
 

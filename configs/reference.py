@@ -49,8 +49,40 @@ def _url_problem(url: Any) -> str:
     return ""
 
 
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
+_SET_OTHERWISE = ("authorization", "connection", "content-length", "content-type", "host")
+
+
+def _headers_problem(headers: Any) -> str:
+    """What is wrong with headers by their variables, if anything."""
+    form = f'has the form {{ "X-Name" = "VARIABLE" }}, the variable in capitals; {_NO_KEYS}'
+    if not isinstance(headers, dict) or len(headers) > 16:
+        return f"{form}; at most 16 of them"
+    for name, variable in headers.items():
+        if not (isinstance(name, str) and _HEADER.fullmatch(name)):
+            return form
+        if name.lower() in _SET_OTHERWISE:
+            return f"cannot set {name!r}: requests have their own, and the key goes by api_key_var"
+        # Names in capitals only: many a key is a valid name otherwise.
+        if not (isinstance(variable, str) and _VARIABLE.fullmatch(variable)):
+            return form
+    return ""
+
+
+def _more_urls_problem(urls: Any) -> str:
+    """What is wrong with a list of further endpoints, if anything."""
+    if not isinstance(urls, list) or len(urls) > 63:
+        return "is a list of at most 63 URLs, such as base_url"
+    return next((problem for url in urls if (problem := _url_problem(url))), "")
+
+
+def _normal(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1").rstrip("/") + "/v1"
+
+
 class FrozenModelConfig(Section):
-    """A model that does not change, behind an OpenAI-compatible endpoint of vLLM."""
+    """A model that does not change, behind one or more OpenAI-compatible endpoints of vLLM."""
 
     name: str = Field(
         min_length=1, description="The name that the endpoint serves it by (see its /v1/models)."
@@ -67,7 +99,32 @@ class FrozenModelConfig(Section):
         default=32,
         ge=1,
         le=4096,
-        description="Requests in flight at once, per worker process; of a source, rollouts.",
+        description="Requests in flight at once over all URLs, per worker process; of a source, "
+        "rollouts.",
+    )
+    more_urls: list[str] = Field(
+        default_factory=list,
+        description="Further endpoints that serve the same model by the same name. Each request "
+        "goes to the URL with the fewest in flight; one that failed rests for 10 s.",
+    )
+    headers_from_env: dict[str, str] = Field(
+        default_factory=dict,
+        description="Further headers of every request, each with the environment variable that "
+        "holds its value, set as that of api_key_var is.",
+    )
+    timeout_s: float = Field(
+        default=1200.0, gt=0, le=86_400, description="Longest wait for an answer, in seconds."
+    )
+    connect_timeout_s: float = Field(
+        default=30.0, gt=0, le=3600, description="Longest wait for a connection, in seconds."
+    )
+    max_retries: int = Field(
+        default=3,
+        ge=0,
+        le=100,
+        description="Further tries of a request of a teacher that met a server in trouble, after "
+        "0.5 s, 1 s, 2 s … and at most 30 s; then its group is tried again later. A source's "
+        "rollout is always played again as a whole.",
     )
 
     @model_validator(mode="before")
@@ -81,9 +138,12 @@ class FrozenModelConfig(Section):
                 raise refusal("frozen model", key, _unknown(key, cls), HIDDEN)
         if "base_url" in data and (problem := _url_problem(data["base_url"])):
             raise refusal("frozen model", "base_url", problem, HIDDEN)
-        # Names in capitals only: many a key is a valid name otherwise.
+        checks = {"more_urls": _more_urls_problem, "headers_from_env": _headers_problem}
+        for key, find in checks.items():
+            if key in data and (problem := find(data[key])):
+                raise refusal("frozen model", key, problem, HIDDEN)
         name = data.get("api_key_var", DEFAULT_KEY_VAR)
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", name):
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             message = (
                 "is the name of an environment variable (capitals, digits, '_'), such as "
                 f"{DEFAULT_KEY_VAR!r}; {_NO_KEYS}"
@@ -95,12 +155,33 @@ class FrozenModelConfig(Section):
     @classmethod
     def _base_url_is_normal(cls, value: str) -> str:
         """The URL with '/v1' and without a slash at its end."""
-        return value.rstrip("/").removesuffix("/v1").rstrip("/") + "/v1"
+        return _normal(value)
+
+    @field_validator("more_urls")
+    @classmethod
+    def _more_urls_are_normal(cls, value: list[str]) -> list[str]:
+        return [_normal(url) for url in value]
+
+    @model_validator(mode="after")
+    def _urls_differ(self) -> "FrozenModelConfig":
+        if len(set(self.base_urls)) < len(self.base_urls):
+            raise ValueError("base_url and more_urls name one URL twice; drop one of them")
+        return self
 
     @property
     def root(self) -> str:
-        """The endpoint's URL without '/v1'."""
+        """The first endpoint's URL without '/v1'."""
         return self.base_url.removesuffix("/v1")
+
+    @property
+    def base_urls(self) -> list[str]:
+        """All endpoints, the first one first."""
+        return [self.base_url, *self.more_urls]
+
+    @property
+    def variables(self) -> list[str]:
+        """The environment variables whose values requests carry."""
+        return [self.api_key_var, *self.headers_from_env.values()]
 
 
 def _reference(data: Any) -> Any:

@@ -1,5 +1,6 @@
 """The schema of a run: everything a user can say about it, validated whole before any effect."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -23,6 +24,7 @@ from ratchet.configs.env import (
 )
 from ratchet.configs.filters import FiltersConfig
 from ratchet.configs.model import ModelConfig
+from ratchet.configs.monitor import MonitorConfig
 from ratchet.configs.reference import FrozenModelConfig
 from ratchet.configs.trainer import (
     CheckpointConfig,
@@ -124,7 +126,9 @@ class RunConfig(Section):
         description="Start of the run id: lower-case letters, digits and '-', at most 40.",
     )
     seed: int = Field(default=0, ge=0, lt=2**32, description="Seeds data order and warm start.")
-    max_steps: int = Field(ge=1, le=10_000_000, description="Trainer steps; the run ends there.")
+    max_steps: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
+        description="Trainer steps; the run ends there. None: it goes on until it is stopped."
+    )
     when_all_fail: Literal["pause", "end", "continue"] = Field(
         default="pause",
         description="What becomes of a run of whose first eval, or first eight train groups, every "
@@ -146,6 +150,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     retention: RetentionConfig = Field(default_factory=RetentionConfig)
     log: LogConfig = Field(default_factory=LogConfig)
+    monitor: MonitorConfig = Field(default_factory=MonitorConfig)
 
     @field_validator("name")
     @classmethod
@@ -250,6 +255,11 @@ class RunConfig(Section):
         return None
 
     @property
+    def last_step(self) -> float:
+        """The step that the run ends with; infinite if it goes on until it is stopped."""
+        return math.inf if self.max_steps is None else self.max_steps
+
+    @property
     def permits(self) -> int | None:
         """Rollouts that may execute at once; None: what the engines can bear."""
         input = self.dispatch.max_inflight_rollouts
@@ -331,7 +341,8 @@ class RunConfig(Section):
 def data_of(config: RunConfig) -> dict[str, Any]:
     """What of a config decides which examples are drawn and what a finalized group holds."""
     data = config.model_dump(mode="json", include={"seed", "train", "algo", "filters", "eval"})
-    envs = [{**env, "ratio": 0} for env in data["train"]["env"]]
+    served = {"ratio": 0, "start_timeout_s": None, "log_level": "info"}
+    envs = [{**env, **served} for env in data["train"]["env"]]
     return {
         **data,
         "train": {**data["train"], "max_empty_batches": 0, "env": envs},

@@ -229,9 +229,19 @@ class TrainerConfig(Section):
             )
         return self
 
-    def schedule_problem(self, max_steps: int) -> str | None:
+    def schedule_problem(self, max_steps: int | None) -> str | None:
         """What keeps the schedule from fitting into a run of `max_steps`; None if it fits."""
         schedule = self.scheduler
+        if max_steps is None:
+            if schedule.type == "constant" or (
+                schedule.type == "linear" and not schedule.decay_steps
+            ):
+                return None
+            return (
+                f"trainer.scheduler.type {schedule.type!r} falls towards the last step, and with "
+                "max_steps none there is no such step; set max_steps, or trainer.scheduler.type "
+                "'constant', or 'linear' with decay_steps 0"
+            )
         if schedule.type == "linear" and schedule.warmup_steps + schedule.decay_steps > max_steps:
             return (
                 f"warmup_steps ({schedule.warmup_steps}) and decay_steps ({schedule.decay_steps}) "

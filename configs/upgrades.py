@@ -64,10 +64,31 @@ def from_3_to_4(config: Document) -> Document:
 
 
 def from_4_to_5(config: Document) -> Document:
-    """A run of before goes on as it began: its evals asked the policy as train rollouts do. It
-    wrote no log, which changes nothing of it.
+    """A run of before goes on as it began: its evals asked the policy as train rollouts do, and it
+    wrote no log of its own. Servers had 120 s to start, and have no less; they wrote warnings
+    alone. A teacher was waited for 60 s, a source for as long as its rollout.
     """
-    return {**config, "eval": {"client": "tokens", **config.get("eval", {})}}
+    config = {**config, **_waits_as_before(config)}
+    sides = {kind: _quiet(side) for kind, side in config.items() if kind in ("train", "eval")}
+    asked_as_before = {"client": "tokens", **sides.get("eval", {})}
+    return {**config, **sides, "eval": asked_as_before}
+
+
+def _quiet(side: Document) -> Document:
+    envs = [{"log_level": "warning", **env, **_waits_as_before(env)} for env in side.get("env", ())]
+    return {**side, "env": envs}
+
+
+def _waits_as_before(place: Document) -> Document:
+    """The `algo` of a config or an env whose frozen models are waited for as schema 4 did."""
+    if not (algo := place.get("algo")):
+        return {}
+    before = {
+        "teacher": {"timeout_s": 60.0, "connect_timeout_s": 10.0},
+        "source": {"timeout_s": 86_400.0, "connect_timeout_s": 30.0},
+    }
+    models = {key: algo[key] for key in before if isinstance(algo.get(key), dict)}
+    return {"algo": {**algo, **{key: {**before[key], **it} for key, it in models.items()}}}
 
 
 def _short_replies(side: Document) -> Document:

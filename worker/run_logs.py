@@ -19,6 +19,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+from ratchet.activities.contracts.logs import orchestrator_log
 from ratchet.activities.contracts.names import LOG_LINE, LOG_VIEW
 from ratchet.activities.contracts.statuses import ENDED
 from ratchet.activities.runtime.lag import LoopLag
@@ -37,7 +38,7 @@ View = Mapping[str, Any]
 
 def log_file(home: Path, run: str) -> Path:
     """Where the orchestrator's log of a run lies."""
-    return home / "logs" / run / "orchestrator.log"
+    return home / orchestrator_log(run)
 
 
 def pipeline_line(run: View, generations: Sequence[View], lag: View | None) -> str:
@@ -45,7 +46,7 @@ def pipeline_line(run: View, generations: Sequence[View], lag: View | None) -> s
     loop.
     """
     parts = [
-        f"pipeline: step {run['step']}/{run['max_steps']}",
+        f"pipeline: step {run['step']}" + (f"/{last}" if (last := run["max_steps"]) else ""),
         f"policy v{max(run['policy_version'], 0)}",
         f"batch {run['collected']}/{run['wanted']} {run['unit']}, {run['shipped_batches']} shipped",
     ]

@@ -4,13 +4,19 @@ Runs before anything is started, on the env and trainer queues side by side.
 """
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from ratchet.activities.contracts import names
-from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+from ratchet.activities.contracts.checks import (
+    CheckInput,
+    CheckProblem,
+    CheckResult,
+    load_limits,
+)
 from ratchet.configs.pointers import pointer_to
 from ratchet.configs.upgrades import read_config
 from ratchet.workflows.protocol.activities import (
@@ -22,23 +28,33 @@ from ratchet.workflows.protocol.activities import (
 from ratchet.workflows.protocol.messages import PREFLIGHT, PreflightInput
 from ratchet.workflows.rules.curriculum import too_large
 
+LOADING_SLACK_S = 60.0
 OUTSIDE = ("custom", "echo", "opd", "opsd", "sft")
 
 
 async def run_preflight(arg: PreflightInput) -> CheckResult:
     """All problems of the config that workers can see, and the number of examples per env."""
 
-    async def check(activity: Activity[CheckInput, CheckResult], summary: str) -> CheckResult:
+    config = read_config(arg.config)
+
+    async def check(
+        activity: Activity[CheckInput, CheckResult],
+        summary: str,
+        timeout: timedelta | None = None,
+    ) -> CheckResult:
         try:
-            return await activity(CheckInput(arg.config, arg.restored), arg.queues, summary)
+            input = CheckInput(arg.config, arg.restored)
+            return await activity(input, arg.queues, summary, timeout=timeout)
         except ActivityError as error:
             cause = error.cause
             if isinstance(cause, ApplicationError) and cause.type == names.BAD_INPUT:
                 return CheckResult([CheckProblem("", "(config)", str(cause))])
             raise
 
+    # The activity bounds each process that loads environments; this bounds a worker that hangs.
+    loading = timedelta(seconds=max(load_limits(config).values()) + LOADING_SLACK_S)
     checks = [
-        check(CHECK_ENVS, "check the environments"),
+        check(CHECK_ENVS, "check the environments", loading),
         check(CHECK_MODEL, "check the model"),
     ]
     if _looks_outside(arg.config):
@@ -48,7 +64,6 @@ async def run_preflight(arg: PreflightInput) -> CheckResult:
     problems = [problem for result in results for problem in result.problems]
     examples = {name: count for result in results for name, count in result.examples.items()}
     if not problems:
-        config = read_config(arg.config)
         problems = [
             CheckProblem(pointer_to(key), key, message)
             for key, message in too_large(config, examples)

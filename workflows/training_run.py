@@ -53,7 +53,7 @@ from ratchet.workflows.protocol.messages import (
 )
 from ratchet.workflows.protocol.state import Lifecycle, PermitsState, RunState
 from ratchet.workflows.rules.curriculum import Curriculum
-from ratchet.workflows.rules.fleet import hosts_of
+from ratchet.workflows.rules.fleet import hosts_of, shared
 from ratchet.workflows.rules.leases import OVER, Leases
 from ratchet.workflows.rules.live_config import limits_of
 from ratchet.workflows.rules.permits import Permits
@@ -68,10 +68,11 @@ from ratchet.workflows.run.generations import Generations
 from ratchet.workflows.run.pausing import Pausing
 from ratchet.workflows.run.servers import Servers
 from ratchet.workflows.run.status import RunLog, progress
-from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after
+from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after, started_within
 from ratchet.workflows.run.trainer import MOST_RECORDED, Trainer
 
 QUEUED_AT_MOST = timedelta(days=7)
+OWN_ENV_SERVERS = "own-env-servers"
 CLOSE_AT_MOST = timedelta(seconds=60)
 
 
@@ -329,7 +330,11 @@ class TrainingRun:
 
         policy = await self._outages.perform("the policy", prepare)
         self._pushes.begin(policy)
-        self._fleet.hosts.extend(hosts_of(self._config))
+        hosts = hosts_of(self._config)
+        together = shared(hosts_of(self._config))
+        if len(together) < len(hosts) and not workflow.patched(OWN_ENV_SERVERS):
+            hosts = together
+        self._fleet.hosts.extend(hosts)
         await self._servers.open()
 
     async def _restore(self, restore: RestoreInput) -> None:
@@ -371,7 +376,9 @@ class TrainingRun:
             return f"servers to come up: {missing}" if missing else "engines to be verified at v0"
 
         await self._log.wait(
-            name, lambda: not self._fleet.missing() and self._fleet.synced(0), START_AT_MOST
+            name,
+            lambda: not self._fleet.missing() and self._fleet.synced(0),
+            started_within(self._config),
         )
         self._stepping.begin()
         self._log.set_status("running")
@@ -422,7 +429,7 @@ class TrainingRun:
     async def _steps(self) -> None:
         state, config = self._state, self._config
         steps, interval = state.steps, config.checkpoint.interval
-        while steps.step < config.max_steps:
+        while steps.step < config.last_step:
             if not config.eval.overlap:
                 await self._evals_done()
             await self._stepping.until_shipped(or_else=self._asked)
@@ -431,7 +438,7 @@ class TrainingRun:
                 await self._stepping.step()
                 self._evals.fire(steps.step)
                 self._log.publish()
-                due = steps.step % interval == 0 and steps.step < config.max_steps
+                due = steps.step % interval == 0 and steps.step < config.last_step
             due = due or len(state.trainer.batches) >= MOST_RECORDED
             if due or state.requests.checkpoint:
                 self._pausing.on_saved()

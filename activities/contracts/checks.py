@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from ratchet.configs.run import RunConfig
+
 
 @dataclass(frozen=True)
 class CheckInput:
@@ -29,3 +31,11 @@ class CheckResult:
 
     problems: list[CheckProblem] = field(default_factory=list)
     examples: dict[str, int] = field(default_factory=dict)
+
+
+def load_limits(config: RunConfig) -> dict[str | None, float]:
+    """How long the environments of each import path, which one process loads, are waited for."""
+    limits: dict[str | None, float] = {}
+    for env in (*config.train.env, *config.eval.env):
+        limits[env.path] = limits.get(env.path, 0.0) + env.load_limit_s
+    return limits

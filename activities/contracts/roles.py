@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ratchet.configs.env import EnvConfig
 from ratchet.configs.run import RunConfig
 
 LagRole = Literal["orchestrator", "trainer", "inference", "env"]
@@ -38,11 +39,36 @@ def _engines(config: RunConfig) -> dict[str, str]:
     return {f"engine-{k}": "" for k in range(config.inference.engines)}
 
 
+_STARTED_BY = ("args", "path", "log_level")
+"""Keys of an env that its server is started by."""
+
+
 def _envs(config: RunConfig) -> dict[str, str]:
+    """One server an env name, but 'train/<name>' and 'eval/<name>' where its sections need servers
+    that differ.
+    """
+    train = {env.name: env for env in config.train.env}
+    apart = {
+        env.name
+        for env in config.eval.env
+        if (twin := train.get(env.name)) is not None
+        and not env.address
+        and any(getattr(env, key) != getattr(twin, key) for key in _STARTED_BY)
+    }
     addresses: dict[str, str] = {}
-    for env in [*config.train.env, *config.eval.env]:
-        addresses.setdefault(env.name, env.address or "")
+    for kind, envs in (("train", config.train.env), ("eval", config.eval.env)):
+        for env in envs:
+            server = f"{kind}/{env.name}" if env.name in apart else env.name
+            addresses.setdefault(server, env.address or "")
     return addresses
+
+
+def sections_of(config: RunConfig, server: str) -> list[tuple[str, EnvConfig]]:
+    """The env sections, each with its kind, that an env server is for."""
+    kind, _, name = server.rpartition("/")
+    sections: list[tuple[str, EnvConfig]] = [("train", env) for env in config.train.env]
+    sections += [("eval", env) for env in config.eval.env]
+    return [(own, env) for own, env in sections if env.name == name and kind in ("", own)]
 
 
 SERVERS: dict[ServerRole, Role] = {

@@ -177,10 +177,13 @@ class StepRecord:
     """Metrics of one step, to be kept as one artifact.
 
     `parts` are artifacts that each hold an object of numbers. Where names meet, later parts
-    outdo earlier ones, and `metrics` all of them.
+    outdo earlier ones, and `metrics` all of them. Once it is kept, `heartbeat_url` or the URL
+    that the environment variable `heartbeat_var` holds is pinged.
     """
 
     run_id: str
     step: int
     metrics: dict[str, float]
     parts: list[ArtifactRef] = field(default_factory=list)
+    heartbeat_url: str = ""
+    heartbeat_var: str = ""

@@ -16,8 +16,13 @@ from typing import Any
 from temporalio import activity
 
 from ratchet.activities.contracts import names
-from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
-from ratchet.activities.envs import loading
+from ratchet.activities.contracts.checks import (
+    CheckInput,
+    CheckProblem,
+    CheckResult,
+    load_limits,
+)
+from ratchet.activities.envs import load_times, loading
 from ratchet.activities.envs.probe import probe
 from ratchet.activities.runtime.children import (
     as_parent,
@@ -32,7 +37,6 @@ from ratchet.configs.env import ALL
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import read_config
 
-CHECK_TIMEOUT_S = 120.0
 COUNT_S = 20.0
 """Counting the examples of one env stops here; those found so far are what is used."""
 ADDRESS_S = 5.0
@@ -52,7 +56,10 @@ class EnvActivities:
         problems = _conflicts(config)
         for request in _requests(config):
             by_path[request["path"]].append(request)
-        calls = [self._check_path(path, requests) for path, requests in by_path.items()]
+        limits = load_limits(config)
+        calls = [
+            self._check_path(path, requests, limits[path]) for path, requests in by_path.items()
+        ]
         addresses = [_check_address(*result) for result in _addresses(config)]
         async with heartbeats():
             outcomes, answers = await asyncio.gather(
@@ -63,11 +70,16 @@ class EnvActivities:
             problems += [CheckProblem(**problem) for problem in finding["problems"]]
             if finding["examples"] is not None:
                 examples[finding["name"]] = finding["examples"]
+                kind, _, name = finding["name"].partition("/")
+                env = config.env(name, kind)
+                await asyncio.to_thread(
+                    load_times.note_load, self.ctx.store, env, finding["seconds"]
+                )
         problems += [problem for problem in answers if problem is not None]
         return CheckResult(sorted(problems, key=lambda p: p.pointer), examples)
 
     async def _check_path(
-        self, path: str | None, requests: list[dict[str, Any]]
+        self, path: str | None, requests: list[dict[str, Any]], limit_s: float
     ) -> list[dict[str, Any]]:
         scratch = self.ctx.scratch("env-check")
         process = await asyncio.create_subprocess_exec(
@@ -79,11 +91,14 @@ class EnvActivities:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            async with asyncio.timeout(CHECK_TIMEOUT_S):
+            async with asyncio.timeout(limit_s):
                 out, err = await process.communicate(json.dumps(requests).encode())
         except TimeoutError:
             ids = ", ".join(request["id"] for request in requests)
-            message = f"loading {ids} took longer than {CHECK_TIMEOUT_S:.0f} s; make it lazy"
+            message = (
+                f"loading {ids} took longer than {limit_s:g} s; set start_timeout_s of the env "
+                "higher if it downloads data, or have it load its data when it is first used"
+            )
             raise final(names.BAD_INPUT, message) from None
         finally:
             if process.returncode is None:
@@ -120,24 +135,18 @@ def _requests(config: RunConfig) -> list[dict[str, Any]]:
 
 
 def _conflicts(config: RunConfig) -> list[CheckProblem]:
-    """One server serves an env's name, so its two sections may not ask for different servers."""
+    """A server that someone else runs has one `args.task` for all that it serves."""
     problems = []
     for index, env in enumerate(config.eval.env):
         twin = next((other for other in config.train.env if other.name == env.name), None)
-        if twin is None:
+        if twin is None or env.address is None:
             continue
-        key = f"eval.env[{index}]"
-        if twin.path != env.path:
-            message = (
-                f"env {env.name!r} is loaded from {twin.path!r} in train and {env.path!r} in "
-                "eval; set the same `path`, or another `name` on one of them"
-            )
-            problems.append(CheckProblem(f"/eval/env/{index}/path", f"{key}.path", message))
         if twin.args.get("task") != env.args.get("task"):
             message = (
-                f"args.task of env {env.name!r} differs between train and eval, which share one "
-                "server; set another `name` on one of them"
+                f"args.task of env {env.name!r} differs between train and eval, which share the "
+                f"server at {env.address}; set another `name` and `address` on one of them"
             )
+            key = f"eval.env[{index}]"
             problems.append(CheckProblem(f"/eval/env/{index}/args", f"{key}.args", message))
     return problems
 
@@ -192,13 +201,15 @@ def _summary(error: Exception) -> str:
 
 
 def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
-    """Loads one taskset; its problems, and its number of examples (None if it does not load)."""
+    """Loads one taskset; its problems, its number of examples (None if it does not load), and the
+    seconds that it took.
+    """
     from pydantic import ValidationError
     from verifiers.v1.utils.loaders import taskset_config_type
 
-    pointer, env_id = request["pointer"], request["id"]
+    pointer, env_id, began = request["pointer"], request["id"], time.monotonic()
     finding: dict[str, Any] = {"name": request["name"], "problems": [], "examples": None}
-    module = env_id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+    module = loading.module_of(env_id)
     try:
         fields = sorted(set(taskset_config_type(env_id).model_fields) - {"id"})
     except ModuleNotFoundError as error:
@@ -224,6 +235,7 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
         args = loading.with_variables(request["args"], secrets)
         taskset = loading.load_taskset(env_id, args, request["kind"])
         loading.server_config(env_id, args, 1.0)
+        finding["seconds"] = time.monotonic() - began
         count = _count(taskset)
     except ValidationError as error:
         known = ", ".join(fields)

@@ -1,55 +1,50 @@
 """Says how the env server of a run is started and known to be healthy.
 
-One server a run and env name serves both training and evaluation.
+One server a run and env name serves both training and evaluation, unless their sections need
+servers that differ.
 """
 
+import asyncio
 import json
 from typing import Any
 
 from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.contracts.logs import env_log
+from ratchet.activities.contracts.roles import sections_of
 from ratchet.activities.contracts.rollouts import LONGEST_WAIT_S
-from ratchet.activities.envs import loading
+from ratchet.activities.envs import load_times, loading
 from ratchet.activities.envs.probe import probe
 from ratchet.activities.hosting.process import GRACE_S
 from ratchet.activities.hosting.spec import ServerSpec, free_port
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.context import WorkerContext
-from ratchet.configs.env import EnvConfig
 from ratchet.configs.home import private_file
-from ratchet.configs.run import RunConfig
 
 PROBE_S = 3.0
 
 
-def find_env(config: RunConfig, name: str) -> EnvConfig:
-    """The env section called `name`, the training one if there are two."""
-    for env in (*config.train.env, *config.eval.env):
-        if env.name == name:
-            return env
-    raise ValueError(f"the run has no env {name!r}")
-
-
-def longest_timeout(config: RunConfig, name: str) -> float:
-    """The longest that a rollout of env `name` may execute, train or eval, in seconds."""
-    envs = (*config.train.env, *config.eval.env)
-    return max(env.timeout_s for env in envs if env.name == name)
-
-
 async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpec:
     """The server of env `host.name` for one epoch, on a fresh port of this machine."""
-    config = ctx.config(host.run_id)
-    env = find_env(config, host.name)
+    sections = sections_of(ctx.config(host.run_id), host.name)
+    if not sections:
+        raise ValueError(f"the run has no env {host.name!r}")
+    kind, env = sections[0]
     address = f"tcp://127.0.0.1:{free_port()}"
     input: dict[str, Any] = {
         "id": env.id,
         "args": env.args,
-        "timeout_s": longest_timeout(config, host.name) + LONGEST_WAIT_S,
+        "timeout_s": max(served.timeout_s for _, served in sections) + LONGEST_WAIT_S,
+        "path": env.path,
+        "log_level": env.log_level,
     }
 
     async def healthy() -> bool:
         return await probe(address, PROBE_S) == "up"
 
-    scratch = ctx.scratch(f"env-{host.run_id}-{host.name}-{epoch}")
+    def start_limit() -> float:
+        return max(load_times.start_limit(ctx.store, served) for _, served in sections)
+
+    scratch = ctx.scratch(f"env-{host.run_id}-{host.name.replace('/', '-')}-{epoch}")
     # Everyone on the machine may read command lines.
     file = private_file(scratch / "server.json", json.dumps(input))
     return ServerSpec(
@@ -60,7 +55,9 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
         address=address,
         cwd=scratch,
         probe=healthy,
-        env=loading.process_env(env.path, scratch),
-        start_timeout_s=120.0,
+        # What an environment prints is in its log at once.
+        env={**loading.process_env(env.path, scratch), "PYTHONUNBUFFERED": "1"},
+        start_timeout_s=await asyncio.to_thread(start_limit),
+        log=env_log(host.run_id, kind, env.name),
         grace_s=GRACE_S,
     )

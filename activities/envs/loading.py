@@ -53,6 +53,19 @@ def known_ids(env_path: str | None) -> list[str]:
     return ids
 
 
+def module_of(env_id: str) -> str:
+    """The module that verifiers imports for an id: 'owner/my-env@2' is my_env."""
+    return env_id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+
+
+def own_modules(env_id: str, env_path: str | None) -> list[str]:
+    """The modules that are the environment's own: the one of its id, and all of its folder."""
+    modules = {module_of(env_id)}
+    if env_path and Path(env_path).is_dir():
+        modules |= {entry.stem for entry in Path(env_path).iterdir() if entry.stem.isidentifier()}
+    return sorted(modules)
+
+
 def suggestion(env_id: str, env_path: str | None) -> str:
     """'did you mean …' for the nearest known id, else the list of known ids."""
     known = known_ids(env_path)

@@ -9,17 +9,37 @@ import argparse
 import json
 import logging
 import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from ratchet.activities.envs import loading
 
 
-def _quiet_logs() -> None:
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-        stream=sys.stderr,
-    )
+class _Masked(logging.Formatter):
+    """Lines `<time> <LEVEL> <logger>: <message>`, the time in UTC, with nothing of `secrets`."""
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._secrets = secrets
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return moment.replace("+00:00", "Z")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return loading.without(self._secrets, super().format(record))
+
+
+def set_up_logs(own: Sequence[str], level: str, secrets: Sequence[str] = ()) -> None:
+    """Writes what loggers `own` say from `level` on, and warnings of all others."""
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Masked(secrets))
+    logging.basicConfig(level=max(threshold, logging.WARNING), handlers=[handler], force=True)
+    for name in own:
+        logging.getLogger(name).setLevel(threshold)
 
 
 def main() -> None:
@@ -27,14 +47,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Serve one environment over ZMQ.")
     parser.add_argument("--address", required=True, help="tcp://host:port to listen on")
     parser.add_argument(
-        "--config", required=True, type=Path, help='{"id", "args", "timeout_s"} as JSON'
+        "--config",
+        required=True,
+        type=Path,
+        help='{"id", "args", "timeout_s", "path", "log_level"} as JSON',
     )
     options = parser.parse_args()
     input = json.loads(options.config.read_text())
-    _quiet_logs()
+    secrets: list[str] = []
+    own = loading.own_modules(input["id"], input.get("path"))
+    set_up_logs(own, input.get("log_level", "info"))
     from verifiers.v1.serve import EnvServer, serve_env
 
-    secrets: list[str] = []
     try:
         args = loading.with_variables(input["args"], secrets)
         config = loading.server_config(input["id"], args, input["timeout_s"])
@@ -50,7 +74,7 @@ def main() -> None:
         max_workers=1,
         address=options.address,
         config_data=config.model_dump(mode="json"),
-        log_setup=_quiet_logs,
+        log_setup=partial(set_up_logs, own, input.get("log_level", "info"), secrets),
     )
 
 

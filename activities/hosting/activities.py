@@ -261,6 +261,7 @@ class HostActivities:
     ) -> None:
         deadline = time.monotonic() + spec.start_timeout_s
         while not await self._probe(spec, process, run_check):
+            await asyncio.to_thread(process.trim_log)
             if time.monotonic() > deadline:
                 raise _ServerLost(f"not healthy within {spec.start_timeout_s:.0f} s of its start")
             await self._pause(process, run_check, STARTING_PROBED_EVERY_S)
@@ -275,6 +276,7 @@ class HostActivities:
         healthy_at, failed = time.monotonic(), 0
         while True:
             await self._pause(process, run_check)
+            await asyncio.to_thread(process.trim_log)
             if up.done():
                 up.result()
             if await self._probe(spec, process, run_check):

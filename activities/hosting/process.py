@@ -12,11 +12,13 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import uuid
 from pathlib import Path
 
+from ratchet.activities.contracts.logs import LOG_BYTES, PAST
 from ratchet.activities.hosting import keeper, reaper
 from ratchet.activities.hosting.spec import ServerSpec
 from ratchet.activities.runtime.children import child_env
@@ -58,7 +60,7 @@ class ServerProcess:
         self.exited = asyncio.Event()
         slug = re.sub(r"[^A-Za-z0-9._-]", "-", f"{run}-{host}")
         self._slug = slug
-        self.log = home / "logs" / f"{slug}.log"
+        self.log = home / (spec.log or f"logs/{slug}.log")
         self._log_start = 0
         self._keeper: asyncio.subprocess.Process | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -151,3 +153,18 @@ class ServerProcess:
             log.seek(max(self._log_start, end - 4 * limit))
             return log.read().decode(errors="replace").strip()[-limit:]
         return ""
+
+    def trim_log(self, limit: int = LOG_BYTES) -> None:
+        """Has a log of more than `limit` bytes go on from nothing; what it held is kept beside it.
+        Blocks. What is written at that very moment may be lost.
+        """
+        # Its disk may be full or gone, which the start of a server waits for.
+        with contextlib.suppress(OSError):
+            if self.log.stat().st_size <= limit:
+                return
+            try:
+                shutil.copyfile(self.log, self.log.with_name(f"{self.log.name}{PAST}"))
+            finally:
+                # The server goes on writing at the end, wherever that is.
+                os.truncate(self.log, 0)
+                self._log_start = 0

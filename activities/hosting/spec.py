@@ -33,7 +33,8 @@ class ServerSpec:
     it is called about once a second and bounds its own time. A server that was healthy and then is
     not for `lost_after_s` is ended; one that is stopped has `grace_s` to end by itself. `model` is
     reported as it is. `report_load` sends the load of a server that is up, for ever; it raises
-    ValueError if the server cannot say how loaded it is.
+    ValueError if the server cannot say how loaded it is. `log` is where it writes, below
+    RATCHET_HOME; '' for a file of its host's own.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ServerSpec:
     lost_after_s: float = LOST_AFTER_S
     grace_s: float = QUICK_GRACE_S
     report_load: Callable[[SendLoad], Awaitable[None]] | None = None
+    log: str = ""
 
 
 SpecBuilder = Callable[[WorkerContext, HostInput, int], Awaitable[ServerSpec]]

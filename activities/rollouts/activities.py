@@ -263,7 +263,9 @@ class RolloutActivities:
         limit = config.env(work.env, work.kind).timeout_s
         before = await self._label(input)
         try:
-            async with self._executing(input.engine.url, played_by, limit):
+            async with self._executing(input.engine.url, played_by, limit) as url:
+                if url:
+                    request = frozen.at(request, url)
                 episode = await connection.client.run(**request)
         except TimeoutError:
             rollout = samples.failed("Timeout", f"not finished after executing for {limit:g} s")
@@ -278,6 +280,7 @@ class RolloutActivities:
             rollout = await self._read(input, episode, served)
         if played_by is not None and rollout.error is not None:
             if rollout.provider:
+                self._seats.fail(url)
                 failure = frozen.trouble(played_by, rollout.error, rollout.status)
                 raise (
                     final(names.BAD_INPUT, failure) if isinstance(failure, CreditError) else failure
@@ -302,16 +305,16 @@ class RolloutActivities:
     @asynccontextmanager
     async def _executing(
         self, engine: str, played_by: FrozenModelConfig | None, limit: float
-    ) -> AsyncIterator[None]:
+    ) -> AsyncIterator[str]:
         """Raises TimeoutError once the block has executed for `limit` seconds: with a seat at the
-        frozen model that plays, else by the clock of the policy's engine.
+        frozen model that plays, whose URL it yields, else by the clock of the policy's engine.
         """
         if played_by is None:
             async with self._clocks.setdefault(engine, EngineClock(engine)).limit(limit):
-                yield
+                yield ""
         else:
-            async with self._seats.of(played_by), asyncio.timeout(limit):
-                yield
+            async with self._seats.of(played_by) as url, asyncio.timeout(limit):
+                yield url
 
     @staticmethod
     async def _require_alive(connection: EnvConnection) -> None:

@@ -12,7 +12,8 @@ What ends such a rollout is told without the endpoint's key, which HTTP librarie
 import asyncio
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ratchet.activities.envs.rendering import load_tokenizer, make_renderer
 from ratchet.activities.rollouts.samples import RolloutSample, UnusableTrace
 from ratchet.activities.scoring.algorithms.base import CreditError
-from ratchet.activities.scoring.references import ReferenceLost, without_key
+from ratchet.activities.scoring.references import Balance, ReferenceLost, without_keys
 from ratchet.configs.env import SamplingConfig
 from ratchet.configs.reference import HIDDEN, FrozenModelConfig
 
@@ -41,11 +42,22 @@ class Seats:
 
     def __init__(self) -> None:
         self._taken: dict[tuple[str, int], asyncio.Semaphore] = {}
+        self._balance = Balance()
 
-    def of(self, frozen: FrozenModelConfig) -> asyncio.Semaphore:
-        """The seats at an endpoint, `max_concurrent` of them; configs that agree share them."""
-        place = (frozen.root, frozen.max_concurrent)
-        return self._taken.setdefault(place, asyncio.Semaphore(frozen.max_concurrent))
+    @asynccontextmanager
+    async def of(self, frozen: FrozenModelConfig) -> AsyncIterator[str]:
+        """A seat at the URL with the fewest taken, of `max_concurrent` in all; configs that agree
+        share them.
+        """
+        place = (" ".join(frozen.base_urls), frozen.max_concurrent)
+        seats = self._taken.setdefault(place, asyncio.Semaphore(frozen.max_concurrent))
+        async with seats:
+            with self._balance.least_loaded(frozen.base_urls) as url:
+                yield url
+
+    def fail(self, url: str) -> None:
+        """Has a URL avoided for a while."""
+        self._balance.fail(url)
 
 
 class Renderer(Protocol):
@@ -78,7 +90,12 @@ def request(
     """Keyword arguments of the env client's `run`. The env server reads the key, by its name."""
     import verifiers.v1 as vf
 
-    client = {"base_url": frozen.base_url, "api_key_var": frozen.api_key_var}
+    client = {
+        "base_url": frozen.base_url,
+        "api_key_var": frozen.api_key_var,
+        "headers_from_env": frozen.headers_from_env,
+        "timeout": {"connect": frozen.connect_timeout_s, "read": frozen.timeout_s},
+    }
     return {
         "client": vf.EvalClientConfig.model_validate(client),
         "model": frozen.name,
@@ -87,11 +104,16 @@ def request(
     }
 
 
+def at(request: dict[str, Any], url: str) -> dict[str, Any]:
+    """A request of `request` for the model at one of its URLs."""
+    return {**request, "client": request["client"].model_copy(update={"base_url": url})}
+
+
 def shown(frozen: FrozenModelConfig, error: dict[str, str]) -> dict[str, str]:
     """An error of a rollout {'type', 'message'} in which the endpoint's key does not occur."""
     message = error["message"]
     unfit = _BAD_HEADER in message.lower()
-    return {**error, "message": HIDDEN if unfit else without_key(message, frozen.api_key_var)}
+    return {**error, "message": HIDDEN if unfit else without_keys(message, frozen.variables)}
 
 
 def trouble(
@@ -101,11 +123,13 @@ def trouble(
 
     ReferenceLost is to be tried again, CreditError is the user's to mend.
     """
-    who = f"the frozen model {frozen.name!r} at {frozen.root}"
+    places = ", ".join(url.removesuffix("/v1") for url in frozen.base_urls)
+    who = f"the frozen model {frozen.name!r} at {places}"
+    variables = " or ".join(frozen.variables)
     if _BAD_HEADER in error["message"].lower():
         return CreditError(
-            f"the environment variable {frozen.api_key_var} of env servers holds what cannot be "
-            f"the key of {who}: there is white space or a special character in it"
+            f"the environment variable {variables} of env servers holds what cannot be a key or "
+            f"header of {who}: there is white space or a special character in it"
         )
     if status in _ACCESS:
         return CreditError(

@@ -84,13 +84,14 @@ class TaskLibrary:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
+        limit_s = max(LOAD_TIMEOUT_S, env.start_timeout_s or 0.0)
         try:
-            async with asyncio.timeout(LOAD_TIMEOUT_S):
+            async with asyncio.timeout(limit_s):
                 _, err = await process.communicate(json.dumps(request).encode())
         except TimeoutError:
             # It loaded for the preflight, and in less time.
             raise StoreUnavailable(
-                f"taskset {env.id!r} is not loaded after {LOAD_TIMEOUT_S:.0f} s; check the "
+                f"taskset {env.id!r} is not loaded after {limit_s:.0f} s; check the "
                 "connection or the disk that it is read from"
             ) from None
         finally:

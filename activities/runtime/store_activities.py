@@ -16,6 +16,7 @@ from ratchet.activities.contracts.training import (
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
+from ratchet.activities.runtime.heartbeat_url import ping
 from ratchet.activities.storage import configs, curves, keys
 from ratchet.activities.storage.restore import restore
 from ratchet.configs.upgrades import read_config
@@ -30,12 +31,15 @@ class StoreActivities:
     @activity.defn(name=names.RECORD_STEP)
     async def record_step(self, record: StepRecord) -> None:
         """Commits a step's metrics; a step that is recorded already stays as it is. The last of a
-        hundred also commits the chunk of them.
+        hundred also commits the chunk of them. Then the run's monitor is pinged, if it has one.
 
         Raises CorruptArtifact if a part is missing or damaged.
         """
         async with heartbeats():
             await asyncio.to_thread(self._record_step, record, attempt_token())
+            if record.heartbeat_url or record.heartbeat_var:
+                what = f"step {record.step} of {record.run_id}"
+                await ping(record.heartbeat_url, record.heartbeat_var, what)
 
     @activity.defn(name=names.SAVE_CONFIG)
     async def save_config(self, input: SaveConfigInput) -> None:

@@ -75,14 +75,40 @@ async def _check(
             "there and on env servers, or leave api_key_var out if the endpoint has no key"
         )
         return [_problem(f"{key}.api_key_var", message)]
+    for header, variable in model.headers_from_env.items():
+        try:
+            unset = "" if key_of(variable) else f"the environment variable {variable} is not set"
+        except CreditError as error:
+            unset = str(error)
+        if unset:
+            message = f"{unset}; set it on rollout workers and on env servers, or leave it out"
+            return [_problem(f"{key}.headers_from_env.{header}", message)]
+    places = [f"{key}.base_url", *(f"{key}.more_urls.{n}" for n in range(len(model.more_urls)))]
+    calls = [
+        _check_url(references, config, key, place, model, url, longest)
+        for place, url in zip(places, model.base_urls, strict=True)
+    ]
+    return [problem for problems in await asyncio.gather(*calls) for problem in problems]
+
+
+async def _check_url(
+    references: References,
+    config: RunConfig,
+    key: str,
+    place: str,
+    model: FrozenModelConfig,
+    url: str,
+    longest: int | None,
+) -> list[CheckProblem]:
+    """Problems with the model as it is served at one of its URLs, which stands at `place`."""
+    served = model.model_copy(update={"base_url": url, "more_urls": []})
     try:
         async with asyncio.timeout(LIMIT_S):
-            return await _ask(references, config, key, model, longest)
+            return await _ask(references, config, key, served, longest)
     except TimeoutError:
-        message = f"{model.base_url} has not answered within {LIMIT_S:.0f} s"
-        return [_problem(f"{key}.base_url", message)]
+        return [_problem(place, f"{url} has not answered within {LIMIT_S:.0f} s")]
     except (ReferenceLost, CreditError) as error:
-        return [_problem(f"{key}.base_url", str(error))]
+        return [_problem(place, str(error))]
 
 
 async def _ask(

@@ -9,16 +9,20 @@ without special flags. Facts about vLLM 0.32 this rests on:
   last token of such a sequence is scored as the sampled position instead, by `logprob_token_ids`.
 - A token id that the model does not have is a 400 answer, a model that it does not serve a 404.
 
-Invariants: the key of an endpoint is read from the environment when a request is made, goes into
-its header and nowhere else: what others say is masked before it becomes part of an error. One
-process never has more requests in flight at an endpoint than the config allows, from however many
-event loops they come.
+Invariants: the key of an endpoint, and what else its headers carry, is read from the environment
+when a request is made, goes into its header and nowhere else: what others say is masked before it
+becomes part of an error. One process never has more requests in flight at an endpoint than the
+config allows, from however many event loops they come. A request goes to the URL of its endpoint
+with the fewest in flight, and to one that failed lately only if all have.
 """
 
 import asyncio
 import math
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,9 +36,11 @@ T = TypeVar("T")
 LIVE_CONCURRENT = 32
 """Requests in flight at the policy's own engine, which samples rollouts at the same time."""
 
-TIMEOUT = httpx.Timeout(60.0, connect=10.0, pool=None)
-BACKOFFS_S = (0.0, 0.5, 1.0, 2.0)
-"""Waits before each try of a request that met a server in trouble."""
+LIVE_TIMEOUT_S, LIVE_CONNECT_S, LIVE_RETRIES = 60.0, 10.0, 3
+BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
+"""Wait before a request that met a server in trouble is tried again, which doubles; the longest."""
+AVOIDED_S = 10.0
+"""How long a URL that failed is asked only if there is no other."""
 BUSY_S = 2.0
 """Wait before a live engine that is paused or has too much to do is asked again."""
 
@@ -70,41 +76,95 @@ def key_of(variable: str) -> str:
     return key
 
 
-def without_key(text: str, variable: str) -> str:
-    """`text` with the key that an environment variable holds masked wherever it occurs."""
-    held = os.environ.get(variable, "") if variable else ""
-    for key in (held, held.strip()):
-        text = text.replace(key, HIDDEN) if key else text
+def without_keys(text: str, variables: Iterable[str]) -> str:
+    """`text` with what environment variables hold masked wherever it occurs."""
+    for variable in variables:
+        held = os.environ.get(variable, "") if variable else ""
+        for key in (held, held.strip()):
+            text = text.replace(key, HIDDEN) if key else text
     return text
+
+
+class Balance:
+    """How many requests are in flight at each URL of one event loop; which failed lately."""
+
+    def __init__(self) -> None:
+        self._load: Counter[str] = Counter()
+        self._failed_at: dict[str, float] = {}
+
+    @contextmanager
+    def least_loaded(self, urls: Sequence[str]) -> Iterator[str]:
+        """The URL with the fewest in flight, one of which is the block; one that failed lately if
+        all have.
+        """
+        now = time.monotonic()
+        late = {url: now < self._failed_at.get(url, -math.inf) + AVOIDED_S for url in urls}
+        url = min(urls, key=lambda url: (late[url], self._load[url]))
+        self._load[url] += 1
+        try:
+            yield url
+        finally:
+            self._load[url] -= 1
+
+    def fail(self, url: str) -> None:
+        """Has a URL avoided for a while."""
+        self._failed_at[url] = time.monotonic()
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a reference is served: `root` without '/v1', and the model's served name there."""
+    """Where a reference is served: `root` without '/v1', further such `others`, and the model's
+    served name there. `header_vars` are pairs of a header and the variable with its value.
+    """
 
     root: str
     model: str
     key_var: str = ""
     max_concurrent: int = LIVE_CONCURRENT
     live: bool = False
+    others: tuple[str, ...] = ()
+    header_vars: tuple[tuple[str, str], ...] = ()
+    timeout_s: float = LIVE_TIMEOUT_S
+    connect_timeout_s: float = LIVE_CONNECT_S
+    max_retries: int = LIVE_RETRIES
 
     @staticmethod
     def frozen(config: FrozenModelConfig) -> "Endpoint":
         """The endpoint of a frozen model."""
-        return Endpoint(config.root, config.name, config.api_key_var, config.max_concurrent)
+        return Endpoint(
+            config.root,
+            config.name,
+            config.api_key_var,
+            config.max_concurrent,
+            others=tuple(url.removesuffix("/v1") for url in config.more_urls),
+            header_vars=tuple(config.headers_from_env.items()),
+            timeout_s=config.timeout_s,
+            connect_timeout_s=config.connect_timeout_s,
+            max_retries=config.max_retries,
+        )
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Every URL at which it is served."""
+        return (self.root, *self.others)
 
     def headers(self) -> dict[str, str]:
-        """Authorization, if the endpoint has a key. Raises CreditError as `key_of` does."""
+        """Authorization, if the endpoint has a key, and the headers whose variables are set. Raises
+        CreditError as `key_of` does.
+        """
         key = key_of(self.key_var)
-        return {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {name: key_of(variable) for name, variable in self.header_vars}
+        headers = {name: value for name, value in headers.items() if value}
+        return {**headers, "Authorization": f"Bearer {key}"} if key else headers
 
     def shown(self, text: str) -> str:
-        """The beginning of what was said about a request there, without the key."""
-        return without_key(text, self.key_var)[:_SHOWN]
+        """The beginning of what was said about a request there, without what headers carry."""
+        variables = (self.key_var, *(variable for _, variable in self.header_vars))
+        return without_keys(text, variables)[:_SHOWN]
 
     def __str__(self) -> str:
         what = "the policy's engine" if self.live else "the reference"
-        return f"{what} {self.model!r} at {self.root}"
+        return f"{what} {self.model!r} at {', '.join(self.roots)}"
 
 
 class References:
@@ -113,7 +173,8 @@ class References:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client = httpx.AsyncClient()
-        self._slots: dict[str, asyncio.Semaphore] = {}
+        self._slots: dict[tuple[tuple[str, ...], int], asyncio.Semaphore] = {}
+        self._balance = Balance()
         self._contexts: dict[tuple[str, str], int] = {}
 
     def bind(self) -> None:
@@ -125,7 +186,7 @@ class References:
         # Neither connections nor semaphores survive the loop that they were made in. Rollout
         # workers do not use proxies for engines, and a reference is one more.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        self._client = httpx.AsyncClient(timeout=TIMEOUT, limits=limits, trust_env=False)
+        self._client = httpx.AsyncClient(limits=limits, trust_env=False)
         self._slots = {}
 
     async def close(self) -> None:
@@ -152,16 +213,15 @@ class References:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), self._loop))
 
     def slots(self, endpoint: Endpoint) -> asyncio.Semaphore:
-        """Bounds requests in flight at an endpoint. Those that share one share the first bound."""
-        made = self._slots.get(endpoint.root)
-        if made is None:
-            made = self._slots[endpoint.root] = asyncio.Semaphore(endpoint.max_concurrent)
-        return made
+        """Bounds requests in flight at an endpoint; configs that agree share it."""
+        place = (endpoint.roots, endpoint.max_concurrent)
+        return self._slots.setdefault(place, asyncio.Semaphore(endpoint.max_concurrent))
 
     async def ask(
         self, endpoint: Endpoint, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> httpx.Response:
-        """One request; tried again while the server cannot be reached or has trouble of its own.
+        """One request; tried again, at another URL if there is one, while the server cannot be
+        reached or has trouble of its own.
 
         A live engine that is only slow or busy, as one that is paused, is asked for as long as
         the caller waits. Returns an answer below 500 that is not 429. Raises ReferenceLost, and
@@ -169,26 +229,31 @@ class References:
         """
         trouble, failures = "", 0
         headers = endpoint.headers()
-        while failures < len(BACKOFFS_S):
-            await asyncio.sleep(BACKOFFS_S[failures])
-            try:
-                answer = await self._client.request(
-                    method, f"{endpoint.root}{path}", json=body, headers=headers
-                )
-            except httpx.HTTPError as error:
-                busy = isinstance(error, httpx.ReadTimeout)
-                said = "" if isinstance(error, _UNREADABLE) else endpoint.shown(str(error))
-                trouble = f"{type(error).__name__} {said}".strip()
-            else:
-                if answer.status_code < 500 and answer.status_code != 429:
-                    return answer
-                busy = answer.status_code in _BUSY
-                trouble = f"HTTP {answer.status_code}: {endpoint.shown(answer.text)}"
+        timeout = httpx.Timeout(endpoint.timeout_s, connect=endpoint.connect_timeout_s, pool=None)
+        while failures <= endpoint.max_retries:
+            if failures:
+                await asyncio.sleep(min(LONGEST_BACKOFF_S, BACKOFF_S * 2.0 ** (failures - 1)))
+            with self._balance.least_loaded(endpoint.roots) as root:
+                try:
+                    answer = await self._client.request(
+                        method, f"{root}{path}", json=body, headers=headers, timeout=timeout
+                    )
+                except httpx.HTTPError as error:
+                    busy = isinstance(error, httpx.ReadTimeout)
+                    said = "" if isinstance(error, _UNREADABLE) else endpoint.shown(str(error))
+                    trouble = f"{type(error).__name__} {said}".strip()
+                else:
+                    if answer.status_code < 500 and answer.status_code != 429:
+                        return answer
+                    busy = answer.status_code in _BUSY
+                    trouble = f"HTTP {answer.status_code}: {endpoint.shown(answer.text)}"
             if endpoint.live and busy:
                 failures = 0
                 await asyncio.sleep(BUSY_S)
-            else:
-                failures += 1
+                continue
+            self._balance.fail(root)
+            trouble = f"{trouble}, from {root}" if endpoint.others else trouble
+            failures += 1
         raise ReferenceLost(
             f"{endpoint} does not answer ({trouble}); is a server running there?",
             live=endpoint.live,

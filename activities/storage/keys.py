@@ -154,3 +154,10 @@ def policy_cache(digest: str) -> str:
     `cache/policies` are of builds that took no fingerprints.
     """
     return f"cache/policies/2/{digest}"
+
+
+def load_time(digest: str) -> str:
+    """How long an environment that loads slowly took, overwritten in place; `digest` is that of
+    its id, args and path.
+    """
+    return f"cache/load_times/{digest}.json"

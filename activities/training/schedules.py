@@ -16,10 +16,11 @@ VANISHING = 1e-8
 """Share of the rate that stands for 0 at the ends of a line, where a rate of 0 would do nothing."""
 
 
-def learning_rate(config: SchedulerConfig, lr: float, taken: int, max_steps: int) -> float:
+def learning_rate(config: SchedulerConfig, lr: float, taken: int, max_steps: float) -> float:
     """Rate of the step after `taken` steps of a run of `max_steps`; `lr` is the optimizer's.
 
-    A run that goes on beyond `max_steps` stays at the last rate.
+    A run that goes on beyond `max_steps` stays at the last rate. It is infinite for a run without
+    an end, whose schedule never falls.
     """
     if config.type == "constant":
         return lr

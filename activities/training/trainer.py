@@ -311,7 +311,7 @@ class Trainer:
                 f"step {step}: loss {metrics['loss']}, gradient norm {norm}; nothing was changed. "
                 "A smaller trainer.optim.lr is the usual remedy"
             )
-        lr = learning_rate(trainer.scheduler, trainer.optim.lr, step - 1, self._config.max_steps)
+        lr = learning_rate(trainer.scheduler, trainer.optim.lr, step - 1, self._config.last_step)
         reported = encode_token_logprobs(samples, [scores[place] for place in range(len(samples))])
         self._optimizer.step(lr)
         self.step = step

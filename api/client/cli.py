@@ -18,6 +18,7 @@ import typer
 from ratchet.activities.contracts.controls import CONTROLS, Verb
 from ratchet.api.client import cli_read, printing
 from ratchet.api.client.assignments import nested, one_line, pairs
+from ratchet.api.client.cli_env import env_server
 from ratchet.api.client.cli_export import BestAlone, export
 from ratchet.api.client.cli_keys import keys
 from ratchet.api.client.client import Ratchet, as_json
@@ -47,6 +48,7 @@ runs = typer.Typer(
 )
 app.add_typer(runs, name="runs")
 app.add_typer(keys, name="keys")
+app.command("env-server")(env_server)
 
 
 @app.callback()

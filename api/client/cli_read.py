@@ -24,6 +24,7 @@ from ratchet.api.client.options import (
     usable,
 )
 from ratchet.api.client.watch import Watch, ending
+from ratchet.api.schemas.events import Level
 from ratchet.api.schemas.run import Run
 
 
@@ -144,18 +145,43 @@ def events(
 
 def logs(
     run_id: RunId,
-    level: Annotated[
-        Literal["info", "warning", "error"], typer.Option(help="Only lines of this level or worse.")
-    ] = "info",
+    env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What the server of this env wrote; train/NAME or eval/NAME where it has two.",
+        ),
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option(help="What one process wrote: orchestrator, or env:NAME.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run has ended.")
+    ] = False,
+    level: Annotated[Level, typer.Option(help="Only lines of this level or worse.")] = "debug",
     after: Annotated[str | None, typer.Option(help="Go on after the line of this id.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Most lines in a page.")] = 1000,
     whole: All = False,
     as_json_: Json = False,
 ) -> None:
-    """Show the run's log, oldest first, with who said each line."""
+    """Show the run's log, oldest first, with who said each line; or the newest that one of its
+    processes wrote.
+    """
+    if env is not None and source is not None:
+        raise typer.BadParameter("--env and --source both say whose log is meant; drop one of them")
+    source = f"env:{env}" if env is not None else source
     with asking(as_json_) as client:
-        page = client.runs.logs(run_id, after=after, limit=limit, level=level)
-        show_items(page, printing.log_lines, whole=whole, as_json_=as_json_)
+        if not follow:
+            page = client.runs.logs(run_id, after=after, limit=limit, level=level, source=source)
+            show_items(page, printing.log_lines, whole=whole, as_json_=as_json_)
+            return
+        try:
+            for line in client.runs.follow_logs(run_id, after=after, level=level, source=source):
+                text = one_line(as_json(line)) if as_json_ else printing.log_lines([line])
+                print(text, flush=True)
+        except KeyboardInterrupt:
+            printing.console(stderr=True).print(f"stopped following; run {run_id} goes on")
+            raise typer.Exit(INTERRUPTED) from None
 
 
 def metrics(

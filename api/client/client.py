@@ -5,7 +5,8 @@ Results are the API's own models. Lists are pages that iterate over everything t
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -13,13 +14,13 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from ratchet.activities.contracts.roles import WorkerRole
-from ratchet.activities.contracts.statuses import RunStatus
+from ratchet.activities.contracts.statuses import ENDED, RunStatus
 from ratchet.api.client.exports import require_absent, write_model
 from ratchet.api.client.pages import Page, page_of
 from ratchet.api.client.streams import SILENCE_S, EventStream
 from ratchet.api.client.transport import IDEMPOTENCY, Transport, default_address
 from ratchet.api.schemas.artifacts import Batch, Checkpoint, Model, RunConfigView
-from ratchet.api.schemas.events import Event, LogLine
+from ratchet.api.schemas.events import Event, Level, LogLine
 from ratchet.api.schemas.machines import Engine, Health, WorkerItem
 from ratchet.api.schemas.metrics import EvalRecord, GaugeSample, LagSample, MetricsRow
 from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
@@ -29,6 +30,7 @@ from ratchet.configs.run import RunConfig
 Config = RunConfig | Mapping[str, Any]
 
 PATIENCE_S = 300.0
+FOLLOWED_EVERY_S = 1.0
 
 
 def _plain(config: Config) -> dict[str, Any]:
@@ -163,13 +165,38 @@ class Runs:
         *,
         after: str | None = None,
         limit: int = 200,
-        level: Literal["info", "warning", "error"] = "info",
+        level: Level = "debug",
+        source: str | None = None,
     ) -> Page[LogLine]:
-        """The run's log, oldest first: lines of `level` or worse, after the one of id `after`."""
-        params = {"after": after, "limit": limit, "level": level}
+        """The run's log, oldest first: lines of `level` or worse, after the one of id `after`. With
+        a `source` ('orchestrator', 'env:NAME') what one process wrote: its newest lines, or those
+        after `after`.
+        """
+        params = {"after": after, "limit": limit, "level": level, "source": source}
         return page_of(
             self._transport, LogLine, _path(run_id, "logs"), params, "after", lambda line: line.id
         )
+
+    def follow_logs(
+        self,
+        run_id: str,
+        *,
+        after: str | None = None,
+        level: Level = "debug",
+        source: str | None = None,
+        every_s: float = FOLLOWED_EVERY_S,
+    ) -> Iterator[LogLine]:
+        """Lines as `logs` has them, and those that come until the run has ended."""
+        while True:
+            # Asked first: what a run wrote before it ended is all there then.
+            ended = self.retrieve(run_id).status in ENDED
+            page = self.logs(run_id, after=after, limit=1000, level=level, source=source)
+            yield from page.data
+            after = page.next_after or (page.data[-1].id if page.data else after)
+            if not page.has_more:
+                if ended:
+                    return
+                time.sleep(every_s)
 
     def metrics(
         self,

@@ -25,12 +25,14 @@ class Page(Generic[Item]):
     """A page of a list. Iterating goes through it and, asking as needed, all that follow.
 
     `damaged` names what it leaves out since it cannot be read: steps, or groups of rollouts.
+    `next_after` is the cursor that leads on, where the API names one.
     """
 
     data: Sequence[Item]
     has_more: bool
     _following: Callable[[], "Page[Item]"] = field(repr=False)
     damaged: Sequence[int | str] = ()
+    next_after: str | None = None
 
     def next_page(self) -> "Page[Item]":
         """The page after this one; raises ValueError after the last."""
@@ -69,4 +71,4 @@ def page_of(
         further = {cursor: after} if after is not None else {}
         return page_of(transport, model, path, {**params, **further}, cursor, cursor_of)
 
-    return Page(page.data, page.has_more, following, page.damaged)
+    return Page(page.data, page.has_more, following, page.damaged, page.next_after)

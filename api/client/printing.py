@@ -207,7 +207,7 @@ def plan_table(answer: ResolvedConfig) -> Table:
     return pairs_table(
         [
             ("name", clean(str(answer.config.get("name", "")))),
-            ("steps", str(plan.steps)),
+            ("steps", str(plan.steps) if plan.steps else "until it is stopped"),
             ("rollouts", f"{plan.train_rollouts} at least" if plan.train_rollouts else None),
             ("a step", f"{plan.rollouts_per_step} rollouts" if plan.rollouts_per_step else None),
             ("groups", ", ".join(f"{env} {count:g}" for env, count in groups.items())),
@@ -216,12 +216,12 @@ def plan_table(answer: ResolvedConfig) -> Table:
             *(
                 (
                     "eval",
-                    f"{e.env}: {e.count} of {e.rollouts or 'all'} rollouts, "
-                    f"each {e.interval} steps",
+                    f"{e.env}: {f'{e.count} of ' if e.count is not None else ''}"
+                    f"{e.rollouts or 'all'} rollouts, each {e.interval} steps",
                 )
                 for e in plan.evals
             ),
-            ("checkpoints", str(plan.checkpoints)),
+            ("checkpoints", str(plan.checkpoints) if plan.checkpoints else None),
             *(("servers", f"{role}: {', '.join(names)}") for role, names in plan.servers.items()),
             ("unverified", plan.unverified),
         ]
@@ -242,7 +242,8 @@ def event_lines(events: Iterable[Event]) -> str:
 def log_lines(lines: Iterable[LogLine]) -> str:
     """Lines of a log, with who said them."""
     return "\n".join(
-        f"{moment(line.created_at)} {line.level:7} {clean(line.source)}: "
+        f"{'-' if line.created_at is None else moment(line.created_at)} "
+        f"{line.level:7} {clean(line.source)}: "
         f"{one_line(line.message, 400)}"
         for line in lines
     )

@@ -84,9 +84,9 @@ class View:
 
     def _bar(self, width: int) -> RenderableType:
         run = self.run
-        bar = ProgressBar(total=run.max_steps or 1, completed=run.step, width=max(width - 40, 10))
+        bar = ProgressBar(total=run.max_steps, completed=run.step, width=max(width - 40, 10))
         row = Table.grid(padding=(0, 1))
-        row.add_row(bar, f"{run.step}/{run.max_steps or '?'}")
+        row.add_row(bar, f"{run.step}/{run.max_steps}" if run.max_steps else f"step {run.step}")
         return row
 
 

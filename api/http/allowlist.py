@@ -7,8 +7,8 @@ stands for one that is not in force:
 
 - RATCHET_CUSTOM_CODE: modules, which stand for themselves and all below (functions, environments,
   what args of an environment plug in), and absolute folders. Environments that ship need no entry.
-- RATCHET_ENDPOINT_HOSTS: 'host' or 'host:port' of teachers, judges and env servers. Loopback needs
-  no entry.
+- RATCHET_ENDPOINT_HOSTS: 'host' or 'host:port' of teachers, judges, env servers and heartbeats.
+  Loopback needs no entry.
 - RATCHET_KEY_VARS: variables of workers with keys of endpoints. RATCHET_…_KEY needs no entry, but
   for RATCHET_API_KEY, which is the API's own.
 - RATCHET_MODELS: hub names ('*' stands for anything), and absolute folders with all below. Models
@@ -38,6 +38,7 @@ from ratchet.configs.base import FunctionSection
 from ratchet.configs.env import EnvConfig
 from ratchet.configs.load import MOST_REPORTED
 from ratchet.configs.model import COMMIT, HUB_NAME, SHIPPED_MODELS, ModelConfig, version_named
+from ratchet.configs.monitor import MonitorConfig
 from ratchet.configs.pointers import pointer
 from ratchet.configs.reference import FrozenModelConfig
 from ratchet.configs.run import RunConfig
@@ -153,7 +154,11 @@ def _in_section(section: BaseModel, place: Place) -> Iterator[_Named | _Mistake]
     match section:
         case FrozenModelConfig():
             yield _host((*place, "base_url"), section.base_url)
+            for number, url in enumerate(section.more_urls):
+                yield _host((*place, "more_urls", number), url)
             yield _variable((*place, "api_key_var"), section.api_key_var)
+            for header, variable in section.headers_from_env.items():
+                yield _variable((*place, "headers_from_env", header), variable)
         case FunctionSection():
             admits = partial(_within, section.function.partition(":")[0])
             yield _Named((*place, "function"), section.function, "names code", CODE, admits)
@@ -163,6 +168,12 @@ def _in_section(section: BaseModel, place: Place) -> Iterator[_Named | _Mistake]
                 yield _used(use)
         case ModelConfig():
             yield from _in_model(section, place)
+        case MonitorConfig():
+            where = (*place, "heartbeat_url")
+            if section.url:
+                yield _host(where, section.url)
+            if section.url_var:
+                yield _variable((*where, "env_var"), section.url_var)
         case InferenceConfig():
             for number, argument in enumerate(section.extra_args):
                 admits = partial(engine_flags.admitted, argument)

@@ -5,7 +5,8 @@ that a cursor means the same to every API process, before and after a restart
 (`ratchet.api.temporal.event_log`).
 """
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -14,10 +15,14 @@ from pydantic import Field
 
 from ratchet.api.http.problems import documented
 from ratchet.api.schemas.common import ListOf
-from ratchet.api.schemas.events import Event, LogLine
+from ratchet.api.schemas.events import Event, Level, LogLine
 from ratchet.api.schemas.problems import ApiProblem
-from ratchet.api.services.core import RunId, Served
+from ratchet.api.services.core import RunId, Served, Services
+from ratchet.api.services.process_logs import log_of, missing_log
 from ratchet.api.services.run_view import OPEN
+from ratchet.api.store import logs
+from ratchet.api.store.logs import LEVELS
+from ratchet.api.temporal.client import Execution
 from ratchet.api.temporal.event_log import LoggedEvent
 from ratchet.api.temporal.histories import Page, Wanted, everything
 
@@ -28,7 +33,6 @@ Cursor = Annotated[
     str | None,
     Query(description="Cursor: only what came after the event of this id.", max_length=120),
 ]
-LEVELS = ("info", "warning", "error")
 NEXT_AFTER = Field(
     default=None,
     description="`after` of the next page; null after the last. A page that leaves much out may be "
@@ -43,7 +47,9 @@ class EventPage(ListOf[Event]):
 
 
 class LogPage(ListOf[LogLine]):
-    """A page of a log; ask again with `next_after` as `after` while `has_more` is true."""
+    """A page of a log; ask again with `next_after` as `after` while `has_more` is true, or later
+    for what a process has written since.
+    """
 
     next_after: str | None = NEXT_AFTER
 
@@ -162,30 +168,80 @@ async def list_logs(
     services: Served,
     after: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=1000, description="Most lines in a page.")] = 200,
-    level: Annotated[
-        Literal["info", "warning", "error"], Query(description="Only lines of this level or worse.")
-    ] = "info",
+    level: Annotated[Level, Query(description="Only lines of this level or worse.")] = "debug",
+    source: Annotated[
+        str | None,
+        Query(
+            max_length=120,
+            description="The log of a process of the run, as far as it lies on the API's machine: "
+            "`orchestrator`; `env:NAME`, the env's server (`env:train/NAME` and `env:eval/NAME` "
+            "where its sections have one each). None: the run's own log.",
+            examples=["env:reverse-text"],
+        ),
+    ] = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
     """The run's log, oldest first: what it did, what failed and why, and what was tried again.
 
     With `Accept: text/plain` one line of text each, and a `Link` of `rel="next"` while there are
-    more. What single processes print stays on their
-    machines; the last words of a server that went down are part of its line.
+    more. With `source` it is what one process wrote; other processes' words stay on their machines,
+    and the last words of a server that went down are part of its line. Of a process the newest
+    lines are shown unless `after` is the `next_after` of a page, which is always given, or `start`;
+    a request reads at most 256 KiB of it.
     """
     execution = await services.execution(run_id)
+    if source is not None:
+        return await _of_process(services, request, execution, source, after, limit, level, accept)
     lowest = LEVELS.index(level)
     page = await services.histories.page(
         execution, after, limit, wanted=lambda event: LEVELS.index(event.level) >= lowest
     )
     if "text/plain" not in accept:
         return _answer(page, _line)
-    lines = [
-        f"{line['created_at']} {line['level']:7} {line['source']}: {line['message']}\n"
-        for line in map(_line, page.events)
-    ]
+    lines = [LogLine.model_validate(_line(event)) for event in page.events]
+    return _as_text(request, lines, page.next_after)
+
+
+def _as_text(request: Request, lines: Sequence[LogLine], following: str | None) -> Response:
+    text = []
+    for line in lines:
+        moment = line.created_at.isoformat(timespec="milliseconds") if line.created_at else "-"
+        moment = moment.replace("+00:00", "Z")
+        text.append(f"{moment} {line.level:7} {line.source}: {line.message}\n")
     headers = {}
-    if page.next_after is not None:
-        query = request.url.include_query_params(after=page.next_after).query
+    if following is not None:
+        query = request.url.include_query_params(after=following).query
         headers["Link"] = f'<?{query}>; rel="next"'
-    return PlainTextResponse("".join(lines), headers=headers)
+    return PlainTextResponse("".join(text), headers=headers)
+
+
+async def _of_process(
+    services: Services,
+    request: Request,
+    execution: Execution,
+    source: str,
+    after: str | None,
+    limit: int,
+    level: Level,
+    accept: str,
+) -> Response:
+    config = await asyncio.to_thread(services.current_config, execution)
+    log = log_of(config, execution.id, source)
+    try:
+        page = await asyncio.to_thread(
+            logs.read_page,
+            services.settings.home / log.path,
+            source,
+            after,
+            limit,
+            LEVELS.index(level),
+        )
+    except FileNotFoundError:
+        raise await missing_log(services, log) from None
+    except ValueError as error:
+        title = "The request has invalid parameters"
+        raise ApiProblem(422, "invalid-request", title, str(error)) from None
+    if "text/plain" in accept:
+        return _as_text(request, page.lines, page.cursor if page.more else None)
+    whole = LogPage(data=page.lines, has_more=page.more, next_after=page.cursor)
+    return JSONResponse(whole.model_dump(mode="json"))

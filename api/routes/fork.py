@@ -54,7 +54,8 @@ async def resume_ended(
             run_status=status,
             retry_after_s=1,
         )
-    done = (memo.get("step") or 0) >= (memo.get("max_steps") or 0)
+    last = memo.get("max_steps", 0)
+    done = last is not None and (memo.get("step") or 0) >= last
     if status == "succeeded" and done:
         raise conflict(
             "resume", execution, "all its steps are done. Fork it with a larger max_steps to go on"
@@ -122,7 +123,7 @@ def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
             message = f"a fork goes on with what its checkpoint holds, which is {before!r}"
             place = _place(pointer_to(key))
             errors.append(FieldError(pointer=place, key=key, value=after, message=message))
-    if config.max_steps <= step:
+    if config.last_step <= step:
         message = f"must be above {step}, the step of the checkpoint"
         errors.append(
             FieldError(

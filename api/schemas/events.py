@@ -7,6 +7,8 @@ from pydantic import BaseModel, Field
 
 from ratchet.api.schemas.common import examples
 
+Level = Literal["debug", "info", "warning", "error"]
+
 
 class Event(BaseModel):
     """One thing that happened to a run. Types are only ever added."""
@@ -34,10 +36,14 @@ class Event(BaseModel):
 
 
 class LogLine(BaseModel):
-    """One line of a run's log."""
+    """One line of a run's log, or of that of one of its processes."""
 
-    id: str = Field(description="Its cursor, which is also that of the event it tells of.")
-    created_at: datetime
-    level: Literal["info", "warning", "error"]
+    id: str = Field(
+        description="Its cursor; in the run's own log also that of the event it tells of."
+    )
+    created_at: datetime | None = Field(
+        description="Null where a process wrote a line without a time, and none before it has one."
+    )
+    level: Level
     source: str
     message: str

@@ -171,7 +171,9 @@ class Run(BaseModel):
     status: RunStatus
     waiting_for: WaitingFor | None = None
     step: int = Field(default=0, description="Trainer steps done.")
-    max_steps: int | None = None
+    max_steps: int | None = Field(
+        default=None, description="Steps that it ends with; null: it goes on until it is stopped."
+    )
     policy_version: int | None = Field(default=None, description="Version the engines serve.")
     reward: float | None = Field(default=None, description="Mean train reward of the last step.")
     rollouts: dict[str, int] = Field(
@@ -220,7 +222,9 @@ class PlannedEval(BaseModel):
     interval: int = Field(
         description="Steps from one to the next; with eval.at_end the last step has one, too."
     )
-    count: int = Field(description="Evals over the whole run.")
+    count: int | None = Field(
+        description="Evals over the whole run; none: it goes on until it is stopped."
+    )
     rollouts: int | None = Field(
         description="Rollouts of each; none: all examples, which the workers count."
     )
@@ -229,16 +233,21 @@ class PlannedEval(BaseModel):
 class Plan(BaseModel):
     """What would be started and done."""
 
-    steps: int
+    steps: int | None = Field(description="None: it goes on until it is stopped.")
     rollouts_per_step: int | None = Field(description="None: batches are counted in tokens.")
     groups_per_step: dict[str, float] | None = Field(
         description="By train env, on average, from their ratios and group sizes."
     )
-    train_rollouts: int | None = Field(description="Over the whole run, at least.")
+    train_rollouts: int | None = Field(
+        description="Over the whole run, at least; none: batches are counted in tokens, or the run "
+        "goes on until it is stopped."
+    )
     permits: int | None = Field(description="Rollouts at once; none: what the engines can bear.")
     algorithms: dict[str, str] = Field(description="By train env.")
     evals: list[PlannedEval]
-    checkpoints: int
+    checkpoints: int | None = Field(
+        description="At the interval; none: the run goes on until it is stopped."
+    )
     servers: dict[str, list[str]] = Field(description="Servers that would be started, by role.")
     unverified: str | None = Field(
         description="What of the weights the gate could not compare by bits, by the config "

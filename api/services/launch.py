@@ -123,8 +123,10 @@ def unverified(config: RunConfig) -> str | None:
     return "; ".join(found) or None
 
 
-def _evals_of(config: RunConfig, interval: int) -> int:
-    """How often an env is evaluated every `interval` steps."""
+def _evals_of(config: RunConfig, interval: int) -> int | None:
+    """How often an env is evaluated every `interval` steps; none if the run has no end."""
+    if config.max_steps is None:
+        return None
     steps = config.max_steps / interval
     due = math.ceil(steps) if config.eval.at_end else math.floor(steps)
     return due + (not config.eval.skip_first_step)
@@ -157,11 +159,13 @@ def plan_of(config: RunConfig) -> Plan:
         steps=config.max_steps,
         rollouts_per_step=batch,
         groups_per_step=groups,
-        train_rollouts=batch * config.max_steps if batch else None,
+        train_rollouts=batch * config.max_steps if batch and config.max_steps else None,
         permits=config.permits,
         algorithms={env.name: config.algorithm(env.name).type for env in config.train.env},
         evals=evals,
-        checkpoints=math.ceil(config.max_steps / config.checkpoint.interval),
+        checkpoints=math.ceil(config.max_steps / config.checkpoint.interval)
+        if config.max_steps
+        else None,
         servers=servers,
         unverified=unverified(config),
     )

@@ -81,6 +81,10 @@ def a_worker_on(queues: list[str]) -> str:
     return f"{plural} {', '.join(queues)}"
 
 
+def _length(max_steps: int | None) -> str:
+    return "until it is stopped" if max_steps is None else f"{max_steps} steps"
+
+
 async def _updated(handle: WorkflowHandle[Any, Any], patch: dict[str, Any]) -> bool:
     """Changes a run's config; False if it was just about to continue as new, and took nothing."""
     try:
@@ -256,7 +260,7 @@ class Temporal(Connection):
                     id=workflow_of(arg.run_id),
                     task_queue=arg.queues.orchestrator,
                     memo={MEMO_KEY: memo},
-                    static_summary=f"{memo['name']}: {memo['max_steps']} steps",
+                    static_summary=f"{memo['name']}: {_length(memo['max_steps'])}",
                     id_reuse_policy=policy.ALLOW_DUPLICATE if again else policy.REJECT_DUPLICATE,
                     id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                     rpc_timeout=self.timeout,

@@ -106,6 +106,13 @@ async def two_envs_in_parts(stage: Stage) -> None:
     await (await stage.start(max_steps=3, train=train, dispatch=dispatch)).result()
 
 
+async def own_env_servers(stage: Stage) -> None:
+    """Train and eval of one env differ in args, so that each has a server of its own."""
+    train = {"env": [TEXT], "batch_size": 8, "group_size": 2}
+    evals = {"env": [{**TEXT, "args": {"seed": 1}}], "num_examples": 4}
+    await (await stage.start(max_steps=1, train=train, eval=evals)).result()
+
+
 async def released_permits(stage: Stage) -> None:
     """Rollouts that end before the others of their activity free their permits."""
     stage.releases = True
@@ -486,6 +493,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(hand_overs, ("EXECUTION_CONTINUED_AS_NEW", '"state":"tail"', '"generation":2')),
     Kind(plain, (names.FINALIZE_EVAL, names.SAVE_CHECKPOINT, "all 3 steps are done")),
     Kind(two_envs_in_parts, ("train/reverse-retry", '"first":3,"last":4')),
+    Kind(own_env_servers, ("own-env-servers", "eval/reverse-text", "host/env/1")),
     Kind(released_permits, (names.RELEASED, '"ended":{"train/0/0":')),
     Kind(lost_trainer, (names.TRAINER_LOST, "TIMER_STARTED")),
     Kind(refused_gate, (names.GATE_FAILED, "ACTIVITY_TASK_CANCEL_REQUESTED")),

@@ -395,6 +395,24 @@ async def test_stop_signal_with_any_payload_ends_with_a_checkpoint(
             assert result["end_reason"].endswith(": enough")
 
 
+async def test_a_run_without_an_end_steps_until_it_is_stopped(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        monitor = {"heartbeat_url": "https://h/ping"}
+        handle = await start(world, max_steps=None, checkpoint={"interval": 500}, monitor=monitor)
+        await until(lambda: len(world.trained) >= 3)
+        assert (await handle.query("progress"))["max_steps"] is None
+        await handle.execute_update("change_config", {"max_steps": 10**6})
+        await until(lambda: len(world.trained) >= 5)
+        await handle.execute_update("change_config", {"max_steps": None})
+        seen = len(world.trained)
+        await until(lambda: len(world.trained) >= seen + 2)
+        await handle.signal("stop")
+        result = await handle.result()
+        assert result["status"] == "succeeded" and result["max_steps"] is None
+        assert world.checkpoints == [result["step"]] and result["step"] >= 5
+        assert world.pinged == ["https://h/ping"] * len(world.recorded)
+
+
 async def test_trigger_eval_by_signal_evaluates_now_and_ignores_unknown_envs(
     temporal: Client,
 ) -> None:

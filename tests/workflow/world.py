@@ -98,6 +98,7 @@ class World:
     trained: list[int] = field(default_factory=list)
     replayed: list[int] = field(default_factory=list)
     recorded: list[int] = field(default_factory=list)
+    pinged: list[str] = field(default_factory=list)
     evals: list[FinalizeEvalInput] = field(default_factory=list)
     batches: dict[int, list[str]] = field(default_factory=dict)
     shipped: set[tuple[str, int]] = field(default_factory=set)
@@ -415,6 +416,7 @@ class World:
     async def record_step(self, record: StepRecord) -> None:
         self._store(names.RECORD_STEP)
         self.recorded.append(record.step)
+        self.pinged.append(record.heartbeat_url or record.heartbeat_var)
         self.metrics[record.step] = record.metrics
 
     @activity.defn(name=names.SAVE_CONFIG)

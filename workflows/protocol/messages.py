@@ -82,7 +82,8 @@ class Control:
     A control with a lower `seq` than one already seen is ignored. `train_limit` is the train
     group counter below which groups may be admitted. Train groups that are too old for
     `next_version`, which is `version` or about to become it, are to be given up. `envs` maps an
-    env's name to its server; an engine or env missing here gets no new work. `put_backs` are
+    env's name, or '<kind>/<name>' where train and eval have a server each, to its server; an engine
+    or env missing here gets no new work. `put_backs` are
     groups to be rolled out anew; the list only grows at its end, and `put_backs_before` groups of
     it have been dropped from its head. Earlier generations still need `older` permits, which
     `permits` leaves out already. With `trim`, train groups are given up until no more than

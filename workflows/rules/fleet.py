@@ -33,6 +33,19 @@ def hosts_of(config: RunConfig) -> list[HostState]:
     ]
 
 
+def shared(hosts: list[HostState]) -> list[HostState]:
+    """`hosts` as builds had them that gave both sections of an env one server, the training one's;
+    the same list where no env has two.
+    """
+    kept = [host for host in hosts if not host.name.startswith("eval/")]
+    if len(kept) == len(hosts):
+        return hosts
+    envs = [host for host in kept if host.role == "env"]
+    for index, host in enumerate(envs):
+        host.index, host.name = index, host.name.rpartition("/")[2]
+    return kept
+
+
 def hold_of(host: HostState) -> str:
     """By which name a run is held while `host` cannot start its server."""
     return f"host {host.role}/{host.index}"
@@ -115,7 +128,7 @@ class Fleet(EnginePool):
         ]
 
     def envs(self) -> dict[str, EnvTarget]:
-        """The env servers that are up, by env name."""
+        """The env servers that are up, by their names."""
         return {h.name: EnvTarget(h.index, h.epoch, h.address) for h in self.of("env") if h.up}
 
     def missing(self) -> list[str]:

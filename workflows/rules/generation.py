@@ -163,11 +163,11 @@ class Generation:
 
     def attempt(self, part: Part) -> Attempt:
         """How to begin with a part; it has no address where its env may not be used now."""
-        return Attempt(part.work, part.engine, self.scheduler.places.address(part.work.env))
+        return Attempt(part.work, part.engine, self.scheduler.places.address(part.work))
 
     def has_place(self, attempt: Attempt) -> bool:
         """Whether there is an engine and an env server that the attempt may use."""
-        address = self.scheduler.places.address(attempt.work.env)
+        address = self.scheduler.places.address(attempt.work)
         return bool(address) and self.scheduler.engine() is not None
 
     def place(self, attempt: Attempt) -> None:
@@ -177,7 +177,7 @@ class Generation:
         # What is left of the group follows, for the prefix cache.
         attempt.engine = engine
         self.flights.move(self.flights[attempt.work.group], engine)
-        attempt.address = self.scheduler.places.address(attempt.work.env)
+        attempt.address = self.scheduler.places.address(attempt.work)
 
     def on_failed(self, attempt: Attempt, kind: str, reason: str) -> bool:
         """An activity failed by `kind`; True if a rest and a place are to follow, for a server was

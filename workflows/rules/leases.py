@@ -195,7 +195,7 @@ class Leases:
     @property
     def _train_over(self) -> bool:
         steps = self._state.steps
-        all_shipped = steps.step + len(steps.shipped) >= self._config.max_steps
+        all_shipped = steps.step + len(steps.shipped) >= self._config.last_step
         return self.ends_train and all_shipped
 
     def _train_limit(self, version: int) -> int:

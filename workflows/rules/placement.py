@@ -56,16 +56,20 @@ class Places:
         usable = [e for e in self.engines if (e.index, e.epoch) not in self._avoided]
         return min(usable, key=lambda e: (load.get(e.index, 0), e.index), default=None)
 
-    def address(self, env: str) -> str:
-        """Address of the env's server; '' if it may not take work."""
-        target = self.envs.get(env)
+    def _target(self, work: GroupWork) -> EnvTarget | None:
+        """The server for a group: one for its kind alone, else the env's."""
+        return self.envs.get(f"{work.kind}/{work.env}") or self.envs.get(work.env)
+
+    def address(self, work: GroupWork) -> str:
+        """Address of the env server for a group; '' if it may not take work."""
+        target = self._target(work)
         return "" if target is None or target.address in self._avoided else target.address
 
     def leave(self, attempt: Attempt, kind: str, reason: str) -> LostServer | None:
         """Avoids the server that the attempt found gone; returns what the run must hear of it."""
         attempt.losses += 1
         attempt.here += 1
-        again, engine, target = attempt.here == 1, attempt.engine, self.envs.get(attempt.work.env)
+        again, engine, target = attempt.here == 1, attempt.engine, self._target(attempt.work)
         gone: object = attempt.address
         lost = None
         if kind == names.ENGINE_LOST:

@@ -215,7 +215,7 @@ class Scheduler:
     def next_eval(self) -> GroupWork | None:
         """The next eval group whose env is up; None if there is no such work."""
         evals = interleave(self.control.evals, self.eval_cursors)
-        return next((work for work in evals if self.places.address(work.env)), None)
+        return next((work for work in evals if self.places.address(work)), None)
 
     def next_put_back(self, kind: str) -> GroupWork | None:
         """The put-back group of `kind` that waits longest; None if there is none, or if it is a
@@ -231,7 +231,7 @@ class Scheduler:
             work = self._put_back_work(group)
             if work is None:
                 self._take_put_back(group)
-            elif self.places.address(work.env):
+            elif self.places.address(work):
                 return work
         return None
 
@@ -289,7 +289,7 @@ class Scheduler:
             engine = self.engine()
             if engine is None:
                 return Blocked("an engine at a verified version")
-            if not self.places.address(result.env):
+            if not self.places.address(result):
                 return Blocked(f"the env server of {result.env}")
             result = Flight(result, engine, self.control.version)
         size = result.work.size

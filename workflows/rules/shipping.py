@@ -32,7 +32,7 @@ class Shipping:
     @property
     def all_shipped(self) -> bool:
         """Whether no batch is left to cut."""
-        return self.next_batch > self._config.max_steps
+        return self.next_batch > self._config.last_step
 
     def may_ship(self) -> bool:
         """Whether the next batch is due and full, once what is unfit for it was taken out."""

@@ -30,7 +30,7 @@ class TrainSink:
         self._backfill = train.backfill
         self._largest_group = config.largest_group
         self._context = config.context
-        self._max_steps = config.max_steps
+        self._last_step = config.last_step
         self._max_lag = train.max_lag
         self._max_off_policy_steps = train.max_off_policy_steps
         self._ageless = {env.name for env in train.env if config.is_frozen(env.name)}
@@ -175,7 +175,8 @@ class TrainSink:
         version + 1 + max_lag; those that were lost are made up for. A token budget is turned into
         rollouts by the mean of those so far, which every arrival corrects.
         """
-        batches = min(self._max_steps, version + 1 + self._max_lag)
+        due = version + 1 + self._max_lag
+        batches = due if due < self._last_step else int(self._last_step)
         progress = self.progress
         open_batches = max(batches - progress.shipped_batches, 0)
         if self._tokens is None:

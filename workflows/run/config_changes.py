@@ -47,7 +47,7 @@ class ConfigChanges:
         state = self._state
         _, config = self._changed(patch)
         reached = state.steps.step + len(state.steps.shipped) + bool(state.train.cut) + 1
-        if config.max_steps < reached and config.max_steps != self.config.max_steps:
+        if config.last_step < reached and config.max_steps != self.config.max_steps:
             raise ValueError(
                 f"max_steps cannot become {config.max_steps}: the batch of step {reached} is under "
                 "way; use `stop` to end the run sooner"

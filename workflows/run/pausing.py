@@ -15,7 +15,7 @@ from ratchet.workflows.rules.pushes import Pushes
 from ratchet.workflows.run.context import Context
 from ratchet.workflows.run.generations import Generations
 from ratchet.workflows.run.servers import Servers
-from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after
+from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after, started_within
 from ratchet.workflows.run.trainer import Trainer
 
 PAUSED_AT_MOST = timedelta(days=3650)
@@ -48,6 +48,7 @@ class Pausing:
         self._news = context.news
         # How long no rollout in flight may end.
         self._drained_within = stalled_after(context.config)
+        self._started_within = started_within(context.config)
         self._checkpoint = checkpoint
 
     def on_stop(self, reason: str) -> None:
@@ -116,7 +117,7 @@ class Pausing:
             lambda: f"servers to come up: {', '.join(fleet.missing()) or 'weights verified'}",
             # A push that was under way is of the version above.
             lambda: not fleet.missing() and fleet.synced(self._state.servers.target_version),
-            START_AT_MOST,
+            self._started_within,
         )
         self._log.set_status("running")
         self._news.wake()

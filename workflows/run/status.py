@@ -341,7 +341,8 @@ def details(config: RunConfig, state: RunState, waiting: Waiting | None, notes: 
     collected = sum(group.survivors for group in state.train.ready)
     wanted = config.train.batch_size or f"{config.train.token_batch_size} tokens"
     lines = [
-        f"**{state.lifecycle.status}** · step {steps.step} of {config.max_steps} · "
+        f"**{state.lifecycle.status}** · step {steps.step}"
+        f"{'' if config.max_steps is None else f' of {config.max_steps}'} · "
         f"policy v{max(steps.version, 0)} · reward {reward}",
         "",
         f"- rollouts waiting for a batch: {collected} of {wanted}",

@@ -47,6 +47,13 @@ SCORING, CHECKPOINT = "time/scoring", "time/checkpoint"
 TOTALS = ("progress/tokens", "progress/samples", "progress/problems")
 
 
+def started_within(config: RunConfig) -> timedelta:
+    """How long the servers of a run may take to come up: longer where an environment may."""
+    envs = [*config.train.env, *config.eval.env]
+    longest_s = max(env.start_timeout_s or 0.0 for env in envs)
+    return max(START_AT_MOST, timedelta(seconds=2 * longest_s))
+
+
 def stalled_after(config: RunConfig) -> timedelta:
     """How long no group may be delivered before a run that generates counts as stalled: time enough
     for the slowest rollout that its envs allow, and for another try of it.
@@ -298,7 +305,8 @@ class Steps:
         }
 
     def _record(self, step: int, metrics: dict[str, float], parts: list[ArtifactRef]) -> None:
-        record = StepRecord(self._arg.run_id, step, metrics, parts)
+        monitor = self._config.monitor
+        record = StepRecord(self._arg.run_id, step, metrics, parts, monitor.url, monitor.url_var)
         work = self._outages.perform(
             f"record of step {step}",
             lambda: RECORD_STEP(record, self._arg.queues, f"record step {step}"),

@@ -126,6 +126,7 @@ async def served(
         preflight_timeout_s=WITHIN_S,
         rpc_timeout_s=WITHIN_S / 2,
         live_max_age_s=40.0,
+        home=tmp_path_factory.mktemp("home"),
     )
     app = create_app(settings, connection(temporal))
     worker = Worker(

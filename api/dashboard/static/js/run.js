@@ -27,7 +27,7 @@ function facts(run) {
 	const flying = run.progress ? run.progress.rollouts_inflight_train + run.progress.rollouts_inflight_eval : null;
 	const restarts = Object.entries(run.restarts).filter(([, n]) => n > 0);
 	return [
-		fact("Step", count(run.step), run.max_steps ? `of ${count(run.max_steps)}` : ""),
+		fact("Step", count(run.step), run.max_steps ? `of ${count(run.max_steps)}` : "until it is stopped"),
 		fact("Reward", num(run.reward)),
 		...Object.entries(run.eval).map(([env, e]) => fact(`Eval ${env}`, num(e.reward), `step ${count(e.step)}${e.failed ? `, ${e.failed} of ${e.of} failed: ${e.error}` : ""}`)),
 		fact("Policy", run.policy_version === null ? "–" : `v${run.policy_version}`),
@@ -91,7 +91,7 @@ export function show(root, asked) {
 		fill(title, h("h1", {}, run.id), badge(run.status), h("span", { class: "sub waiting" }, run.error ? "" : waitingText(run)));
 		fill(
 			summary,
-			h("progress", { max: 1, value: share, "aria-label": "Steps done" }),
+			run.max_steps && h("progress", { max: 1, value: share, "aria-label": "Steps done" }),
 			run.error && h("div", { class: "error-box", role: "alert" }, h("b", {}, `${run.error.code}${run.error.role ? ` in ${run.error.role}` : ""}`), h("p", {}, run.error.message), run.error.param && h("p", {}, "Config key: ", h("code", {}, run.error.param))),
 			pairs(facts(run), "facts"),
 			h("div", { class: "tags" }, Object.entries(run.metadata).map(([k, v]) => h("span", { class: "tag" }, `${k}: ${v}`)), from && h("span", { class: "tag" }, "from ", h("a", { href: pageOf(from.replace(/\+\d+$/, "")) }, from))),

@@ -89,7 +89,7 @@ export function show(root, { params }) {
 		fill(entry.tags, Object.entries(run.metadata).map(([k, v]) => h("span", { class: "tag" }, `${k}: ${v}`)));
 		fill(state, badge(run.status), h("div", { class: "sub" }, waitingText(run)));
 		const share = run.max_steps ? run.step / run.max_steps : 0;
-		fill(steps, h("div", {}, count(run.step), run.max_steps ? h("span", { class: "sub" }, ` / ${count(run.max_steps)}`) : null), h("progress", { max: 1, value: Math.min(1, share), "aria-label": `Steps of ${run.id}` }));
+		fill(steps, h("div", {}, count(run.step), run.max_steps ? h("span", { class: "sub" }, ` / ${count(run.max_steps)}`) : null), run.max_steps ? h("progress", { max: 1, value: Math.min(1, share), "aria-label": `Steps of ${run.id}` }) : null);
 		reward.className = evals.className = "n";
 		fill(reward, num(run.reward));
 		fill(evals, Object.entries(run.eval).map(([env, e]) => h("div", { title: env }, num(e.reward))));

@@ -4,11 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from ratchet.activities.contracts.checks import CheckInput, CheckResult
+from ratchet.activities.contracts.checks import CheckInput, CheckResult, load_limits
 from ratchet.activities.envs.check import EnvActivities
 from ratchet.activities.runtime.context import WorkerContext
+from ratchet.configs.load import validate
 
 OWN_ENV = """
 import verifiers.v1 as vf
@@ -70,7 +72,10 @@ async def test_good_config(tmp_path: Path, own_path: str) -> None:
 
 
 async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
-    """Each problem points at its key and says how to mend it."""
+    """Each problem points at its key and says how to mend it. Sections of one env that differ have
+    a server each, unless someone else runs the one that both name.
+    """
+    there = {"address": "tcp://127.0.0.1:9"}
     result = await _check(
         tmp_path,
         train={
@@ -82,6 +87,7 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
                 {"id": "untidy-env", "path": own_path},
                 {"id": "reverse-text", "name": "far", "address": "tcp://127.0.0.1:9"},
                 {"id": "reverse-text", "name": "twin", "args": {"task": {"rewards": {}}}},
+                {"id": "reverse-text", "name": "one", "args": {"task": {"rewards": {}}}, **there},
             ]
         },
         eval={
@@ -89,9 +95,10 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
             "env": [
                 {"id": "own-env", "path": own_path, "num_examples": 4},
                 {"id": "own-env", "name": "b", "path": own_path},
-                {"id": "reverse-text", "name": "twin"},
+                {"id": "reverse-text", "name": "one", **there},
                 {"id": "endless-env", "path": own_path, "num_examples": -1},
                 {"id": "own-env", "name": "whole", "path": own_path, "num_examples": -1},
+                {"id": "reverse-text", "name": "twin", "path": own_path},
             ],
         },
     )
@@ -103,6 +110,8 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
         "/train/env/3/id",
         "/train/env/4/id",
         "/train/env/5/address",
+        "/train/env/7/address",
+        "/eval/env/2/address",
         "/eval/env/2/args",
         "/eval/env/3/num_examples",
     }
@@ -112,7 +121,24 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
     assert "a_package_nobody_has" in found["/train/env/3/id"]
     assert "ZeroDivisionError" in found["/train/env/4/id"]
     assert "nothing listens there" in found["/train/env/5/address"]
+    assert "share the server at tcp://127.0.0.1:9" in found["/eval/env/2/args"]
     assert "has no end" in found["/eval/env/3/num_examples"]
     assert result.examples["eval/own-env"] == result.examples["eval/b"] == 3, "fewer will do"
     keys = {problem.pointer: problem.key for problem in result.problems}
     assert keys["/train/env/1/args"] == "train.env[1].args"
+
+
+async def test_an_environment_that_loads_too_long_is_named_with_the_key(tmp_path: Path) -> None:
+    env = {"id": "reverse-text", "start_timeout_s": 0.01}
+    with pytest.raises(ApplicationError, match=r"reverse-text took longer than 0\.01 s; set start"):
+        await _check(tmp_path, train={"env": [env]})
+
+
+def test_environments_of_one_path_are_waited_for_together() -> None:
+    envs = [
+        {"id": "a", "path": "/p", "start_timeout_s": 3600},
+        {"id": "b", "path": "/p"},
+        {"id": "c"},
+    ]
+    config = validate({"max_steps": 1, "train": {"env": envs}})
+    assert load_limits(config) == {"/p": 3600 + 600, None: 600}

@@ -1,7 +1,9 @@
 """A real env server: starts, answers, notices what it cannot serve, and can be killed."""
 
 import asyncio
+import logging
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -9,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from ratchet.activities.contracts.hosting import HostInput
-from ratchet.activities.envs import loading
+from ratchet.activities.envs import load_times, loading
 from ratchet.activities.envs.host import env_spec
 from ratchet.activities.envs.probe import probe
+from ratchet.activities.envs.server import set_up_logs
+from ratchet.activities.hosting.process import ServerProcess
 from ratchet.activities.hosting.spec import ServerSpec
 from ratchet.activities.rollouts.connections import EnvConnections
 from ratchet.activities.runtime.context import WorkerContext
@@ -108,3 +112,91 @@ def test_import_path_of_a_server(tmp_path: Path) -> None:
     head = env["PYTHONPATH"].split(os.pathsep)[:2]
     assert head == ["/srv/envs", str(loading.SHIPPED_DIR)]
     assert env["HOME"] == str(tmp_path)
+
+
+async def test_a_server_may_take_thrice_as_long_as_the_preflight(tmp_path: Path) -> None:
+    """What loads fast leaves no record; a measurement counts for the same arguments alone."""
+    config = RunConfig.model_validate({"max_steps": 1, "train": {"env": [{"id": "reverse-text"}]}})
+    env = config.train.env[0]
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    load_times.note_load(ctx.store, env, 39.0)
+    assert not (tmp_path / "store" / "cache").exists()
+    load_times.note_load(ctx.store, env, 200.0)
+    load_times.note_load(ctx.store, env, 50.0)
+    assert (await _spec(tmp_path, {"id": "reverse-text"})).start_timeout_s == 600.0
+
+
+@pytest.mark.parametrize(
+    ("env", "seconds"),
+    [
+        ({"id": "reverse-text"}, 120.0),
+        ({"id": "reverse-text", "start_timeout_s": 30}, 30.0),
+        ({"id": "reverse-text", "start_timeout_s": 3600}, 3600.0),
+    ],
+)
+async def test_how_long_a_server_may_take_to_start(
+    tmp_path: Path, env: dict[str, object], seconds: float
+) -> None:
+    assert (await _spec(tmp_path, env)).start_timeout_s == seconds
+
+
+CHATTY_ENV = """
+import logging
+import verifiers.v1 as vf
+from ratchet_helpers import help_out
+
+logging.getLogger(__name__).info("mine: sk-hunter2")
+logging.getLogger(__name__).debug("too low")
+logging.getLogger("somebody.else").info("a library's")
+logging.getLogger("somebody.else").warning("a library's warning")
+help_out()
+print("printed")
+
+class ChattyTaskset(vf.Taskset[vf.Task[vf.TaskData], vf.TasksetConfig]):
+    def load(self):
+        raise ValueError("not here")
+
+__all__ = ["ChattyTaskset"]
+"""
+HELPERS = "import logging\ndef help_out(): logging.getLogger(__name__).info('helping')\n"
+
+
+async def test_a_server_writes_what_its_environment_logs(tmp_path: Path) -> None:
+    """Its own loggers from `log_level` on, libraries' warnings, and what it prints, as it comes."""
+    (tmp_path / "chatty_env.py").write_text(CHATTY_ENV)
+    (tmp_path / "ratchet_helpers.py").write_text(HELPERS)
+    spec = await _spec(tmp_path, {"id": "chatty-env", "path": str(tmp_path)})
+    assert spec.log == "logs/r/envs/train/chatty-env.log"
+    process = ServerProcess(spec, home=tmp_path, run="r", host="env/0", epoch=1)
+    await process.start()
+    log = tmp_path / spec.log
+    try:
+        async with asyncio.timeout(60):
+            while "printed" not in log.read_text():
+                assert not process.exited.is_set(), log.read_text()
+                await asyncio.sleep(0.1)
+    finally:
+        await process.stop(grace_s=0)
+    lines = log.read_text().splitlines()
+    assert lines[0] == "--- env-chatty-env-1, epoch 1"
+    said = [re.sub(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", "", line) for line in lines[1:]]
+    assert said[:4] == [
+        "INFO chatty_env: mine: sk-hunter2",
+        "WARNING somebody.else: a library's warning",
+        "INFO ratchet_helpers: helping",
+        "printed",
+    ]
+
+
+def test_a_line_shows_no_secret_of_the_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        set_up_logs(["my_env"], "debug", ["sk-hunter2"])
+        logging.getLogger("my_env.parts").debug("key sk-hunter2!")
+        logging.getLogger("other").info("nothing")
+    finally:
+        logging.getLogger("my_env").setLevel(logging.NOTSET)
+        root.handlers[:] = before
+        root.setLevel(level)
+    assert capsys.readouterr().err.partition(" ")[2] == "DEBUG my_env.parts: key (not shown)!\n"

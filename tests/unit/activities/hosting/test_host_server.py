@@ -23,6 +23,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.hosting import HostInput, HostReport
+from ratchet.activities.contracts.logs import LOG_BYTES
 from ratchet.activities.hosting import activities as hosting
 from ratchet.activities.hosting.activities import HostActivities
 from ratchet.activities.hosting.spec import ServerSpec
@@ -187,6 +188,11 @@ async def test_up_down_and_up_again_until_the_run_ends(
         await stack.open()
         (up,) = await stack.reports(1)
         assert (up.state, up.epoch, up.model, up.queue) == ("up", 11, "m-11", "own")
+        log = tmp_path / "logs" / f"{stack.run_id}-engine-0.log"
+        os.truncate(log, LOG_BYTES + 1)
+        async with asyncio.timeout(servers.WITHIN_S):
+            while log.stat().st_size > LOG_BYTES:
+                await asyncio.sleep(0.1)
         os.kill(stack.pid(), signal.SIGKILL)
         _, down, again = await stack.reports(3)
         assert (down.state, down.epoch) == ("down", 11)

@@ -91,6 +91,39 @@ async def test_exit_code_and_last_words(tmp_path: Path, tag: str) -> None:
     assert again.log_tail().startswith("cannot start /no/such/program")
 
 
+TALKER = """
+import sys
+for line in sys.stdin: pass
+print("a" * 60, flush=True)
+while True:
+    try:
+        with open(sys.argv[1]) as file: print(file.read(), flush=True)
+        break
+    except FileNotFoundError: pass
+"""
+
+
+async def test_a_long_log_goes_on_from_nothing(tmp_path: Path, tag: str) -> None:
+    """What it held is kept once; the server goes on writing to the file that it has open."""
+    spec = _spec(tmp_path, sys.executable, "-c", TALKER, str(tmp_path / "go"))
+    process = _process(spec, tmp_path)
+    await process.start()
+    try:
+        async with asyncio.timeout(servers.WITHIN_S):
+            while "aaa" not in process.log_tail():
+                await asyncio.sleep(0.02)
+            process.trim_log(1000)
+            assert "a" * 60 in process.log.read_text(), "it is not too long"
+            process.trim_log(50)
+            assert process.log.read_text() == process.log_tail() == ""
+            assert "a" * 60 in process.log.with_name(f"{process.log.name}.1").read_text()
+            (tmp_path / "go").write_text("more")
+            await process.exited.wait()
+    finally:
+        await process.stop(grace_s=0)
+    assert process.log.read_text() == "more\n" and process.log_tail() == "more"
+
+
 async def test_killed_server_takes_its_family_along(tmp_path: Path, tag: str) -> None:
     process = _process(_family(tmp_path), tmp_path)
     await process.start()

@@ -190,6 +190,18 @@ async def test_a_frozen_model_plays_few_at_a_time() -> None:
     assert most == 3
 
 
+async def test_a_frozen_model_plays_where_the_fewest_do() -> None:
+    model = BIG.model_copy(update={"more_urls": ["http://h:2/v1"]})
+    seats = frozen.Seats()
+    async with seats.of(model) as first, seats.of(model) as second, seats.of(model) as third:
+        assert [first, second, third] == ["http://h:1/v1", "http://h:2/v1", "http://h:1/v1"]
+    seats.fail("http://h:1/v1")
+    async with seats.of(model) as first, seats.of(model) as second:
+        assert first == second == "http://h:2/v1"
+    asked = frozen.at(frozen.request(model, SamplingConfig(), {"idx": 0}), second)
+    assert asked["client"].base_url == "http://h:2/v1" and asked["model"] == "big"
+
+
 async def test_each_renderer_has_its_layout(tmp_path: Path) -> None:
     TOKENIZER.save_pretrained(tmp_path)
     layouts = frozen.Layouts()
@@ -201,11 +213,19 @@ async def test_each_renderer_has_its_layout(tmp_path: Path) -> None:
 
 
 def test_the_frozen_endpoint_is_asked_without_salt(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = FrozenModelConfig(name="big", base_url="http://h:1", api_key_var="BIG_KEY")
+    model = FrozenModelConfig(
+        name="big",
+        base_url="http://h:1",
+        api_key_var="BIG_KEY",
+        headers_from_env={"X-Tenant": "TENANT_KEY"},
+        timeout_s=60,
+    )
     sampling = SamplingConfig(temperature=0.5, max_tokens=9)
     monkeypatch.setenv("BIG_KEY", "sk-secret")
     asked = frozen.request(model, sampling, {"idx": 0})
     assert (asked["client"].type, asked["client"].base_url) == ("eval", "http://h:1/v1")
+    assert (asked["client"].timeout.connect, asked["client"].timeout.read) == (30, 60)
+    assert asked["client"].headers_from_env == {"X-Tenant": "TENANT_KEY"}
     assert asked["model"] == "big"
     assert asked["sampling"].model_dump(exclude_none=True) == {"temperature": 0.5, "max_tokens": 9}
     assert "sk-secret" not in repr(asked)
@@ -247,7 +267,8 @@ async def _play(tmp_path: Path, client: Client, count: int) -> list[Any]:
 
     async def play() -> list[Any]:
         connection: Any = SimpleNamespace(client=client)
-        playing = [rooms._one(given, connection, {}, index) for index in range(count)]
+        asked = frozen.request(config.algo.source, SamplingConfig(), {"idx": 0})
+        playing = [rooms._one(given, connection, asked, index) for index in range(count)]
         return await asyncio.gather(*playing, return_exceptions=True)
 
     return list(await ActivityEnvironment().run(play))

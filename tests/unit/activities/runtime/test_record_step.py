@@ -1,8 +1,10 @@
 """A step record is put together from its parts."""
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from temporalio.testing import ActivityEnvironment
 
 from ratchet.activities.contracts.training import StepRecord
@@ -38,3 +40,71 @@ async def test_a_record_without_one_of_its_parts_is_not_kept(tmp_path: Path) -> 
             StoreActivities(ctx).record_step, StepRecord("r", 1, {}, [part])
         )
     assert ctx.store.committed(keys.step_record("r", 1)) is None
+
+
+class Monitor:
+    """A service that is pinged, and how it answers."""
+
+    def __init__(self) -> None:
+        self.url, self.pinged, self.status = "", 0, 200
+
+    async def hear(self, request: web.Request) -> web.Response:
+        self.pinged += 1
+        return web.Response(status=self.status, headers={"Location": f"{self.url}/again"})
+
+
+@pytest.fixture
+async def monitor() -> AsyncIterator[Monitor]:
+    made, app = Monitor(), web.Application()
+    app.router.add_get("/{path:.*}", made.hear)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hush-hush"
+    yield made
+    await runner.cleanup()
+
+
+async def test_a_kept_step_pings_its_monitor(
+    tmp_path: Path, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    run, store = ActivityEnvironment().run, StoreActivities(ctx)
+    await run(store.record_step, StepRecord("r", 1, {}))
+    assert monitor.pinged == 0
+    await run(store.record_step, StepRecord("r", 1, {}, heartbeat_url=monitor.url))
+    monkeypatch.setenv("RATCHET_PING_KEY", f"{monitor.url}\n")
+    await run(store.record_step, StepRecord("r", 2, {}, heartbeat_var="RATCHET_PING_KEY"))
+    assert monitor.pinged == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "url", "words"),
+    [
+        (500, "", "at 127.0.0.1 was answered 500"),
+        (302, "", "at 127.0.0.1 was answered 302"),
+        (200, "http://127.0.0.1:9/hush-hush", "failed: ConnectError"),
+        (200, "gopher://hush-hush", "failed: UnsupportedProtocol"),
+        (200, "http://[hush-hush", "failed: "),
+        (200, " ", "RATCHET_PING_KEY is not set on this worker"),
+    ],
+)
+async def test_a_ping_that_fails_warns_and_fails_nothing(
+    tmp_path: Path,
+    monitor: Monitor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+    url: str,
+    words: str,
+) -> None:
+    """The step stays recorded, nobody is led elsewhere, and the URL is not said."""
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    monkeypatch.setenv("RATCHET_PING_KEY", url or monitor.url)
+    monitor.status = status
+    record = StepRecord("r", 1, {}, heartbeat_var="RATCHET_PING_KEY")
+    await ActivityEnvironment().run(StoreActivities(ctx).record_step, record)
+    assert ctx.store.committed(keys.step_record("r", 1)) is not None
+    (line,) = [r.getMessage() for r in caplog.records if r.name.endswith("heartbeat_url")]
+    assert line.startswith("step 1 of r: ") and words in line and "hush" not in line
+    assert monitor.pinged == (0 if url else 1)

@@ -6,9 +6,9 @@ The server is a stand-in that speaks vLLM's protocol; `tests/e2e` has the real o
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
 from aiohttp import web
 
@@ -37,6 +37,7 @@ class Server:
         self.tokenized: web.Response | None = None
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.tenants: list[str | None] = []
         self.busy = self.busiest = 0
         self.delay_s = 0.0
         self.until_busy = 0
@@ -50,6 +51,7 @@ class Server:
     async def complete(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.asked.append(body)
+        self.tenants.append(request.headers.get("X-Tenant"))
         self.busy += 1
         self.busiest = max(self.busy, self.busiest)
         await asyncio.sleep(self.delay_s)
@@ -82,8 +84,8 @@ class Server:
         return web.json_response({"tokens": self.tokenize(body["prompt"])})
 
 
-@pytest.fixture
-async def server() -> AsyncIterator[Server]:
+@asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
     made = Server()
     app = web.Application()
     app.router.add_get("/v1/models", made.models)
@@ -98,16 +100,28 @@ async def server() -> AsyncIterator[Server]:
     await runner.cleanup()
 
 
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving() as made:
+        yield made
+
+
+@pytest.fixture
+async def second() -> AsyncIterator[Server]:
+    async with serving() as made:
+        yield made
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BACKOFFS_S", (0.0, 0.01, 0.02))
+    monkeypatch.setattr(module, "BACKOFF_S", 0.01)
     monkeypatch.setattr(module, "BUSY_S", 0.01)
 
 
 def _reference(server: Server, **changes: Any) -> VllmReference:
     references = References()
     references.bind()
-    table = {"name": "big", "base_url": server.url, **changes}
+    table = {"name": "big", "base_url": server.url, "max_retries": 2, **changes}
     return references.frozen(FrozenModelConfig.model_validate(table))
 
 
@@ -148,17 +162,16 @@ async def test_a_context_is_asked_for_again_when_it_is_too_short(
 
 
 async def test_a_slow_engine_is_waited_for_and_a_slow_reference_is_not(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: Server,
 ) -> None:
-    monkeypatch.setattr(module, "TIMEOUT", httpx.Timeout(60, read=0.05))
     references = References()
     references.bind()
-    tries = len(module.BACKOFFS_S)
-    server.delay_s = 1.0
+    server.delay_s, tries = 1.0, 4
     with pytest.raises(ReferenceLost, match="ReadTimeout"):
-        await _reference(server).logprobs([1, 2])
+        await _reference(server, timeout_s=0.05, max_retries=3).logprobs([1, 2])
     assert len(server.asked) == tries
-    asking = asyncio.create_task(references.live(server.url, "small").logprobs([1, 2]))
+    engine = Endpoint(server.url, "small", live=True, timeout_s=0.05)
+    asking = asyncio.create_task(VllmReference(references, engine).logprobs([1, 2]))
     while len(server.asked) < 3 * tries:
         await asyncio.sleep(0.01)
     assert not asking.done(), "an engine that is paused is not lost"
@@ -295,6 +308,56 @@ async def test_requests_are_bounded_over_all_loops(server: Server) -> None:
     for scores in found:
         assert scores == [pytest.approx(_scores([n, n + 1])) for n in range(8)]
     assert server.busiest == 3
+
+
+async def test_requests_go_to_the_url_with_the_fewest(server: Server, second: Server) -> None:
+    """All of them together are bounded once."""
+    server.delay_s = second.delay_s = 0.05
+    reference = _reference(server, more_urls=[second.url], max_concurrent=4)
+    found = await asyncio.gather(*(reference.logprobs([n, n + 1]) for n in range(8)))
+    assert found == [pytest.approx(_scores([n, n + 1])) for n in range(8)]
+    assert (server.busiest, second.busiest) == (2, 2)
+    assert len(server.asked) + len(second.asked) == 8
+
+
+async def test_a_url_that_failed_is_left_for_another(server: Server, second: Server) -> None:
+    """For a while; if all have failed, each is asked again."""
+    reference = _reference(server, more_urls=[second.url], max_retries=1)
+    server.troubles = [(503, "going down")]
+    for n in range(3):
+        assert await reference.logprobs([n, n + 1]) == pytest.approx(_scores([n, n + 1]))
+    assert (len(server.asked), len(second.asked)) == (1, 3)
+    second.troubles = [(500, "on fire")]
+    assert await reference.logprobs([7, 8]) == pytest.approx(_scores([7, 8]))
+    assert (len(server.asked), len(second.asked)) == (2, 4)
+    server.troubles = second.troubles = [(500, "on fire")] * 9
+    with pytest.raises(ReferenceLost, match=rf"{server.url}, {second.url} .*on fire, from http"):
+        await reference.logprobs([8, 9])
+
+
+async def test_headers_come_from_the_environment_and_are_never_said(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENANT_KEY", KEY)
+    headers = {"X-Tenant": "TENANT_KEY", "X-Other": "UNSET_KEY"}
+    reference = _reference(server, headers_from_env=headers, max_retries=0)
+    server.troubles = [(500, f"no tenant {KEY}")]
+    with pytest.raises(ReferenceLost, match="no tenant") as caught:
+        await reference.logprobs([1, 2])
+    assert server.tenants == [KEY], "tried once"
+    assert KEY not in str(caught.value) + repr(reference.endpoint)
+    config = _config("opd", name="big", base_url=server.url, headers_from_env=headers)
+    (problem,) = await check_references(config)
+    assert problem.key == "algo.teacher.headers_from_env.X-Other"
+    assert "UNSET_KEY is not set; set it on rollout workers" in problem.message
+
+
+async def test_every_url_is_checked(server: Server, second: Server) -> None:
+    gone = "http://127.0.0.1:9"
+    config = _config("sft", name="big", base_url=server.url, more_urls=[second.url, gone])
+    (problem,) = await check_references(config)
+    assert problem.key == "algo.source.more_urls.1" and gone in problem.message
+    assert server.keys == second.keys == [None]
 
 
 # -- what an algorithm is given ---------------------------------------------------------------

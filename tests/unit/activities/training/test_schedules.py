@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from ratchet.activities.training.schedules import learning_rate
+from ratchet.configs.load import ConfigError, validate
 from ratchet.configs.run import RunConfig
 from ratchet.configs.trainer import (
     ConstantScheduleConfig,
@@ -90,3 +91,22 @@ def test_schedules_longer_than_the_run(scheduler: dict[str, Any], says: str) -> 
     with pytest.raises(ValueError, match=says):
         RunConfig.model_validate({**data, "max_steps": 12})
     RunConfig.model_validate({**data, "max_steps": 40})
+
+
+MINIMAL: dict[str, Any] = {"train": {"env": [{"id": "a"}]}}
+
+
+def test_a_run_without_an_end_never_falls() -> None:
+    """It may warm up; a schedule that falls towards its last step is refused, with both keys."""
+    warm = {"type": "linear", "warmup_steps": 4, "decay_steps": 0}
+    for scheduler in ({"type": "constant"}, warm):
+        made = validate({**MINIMAL, "max_steps": None, "trainer": {"scheduler": scheduler}})
+        rates = [
+            learning_rate(made.trainer.scheduler, 1.0, taken, made.last_step)
+            for taken in (0, 2, 4, 10**7)
+        ]
+        assert rates[2:] == [1.0, 1.0] and rates[0] <= rates[1] <= 1.0
+    for scheduler in ({"type": "cosine"}, {"type": "linear", "decay_steps": 5}):
+        with pytest.raises(ConfigError) as caught:
+            validate({**MINIMAL, "max_steps": None, "trainer": {"scheduler": scheduler}})
+        assert "trainer.scheduler.type" in str(caught.value) and "max_steps" in str(caught.value)

@@ -233,6 +233,8 @@ async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_pat
             first = runs.list_events(run_id, limit=1, types=["run"]).data[0]
             assert runs.list_events(run_id, after=first.id).data[0].id != first.id
             assert runs.logs(run_id, after=first.id).data
+            with pytest.raises(Refused, match="a worker of role orchestrator writes it"):
+                runs.logs(run_id, source="orchestrator")
             some: dict[str, Any] = {"env": "easy", "kind": "train", "errored": False}
             page = runs.rollouts(run_id, reward_min=0.0, reward_max=1.0, **some)
             assert [item.id for item in page] == ["train:2:0"] and page.damaged == ["train/1"]

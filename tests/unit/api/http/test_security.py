@@ -317,6 +317,16 @@ def judged(**given: object) -> dict[str, object]:
         (teacher(base_url="http://localhost.evil:1"), "algo/teacher/base_url"),
         (teacher(base_url="http://169.254.169.254/"), "algo/teacher/base_url"),
         (teacher(base_url=HERE, api_key_var="RATCHET_TEACHER_KEY"), ""),
+        (teacher(base_url=HERE, more_urls=["http://envs.lan/v1"]), ""),
+        (
+            teacher(base_url=HERE, more_urls=["http://[::1]:9", "http://evil"]),
+            "algo/teacher/more_urls/1",
+        ),
+        (teacher(base_url=HERE, headers_from_env={"X-A": "RATCHET_A_KEY"}), ""),
+        (
+            teacher(base_url=HERE, headers_from_env={"X-A": "TEMPORAL_API_KEY"}),
+            "algo/teacher/headers_from_env/X-A",
+        ),
         (teacher(base_url=HERE, api_key_var="VLLM_KEY"), ""),
         (teacher(base_url=HERE, api_key_var="TEMPORAL_API_KEY"), "algo/teacher/api_key_var"),
         (teacher(base_url=HERE, api_key_var="RATCHET_API_KEY"), "algo/teacher/api_key_var"),
@@ -362,6 +372,25 @@ def test_with_keys_a_config_reaches_only_what_is_listed(env: dict[str, object], 
     assert all(error.key in error.pointer.replace("/", ".") for error in found)
     assert all("sk-1" not in str(error) for error in found)
     assert refused(run, None) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("http://envs.lan/ping", ""),
+        (HERE, ""),
+        ("https://evil/ping", "/monitor/heartbeat_url"),
+        ("http://localhost.evil:1", "/monitor/heartbeat_url"),
+        ({"env_var": "RATCHET_PING_KEY"}, ""),
+        ({"env_var": "HF_TOKEN"}, "/monitor/heartbeat_url/env_var"),
+    ],
+)
+def test_with_keys_only_listed_monitors_are_pinged(url: object, place: str) -> None:
+    run = validate(config(monitor={"heartbeat_url": url}))
+    found = refused(run, (), ("envs.lan",), ("VLLM_KEY",))
+    assert [error.pointer for error in found if "env/" not in error.pointer] == [place] * bool(
+        place
+    )
 
 
 MODELS = ("Qwen/*", "me/one", "/srv/models")

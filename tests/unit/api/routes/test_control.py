@@ -124,6 +124,20 @@ async def test_what_cannot_be_resumed_says_why(served: Served, tmp_path: Path) -
     assert (await served.http.post(f"/v1/runs/{stopped}/resume")).status_code == 202
 
 
+async def test_a_run_without_an_end_goes_on_after_a_stop(served: Served, tmp_path: Path) -> None:
+    """It is never done; a fork may give it an end, above the checkpoint's step."""
+    run_id = (await served.start("stops", max_steps=None))["id"]
+    assert (await served.http.get(f"/v1/runs/{run_id}")).json()["max_steps"] is None
+    await served.http.post(f"/v1/runs/{run_id}/stop")
+    await served.until(run_id, status="succeeded")
+    put_checkpoint(served.store, run_id, 3, tmp_path)
+    assert (await served.http.post(f"/v1/runs/{run_id}/resume")).status_code == 202
+    short = await served.http.post(f"/v1/runs/{run_id}/fork", json={"config": {"max_steps": 3}})
+    assert "must be above 3" in problem(short, 422, "invalid-config")["detail"]
+    forked = await served.http.post(f"/v1/runs/{run_id}/fork", json={"config": {"max_steps": 4}})
+    assert forked.status_code == 201 and forked.json()["max_steps"] == 4
+
+
 async def test_fork_starts_another_run_from_a_checkpoint(served: Served, tmp_path: Path) -> None:
     source = (await served.start("forked"))["id"]
     for step in (2, 3):

@@ -1,8 +1,14 @@
 """What a plan says of a config."""
 
-import pytest
+import io
 
+import pytest
+from rich.console import Console
+
+from ratchet.api.client.printing import plan_table
+from ratchet.api.schemas.run import ResolvedConfig
 from ratchet.api.services.launch import plan_of
+from ratchet.configs.load import validate
 from ratchet.configs.run import RunConfig
 
 
@@ -37,3 +43,14 @@ def test_plan_names_what_the_gate_cannot_compare_by_bits(
         }
     )
     assert plan_of(config).unverified == unverified
+
+
+def test_a_run_without_an_end_is_planned_by_the_step() -> None:
+    env = {"env": [{"id": "a"}]}
+    plan = plan_of(validate({"max_steps": None, "train": env, "eval": env}))
+    assert (plan.steps, plan.train_rollouts, plan.checkpoints) == (None, None, None)
+    assert plan.rollouts_per_step == 128 and [e.count for e in plan.evals] == [None]
+    answer = ResolvedConfig(config={"name": "r"}, plan=plan)
+    out = io.StringIO()
+    Console(file=out, width=100).print(plan_table(answer))
+    assert "until it is stopped" in out.getvalue() and "None" not in out.getvalue()

@@ -24,7 +24,9 @@ from ratchet.activities.runtime.failing import failure_of
 from ratchet.activities.storage import keys
 from ratchet.api.services.run_view import run_object
 from ratchet.api.temporal.client import Execution
+from ratchet.configs.algorithm import teacher_of
 from ratchet.configs.load import ConfigError, validate
+from ratchet.configs.reference import FrozenModelConfig
 from ratchet.configs.upgrades import CONFIG, config_document, read_config
 from ratchet.configs.versions import NewerSchema
 from ratchet.workflows.protocol.messages import (
@@ -105,6 +107,9 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+ENV_KEYS_OF_5: dict[str, Any] = {"start_timeout_s": None, "log_level": "warning"}
+
+
 def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     """A stored config, with what later schemas have split or added as schema 1 had it."""
     model, trainer = _without_revision(config["model"]), dict(config["trainer"])
@@ -118,8 +123,13 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     assert config["when_all_fail"] == "continue", "a run of which everything failed went on"
     assert sampled["eval"].pop("client") == "tokens", "evals asked as train rollouts do"
     assert sampled["train"].pop("max_empty_batches") == 10 and sampled["eval"].pop("at_end") is True
-    assert config["log"] == {"interval": 10.0}
-    config = {key: value for key, value in config.items() if key not in ("when_all_fail", "log")}
+    added = {
+        "when_all_fail": "continue",
+        "monitor": {"heartbeat_url": None},
+        "log": {"interval": 10.0},
+    }
+    assert {key: config[key] for key in added} == added
+    config = {key: value for key, value in config.items() if key not in added}
     return {**config, **sampled, "model": model, "trainer": trainer, "inference": inference}
 
 
@@ -130,7 +140,9 @@ def _without_revision(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sampled_whole(section: dict[str, Any]) -> dict[str, Any]:
-    """The train or eval section without the keys of sampling that schema 2 has added."""
+    """The train or eval section without the keys of its envs that schema 5 has added, and those of
+    sampling that schema 2 has.
+    """
     added = {"stop": [], "top_p": 1.0, "top_k": None, "min_p": 0.0}
 
     def whole(sampling: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -139,7 +151,16 @@ def _sampled_whole(section: dict[str, Any]) -> dict[str, Any]:
         assert {key: sampling[key] for key in added} == added
         return {key: value for key, value in sampling.items() if key not in added}
 
-    envs = [{**env, "sampling": whole(env["sampling"])} for env in section["env"]]
+    envs = [
+        {
+            key: value if key != "sampling" else whole(value)
+            for key, value in env.items()
+            if key not in ENV_KEYS_OF_5
+        }
+        for env in section["env"]
+    ]
+    for env in section["env"]:
+        assert {key: env[key] for key in ENV_KEYS_OF_5} == ENV_KEYS_OF_5
     return {**section, "env": envs, "sampling": whole(section["sampling"])}
 
 
@@ -344,6 +365,26 @@ def test_what_an_older_config_does_not_say_is_as_it_was() -> None:
     sgd = read_config({**old, "trainer": {"optim": {"type": "sgd"}}}).trainer.optim
     assert sgd.type == "sgd" and sgd.lr == 1e-2
     assert old == {"schema": 2, "max_steps": 3, "train": train}, "an upgrader changes no input"
+
+
+def test_frozen_models_of_older_runs_are_waited_for_as_before() -> None:
+    where = {"name": "m", "base_url": "http://h"}
+    sft = {"type": "sft", "source": {**where, "max_concurrent": 2}}
+    train = {"env": [{"id": "a"}, {"id": "b", "algo": sft}, {"id": "c", "algo": {"type": "opsd"}}]}
+    old = {"max_steps": 1, "algo": {"type": "opd", "teacher": where}, "train": train}
+    waits = {}
+    for made in (read_config({"schema": 4, **old}), validate(old)):
+        played = made.sampler("b", "train")
+        teacher = teacher_of(made.algo)
+        assert isinstance(teacher, FrozenModelConfig) and played and played.max_concurrent == 2
+        assert teacher_of(made.algorithm("c")) == "policy"
+        waits[made.train.env[0].log_level] = [
+            (model.timeout_s, model.connect_timeout_s) for model in (teacher, played)
+        ]
+    assert waits == {
+        "warning": [(60.0, 10.0), (86_400.0, 30.0)],
+        "info": [(1200.0, 30.0), (1200.0, 30.0)],
+    }
 
 
 def test_a_users_config_has_no_schema() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from ratchet.activities.contracts.hosting import HostReport
+from ratchet.activities.contracts.roles import sections_of
 from ratchet.workflows.protocol.messages import EnvTarget
-from ratchet.workflows.rules.fleet import MAX_DOWNS, Fleet, held_hosts, hosts_of
+from ratchet.workflows.rules.fleet import MAX_DOWNS, Fleet, held_hosts, hosts_of, shared
 from tests.unit.workflows.support import config
 
 
@@ -44,6 +45,28 @@ def test_env_with_an_address_is_connected_to_and_not_started() -> None:
     fleet = Fleet(hosts_of(config(train={"env": envs}, eval={})))
     assert fleet.envs() == {"a": EnvTarget(0, 0, "tcp://there:5000")}
     assert [(h.name, h.managed) for h in fleet.of("env")] == [("a", False), ("b", True)]
+
+
+def test_train_and_eval_that_differ_get_a_server_each() -> None:
+    """Of one env; what differs is what a server is started by."""
+    train = [{"id": "a", "args": {"n": 1}}, {"id": "b"}, {"id": "c", "path": "/c"}]
+    evals = [{"id": "b", "num_examples": 3}, {"id": "a"}, {"id": "c"}, {"id": "d"}]
+    made = config(train={"env": train}, eval={"env": evals})
+    hosts = hosts_of(made)
+    servers = [(h.index, h.name) for h in hosts if h.role == "env"]
+    names = ["train/a", "b", "train/c", "eval/a", "eval/c", "d"]
+    assert servers == list(enumerate(names))
+    served = {name: [kind for kind, _ in sections_of(made, name)] for name in names}
+    assert served == {
+        "train/a": ["train"],
+        "b": ["train", "eval"],
+        "train/c": ["train"],
+        "eval/a": ["eval"],
+        "eval/c": ["eval"],
+        "d": ["eval"],
+    }
+    before = [(h.index, h.name) for h in shared(hosts) if h.role == "env"]
+    assert before == [(0, "a"), (1, "b"), (2, "c"), (3, "d")], "as runs of older builds have them"
 
 
 @pytest.mark.parametrize(

@@ -199,3 +199,15 @@ def test_auto_permits_cannot_be_asked_of_engines_that_report_no_load() -> None:
     first, _ = changed(auto, {}, {"dispatch": {"max_inflight_rollouts": 64}})
     _, back = changed(auto, first, {"dispatch": {"max_inflight_rollouts": "auto"}})
     assert back.permits is None
+
+
+def test_a_run_may_lose_its_end_and_get_another() -> None:
+    """Only where the schedule needs none."""
+    plain = config().model_dump(mode="json")
+    together, made = changed(plain, {}, {"max_steps": None})
+    assert together == {"max_steps": None} and made.max_steps is None
+    together, made = changed(plain, together, {"max_steps": 7})
+    assert together == {"max_steps": 7} and made.last_step == 7
+    falling = {**plain, "trainer": {"scheduler": {"type": "cosine"}}}
+    with pytest.raises(ConfigError, match=r"trainer\.scheduler\.type 'cosine'.*max_steps"):
+        changed(falling, {}, {"max_steps": None})

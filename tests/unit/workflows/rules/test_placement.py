@@ -3,7 +3,7 @@
 import pytest
 
 from ratchet.activities.contracts.names import ENGINE_LOST, ENV_LOST
-from ratchet.activities.contracts.rollouts import GroupWork
+from ratchet.activities.contracts.rollouts import GroupWork, Kind
 from ratchet.workflows.protocol.messages import EnvTarget, LostServer
 from ratchet.workflows.rules.placement import Attempt, Places
 from tests.unit.workflows.support import ENGINES, ENVS
@@ -17,6 +17,11 @@ def places() -> Places:
     made = Places()
     made.engines, made.envs = list(ENGINES), dict(ENVS)
     return made
+
+
+def of(env: str, kind: Kind = "train") -> GroupWork:
+    """A group of an env."""
+    return GroupWork(f"{kind}/0", kind, env, 0, 2)
 
 
 def test_least_loaded_engine_is_used_and_of_two_the_first() -> None:
@@ -52,14 +57,14 @@ def test_rollouts_try_every_place_twice_and_finalizing_only_the_first() -> None:
 def test_env_server_is_reported_by_its_epoch_and_found_again_at_another_address() -> None:
     p, attempt = places(), Attempt(WORK, ENGINES[0], "tcp://a")
     p.leave(attempt, ENV_LOST, "gone")
-    assert p.address("a") == "" and p.address("b") == "tcp://b" and p.address("c") == ""
+    assert p.address(of("a")) == "" and p.address(of("b")) == "tcp://b" and p.address(of("c")) == ""
     p.forgive(attempt)
-    assert p.address("a") == "tcp://a"
+    assert p.address(of("a")) == "tcp://a"
     assert p.leave(attempt, ENV_LOST, "gone") == LostServer("env", 0, 1, "gone")
     p.forgive(attempt)
-    assert p.address("a") == ""
+    assert p.address(of("a")) == ""
     p.envs["a"] = EnvTarget(0, 2, "tcp://a2")
-    assert p.address("a") == "tcp://a2"
+    assert p.address(of("a")) == "tcp://a2"
 
 
 @pytest.mark.parametrize("target", [EnvTarget(0, 0, "tcp://a"), EnvTarget(0, 2, "tcp://a2"), None])
@@ -72,4 +77,17 @@ def test_env_server_that_is_not_ours_or_not_the_present_one_is_never_reported(
         assert p.leave(attempt, ENV_LOST, "gone") is None
         p.forgive(attempt)
     p.envs["a"] = EnvTarget(0, 0, "tcp://a")
-    assert p.address("a") == "tcp://a", "it can only be tried again"
+    assert p.address(of("a")) == "tcp://a", "it can only be tried again"
+
+
+def test_train_and_eval_with_a_server_each_use_their_own_alone() -> None:
+    p = places()
+    p.envs = {"train/a": EnvTarget(0, 1, "tcp://t"), "b": EnvTarget(1, 1, "tcp://b")}
+    assert p.address(of("a")) == "tcp://t" and p.address(of("a", "eval")) == ""
+    assert p.address(of("b")) == p.address(of("b", "eval")) == "tcp://b"
+    p.envs["eval/a"] = EnvTarget(2, 1, "tcp://e")
+    assert p.address(of("a", "eval")) == "tcp://e"
+    attempt = Attempt(of("a", "eval"), ENGINES[0], "tcp://e")
+    p.leave(attempt, ENV_LOST, "gone")
+    assert p.address(of("a", "eval")) == "" and p.address(of("a")) == "tcp://t"
+    assert p.leave(attempt, ENV_LOST, "gone") == LostServer("env", 2, 1, "gone")

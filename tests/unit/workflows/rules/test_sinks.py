@@ -311,3 +311,14 @@ def test_ship_input_names_the_batch_by_content() -> None:
     assert (
         ship_input("r", 1, [one, two], none).digest != ship_input("r", 1, [two, one], none).digest
     )
+
+
+def test_a_run_without_an_end_always_wants_the_next_batches() -> None:
+    endless = config(max_steps=None)
+    sink = TrainSink(endless, TrainProgress())
+    assert [sink.rollouts_wanted(version) for version in (0, 10, 10**6)] == [
+        16,
+        96,
+        8 * (10**6 + 2),
+    ]
+    assert TrainSink(config(), TrainProgress()).rollouts_wanted(10) == 80

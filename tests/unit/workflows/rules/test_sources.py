@@ -93,6 +93,8 @@ def test_evals_fire_at_start_at_their_interval_and_at_the_end() -> None:
     assert [step for step in range(11) if fired_evals(config(), step)] == [0, 4, 8, 10]
     without = config(eval={"env": [{"id": "a"}], "interval": 4, "at_end": False})
     assert [step for step in range(11) if fired_evals(without, step)] == [0, 4, 8]
+    endless = config(max_steps=None)
+    assert [step for step in range(11) if fired_evals(endless, step)] == [0, 4, 8]
     skipping = config(eval={"env": [{"id": "a", "interval": 5}], "skip_first_step": True})
     assert [step for step in range(11) if fired_evals(skipping, step)] == [5, 10]
 

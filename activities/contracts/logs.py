@@ -1,0 +1,27 @@
+"""Where the processes of a run write their logs, below RATCHET_HOME of their machine.
+
+All attempts of a run write to the same files. A log that has grown beyond LOG_BYTES goes on from
+nothing, and what it held replaces the file of the same name with PAST at its end.
+"""
+
+from ratchet.activities.contracts import names
+
+LOG_BYTES = 16 * 1024**2
+PAST = ".1"
+
+
+def logs_folder(run_id: str) -> str:
+    """The folder of a run's logs."""
+    return f"logs/{names.workflow_of(run_id)}"
+
+
+def env_log(run_id: str, kind: str, name: str) -> str:
+    """What the server of env `name` writes; `kind` is that of its section, 'train' if both share
+    one server.
+    """
+    return f"{logs_folder(run_id)}/envs/{kind}/{name}.log"
+
+
+def orchestrator_log(run_id: str) -> str:
+    """What the orchestrator says of the run's pipeline and steps."""
+    return f"{logs_folder(run_id)}/orchestrator.log"

@@ -1,0 +1,38 @@
+"""Pings a service that raises an alarm once it misses a sign of life.
+
+Invariants: whatever becomes of a ping, the work that it tells of is done and stays so. Nothing of
+the URL but its host is ever logged: it may be a secret.
+"""
+
+import logging
+import os
+from urllib.parse import urlsplit
+
+import httpx
+
+from ratchet.activities.runtime.tls import shared_context
+
+log = logging.getLogger(__name__)
+
+PING_S = 10.0
+
+
+async def ping(url: str, variable: str, what: str) -> None:
+    """Asks for `url`, or for the one that an environment variable holds, once `what` is done."""
+    url = os.environ.get(variable, "").strip() if variable else url
+    if not url:
+        log.warning("%s: no ping, since %s is not set on this worker", what, variable)
+        return
+    try:
+        place = urlsplit(url).hostname or "no host"
+        # An address that a config may not name must not be reached by way of one that it may.
+        async with httpx.AsyncClient(
+            timeout=PING_S, verify=shared_context(), follow_redirects=False
+        ) as client:
+            answer = await client.get(url)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        log.warning("%s: the ping of its monitor failed: %s", what, type(error).__name__)
+        return
+    if not answer.is_success:
+        status = answer.status_code
+        log.warning("%s: the ping of its monitor at %s was answered %d", what, place, status)

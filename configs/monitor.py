@@ -1,0 +1,79 @@
+"""Who outside hears that a run is well.
+
+A URL at which services for dead men's switches are pinged is often a secret by itself: then a
+config names the environment variable that holds it.
+"""
+
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from ratchet.configs.base import Section, refusal
+from ratchet.configs.reference import HIDDEN
+
+_NAMED = '{ env_var = "NAME" } names a variable of orchestrator workers that holds it'
+
+
+class VariableConfig(Section):
+    """An environment variable that stands for its value."""
+
+    env_var: str = Field(
+        pattern=r"^[A-Z_][A-Z0-9_]{0,63}$", description="Its name, in capitals, digits and '_'."
+    )
+
+
+def _problem(url: Any) -> str:
+    """What is wrong with a URL to ping, if anything."""
+    form = f"has the form http(s)://host/path; {_NAMED}"
+    if not isinstance(url, str) or len(url) > 2000 or re.search(r"\s|\\", url):
+        return form
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return form
+    if not usable:
+        return form
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        return f"has no user, query or fragment, which may be secrets: {_NAMED}"
+    return ""
+
+
+class MonitorConfig(Section):
+    """Signs of life to services that raise an alarm once they miss one."""
+
+    heartbeat_url: str | VariableConfig | None = Field(
+        default=None,
+        description='A URL that is asked for (GET) after each step, or { env_var = "NAME" }, a '
+        "variable of orchestrator workers that holds it. A ping that fails is a warning in the "
+        "worker's log, and nothing else; redirects are not followed.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_url_is_shown(cls, data: Any) -> Any:
+        """Refuses what may be a secret without repeating it."""
+        url = data.get("heartbeat_url") if isinstance(data, dict) else None
+        named = isinstance(url, dict | VariableConfig)
+        if url is not None and not named and (problem := _problem(url)):
+            raise refusal("monitor", "heartbeat_url", problem, HIDDEN)
+        if isinstance(url, dict):
+            name = url.get("env_var")
+            fits = isinstance(name, str) and re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", name)
+            if url.keys() != {"env_var"} or not fits:
+                message = f"is a URL, or {_NAMED}, the name in capitals, digits and '_'"
+                raise refusal("monitor", "heartbeat_url", message, HIDDEN)
+        return data
+
+    @property
+    def url(self) -> str:
+        """The URL, if it is in the config."""
+        return self.heartbeat_url if isinstance(self.heartbeat_url, str) else ""
+
+    @property
+    def url_var(self) -> str:
+        """The variable that holds the URL, if one does."""
+        held = self.heartbeat_url
+        return held.env_var if isinstance(held, VariableConfig) else ""
