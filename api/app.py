@@ -3,6 +3,7 @@
 Nothing here may import torch, vllm, transformers or verifiers: the API starts in under 3 s.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,7 +13,8 @@ from temporalio.envconfig import ClientConnectConfig
 from ratchet import __version__
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.dashboard import pages
-from ratchet.api.http import docs, problems, store_errors
+from ratchet.api.http import docs, idempotency, problems, store_errors
+from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.security import Guard
 from ratchet.api.routes import (
     artifacts,
@@ -43,10 +45,13 @@ def create_app(
     temporal = Temporal(connect, timeout_s=settings.rpc_timeout_s)
     records = Records(ArtifactStore(settings.store_url))
     histories = Histories(temporal)
+    keyring = Keyring(settings.keys, settings.key_file) if settings.guarded else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        chores = asyncio.create_task(idempotency.forgetting(records.store))
         yield
+        chores.cancel()
         histories.close()
 
     app = FastAPI(
@@ -58,6 +63,7 @@ def create_app(
         records=records,
         histories=histories,
         rollouts=Rollouts(records),
+        keyring=keyring,
     )
     problems.install(app)
     store_errors.install(app)
@@ -77,7 +83,5 @@ def create_app(
         app.include_router(resource.router)
     prometheus.install(app)
     pages.install(app)
-    app.add_middleware(
-        Guard, keys=settings.keys, hosts=settings.hosts, public_url=settings.public_url
-    )
+    app.add_middleware(Guard, keyring=keyring, hosts=settings.hosts, public_url=settings.public_url)
     return app

@@ -139,14 +139,18 @@ def series_folder(run: str) -> str:
     return f"runs/{names.workflow_of(run)}/series"
 
 
-def idempotency_claim(digest: str) -> str:
+IDEMPOTENCY = "idempotency"
+"""A folder for each day below it."""
+
+
+def idempotency_claim(day: str, digest: str) -> str:
     """What an idempotency key was first used for; `digest` is that of key, request and asker."""
-    return f"idempotency/{digest[:2]}/{digest}.claim.json"
+    return f"{IDEMPOTENCY}/{day}/{digest[:2]}/{digest}.claim.json"
 
 
-def idempotency_reply(digest: str) -> str:
+def idempotency_reply(day: str, digest: str) -> str:
     """The reply that was given to a request with an idempotency key."""
-    return f"idempotency/{digest[:2]}/{digest}.reply.json"
+    return f"{IDEMPOTENCY}/{day}/{digest[:2]}/{digest}.reply.json"
 
 
 def policy_cache(digest: str) -> str:

@@ -351,6 +351,14 @@ class ArtifactStore:
             self.fs.rm(self.path(ref.key + MARKER))
             self.fs.rm(self.path(ref.path), recursive=True)
 
+    def delete_folder(self, prefix: str) -> None:
+        """Deletes all below `prefix`, which nothing refers to; none is no error."""
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self._reaching("delete", prefix, FileNotFoundError),
+        ):
+            self.fs.rm(self.path(prefix), recursive=True)
+
     # -- live records -----------------------------------------------------------------------
 
     def write_live(self, key: str, value: Any) -> None:

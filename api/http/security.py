@@ -1,21 +1,23 @@
 """Who may ask what: bearer keys, rate limits, and requests that a foreign web page made.
 
 Plain ASGI, so that streams pass untouched. Keys guard everything below /v1 and /metrics; what is
-open without one (health, docs, the dashboard's files) tells nothing of any run. No header or body
-is ever logged.
+open without one (health, docs, the dashboard's files) tells nothing of any run. A stream is told
+nothing more once its key is not valid any more.
 """
 
+import asyncio
 import ipaddress
 import math
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.problems import reply
-from ratchet.api.schemas.keys import ApiKey, key_for
+from ratchet.api.schemas.keys import ApiKey
 from ratchet.api.schemas.problems import ApiProblem
 
 SAFE = ("GET", "HEAD", "OPTIONS")
@@ -73,12 +75,6 @@ class Bucket:
         return (1.0 - self._left) / self._rate
 
 
-def bearer(keys: Sequence[ApiKey], authorization: str) -> ApiKey | None:
-    """The key that a header `Authorization` carries, if it is one of `keys`."""
-    scheme, _, input = authorization.partition(" ")
-    return key_for(keys, input.strip()) if scheme.lower() == "bearer" else None
-
-
 def _refused(status: int, kind: str, title: str, detail: str, wait_s: float = 0.0) -> ApiProblem:
     return ApiProblem(status, kind, title, detail, retry_after_s=math.ceil(wait_s) or None)
 
@@ -89,15 +85,16 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        keys: tuple[ApiKey, ...],
+        keyring: Keyring | None,
         hosts: tuple[str, ...],
         public_url: str = "",
     ) -> None:
+        """Without a `keyring` no key is needed."""
         self._app = app
         self._public = public_url
-        self._keys = keys
+        self._keyring = keyring
         self._hosts = hosts
-        self._buckets = {key.name: Bucket(key.per_minute) for key in keys}
+        self._buckets: dict[ApiKey, Bucket] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or answers it."""
@@ -105,9 +102,21 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
+        key: ApiKey | None = None
+        streams = False
+
         async def send_safely(message: Message) -> None:
+            nonlocal streams
+            if streams and key and self._keyring and not self._keyring.holds(key):
+                # The timeout below ends the stream in place of what was to be told.
+                limit.reschedule(0.0)
+                await asyncio.get_running_loop().create_future()
             if message["type"] == "http.response.start":
                 given = list(message.get("headers", ()))
+                streams = any(
+                    name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+                    for name, value in given
+                )
                 policy = any(name.lower() == UNFRAMED[0] for name, _ in given)
                 message["headers"] = [*given, *HEADERS, *([] if policy else [UNFRAMED])]
             await send(message)
@@ -115,16 +124,22 @@ class Guard:
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             self._require_here(scope["method"], headers)
-            if scope["path"].startswith(GUARDED) and self._keys:
-                key = self._require_key(scope["method"], headers)
-                scope.setdefault("state", {})["key_name"] = key.name
+            if scope["path"].startswith(GUARDED) and self._keyring:
+                key = self._require_key(self._keyring, scope["method"], headers)
+                scope.setdefault("state", {})["key"] = key
         except ApiProblem as problem:
             response = reply(problem)
             if problem.document.status == 401:
                 response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send_safely)
             return
-        await self._app(scope, receive, send_safely)
+        try:
+            async with asyncio.timeout(None) as limit:
+                await self._app(scope, receive, send_safely)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _require_here(self, method: str, headers: MutableMapping[bytes, str]) -> None:
         """Refuses what another site's page sends, or sends under a name made to lead here."""
@@ -164,8 +179,10 @@ class Guard:
                 "that browsers use.",
             )
 
-    def _require_key(self, method: str, headers: MutableMapping[bytes, str]) -> ApiKey:
-        key = bearer(self._keys, headers.get(b"authorization", ""))
+    def _require_key(
+        self, keyring: Keyring, method: str, headers: MutableMapping[bytes, str]
+    ) -> ApiKey:
+        key = keyring.bearer(headers.get(b"authorization", ""))
         if key is None:
             raise _refused(
                 401,
@@ -182,7 +199,10 @@ class Guard:
                 "The key may not do that",
                 f"Key {key.name!r} has no scope {needed!r}.",
             )
-        wait = self._buckets[key.name].take()
+        if key not in self._buckets:
+            self._buckets = {k: b for k, b in self._buckets.items() if keyring.holds(k)}
+            self._buckets[key] = Bucket(key.per_minute)
+        wait = self._buckets[key].take()
         if wait:
             raise _refused(
                 429,

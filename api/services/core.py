@@ -12,6 +12,7 @@ from fastapi import Depends, Path, Request, Response
 
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.storage.store import StoreUnavailable
+from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem, shown
 from ratchet.api.schemas.run import Run, WaitingFor
@@ -42,6 +43,8 @@ class Services:
     records: Records
     histories: Histories
     rollouts: Rollouts
+    keyring: Keyring | None = None
+    """Who may use the API; None: everyone who reaches it."""
     _executions: Shared[Execution | None] = field(default_factory=lambda: Shared(FRESH_S))
     _runs: Shared[list[Execution]] = field(default_factory=lambda: Shared(FRESH_S))
     _listed: Shared[list[Run]] = field(default_factory=lambda: Shared(FRESH_S))

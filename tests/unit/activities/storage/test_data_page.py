@@ -27,6 +27,7 @@ GIVEN: dict[str, Any] = {
     "step": 7,
     "revision": 2,
     "version": 7,
+    "day": "2026-01-31",
     "digest": "0123456789abcdef",
     "epoch": "5-1/reverse-text",
     "source": "rollout-host-71",
