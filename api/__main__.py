@@ -7,6 +7,7 @@ traceback. Temporal is named by the standard TEMPORAL_* settings, the rest by RA
 import argparse
 import contextlib
 import errno
+import logging
 import os
 import signal
 import socket
@@ -83,6 +84,15 @@ def settings_for(host: str) -> Settings:
     return replace(settings, hosts=("localhost", "127.0.0.1", "::1", host))
 
 
+def log_audit() -> None:
+    """Sends the audit log, whatever else is logged, to standard output: one line of JSON each."""
+    log, handler = logging.getLogger("ratchet.audit"), logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0 after a graceful end, 1 if the API could not start."""
     arguments = parse_arguments(argv)
@@ -98,6 +108,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     port = listener.getsockname()[1]
     print(f"ratchet api: listening on http://{arguments.host}:{port}", flush=True)
+    log_audit()
     config = uvicorn.Config(
         app, log_level=arguments.log_level, timeout_graceful_shutdown=2, server_header=False
     )

@@ -14,6 +14,7 @@ from ratchet import __version__
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.dashboard import pages
 from ratchet.api.http import docs, idempotency, problems, store_errors
+from ratchet.api.http.audit import Audit
 from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.security import Guard
 from ratchet.api.routes import (
@@ -81,7 +82,8 @@ def create_app(
         health,
     ):
         app.include_router(resource.router)
-    prometheus.install(app)
+    requests = prometheus.install(app)
     pages.install(app)
     app.add_middleware(Guard, keyring=keyring, hosts=settings.hosts, public_url=settings.public_url)
+    app.add_middleware(Audit, on_refused=lambda problem: requests.refused.labels(problem).inc())
     return app

@@ -122,12 +122,14 @@ class Guard:
             await send(message)
 
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        state = scope.setdefault("state", {})
         try:
             self._require_here(scope["method"], headers)
             if scope["path"].startswith(GUARDED) and self._keyring:
-                key = self._require_key(self._keyring, scope["method"], headers)
-                scope.setdefault("state", {})["key"] = key
+                key = state["key"] = self._known(self._keyring, headers)
+                self._require_allowed(self._keyring, key, scope["method"])
         except ApiProblem as problem:
+            state["refused"] = problem.document.type.rpartition(":")[2]
             response = reply(problem)
             if problem.document.status == 401:
                 response.headers["WWW-Authenticate"] = "Bearer"
@@ -179,9 +181,7 @@ class Guard:
                 "that browsers use.",
             )
 
-    def _require_key(
-        self, keyring: Keyring, method: str, headers: MutableMapping[bytes, str]
-    ) -> ApiKey:
+    def _known(self, keyring: Keyring, headers: MutableMapping[bytes, str]) -> ApiKey:
         key = keyring.bearer(headers.get(b"authorization", ""))
         if key is None:
             raise _refused(
@@ -191,6 +191,9 @@ class Guard:
                 "Send `Authorization: Bearer KEY`; whoever runs this API makes keys with "
                 "`ratchet keys new NAME`.",
             )
+        return key
+
+    def _require_allowed(self, keyring: Keyring, key: ApiKey, method: str) -> None:
         needed = "read" if method in SAFE else "write"
         if needed not in key.scopes:
             raise _refused(
@@ -211,7 +214,6 @@ class Guard:
                 f"Key {key.name!r} may send {key.per_minute} requests a minute.",
                 wait,
             )
-        return key
 
 
 def documented_security(document: dict[str, Any]) -> None:

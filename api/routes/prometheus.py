@@ -40,6 +40,12 @@ class Requests:
             ["method", "route", "status"],
             registry=self.registry,
         )
+        self.refused = Counter(
+            "ratchet_api_refused",
+            "Requests refused before they were read, by the kind of problem.",
+            ["problem"],
+            registry=self.registry,
+        )
         self.seconds = Histogram(
             "ratchet_api_request_seconds",
             "Time until a reply was sent whole.",
@@ -137,7 +143,7 @@ async def _families(services: Services) -> list[GaugeMetricFamily]:
     return [*run_gauges(runs), polling, serving]
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI) -> Requests:
     """Counts the app's requests and serves /metrics."""
     requests = Requests()
     shared: Shared[Any] = Shared(FRESH_S)
@@ -163,3 +169,5 @@ def install(app: FastAPI) -> None:
         return Response(
             generate_latest(requests.registry) + generate_latest(result), media_type=MEDIA
         )
+
+    return requests

@@ -18,6 +18,7 @@ from ratchet.activities.contracts.hosting import planned_hosts
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.contracts.training import RestoreInput
 from ratchet.api.http.allowlist import own_flags, refused
+from ratchet.api.http.audit import Caller
 from ratchet.api.http.bodies import decode, require_portable
 from ratchet.api.http.idempotency import Once
 from ratchet.api.http.redact import redacted
@@ -214,7 +215,7 @@ class Start:
     lineage: dict[str, Any] | None = None
 
 
-async def launch(services: Services, start: Start, once: Once | None = None) -> str:
+async def launch(services: Services, start: Start, caller: Caller, once: Once | None = None) -> str:
     """Starts a run and returns its id; raises ApiProblem if it cannot start. With `once` a run that
     the same request has started is returned as it is.
     """
@@ -238,7 +239,11 @@ async def launch(services: Services, start: Start, once: Once | None = None) -> 
         run_id = await asyncio.to_thread(once.claim, records.store, run_id)
     created_at = now()
     lineage = start.lineage or config.model.lineage
-    memo = {**first_memo(config, created_at, missing), "lineage": lineage}
+    memo = {
+        **first_memo(config, created_at, missing),
+        "lineage": lineage,
+        "asked": caller.record,
+    }
     restore = RestoreInput(run_id, source.source, source.step) if source is not None else None
     await asyncio.to_thread(records.save_config, run_id, config)
     started = await services.temporal.start_run(
@@ -269,6 +274,7 @@ async def start_attempt(
     run: Any,
     config: RunConfig,
     source: RestoreInput,
+    caller: Caller,
     once: Once | None = None,
     reason: str = "",
 ) -> bool:
@@ -296,6 +302,7 @@ async def start_attempt(
         "attempt": number,
         "lineage": memo.get("lineage"),
         "waiting_for": waits,
+        "asked": caller.record,
         **({"resumed_because": reason} if reason else {}),
     }
     started = await services.temporal.start_run(

@@ -5,7 +5,6 @@ workflow that an operator has paused (status 8 is missing from its enum in 1.35)
 """
 
 import asyncio
-import uuid
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,6 +23,7 @@ from temporalio.api.workflowservice.v1 import (
     GetSystemInfoRequest,
     GetWorkflowExecutionHistoryRequest,
     ListWorkflowExecutionsRequest,
+    RequestCancelWorkflowExecutionRequest,
     SignalWorkflowExecutionRequest,
 )
 from temporalio.client import (
@@ -39,6 +39,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from ratchet.activities.contracts.checks import CheckResult
 from ratchet.activities.contracts.names import Queues, workflow_of
 from ratchet.activities.contracts.wire import WIRE
+from ratchet.api.http.audit import Caller
 from ratchet.api.temporal.connection import Connection, Missing
 from ratchet.workflows.protocol.messages import (
     CHANGE_CONFIG,
@@ -81,10 +82,11 @@ def a_worker_on(queues: list[str]) -> str:
     return f"{plural} {', '.join(queues)}"
 
 
-async def _updated(handle: WorkflowHandle[Any, Any], patch: dict[str, Any]) -> bool:
+async def _updated(handle: WorkflowHandle[Any, Any], patch: dict[str, Any], caller: Caller) -> bool:
     """Changes a run's config; False if it was just about to continue as new, and took nothing."""
     try:
-        await handle.execute_update(CHANGE_CONFIG, patch)
+        # An update is told of nobody but by its id, which the history keeps.
+        await handle.execute_update(CHANGE_CONFIG, patch, id=caller.identity)
     except RPCError as error:
         # Temporal gives up an update whose workflow task closes the execution: it is to be resent.
         if error.status == RPCStatusCode.FAILED_PRECONDITION:
@@ -265,24 +267,29 @@ class Temporal(Connection):
                 return False
             return True
 
-    async def cancel(self, run_id: str, reason: str) -> bool:
+    async def cancel(self, run_id: str, reason: str, caller: Caller) -> bool:
         """Asks for a run's end without any more work; False if it has ended."""
+        request = RequestCancelWorkflowExecutionRequest(
+            namespace=self.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=run_id),
+            identity=caller.identity,
+            request_id=caller.request,
+            reason=reason,
+        )
         try:
-            async with self.calling() as client:
-                handle = client.get_workflow_handle(run_id)
-                await handle.cancel(reason=reason, rpc_timeout=self.timeout)
+            await self.call("request_cancel_workflow_execution", request)
         except Missing:
             return False
         return True
 
-    async def change(self, run_id: str, patch: dict[str, Any]) -> bool:
+    async def change(self, run_id: str, patch: dict[str, Any], caller: Caller) -> bool:
         """Changes the config of a run; False if it has ended in the meantime.
 
         Raises ValueError if the run refuses, Unanswered if no worker takes it up in time.
         """
         try:
             async with self.calling() as client, asyncio.timeout(self.timeout.total_seconds()):
-                while not await _updated(client.get_workflow_handle(run_id), patch):
+                while not await _updated(client.get_workflow_handle(run_id), patch, caller):
                     await asyncio.sleep(UPDATE_AGAIN_AFTER_S)
         except WorkflowUpdateFailedError as error:
             raise ValueError(str(error.cause)) from None
@@ -292,7 +299,9 @@ class Temporal(Connection):
             return False
         return True
 
-    async def signal(self, run_id: str, name: str, arg: Any, request_id: str = "") -> bool:
+    async def signal(
+        self, run_id: str, name: str, arg: Any, caller: Caller, request_id: str = ""
+    ) -> bool:
         """Signals a run; False if it has ended in the meantime. An execution of it hears what is
         sent again with the same `request_id` once.
         """
@@ -301,8 +310,8 @@ class Temporal(Connection):
             workflow_execution=WorkflowExecution(workflow_id=run_id),
             signal_name=name,
             input=Payloads(payloads=await WIRE.encode([arg])),
-            identity=(await self.client()).identity,
-            request_id=request_id or str(uuid.uuid4()),
+            identity=caller.identity,
+            request_id=request_id or caller.request,
         )
         try:
             await self.call("signal_workflow_execution", request)
