@@ -1,10 +1,10 @@
-"""Who did what: every request has an id, and what changes anything, or is refused, is a line of a log.
+"""Who did what: every request has an id; what changes anything, or is refused, is a line of a log.
 
-A line is one JSON object of the logger `ratchet.audit`: {time, request, key, client, method, action,
-run, status, refused}. `key` is a key's name, '' without one; `action` the route's name. Bodies and
-headers are in none. What is refused before it is known who asks is logged MOST_REFUSED a minute, so
-that nobody fills the disk with it; `/metrics` counts all of it. The run's events say the same of what
-reached the run, out of what Temporal records of the caller.
+A line is one JSON object of the logger `ratchet.audit`: {time, request, key, client, method,
+action, run, status, refused}. `key` is a key's name, '' without one; `action` the route's name.
+Bodies and headers are in none. What is refused before it is known who asks is logged MOST_REFUSED a
+minute, so that nobody fills the disk with it; `/metrics` counts all of it. The run's events say the
+same of what reached the run, out of what Temporal records of the caller.
 """
 
 import json

@@ -136,6 +136,7 @@ class Teller:
         self._evals: set[str] = set()
         """Epochs of evals whose beginning was told."""
         self._finalized: dict[str, str] = {}
+        self._changed_by: dict[str, str] = {}
         """Epoch of the last eval of each env that was finalized."""
         self.began: datetime | None = None
         self.predecessor = ""
@@ -165,7 +166,8 @@ class Teller:
             case "workflow_execution_cancel_requested":
                 self._on_asked(CONTROLS["cancel"], given.identity, given.cause)
             case "workflow_execution_update_accepted":
-                self._on_change(given.accepted_request.meta)
+                # What changes is told as soon as the run says so.
+                self._changed_by = record_of(given.accepted_request.meta.update_id)
             case "activity_task_scheduled":
                 await self._on_scheduled(given)
             case "activity_task_started":
@@ -283,7 +285,9 @@ class Teller:
             data = {
                 "revision": memo.get("config_revision") or 0,
                 "changes": memo.get("config_changes") or {},
+                **self._changed_by,
             }
+            self._changed_by = {}
             self._tell("run.config", "the config was changed", data=data)
         if "metadata" in before and changed("metadata"):
             self._tell("run.metadata", "the metadata was changed", data=memo.get("metadata") or {})
@@ -330,12 +334,6 @@ class Teller:
             self._on_report(await self._first(given.input))
         elif verb := verb_of(given.signal_name):
             self._on_asked(verb, given.identity, await self._first(given.input))
-
-    def _on_change(self, meta: Any) -> None:
-        """Only what came over the API is told: the change itself is, whoever asked for it."""
-        if record := record_of(meta.update_id):
-            data = {"asked": "change_config", **record}
-            self._tell("run.asked", "a change of the config was asked for", data=data)
 
     def _on_asked(self, verb: Verb, identity: str, value: Any = None) -> None:
         fields = (key for key in verb.body.model_fields if key != "reason")

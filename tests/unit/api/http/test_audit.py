@@ -87,7 +87,8 @@ async def test_the_log_and_the_events_say_who_asked(
 
         async def asked() -> list[Any]:
             found = await everything(http, run_id)
-            return [e for e in found if e["type"] in ("run.created", "run.asked")]
+            kinds = ("run.created", "run.asked", "run.config")
+            return [e for e in found if e["type"] in kinds and "by" in e["data"]]
 
         events = await eventually(asked, lambda found: len(found) == len(ids))
     assert [event["data"]["request_id"] for event in events] == ids
