@@ -5,6 +5,7 @@ traceback. Temporal is named by the standard TEMPORAL_* settings, the rest by RA
 """
 
 import argparse
+import asyncio
 import contextlib
 import errno
 import logging
@@ -16,9 +17,14 @@ from dataclasses import replace
 
 import uvicorn
 
+from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.app import create_app
 from ratchet.api.http.security import is_loopback
+from ratchet.api.schemas.problems import ApiProblem
+from ratchet.api.services.run_list import RunList
 from ratchet.api.settings import Settings
+from ratchet.api.store.run_index import RunIndex
+from ratchet.api.temporal.client import Temporal
 from ratchet.configs.home import home_folder, private_folder
 
 
@@ -34,6 +40,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         default="warning",
         choices=["critical", "error", "warning", "info", "debug"],
         help="what uvicorn logs (%(default)s)",
+    )
+    parser.add_argument(
+        "--rebuild-index",
+        action="store_true",
+        help="put every run that Temporal retains into the list of runs, and end; for a store "
+        "whose folder index/ was lost",
     )
     return parser.parse_args(argv)
 
@@ -84,6 +96,19 @@ def settings_for(host: str) -> Settings:
     return replace(settings, hosts=("localhost", "127.0.0.1", "::1", host))
 
 
+def rebuild_index(settings: Settings) -> int:
+    """Rebuilds the index of runs; returns the exit status."""
+    temporal = Temporal(None, timeout_s=settings.rpc_timeout_s)
+    runs = RunList(temporal, RunIndex(ArtifactStore(settings.store_url)), "")
+    try:
+        count = asyncio.run(runs.catch_up(rebuild=True))
+    except ApiProblem as problem:
+        print(f"ratchet api: {problem.document.detail}", file=sys.stderr)
+        return 1
+    print(f"ratchet api: looked at {count} executions of runs; all of them are in the list")
+    return 0
+
+
 def log_audit() -> None:
     """Sends the audit log, whatever else is logged, to standard output: one line of JSON each."""
     log, handler = logging.getLogger("ratchet.audit"), logging.StreamHandler(sys.stdout)
@@ -99,6 +124,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not os.environ.get("RATCHET_STORE"):
             private_folder(home_folder())
+        if arguments.rebuild_index:
+            return rebuild_index(Settings.from_env())
         settings = settings_for(arguments.host)
         listener = bind(arguments.host, arguments.port)
         app = create_app(settings)

@@ -31,9 +31,11 @@ from ratchet.api.routes import (
     runs,
 )
 from ratchet.api.services.core import Services
+from ratchet.api.services.run_list import RunList
 from ratchet.api.settings import Settings
 from ratchet.api.store.records import Records
 from ratchet.api.store.rollouts import Rollouts
+from ratchet.api.store.run_index import RunIndex
 from ratchet.api.temporal.client import Temporal
 from ratchet.api.temporal.histories import Histories
 
@@ -64,6 +66,7 @@ def create_app(
         records=records,
         histories=histories,
         rollouts=Rollouts(records),
+        run_list=RunList(temporal, RunIndex(records.store), settings.temporal_ui),
         keyring=keyring,
     )
     problems.install(app)

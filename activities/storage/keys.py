@@ -139,6 +139,19 @@ def series_folder(run: str) -> str:
     return f"runs/{names.workflow_of(run)}/series"
 
 
+INDEXED_RUNS = "index/runs"
+"""A folder for each day below it, with one for each hour of it."""
+RUN_INDEX = "index/runs.json"
+"""Up to when all runs are in the index: {until}."""
+
+
+def indexed_run(hour: str, created_ms: int, run: str) -> str:
+    """An empty file that puts a run into the list of all; `hour` is '<day>/<hour>' in UTC, and
+    `created_ms` Unix time.
+    """
+    return f"{INDEXED_RUNS}/{hour}/{created_ms:013d}-{run}"
+
+
 IDEMPOTENCY = "idempotency"
 """A folder for each day below it."""
 

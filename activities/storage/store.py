@@ -386,6 +386,23 @@ class ArtifactStore:
         except (FileNotFoundError, ValueError):
             return []
 
+    def touch(self, keys: Iterable[str]) -> None:
+        """Makes empty files, on the disk when this returns; those that are there stay."""
+        folders: set[Path] = set()
+        for key in keys:
+            path = Path(self.path(key))
+            with self._reaching("write", key):
+                if not self.local:
+                    self.fs.pipe_file(self.path(key), b"")
+                else:
+                    if path.parent not in folders:
+                        _make_folder(path.parent, sync=True)
+                        folders.add(path.parent)
+                    path.touch()
+        for folder in folders:
+            with self._reaching("write", str(folder)):
+                _sync_folder(folder)
+
     def live_keys(self, prefix: str, suffix: str = ".json") -> list[str]:
         """Keys of the live records directly below `prefix` that end in `suffix`, sorted."""
         start = len(self.root) + 1

@@ -25,6 +25,7 @@ from ratchet.api.http.redact import redacted
 from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, invalid_config, shown
 from ratchet.api.schemas.run import Plan, PlannedEval
 from ratchet.api.services.core import Services
+from ratchet.api.store.run_index import row_of
 from ratchet.api.temporal.client import Unanswered, a_worker_on
 from ratchet.configs.engine_flags import flag_of, is_flag
 from ratchet.configs.env import ALL
@@ -246,6 +247,8 @@ async def launch(services: Services, start: Start, caller: Caller, once: Once | 
     }
     restore = RestoreInput(run_id, source.source, source.step) if source is not None else None
     await asyncio.to_thread(records.save_config, run_id, config)
+    row = row_of(run_id, datetime.fromisoformat(created_at))
+    await asyncio.to_thread(services.run_list.index.add, [row])
     started = await services.temporal.start_run(
         RunInput(
             run_id=run_id,

@@ -5,6 +5,8 @@ workflow that an operator has paused (status 8 is missing from its enum in 1.35)
 """
 
 import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,6 +20,7 @@ from temporalio.api.enums.v1 import (
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.api.workflowservice.v1 import (
+    CountWorkflowExecutionsRequest,
     DescribeTaskQueueRequest,
     DescribeWorkflowExecutionRequest,
     GetSystemInfoRequest,
@@ -51,6 +54,9 @@ from ratchet.workflows.protocol.messages import (
 )
 
 PAGE = 1000
+NAMED = 100
+"""Most ids in one query."""
+RUNS = f"WorkflowType = '{TRAINING_RUN}' AND ExecutionStatus != 'ContinuedAsNew'"
 
 UPDATE_AGAIN_AFTER_S = 0.3
 
@@ -143,27 +149,58 @@ class Temporal(Connection):
         )
         return await self.call("list_workflow_executions", request)
 
-    async def runs(self) -> list[Execution]:
-        """Every run that Temporal retains, in no particular order."""
-        query = f"WorkflowType = '{TRAINING_RUN}' AND ExecutionStatus != 'ContinuedAsNew'"
+    async def newest(self, run_ids: Sequence[str]) -> dict[str, Execution]:
+        """The newest execution of each of these runs that Temporal lists, by id."""
+        parts = [run_ids[i : i + NAMED] for i in range(0, len(run_ids), NAMED)]
+        named = (", ".join(f"'{run_id}'" for run_id in part) for part in parts)
+        queries = (f"{RUNS} AND WorkflowId IN ({names})" for names in named)
         newest: dict[str, Execution] = {}
-        for found in await self.listed(query):
-            # A run that was resumed after its end has several executions.
-            other = newest.get(found.id)
-            if other is None or found.started > other.started:
-                newest[found.id] = found
-        return list(newest.values())
+        for answer in await asyncio.gather(*map(self.listed, queries)):
+            for found in answer:
+                # A run that was resumed after its end has several executions.
+                other = newest.get(found.id)
+                if other is None or found.started > other.started:
+                    newest[found.id] = found
+        return newest
+
+    async def open_runs(self, most: int) -> list[Execution]:
+        """Runs that have not ended, at most `most`."""
+        return await self.listed(f"{RUNS} AND CloseTime IS NULL", most)
+
+    async def runs_since(self, moment: datetime | None) -> AsyncIterator[list[Execution]]:
+        """Executions of runs that began after a moment, or all, in parts and no particular order;
+        a run may have several.
+        """
+        since = f" AND StartTime > '{moment.isoformat()}'" if moment else ""
+        async for part in self._parts(f"{RUNS}{since}", PAGE):
+            yield part
+
+    async def ended(self) -> dict[str, int]:
+        """How many executions of runs have ended, by Temporal's status in lower case."""
+        query = f"{RUNS} AND CloseTime IS NOT NULL GROUP BY ExecutionStatus"
+        request = CountWorkflowExecutionsRequest(namespace=self.namespace, query=query)
+        answer = await self.call("count_workflow_executions", request)
+        return {
+            json.loads(group.group_values[0].data).lower(): group.count for group in answer.groups
+        }
+
+    async def _parts(self, query: str, size: int) -> AsyncIterator[list[Execution]]:
+        token = b""
+        while True:
+            page = await self._list(query, size, token)
+            yield [await self._execution(info) for info in page.executions]
+            token = page.next_page_token
+            if not token:
+                return
 
     async def listed(self, query: str, most: int | None = None) -> list[Execution]:
         """Executions that match a visibility query, at most `most` of them."""
         found: list[Execution] = []
-        token = b""
-        while True:
-            page = await self._list(query, min(PAGE, most or PAGE), token)
-            found += [await self._execution(info) for info in page.executions]
-            token = page.next_page_token
-            if not token or (most is not None and len(found) >= most):
-                return found[:most]
+        async for part in self._parts(query, min(PAGE, most or PAGE)):
+            found += part
+            if most is not None and len(found) >= most:
+                break
+        return found[:most]
 
     async def close_reason(self, run_id: str) -> str:
         """What Temporal recorded when the run's workflow was closed from outside or failed."""
