@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import uvicorn
 
-from ratchet.activities.storage.store import ArtifactStore
+from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable, UnusableStore
 from ratchet.api.app import create_app
 from ratchet.api.http.security import is_loopback
 from ratchet.api.schemas.problems import ApiProblem
@@ -99,7 +99,7 @@ def settings_for(host: str) -> Settings:
 def rebuild_index(settings: Settings) -> int:
     """Rebuilds the index of runs; returns the exit status."""
     temporal = Temporal(None, timeout_s=settings.rpc_timeout_s)
-    runs = RunList(temporal, RunIndex(ArtifactStore(settings.store_url)), "")
+    runs = RunList(temporal, RunIndex(ArtifactStore(settings.store_url, settings.known_stores)), "")
     try:
         count = asyncio.run(runs.catch_up(rebuild=True))
     except ApiProblem as problem:
@@ -107,6 +107,17 @@ def rebuild_index(settings: Settings) -> int:
         return 1
     print(f"ratchet api: looked at {count} executions of runs; all of them are in the list")
     return 0
+
+
+def refuse_unusable(store: ArtifactStore) -> None:
+    """Raises UnusableStore for a remote store that can be none. What is away may come back."""
+    try:
+        if not store.local:
+            store.require_usable()
+    except UnusableStore:
+        raise
+    except StoreUnavailable as error:
+        print(f"ratchet api: {error}; starting without it", file=sys.stderr)
 
 
 def log_audit() -> None:
@@ -129,6 +140,7 @@ def main(argv: list[str] | None = None) -> int:
         settings = settings_for(arguments.host)
         listener = bind(arguments.host, arguments.port)
         app = create_app(settings)
+        refuse_unusable(app.state.services.records.store)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         print(f"ratchet api: {first}", file=sys.stderr)

@@ -46,7 +46,7 @@ def create_app(
     """The app. `settings` and `connect` (Temporal) are read from the environment if not given."""
     settings = settings or Settings.from_env()
     temporal = Temporal(connect, timeout_s=settings.rpc_timeout_s)
-    records = Records(ArtifactStore(settings.store_url))
+    records = Records(ArtifactStore(settings.store_url, settings.known_stores))
     histories = Histories(temporal)
     keyring = Keyring(settings.keys, settings.key_file) if settings.guarded else None
 

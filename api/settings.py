@@ -24,8 +24,8 @@ class Settings:
     addressed; empty: any. What a config may name: `custom_code` lists modules and folders of code,
     `endpoint_hosts` hosts of endpoints and env servers, `key_vars` variables with endpoints' keys,
     `models` models, `engine_flags` flags of engines (see `ratchet.api.http.allowlist`); None: any.
-    `public_url` is where browsers find the API, if a proxy sends their requests on under another
-    name.
+    `known_stores` remembers which local stores were marked; None: none needs a mark. `public_url`
+    is where browsers find the API, if a proxy sends their requests on under another name.
     """
 
     store_url: str
@@ -45,6 +45,7 @@ class Settings:
     models: tuple[str, ...] | None = None
     engine_flags: tuple[str, ...] | None = None
     public_url: str = ""
+    known_stores: Path | None = None
 
     @property
     def guarded(self) -> bool:
@@ -79,6 +80,7 @@ class Settings:
             models=allowed("RATCHET_MODELS"),
             engine_flags=allowed("RATCHET_ENGINE_FLAGS"),
             public_url=_origin(env, "RATCHET_PUBLIC_URL"),
+            known_stores=home / "stores.json",
         )
 
 
