@@ -19,6 +19,7 @@ import uvicorn
 
 from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable, UnusableStore
 from ratchet.api.app import create_app
+from ratchet.api.http.connections import MOST_CONNECTIONS, BoundedProtocol
 from ratchet.api.http.security import is_loopback
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.run_list import RunList
@@ -149,7 +150,12 @@ def main(argv: list[str] | None = None) -> int:
     print(f"ratchet api: listening on http://{arguments.host}:{port}", flush=True)
     log_audit()
     config = uvicorn.Config(
-        app, log_level=arguments.log_level, timeout_graceful_shutdown=2, server_header=False
+        app,
+        http=BoundedProtocol,
+        limit_concurrency=MOST_CONNECTIONS,
+        log_level=arguments.log_level,
+        timeout_graceful_shutdown=2,
+        server_header=False,
     )
     # uvicorn shuts down gracefully and then raises the signal it was ended with once more.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

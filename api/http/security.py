@@ -9,6 +9,7 @@ import asyncio
 import ipaddress
 import math
 import time
+from collections import Counter
 from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,11 @@ from ratchet.api.schemas.problems import ApiProblem
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 GUARDED = ("/v1", "/metrics")
+STREAM = b"text/event-stream"
+MOST_STREAMS = 32
+"""Of one key."""
+MOST_OPEN_STREAMS = 512
+"""Of an API without keys."""
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -95,6 +101,7 @@ class Guard:
         self._keyring = keyring
         self._hosts = hosts
         self._buckets: dict[ApiKey, Bucket] = {}
+        self._streams: Counter[ApiKey | None] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or answers it."""
@@ -114,7 +121,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 given = list(message.get("headers", ()))
                 streams = any(
-                    name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+                    name.lower() == b"content-type" and value.startswith(STREAM)
                     for name, value in given
                 )
                 policy = any(name.lower() == UNFRAMED[0] for name, _ in given)
@@ -128,6 +135,9 @@ class Guard:
             if scope["path"].startswith(GUARDED) and self._keyring:
                 key = state["key"] = self._known(self._keyring, headers)
                 self._require_allowed(self._keyring, key, scope["method"])
+            asks_stream = STREAM.decode() in headers.get(b"accept", "")
+            if asks_stream:
+                self._require_room(key)
         except ApiProblem as problem:
             state["refused"] = problem.document.type.rpartition(":")[2]
             response = reply(problem)
@@ -135,6 +145,7 @@ class Guard:
                 response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send_safely)
             return
+        self._streams[key] += asks_stream
         try:
             async with asyncio.timeout(None) as limit:
                 await self._app(scope, receive, send_safely)
@@ -142,6 +153,21 @@ class Guard:
             if not limit.expired():
                 raise
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._streams[key] -= asks_stream
+            self._streams += Counter()
+
+    def _require_room(self, key: ApiKey | None) -> None:
+        """Raises 429 if the key, or an API without keys, has as many streams as there may be."""
+        most = MOST_STREAMS if key else MOST_OPEN_STREAMS
+        if self._streams[key] >= most:
+            raise _refused(
+                429,
+                "too-many-streams",
+                "Too many streams",
+                f"{most} event streams are open{' with this key' if key else ''}; close one.",
+                5.0,
+            )
 
     def _require_here(self, method: str, headers: MutableMapping[bytes, str]) -> None:
         """Refuses what another site's page sends, or sends under a name made to lead here."""
