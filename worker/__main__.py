@@ -11,7 +11,7 @@ import sys
 from ratchet.activities.contracts.roles import SERVERS, WORKER_ROLES
 from ratchet.activities.hosting.reaper import sweep
 from ratchet.activities.hosting.scratch import sweep_folders
-from ratchet.activities.runtime.children import hide_rooms
+from ratchet.activities.runtime.children import hide_rooms, reach_own_machine
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable, UnusableStore
 from ratchet.configs.home import private_folder
@@ -82,6 +82,7 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
 def main() -> int:
     """Entry point; returns the exit status."""
     hide_rooms()
+    reach_own_machine()
     parser = argparse.ArgumentParser(prog="python -m ratchet.worker", description=__doc__)
     parser.add_argument(
         "--roles", default=",".join(WORKER_ROLES), help=f"any of {', '.join(WORKER_ROLES)}"

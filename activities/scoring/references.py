@@ -112,7 +112,7 @@ class References:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._client = httpx.AsyncClient()
+        self._client = self._outside = httpx.AsyncClient()
         self._slots: dict[str, asyncio.Semaphore] = {}
         self._contexts: dict[tuple[str, str], int] = {}
 
@@ -122,15 +122,17 @@ class References:
         if self._loop is loop:
             return
         self._loop = loop
-        # Neither connections nor semaphores survive the loop that they were made in. Rollout
-        # workers do not use proxies for engines, and a reference is one more.
+        # Neither connections nor semaphores survive the loop that they were made in. Engines are
+        # reached directly; what is elsewhere by the environment's proxies and certificates.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx.AsyncClient(timeout=TIMEOUT, limits=limits, trust_env=False)
+        self._outside = httpx.AsyncClient(timeout=TIMEOUT, limits=limits)
         self._slots = {}
 
     async def close(self) -> None:
         """Closes what is open; requests that are in flight fail."""
         await self._client.aclose()
+        await self._outside.aclose()
 
     def frozen(self, config: FrozenModelConfig) -> "VllmReference":
         """A frozen model."""
@@ -172,7 +174,8 @@ class References:
         while failures < len(BACKOFFS_S):
             await asyncio.sleep(BACKOFFS_S[failures])
             try:
-                answer = await self._client.request(
+                client = self._client if endpoint.live else self._outside
+                answer = await client.request(
                     method, f"{endpoint.root}{path}", json=body, headers=headers
                 )
             except httpx.HTTPError as error:

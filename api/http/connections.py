@@ -1,7 +1,7 @@
 """Bounds on connections, which uvicorn has none of: how long a request's head may take.
 
-A connection on which no request begins for HEAD_WITHIN_S is closed: those that
-send half a head, or nothing, else stay for ever. A request under way, as a stream is, is left alone.
+A connection on which no request begins for HEAD_WITHIN_S is closed: those that send half a head,
+or nothing, else stay for ever. A request under way, as a stream is, is left alone.
 """
 
 import asyncio
