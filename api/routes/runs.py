@@ -127,7 +127,7 @@ async def list_runs(
 ) -> Response:
     """Lists runs, the newest first. Live gauges are left out; ask for one run to get them.
 
-    However many runs there are, a request looks at some hundred of them at most: with a filter that
+    However many runs there are, a request looks at 250 of them at most: with a filter that
     few runs fit, a page may have fewer than `limit`, or none, while `has_more` leads on.
     """
     pairs = {
@@ -141,7 +141,10 @@ async def list_runs(
         if after is not None and place is None:
             place = services.run_list.row_of(await services.execution(after))
         runs, rest = await services.run_list.page(
-            place, limit, status, lambda run: pairs.items() <= run.metadata.items()
+            place,
+            limit,
+            status,
+            (lambda run: pairs.items() <= run.metadata.items()) if pairs else None,
         )
         following = cursor_of(rest) if rest else None
         page = RunPage(data=runs, has_more=rest is not None, next_after=following)

@@ -31,7 +31,7 @@ MARGIN = timedelta(hours=1)
 """By how much clocks may differ, and Temporal's list of executions may lag."""
 LAG = timedelta(minutes=2)
 """How long after its creation a run may be missing in Temporal's list of executions."""
-MOST_LOOKED_AT = 300
+MOST_LOOKED_AT = 150
 MOST_OPEN = 2000
 FRESH_S = 0.25
 
@@ -76,7 +76,7 @@ class RunList:
         after: Row | None,
         limit: int,
         status: str | None = None,
-        fits: Callable[[Run], bool] = lambda _: True,
+        fits: Callable[[Run], bool] | None = None,
     ) -> tuple[list[Run], Row | None]:
         """The newest runs that come after the row `after` and fit, and where the next page goes on;
         None: there is no more. Raises ApiProblem 503.
@@ -86,18 +86,24 @@ class RunList:
             further = [
                 run
                 for run in runs
-                if run.status == status and (after is None or _row(run) < after) and fits(run)
+                if run.status == status
+                and (after is None or _row(run) < after)
+                and (fits is None or fits(run))
             ]
             return further[:limit], _row(further[limit - 1]) if len(further) > limit else None
         await self._caught_up()
         found: list[Run] = []
         place, looked = after, 0
-        filtered = status is not None
+        filtered = status is not None or fits is not None
         while looked < MOST_LOOKED_AT:
             count = MOST_LOOKED_AT if filtered else limit + 1
             rows = await asyncio.to_thread(self.index.before, place, count)
             for row, run in await self._runs_of(rows):
-                if run is not None and run.status == (status or run.status) and fits(run):
+                if (
+                    run is not None
+                    and run.status == (status or run.status)
+                    and (fits is None or fits(run))
+                ):
                     if len(found) == limit:
                         return found, place
                     found.append(run)
