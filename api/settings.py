@@ -80,8 +80,16 @@ class Settings:
             models=allowed("RATCHET_MODELS"),
             engine_flags=allowed("RATCHET_ENGINE_FLAGS"),
             public_url=_origin(env, "RATCHET_PUBLIC_URL"),
-            known_stores=home / "stores.json",
+            known_stores=home / "stores.json" if _writable(home) else None,
         )
+
+
+def _writable(folder: Path) -> bool:
+    """Whether files may be made in a folder, or the folder itself; an API with a store elsewhere
+    needs none.
+    """
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    return os.access(there, os.W_OK)
 
 
 def _origin(env: Mapping[str, str], name: str) -> str:

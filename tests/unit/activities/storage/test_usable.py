@@ -92,6 +92,14 @@ def test_the_api_says_503_and_makes_no_folder(tmp_path: Path) -> None:
     assert "mount" in reply["detail"]
 
 
+def test_an_api_that_may_not_write_its_home_needs_no_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert settings(tmp_path / "home").known_stores == tmp_path / "home" / "stores.json"
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    assert settings(tmp_path / "home").known_stores is None
+
+
 # -- remote stores --------------------------------------------------------------------------
 
 
