@@ -92,11 +92,12 @@ async def test_runs_of_older_builds_are_added_before_anything_is_listed(tmp_path
 async def test_what_is_in_the_index_twice_or_without_a_run_is_listed_once_or_not(
     tmp_path: Path,
 ) -> None:
-    known = Known([execution("twice", NOW), execution("fresh", NOW), execution("gone", NOW)])
+    now = datetime.now(UTC).replace(microsecond=0)
+    known = Known([execution("twice", now), execution("fresh", now), execution("gone", now)])
     runs = runs_of(known, tmp_path)
     # A request that was sent twice, and one whose run never started.
-    await asyncio.to_thread(runs.index.add, [row_of("twice", NOW - timedelta(seconds=3))])
-    await asyncio.to_thread(runs.index.add, [row_of("never", NOW)])
+    await asyncio.to_thread(runs.index.add, [row_of("twice", now - timedelta(seconds=3))])
+    await asyncio.to_thread(runs.index.add, [row_of("never", now)])
     # Temporal's list lags, and at last forgets what has ended.
     del known.listed["fresh"], known.listed["gone"]
     assert await pages(runs, 1) == [["twice"], ["gone"], ["fresh"]]
