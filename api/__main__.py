@@ -5,8 +5,10 @@ traceback. Temporal is named by the standard TEMPORAL_* settings, the rest by RA
 """
 
 import argparse
+import asyncio
 import contextlib
 import errno
+import logging
 import os
 import signal
 import socket
@@ -15,9 +17,15 @@ from dataclasses import replace
 
 import uvicorn
 
+from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable, UnusableStore
 from ratchet.api.app import create_app
+from ratchet.api.http.connections import MOST_CONNECTIONS, BoundedProtocol
 from ratchet.api.http.security import is_loopback
+from ratchet.api.schemas.problems import ApiProblem
+from ratchet.api.services.run_list import RunList
 from ratchet.api.settings import Settings
+from ratchet.api.store.run_index import RunIndex
+from ratchet.api.temporal.client import Temporal
 from ratchet.configs.home import home_folder, private_folder
 
 
@@ -33,6 +41,12 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         default="warning",
         choices=["critical", "error", "warning", "info", "debug"],
         help="what uvicorn logs (%(default)s)",
+    )
+    parser.add_argument(
+        "--rebuild-index",
+        action="store_true",
+        help="put every run that Temporal retains into the list of runs, and end; for a store "
+        "whose folder index/ was lost",
     )
     return parser.parse_args(argv)
 
@@ -72,7 +86,7 @@ def settings_for(host: str) -> Settings:
     Raises ValueError.
     """
     settings = Settings.from_env()
-    if settings.keys:
+    if settings.guarded:
         return settings
     if not is_loopback(host):
         raise ValueError(
@@ -83,23 +97,65 @@ def settings_for(host: str) -> Settings:
     return replace(settings, hosts=("localhost", "127.0.0.1", "::1", host))
 
 
+def rebuild_index(settings: Settings) -> int:
+    """Rebuilds the index of runs; returns the exit status."""
+    temporal = Temporal(None, timeout_s=settings.rpc_timeout_s)
+    runs = RunList(temporal, RunIndex(ArtifactStore(settings.store_url, settings.known_stores)), "")
+    try:
+        count = asyncio.run(runs.catch_up(rebuild=True))
+    except ApiProblem as problem:
+        print(f"ratchet api: {problem.document.detail}", file=sys.stderr)
+        return 1
+    print(f"ratchet api: looked at {count} executions of runs; all of them are in the list")
+    return 0
+
+
+def refuse_unusable(store: ArtifactStore) -> None:
+    """Raises UnusableStore for a remote store that can be none. What is away may come back."""
+    try:
+        if not store.local:
+            store.require_usable()
+    except UnusableStore:
+        raise
+    except StoreUnavailable as error:
+        print(f"ratchet api: {error}; starting without it", file=sys.stderr)
+
+
+def log_audit() -> None:
+    """Sends the audit log, whatever else is logged, to standard output: one line of JSON each."""
+    log, handler = logging.getLogger("ratchet.audit"), logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0 after a graceful end, 1 if the API could not start."""
     arguments = parse_arguments(argv)
     try:
         if not os.environ.get("RATCHET_STORE"):
             private_folder(home_folder())
+        if arguments.rebuild_index:
+            return rebuild_index(Settings.from_env())
         settings = settings_for(arguments.host)
         listener = bind(arguments.host, arguments.port)
         app = create_app(settings)
+        refuse_unusable(app.state.services.records.store)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         print(f"ratchet api: {first}", file=sys.stderr)
         return 1
     port = listener.getsockname()[1]
     print(f"ratchet api: listening on http://{arguments.host}:{port}", flush=True)
+    log_audit()
     config = uvicorn.Config(
-        app, log_level=arguments.log_level, timeout_graceful_shutdown=2, server_header=False
+        app,
+        http=BoundedProtocol,
+        limit_concurrency=MOST_CONNECTIONS,
+        log_level=arguments.log_level,
+        timeout_graceful_shutdown=2,
+        server_header=False,
     )
     # uvicorn shuts down gracefully and then raises the signal it was ended with once more.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

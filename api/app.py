@@ -3,6 +3,7 @@
 Nothing here may import torch, vllm, transformers or verifiers: the API starts in under 3 s.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,7 +13,9 @@ from temporalio.envconfig import ClientConnectConfig
 from ratchet import __version__
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.dashboard import pages
-from ratchet.api.http import docs, problems, store_errors
+from ratchet.api.http import docs, idempotency, problems, store_errors
+from ratchet.api.http.audit import Audit
+from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.security import Guard
 from ratchet.api.routes import (
     artifacts,
@@ -28,9 +31,11 @@ from ratchet.api.routes import (
     runs,
 )
 from ratchet.api.services.core import Services
+from ratchet.api.services.run_list import RunList
 from ratchet.api.settings import Settings
 from ratchet.api.store.records import Records
 from ratchet.api.store.rollouts import Rollouts
+from ratchet.api.store.run_index import RunIndex
 from ratchet.api.temporal.client import Temporal
 from ratchet.api.temporal.histories import Histories
 
@@ -41,12 +46,15 @@ def create_app(
     """The app. `settings` and `connect` (Temporal) are read from the environment if not given."""
     settings = settings or Settings.from_env()
     temporal = Temporal(connect, timeout_s=settings.rpc_timeout_s)
-    records = Records(ArtifactStore(settings.store_url))
+    records = Records(ArtifactStore(settings.store_url, settings.known_stores))
     histories = Histories(temporal)
+    keyring = Keyring(settings.keys, settings.key_file) if settings.guarded else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        chores = asyncio.create_task(idempotency.forgetting(records.store))
         yield
+        chores.cancel()
         histories.close()
 
     app = FastAPI(
@@ -58,6 +66,8 @@ def create_app(
         records=records,
         histories=histories,
         rollouts=Rollouts(records),
+        run_list=RunList(temporal, RunIndex(records.store), settings.temporal_ui),
+        keyring=keyring,
     )
     problems.install(app)
     store_errors.install(app)
@@ -75,9 +85,8 @@ def create_app(
         health,
     ):
         app.include_router(resource.router)
-    prometheus.install(app)
+    requests = prometheus.install(app)
     pages.install(app)
-    app.add_middleware(
-        Guard, keys=settings.keys, hosts=settings.hosts, public_url=settings.public_url
-    )
+    app.add_middleware(Guard, keyring=keyring, hosts=settings.hosts, public_url=settings.public_url)
+    app.add_middleware(Audit, on_refused=lambda problem: requests.refused.labels(problem).inc())
     return app

@@ -19,12 +19,14 @@ class Settings:
     """Durations in seconds, sizes in bytes.
 
     `temporal_ui` is the address of Temporal's Web UI, for links; empty: no links. `keys` may use
-    the API; without any, everyone who reaches it may. `hosts` are the names by which the API may be
+    the API, and after a change those in `key_file`; if it is not `guarded` everyone who reaches it
+    may. `hosts` are the names by which the API may be
     addressed; empty: any. What a config may name: `custom_code` lists modules and folders of code,
     `endpoint_hosts` hosts of endpoints and env servers, `key_vars` variables with endpoints' keys,
     `models` models, `engine_flags` flags of engines (see `ratchet.api.http.allowlist`); None: any.
-    `public_url` is where browsers find the API, if a proxy sends their requests on under another
-    name. Below `home` lie the logs of processes on this machine.
+    `known_stores` remembers which local stores were marked; None: none needs a mark. `public_url`
+    is where browsers find the API, if a proxy sends their requests on under another name. Below
+    `home` lie the logs of processes on this machine.
     """
 
     store_url: str
@@ -36,6 +38,7 @@ class Settings:
     max_body_bytes: int = 256 * KIB
     min_free_bytes: int = GIB
     keys: tuple[ApiKey, ...] = ()
+    key_file: Path | None = None
     hosts: tuple[str, ...] = ()
     custom_code: tuple[str, ...] | None = None
     endpoint_hosts: tuple[str, ...] | None = None
@@ -44,18 +47,27 @@ class Settings:
     engine_flags: tuple[str, ...] | None = None
     public_url: str = ""
     home: Path = field(default_factory=home_folder)
+    known_stores: Path | None = None
+
+    @property
+    def guarded(self) -> bool:
+        """Whether keys are needed: also where all there were are revoked."""
+        return bool(self.keys) or self.key_file is not None
 
     @staticmethod
     def from_env(env: Mapping[str, str] = os.environ) -> "Settings":
         """Reads RATCHET_*; raises ValueError naming a variable that cannot be used."""
         home = home_folder(env)
-        keys = load_keys(env.get("RATCHET_API_KEYS"), home / "api_keys.json")
+        listed_keys, file = env.get("RATCHET_API_KEYS"), home / "api_keys.json"
+        keys = load_keys(listed_keys, file)
+        key_file = file if not listed_keys and file.exists() else None
+        guarded = bool(keys) or key_file is not None
 
         def allowed(name: str) -> tuple[str, ...] | None:
             # Without keys only this machine's own users get here, who may run code anyway.
             listed = env.get(name)
             result = tuple(part.strip() for part in (listed or "").split(",") if part.strip())
-            return result if listed is not None or keys else None
+            return result if listed is not None or guarded else None
 
         return Settings(
             store_url=env.get("RATCHET_STORE") or f"file://{home}/store",
@@ -63,6 +75,7 @@ class Settings:
             temporal_ui=(env.get("RATCHET_TEMPORAL_UI") or "").rstrip("/"),
             preflight_timeout_s=_seconds(env, "RATCHET_PREFLIGHT_TIMEOUT_S", 20.0),
             keys=keys,
+            key_file=key_file,
             custom_code=allowed("RATCHET_CUSTOM_CODE"),
             endpoint_hosts=allowed("RATCHET_ENDPOINT_HOSTS"),
             key_vars=allowed("RATCHET_KEY_VARS"),
@@ -70,7 +83,16 @@ class Settings:
             engine_flags=allowed("RATCHET_ENGINE_FLAGS"),
             public_url=_origin(env, "RATCHET_PUBLIC_URL"),
             home=home,
+            known_stores=home / "stores.json" if _writable(home) else None,
         )
+
+
+def _writable(folder: Path) -> bool:
+    """Whether files may be made in a folder, or the folder itself; an API with a store elsewhere
+    needs none.
+    """
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    return os.access(there, os.W_OK)
 
 
 def _origin(env: Mapping[str, str], name: str) -> str:

@@ -11,9 +11,9 @@ import sys
 from ratchet.activities.contracts.roles import SERVERS, WORKER_ROLES
 from ratchet.activities.hosting.reaper import sweep
 from ratchet.activities.hosting.scratch import sweep_folders
-from ratchet.activities.runtime.children import hide_rooms
+from ratchet.activities.runtime.children import hide_rooms, reach_own_machine
 from ratchet.activities.runtime.context import WorkerContext
-from ratchet.activities.storage.store import ArtifactStore
+from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable, UnusableStore
 from ratchet.configs.home import private_folder
 from ratchet.worker.client import TemporalUnreachable, connect, register_search_attributes
 from ratchet.worker.health import Pulse, serve_health
@@ -31,7 +31,13 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
     client = await connect()
     await register_search_attributes(client)
     private_folder(settings.home)
-    store = ArtifactStore(settings.store_url)
+    store = ArtifactStore(settings.store_url, settings.home / "stores.json")
+    try:
+        await asyncio.to_thread(store.require_usable)
+    except UnusableStore:
+        raise
+    except StoreUnavailable as error:
+        logging.warning("%s; runs wait for it", error)
     free = store.free_bytes()
     if free is not None and free < LOW_DISK_BYTES:
         # Runs that wait for space are to find workers once it is there.
@@ -79,6 +85,7 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
 def main() -> int:
     """Entry point; returns the exit status."""
     hide_rooms()
+    reach_own_machine()
     parser = argparse.ArgumentParser(prog="python -m ratchet.worker", description=__doc__)
     parser.add_argument(
         "--roles", default=",".join(WORKER_ROLES), help=f"any of {', '.join(WORKER_ROLES)}"
@@ -89,7 +96,7 @@ def main() -> int:
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         asyncio.run(serve(parse_roles(args.roles), WorkerSettings.from_env()))
-    except (ValueError, TemporalUnreachable) as error:
+    except (ValueError, TemporalUnreachable, UnusableStore) as error:
         print(f"worker: {error}", file=sys.stderr)
         return 1
     return 0

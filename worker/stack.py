@@ -277,7 +277,8 @@ def _free(port: int) -> bool:
 
 def _healthy(port: int) -> bool:
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=2.0).status_code == 200
+        url = f"http://127.0.0.1:{port}/healthz"
+        return httpx.get(url, timeout=2.0, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
 

@@ -58,7 +58,7 @@ class InferenceActivities:
             rejected = [push_label(sync.version, sync.push, n) for n in range(first)]
             limits = httpx.Timeout(REQUEST_LIMIT_S, connect=5.0)
             async with httpx.AsyncClient(
-                base_url=sync.url, timeout=limits, verify=shared_context()
+                base_url=sync.url, timeout=limits, verify=shared_context(), trust_env=False
             ) as client:
                 await _check_identity(client, sync)
                 engine = _Engine(client, sync.model)
@@ -161,6 +161,6 @@ async def _paused(engine: _Engine, label: str) -> AsyncIterator[None]:
 
 async def _resume(url: str) -> None:
     async with httpx.AsyncClient(
-        base_url=url, timeout=RESUME_LIMIT_S, verify=shared_context()
+        base_url=url, timeout=RESUME_LIMIT_S, verify=shared_context(), trust_env=False
     ) as client:
         _checked(await client.post("/resume"))

@@ -108,7 +108,9 @@ CONTROLLED = (*HEALTH, "/is_paused")
 
 async def engine_healthy(url: str, paths: Sequence[str] = CONTROLLED) -> bool:
     """Whether the vLLM server at `url` answers at all of `paths` within PROBE_LIMIT_S."""
-    async with httpx.AsyncClient(timeout=PROBE_LIMIT_S, verify=shared_context()) as client:
+    async with httpx.AsyncClient(
+        timeout=PROBE_LIMIT_S, verify=shared_context(), trust_env=False
+    ) as client:
         try:
             answers = [await client.get(f"{url}{path}") for path in paths]
             return all(answer.status_code == 200 for answer in answers)

@@ -16,11 +16,12 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 PARENT = "RATCHET_PARENT_PID"
 API_KEYS = ("RATCHET_API_KEY", "RATCHET_API_KEYS")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _PR_SET_PDEATHSIG = 1
 _ROOMS = Path(__file__).resolve().parents[2]
 """Where the rooms lie: a checkout, or `ratchet` itself in an installed package."""
@@ -44,6 +45,18 @@ def hide_rooms() -> None:
 
 def _without_rooms(folders: list[str]) -> list[str]:
     return [folder for folder in folders if Path(folder).resolve() != _ROOMS]
+
+
+def reach_own_machine(env: MutableMapping[str, str] = os.environ) -> None:
+    """Has this process, and all that it starts, reach this machine's servers without the proxies
+    of the environment, whatever library asks. `NO_PROXY` keeps what it names.
+    """
+    named = env.get("no_proxy") or env.get("NO_PROXY") or ""
+    names = [name.strip() for name in named.split(",") if name.strip()]
+    if "*" not in names:
+        names += [name for name in LOOPBACK if name not in names]
+    # Some libraries read only the one, some prefer the other.
+    env["NO_PROXY"] = env["no_proxy"] = ",".join(names)
 
 
 def child_env(*more: Mapping[str, str]) -> dict[str, str]:

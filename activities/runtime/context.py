@@ -18,7 +18,7 @@ class WorkerContext:
 
     def __init__(self, *, home: Path, store_url: str, own_queue: str) -> None:
         self.home = home
-        self.store = ArtifactStore(store_url)
+        self.store = ArtifactStore(store_url, home / "stores.json")
         self.own_queue = own_queue
         self._configs: dict[tuple[str, int], RunConfig] = {}
 

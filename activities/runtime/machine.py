@@ -17,6 +17,21 @@ def memory(limit: Path = CGROUP) -> int:
     return min(total, int(text)) if text.isdigit() else total
 
 
+def out_of_memory_kills(
+    processes: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
+) -> int:
+    """How many processes of this control group the kernel has killed for memory; 0 where it does
+    not tell (control groups v2 do).
+    """
+    lines = processes.read_text().splitlines() if processes.is_file() else []
+    group = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
+    events = root / group / "memory.events"
+    if not events.is_file():
+        return 0
+    counts = dict(line.split() for line in events.read_text().splitlines())
+    return int(counts.get("oom_kill", 0))
+
+
 def cpu_torch() -> bool:
     """Whether the installed torch is a build for CPUs, which uses no GPU that there may be."""
     return "+cpu" in importlib.metadata.version("torch")

@@ -172,7 +172,7 @@ class References:
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._client = httpx.AsyncClient()
+        self._client = self._outside = httpx.AsyncClient()
         self._slots: dict[tuple[tuple[str, ...], int], asyncio.Semaphore] = {}
         self._balance = Balance()
         self._contexts: dict[tuple[str, str], int] = {}
@@ -183,15 +183,17 @@ class References:
         if self._loop is loop:
             return
         self._loop = loop
-        # Neither connections nor semaphores survive the loop that they were made in. Rollout
-        # workers do not use proxies for engines, and a reference is one more.
+        # Neither connections nor semaphores survive the loop that they were made in. Engines are
+        # reached directly; what is elsewhere by the environment's proxies and certificates.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx.AsyncClient(limits=limits, trust_env=False)
+        self._outside = httpx.AsyncClient(limits=limits)
         self._slots = {}
 
     async def close(self) -> None:
         """Closes what is open; requests that are in flight fail."""
         await self._client.aclose()
+        await self._outside.aclose()
 
     def frozen(self, config: FrozenModelConfig) -> "VllmReference":
         """A frozen model."""
@@ -230,12 +232,13 @@ class References:
         trouble, failures = "", 0
         headers = endpoint.headers()
         timeout = httpx.Timeout(endpoint.timeout_s, connect=endpoint.connect_timeout_s, pool=None)
+        client = self._client if endpoint.live else self._outside
         while failures <= endpoint.max_retries:
             if failures:
                 await asyncio.sleep(min(LONGEST_BACKOFF_S, BACKOFF_S * 2.0 ** (failures - 1)))
             with self._balance.least_loaded(endpoint.roots) as root:
                 try:
-                    answer = await self._client.request(
+                    answer = await client.request(
                         method, f"{root}{path}", json=body, headers=headers, timeout=timeout
                     )
                 except httpx.HTTPError as error:

@@ -139,14 +139,31 @@ def series_folder(run: str) -> str:
     return f"runs/{names.workflow_of(run)}/series"
 
 
-def idempotency_claim(digest: str) -> str:
+INDEXED_RUNS = "index/runs"
+"""A folder for each day below it, with one for each hour of it."""
+RUN_INDEX = "index/runs.json"
+"""Up to when all runs are in the index: {until}."""
+
+
+def indexed_run(hour: str, created_ms: int, run: str) -> str:
+    """An empty file that puts a run into the list of all; `hour` is '<day>/<hour>' in UTC, and
+    `created_ms` Unix time.
+    """
+    return f"{INDEXED_RUNS}/{hour}/{created_ms:013d}-{run}"
+
+
+IDEMPOTENCY = "idempotency"
+"""A folder for each day below it."""
+
+
+def idempotency_claim(day: str, digest: str) -> str:
     """What an idempotency key was first used for; `digest` is that of key, request and asker."""
-    return f"idempotency/{digest[:2]}/{digest}.claim.json"
+    return f"{IDEMPOTENCY}/{day}/{digest[:2]}/{digest}.claim.json"
 
 
-def idempotency_reply(digest: str) -> str:
+def idempotency_reply(day: str, digest: str) -> str:
     """The reply that was given to a request with an idempotency key."""
-    return f"idempotency/{digest[:2]}/{digest}.reply.json"
+    return f"{IDEMPOTENCY}/{day}/{digest[:2]}/{digest}.reply.json"
 
 
 def policy_cache(digest: str) -> str:

@@ -13,14 +13,14 @@ Invariants:
   what was to be done, where, why it was not and what mends it. Nothing is tried twice here.
 - What was committed is on the disk, names included: the folders are synced, too, content before
   marker. So a crash of the machine takes back nothing that a workflow was told of.
+- A mount point without its disk is neither read as an empty store nor written to, and a remote
+  store that does not create exclusively is not used (`usable`).
 - A write that fails leaves nothing of its own behind: on a full disk that would keep it full.
 - Live records (`write_live`) are the one mutable kind: gauges, nothing a decision rests on.
 """
 
 import contextlib
-import errno
 import hashlib
-import itertools
 import json
 import os
 import shutil
@@ -35,13 +35,21 @@ import fsspec
 
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.storage.cache import Cache
+from ratchet.activities.storage.files import (
+    CHUNK,
+    chunks,
+    make_folder,
+    replace,
+    staged,
+    sync_folder,
+)
+from ratchet.activities.storage.usable import MARK, Mark, require_exclusive
+from ratchet.activities.storage.usable import StoreUnavailable as StoreUnavailable
+from ratchet.activities.storage.usable import UnusableStore as UnusableStore
+from ratchet.activities.storage.usable import remedy as remedy
 
 MARKER = ".commit"
 MANIFEST = "manifest.json"
-FULL = (errno.ENOSPC, errno.EDQUOT)
-NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-"""What filesystems answer that cannot sync a folder; most of them are on a network."""
-CHUNK = 2**20
 
 
 class CorruptArtifact(Exception):
@@ -54,20 +62,6 @@ class FutureArtifact(CorruptArtifact):
     """An artifact in a schema that only later versions of Ratchet know."""
 
     remedy = "read it with that version, or resume the run from an earlier checkpoint"
-
-
-class StoreUnavailable(OSError):
-    """The store can be neither read nor written now, or only one of them; `errno` if it told."""
-
-
-def remedy(error: BaseException) -> str:
-    """What mends a failure of a filesystem, in words."""
-    number = getattr(error, "errno", None)
-    if number in FULL:
-        return "free some space there"
-    if isinstance(error, PermissionError) or number == errno.EROFS:
-        return "check that it is mounted for writing, and who may write there"
-    return "check the mount or the connection"
 
 
 def require_schema(where: str, result: Any, known: int) -> None:
@@ -120,13 +114,18 @@ def _reference(key: str, path: str, marker: bytes) -> ArtifactRef:
 class ArtifactStore:
     """Artifacts under one root URL. Keys are '/'-separated and relative to it."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, known: Path | None = None) -> None:
+        """`known` is a file of this machine that remembers which local stores were marked; without
+        one no mark is needed.
+        """
         self.url = url
+        self._exclusive = False
         self.fs, root = fsspec.core.url_to_fs(url)
         self.root = root.rstrip("/")
         self.local = "file" in (
             self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,)
         )
+        self._mark = Mark(Path(self.root), known) if self.local and known else None
 
     def path(self, key: str) -> str:
         """The full path of `key`; a key that would leave the root is refused."""
@@ -134,12 +133,27 @@ class ArtifactStore:
             raise ValueError(f"artifact key {key!r} leaves the store")
         return f"{self.root}/{key}"
 
+    def require_usable(self) -> None:
+        """Raises UnusableStore where the store cannot be one, StoreUnavailable where it is away."""
+        if self.local:
+            with self._reaching("write", MARK):
+                pass
+        else:
+            self._require_exclusive(MARK)
+
+    def _require_exclusive(self, path: str) -> None:
+        """Tries once whether a remote store creates exclusively; raises UnusableStore."""
+        if not self._exclusive:
+            with self._reaching("write", path):
+                require_exclusive(self.fs, self.path(f"live/probe-{uuid.uuid4().hex}"))
+            self._exclusive = True
+
     def free_bytes(self) -> int | None:
         """Free space in bytes; None where the store has no such limit."""
         if not self.local:
             return None
         with self._reaching("measure", ""):
-            _make_folder(Path(self.root), sync=True)
+            make_folder(Path(self.root), sync=True)
             return shutil.disk_usage(self.root).free
 
     # -- bytes and JSON ---------------------------------------------------------------------
@@ -351,6 +365,14 @@ class ArtifactStore:
             self.fs.rm(self.path(ref.key + MARKER))
             self.fs.rm(self.path(ref.path), recursive=True)
 
+    def delete_folder(self, prefix: str) -> None:
+        """Deletes all below `prefix`, which nothing refers to; none is no error."""
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self._reaching("delete", prefix, FileNotFoundError),
+        ):
+            self.fs.rm(self.path(prefix), recursive=True)
+
     # -- live records -----------------------------------------------------------------------
 
     def write_live(self, key: str, value: Any) -> None:
@@ -378,6 +400,23 @@ class ArtifactStore:
         except (FileNotFoundError, ValueError):
             return []
 
+    def touch(self, keys: Iterable[str]) -> None:
+        """Makes empty files, on the disk when this returns; those that are there stay."""
+        folders: set[Path] = set()
+        for key in keys:
+            path = Path(self.path(key))
+            with self._reaching("write", key):
+                if not self.local:
+                    self.fs.pipe_file(self.path(key), b"")
+                else:
+                    if path.parent not in folders:
+                        make_folder(path.parent, sync=True)
+                        folders.add(path.parent)
+                    path.touch()
+        for folder in folders:
+            with self._reaching("write", str(folder)):
+                sync_folder(folder)
+
     def live_keys(self, prefix: str, suffix: str = ".json") -> list[str]:
         """Keys of the live records directly below `prefix` that end in `suffix`, sorted."""
         start = len(self.root) + 1
@@ -395,8 +434,18 @@ class ArtifactStore:
     def _reaching(self, do: str, path: str, *answers: type[OSError]) -> Iterator[None]:
         """Turns what the filesystem raises into StoreUnavailable, but for what is an answer."""
         try:
-            yield
+            if self._mark and not answers:
+                self._mark.require()
+            try:
+                yield
+            except answers:
+                # Nothing is there also where the store itself is not.
+                if self._mark:
+                    self._mark.require()
+                raise
         except answers:
+            raise
+        except UnusableStore:
             raise
         except Exception as error:
             # Filesystems raise errors of their own libraries, too; other builtin ones are bugs.
@@ -426,7 +475,9 @@ class ArtifactStore:
         folder = prefix.rstrip("/")
         try:
             with self._reaching("list", folder, FileNotFoundError):
-                result: list[Any] = self.fs.ls(self.path(folder), detail=detail)
+                # Remote filesystems remember listings, and not what other processes wrote since.
+                fresh = {} if self.local else {"refresh": True}
+                result: list[Any] = self.fs.ls(self.path(folder), detail=detail, **fresh)
         except FileNotFoundError:
             return []
         return result
@@ -434,7 +485,7 @@ class ArtifactStore:
     def _write(self, path: str, data: bytes, *, sync: bool = True) -> None:
         with self._reaching("write", path):
             if self.local:
-                _replace(Path(self.path(path)), [data], sync=sync)
+                replace(Path(self.path(path)), [data], sync=sync)
             else:
                 self.fs.pipe_file(self.path(path), data)
 
@@ -447,7 +498,7 @@ class ArtifactStore:
                 self.fs.put_file(str(source), self.path(path))
                 return digest(source), source.stat().st_size
             sha = hashlib.sha256()
-            _replace(Path(self.path(path)), _chunks(source, sha), sync=True, name_too=False)
+            replace(Path(self.path(path)), chunks(source, sha), sync=True, name_too=False)
             return sha.hexdigest(), source.stat().st_size
 
     def _sync_below(self, path: str, names: Iterable[str]) -> None:
@@ -455,7 +506,7 @@ class ArtifactStore:
         if self.local:
             with self._reaching("write", path):
                 for folder in {os.path.dirname(name) for name in names} - {""}:
-                    _sync_folder(Path(self.path(f"{path}/{folder}")))
+                    sync_folder(Path(self.path(f"{path}/{folder}")))
 
     def _download(self, path: str, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -476,83 +527,23 @@ class ArtifactStore:
         marker = ref.key + MARKER
         path = self.path(marker)
         data = json.dumps(asdict(ref)).encode()
-        staged = ""
+        part = ""
         if self.local:
             with self._reaching("write", marker):
-                staged = _staged(Path(path), [data], sync=True)
+                part = staged(Path(path), [data], sync=True)
+        if not self.local:
+            self._require_exclusive(marker)
         try:
             with self._reaching("write", marker, FileExistsError):
                 if self.local:
                     try:
-                        os.link(staged, path)
+                        os.link(part, path)
                     finally:
-                        os.unlink(staged)
+                        os.unlink(part)
                         # The winner may have ended before it came to this.
-                        _sync_folder(Path(path).parent)
+                        sync_folder(Path(path).parent)
                 else:
                     self.fs.pipe_file(path, data, mode="create")
         except FileExistsError:
             return self.require(ref.key)
         return ref
-
-
-def _chunks(source: Path, sha: Any) -> Iterator[bytes]:
-    """The bytes of a file, piece by piece; `sha` takes them in."""
-    with source.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            sha.update(chunk)
-            yield chunk
-
-
-def _staged(path: Path, data: Iterable[bytes], *, sync: bool) -> str:
-    """Writes a temporary file beside `path` and returns its name; no file is left if it fails."""
-    _make_folder(path.parent, sync=sync)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".part-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.writelines(data)
-            if sync:
-                file.flush()
-                os.fsync(file.fileno())
-    except BaseException:
-        os.unlink(name)
-        raise
-    return name
-
-
-def _replace(path: Path, data: Iterable[bytes], *, sync: bool, name_too: bool = True) -> None:
-    """Replaces a file; with `sync` its bytes are on the disk then, and its name with `name_too`."""
-    name = _staged(path, data, sync=sync)
-    try:
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-    if sync and name_too:
-        _sync_folder(path.parent)
-
-
-def _make_folder(folder: Path, *, sync: bool) -> None:
-    missing = list(itertools.takewhile(lambda at: not at.exists(), (folder, *folder.parents)))
-    for made in reversed(missing):
-        made.mkdir(exist_ok=True)
-        if sync:
-            try:
-                _sync_folder(made.parent)
-            except BaseException:
-                # The next try is to make it anew, and sync it then.
-                with contextlib.suppress(OSError):
-                    made.rmdir()
-                raise
-
-
-def _sync_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk, as far as its filesystem can."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in NO_FOLDER_SYNC:
-            raise
-    finally:
-        os.close(handle)

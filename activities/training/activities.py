@@ -41,17 +41,20 @@ from ratchet.activities.contracts.training import (
 from ratchet.activities.envs import rendering
 from ratchet.activities.hosting.scratch import working_folder
 from ratchet.activities.inference.transfers import transfer_of
+from ratchet.activities.runtime import machine
 from ratchet.activities.runtime.children import as_parent, child_env, module_command
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.activities.storage import fencing, keys, policies, retention
 from ratchet.activities.storage.keys import RUN_STATE_FILE, TRAINER_FILE
+from ratchet.activities.storage.store import ArtifactStore
 from ratchet.activities.storage.token_logprobs import SCHEMA_VERSION as TOKEN_LOGPROBS_SCHEMA
-from ratchet.activities.training import check, smollm2
+from ratchet.activities.training import check, memory, smollm2
 from ratchet.activities.training.client import (
     DiskFailed,
     NonFinite,
+    OutOfMemory,
     StateMismatch,
     TrainerClient,
     TrainerFailed,
@@ -72,12 +75,27 @@ HEADLINE = ("loss", "mismatch_kl", "entropy", "grad_norm", "lr")
 """The trainer's metrics that a workflow is told; the store has all of them."""
 
 
+def _out_of_memory(store: ArtifactStore, run_id: str, config: RunConfig, said: str) -> str:
+    ref = store.require(keys.weights(run_id, 0))
+    shape = memory.Shape.read(json.loads(store.read_file(ref, "config.json")))
+    room, gpu = check.memory_for_trainer(config)
+    return memory.exhausted(shape, config, said, room=room, gpu=gpu)
+
+
 @contextlib.contextmanager
-def _trainer_errors() -> Iterator[None]:
+def _trainer_errors(store: ArtifactStore, run_id: str, config: RunConfig) -> Iterator[None]:
     """Turns what the trainer process answers into errors that a workflow branches on."""
+    killed = machine.out_of_memory_kills()
     try:
         yield
-    except (TrainerGone, StateMismatch, fencing.Nondeterministic) as error:
+    except OutOfMemory as error:
+        raise final(names.BAD_INPUT, _out_of_memory(store, run_id, config, str(error))) from error
+    except TrainerGone as error:
+        if machine.out_of_memory_kills() == killed:
+            raise final(names.TRAINER_LOST, error) from error
+        said = "the kernel killed a process of this worker's control group for memory"
+        raise final(names.BAD_INPUT, _out_of_memory(store, run_id, config, said)) from error
+    except (StateMismatch, fencing.Nondeterministic) as error:
         raise final(names.TRAINER_LOST, error) from error
     except DiskFailed as error:
         raise final(names.STORE_FAILED, error) from error
@@ -204,7 +222,7 @@ class TrainerActivities:
             source = input.checkpoint or input.weights
             ref = await asyncio.to_thread(store.require, start) if source is None else source
             folder = await asyncio.to_thread(store.fetch_folder, ref)
-            with _trainer_errors():
+            with _trainer_errors(store, input.run_id, config):
                 loaded = await TrainerClient(input.trainer.address).load(
                     folder, config_document(config), checkpoint=input.checkpoint is not None
                 )
@@ -225,7 +243,7 @@ class TrainerActivities:
             batch, out = scratch / "batch.parquet", scratch / "weights"
             scores = scratch / "token_logprobs.parquet"
             await asyncio.to_thread(batch.write_bytes, data)
-            with _trainer_errors():
+            with _trainer_errors(store, input.run_id, config):
                 client = TrainerClient(input.trainer.address)
                 metrics = await client.step(
                     input.step,
@@ -266,11 +284,12 @@ class TrainerActivities:
         """Commits the trainer's state and the run's state as one checkpoint; adopts one that an
         earlier attempt committed of the same state.
         """
+        store = self.ctx.store
         async with heartbeats(), self._scratch(f"checkpoint-{input.step}") as scratch:
             config = await asyncio.to_thread(self.ctx.config, input.run_id, input.revision)
             await asyncio.to_thread(self._require_space, input)
             out = scratch / "checkpoint"
-            with _trainer_errors():
+            with _trainer_errors(store, input.run_id, config):
                 await TrainerClient(input.trainer.address).save(input.step, out)
                 await asyncio.to_thread((out / RUN_STATE_FILE).write_text, input.run_state)
                 key = keys.checkpoint(input.run_id, input.step)

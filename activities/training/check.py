@@ -155,15 +155,20 @@ def _check_about(config: RunConfig, about: dict[str, Any], where: str) -> list[C
     return problems + _check_memory(config, memory.Shape.read(about))
 
 
+def memory_for_trainer(config: RunConfig) -> tuple[int, bool]:
+    """Bytes that a trainer may take on this machine, and whether they are a GPU's."""
+    gpu = None if machine.cpu_torch() else machine.gpu_memory()
+    # Engines and the trainer share every GPU.
+    share = 1 - config.inference.gpu_memory_utilization
+    return (machine.memory(), False) if gpu is None else (int(gpu * share), True)
+
+
 def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckProblem]:
     """Of a model of another kind nothing is known, and nothing refused."""
     if shape is None:
         return []
-    gpu = None if machine.cpu_torch() else machine.gpu_memory()
-    # Engines and the trainer share every GPU.
-    share = 1 - config.inference.gpu_memory_utilization
-    room = machine.memory() if gpu is None else int(gpu * share)
-    message = memory.problem(shape, config, room=room, gpu=gpu is not None)
+    room, gpu = memory_for_trainer(config)
+    message = memory.problem(shape, config, room=room, gpu=gpu)
     return [] if message is None else [_problem(message, MEMORY_POINTER)]
 
 

@@ -42,8 +42,12 @@ class DiskFailed(Exception):
     """The process could not read or write a file; the same request works once that is mended."""
 
 
+class OutOfMemory(Exception):
+    """The process, or its GPU, had no memory left for a request."""
+
+
 _KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (StateMismatch, NonFinite, DiskFailed, NewerSchema)
+    kind.__name__: kind for kind in (StateMismatch, NonFinite, DiskFailed, OutOfMemory, NewerSchema)
 }
 
 
@@ -116,7 +120,7 @@ class TrainerClient:
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
         """One request. Raises TrainerGone, TimeoutError, or what the process answers:
-        StateMismatch, NonFinite, DiskFailed, NewerSchema, and TrainerFailed for all else.
+        StateMismatch, NonFinite, DiskFailed, OutOfMemory, NewerSchema; TrainerFailed for all else.
 
         A request that times out goes on in the process; repeating it waits for the first one.
         """

@@ -117,17 +117,14 @@ def trainer_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, in
     }
 
 
-def problem(shape: Shape, config: RunConfig, *, room: int, gpu: bool) -> str | None:
-    """Why a trainer does not fit into `room` bytes, and what would; None if it fits."""
+def _remedies(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]:
+    """What a trainer takes with each setting that makes it take less."""
 
     def needed(**changes: Any) -> int:
         trainer = config.trainer.model_copy(update=changes)
         changed = config.model_copy(update={"trainer": trainer})
         return sum(trainer_parts(shape, changed, gpu=gpu).values())
 
-    parts = trainer_parts(shape, config, gpu=gpu)
-    if sum(parts.values()) <= room:
-        return None
     fewer = min(config.trainer.micro_batch_tokens, config.trainer.seq_len)
     remedies: dict[str, dict[str, Any]] = {
         "trainer.activation_checkpointing = true": {"activation_checkpointing": True},
@@ -137,10 +134,22 @@ def problem(shape: Shape, config: RunConfig, *, room: int, gpu: bool) -> str | N
             "micro_batch_tokens": fewer,
         },
     }
-    sizes = {text: needed(**changes) for text, changes in remedies.items()}
-    fitting = [f"{text} ({size / GIB:.1f} GiB)" for text, size in sizes.items() if size <= room]
+    return {text: needed(**changes) for text, changes in remedies.items()}
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    return " or ".join(f"{text} ({size / GIB:.1f} GiB)" for text, size in sizes.items())
+
+
+def problem(shape: Shape, config: RunConfig, *, room: int, gpu: bool) -> str | None:
+    """Why a trainer does not fit into `room` bytes, and what would; None if it fits."""
+    parts = trainer_parts(shape, config, gpu=gpu)
+    if sum(parts.values()) <= room:
+        return None
+    sizes = _remedies(shape, config, gpu=gpu)
+    fitting = {text: size for text, size in sizes.items() if size <= room}
     help = (
-        f"set {' or '.join(fitting)}"
+        f"set {_sizes(fitting)}"
         if fitting
         else (
             f"with the least that its keys allow it takes {min(sizes.values()) / GIB:.1f} GiB: "
@@ -151,6 +160,25 @@ def problem(shape: Shape, config: RunConfig, *, room: int, gpu: bool) -> str | N
         f"a trainer takes some {sum(parts.values()) / GIB:.1f} GiB ({shown(parts)}), and there are "
         f"{room / GIB:.1f} GiB for it; {help}"
     )
+
+
+def exhausted(shape: Shape | None, config: RunConfig, said: str, *, room: int, gpu: bool) -> str:
+    """What to do about a trainer that ran out of memory, in words; `said` is what was heard of it,
+    `shape` None for a model of which nothing is known.
+    """
+    begin = (
+        f"the trainer ran out of memory ({said}), of which there are {room / GIB:.1f} GiB for it"
+    )
+    last = "take a shorter trainer.seq_len, a smaller model or a machine with more memory"
+    if shape is None:
+        return f"{begin}: set trainer.activation_checkpointing = true or a smaller " + (
+            f"trainer.micro_batch_tokens (now {config.trainer.micro_batch_tokens}), or {last}"
+        )
+    parts = trainer_parts(shape, config, gpu=gpu)
+    needed = sum(parts.values())
+    less = {t: size for t, size in _remedies(shape, config, gpu=gpu).items() if size < needed}
+    help = f"set {_sizes(less)}, or {last}" if less else last
+    return f"{begin}; it takes some {needed / GIB:.1f} GiB ({shown(parts)}): {help}"
 
 
 def shown(parts: Mapping[str, int]) -> str:

@@ -7,7 +7,8 @@ ping answers meanwhile. A client that goes away does not stop an operation.
 
 A file that could not be read or written is answered as DiskFailed, whichever library met it: the
 state is as before, or that of a finished step, and the same request works once that is mended.
-An operation that deterministic mode refuses is answered as ValueError, the user's to mend.
+An operation that deterministic mode refuses is answered as ValueError, the user's to mend, and one
+for which there is no memory as OutOfMemory.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from typing import Any
 from ratchet.activities.contracts.backend import TrainerBackend
 from ratchet.activities.storage.store import remedy
 from ratchet.activities.training import determinism
-from ratchet.activities.training.client import LINE_LIMIT, DiskFailed
+from ratchet.activities.training.client import LINE_LIMIT, DiskFailed, OutOfMemory
 from ratchet.activities.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,14 @@ def disk_failure(error: Exception) -> OSError | None:
         return error if error.errno is not None else None
     reported = _OS_ERROR.search(str(error))
     return OSError(int(reported[1]), os.strerror(int(reported[1]))) if reported else None
+
+
+def memory_failure(error: BaseException) -> bool:
+    """Whether no memory was left, for Python, or for torch, whose CPU error has no type."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(
+        error
+    )
 
 
 class TrainerServer:
@@ -99,6 +108,8 @@ class TrainerServer:
         except Exception as error:
             if self._deterministic and (refused := determinism.refusal(error)) is not None:
                 raise ValueError(refused) from error
+            if memory_failure(error):
+                raise OutOfMemory(f"{op}: {str(error).splitlines()[0][:300]}") from error
             if (refusal := disk_failure(error)) is None:
                 raise
             place = args.get("out") or args.get("folder")

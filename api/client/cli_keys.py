@@ -1,17 +1,49 @@
 """`ratchet keys`: who may use the API of this machine. Needs no API that runs."""
 
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
 
 from ratchet.api.client.options import REFUSED
-from ratchet.api.schemas.keys import PER_MINUTE, add
+from ratchet.api.schemas.keys import PER_MINUTE, add, load_keys, revoke
 from ratchet.configs.home import home_folder
 
 keys = typer.Typer(
-    help="Makes keys for the API of this machine.", no_args_is_help=True, rich_markup_mode=None
+    help="Makes, lists and revokes keys for the API of this machine. An API that was started with "
+    "keys follows at once.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
+
+FILE = "api_keys.json"
+UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+LONGEST = timedelta(days=3650)
+
+
+def _lifetime(text: str) -> timedelta:
+    match = re.fullmatch(r"([1-9][0-9]{0,6})([mhdw])", text)
+    result = timedelta(**{UNITS[match[2]]: int(match[1])}) if match else LONGEST * 2
+    if result > LONGEST:
+        raise ValueError(
+            f"--expires {text!r} is no time: use a number and m, h, d or w, such as 30d, at most "
+            f"{LONGEST.days}d"
+        )
+    return result
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Makes a ValueError one line and the exit status of what is refused."""
+    try:
+        yield
+    except ValueError as error:
+        print(f"ratchet: {str(error).splitlines()[0]}", file=sys.stderr)
+        raise typer.Exit(REFUSED) from None
 
 
 @keys.command("new")
@@ -21,13 +53,35 @@ def new_key(
     per_minute: Annotated[
         int, typer.Option(min=1, max=10_000_000, help="Requests a minute.")
     ] = PER_MINUTE,
+    expires: Annotated[
+        str, typer.Option(metavar="TIME", help="How long it is valid: 12h, 30d; none: always.")
+    ] = "",
 ) -> None:
     """Make a key, print it once, and keep its hash."""
-    file = home_folder() / "api_keys.json"
-    try:
-        key = add(file, name, ["read"] if read_only else ["read", "write"], per_minute)
-    except ValueError as error:
-        print(f"ratchet: {str(error).splitlines()[0]}", file=sys.stderr)
-        raise typer.Exit(REFUSED) from None
+    file = home_folder() / FILE
+    with _refusing():
+        until = datetime.now(UTC).replace(microsecond=0) + _lifetime(expires) if expires else None
+        first = not file.exists()
+        key = add(file, name, ["read"] if read_only else ["read", "write"], per_minute, until)
     print(key)
-    print(f"Its hash is in {file}; restart the API.", file=sys.stderr)
+    follows = "an API that runs asks for keys once it is restarted" if first else "the API knows it"
+    print(f"Its hash is in {file}; {follows}.", file=sys.stderr)
+
+
+@keys.command("list")
+def list_keys() -> None:
+    """List the keys: name, scopes, requests a minute, end."""
+    with _refusing():
+        for key in load_keys(None, home_folder() / FILE):
+            end = f"{key.expires_at:%Y-%m-%dT%H:%M:%SZ}" if key.expires_at else "-"
+            state = "expired" if key.expired else "valid"
+            print(f"{key.name}\t{','.join(key.scopes)}\t{key.per_minute}\t{end}\t{state}")
+
+
+@keys.command("revoke")
+def revoke_key(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")],
+) -> None:
+    """Take a key away: requests with it are refused from now on, and streams end."""
+    with _refusing():
+        revoke(home_folder() / FILE, name)

@@ -1,5 +1,6 @@
 """Reads request bodies with limits: size, media type, and what JSON and TOML can hide."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ from ratchet.api.schemas.problems import ApiProblem
 from ratchet.configs.load import ConfigError, parse
 
 MEDIA_TYPES = {"application/json": "json", "application/toml": "toml", "text/toml": "toml"}
+BODY_WITHIN_S = 30.0
 MAX_DEPTH = 32
 MAX_VALUES = 10_000
 """Keys and values of one body: what is made of each takes time."""
@@ -34,15 +36,26 @@ def unreadable(why: str) -> ApiProblem:
 
 
 async def read_bytes(request: Request, limit: int) -> bytes:
-    """The body; raises 413 as soon as it is known to exceed `limit` bytes."""
+    """The body; raises 413 as soon as it is known to exceed `limit` bytes, and 408 if it is not
+    here within BODY_WITHIN_S.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise _too_large(limit)
+    try:
+        async with asyncio.timeout(BODY_WITHIN_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise ApiProblem(
+            408,
+            "body-too-slow",
+            "The body did not come in time",
+            f"A body is to be sent within {BODY_WITHIN_S:.0f} s of its head.",
+        ) from None
     return bytes(body)
 
 

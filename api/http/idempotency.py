@@ -1,28 +1,40 @@
-"""`Idempotency-Key`: the same key and request give the same reply and one effect.
+"""`Idempotency-Key`: the same key and request give the same reply and one effect, for a day.
 
 Two records in the artifact store, both committed once: what a key was first used for, with the id
 of its run, and the reply. They outlive the API, and of two requests at the same moment both act for
 the one that claimed first: its run can be started only once, and the run hears its signal only once
 (Temporal knows the key as the signal's request id). A request that is refused claims nothing.
 
+Records belong to the API key itself, so that another key of the same name inherits none. They lie
+in a folder for each day (UTC), are looked for in those of today and yesterday, and are deleted
+after. At the change of a day a claim is made in both folders, the later of which decides: so that
+nothing is done twice while clocks of APIs differ by less than SKEW.
+
 What starts a run needs the store anyway. What is only told to a run is told without the records if
 the store cannot be used, since a run must be held or ended then, too.
 """
 
+import asyncio
 import hashlib
 import json
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
 
 from ratchet.activities.storage import keys
-from ratchet.activities.storage.store import ArtifactStore
+from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable
 from ratchet.api.schemas.problems import ApiProblem, FieldError
 
 HEADER = "Idempotency-Key"
 LONGEST = 255
+DAY = timedelta(days=1)
+SKEW = timedelta(minutes=1)
+FORGET_EVERY_S = 3600.0
 DOCUMENTED: dict[str, Any] = {
     "parameters": [
         {
@@ -30,12 +42,14 @@ DOCUMENTED: dict[str, Any] = {
             "in": "header",
             "required": False,
             "description": "The same key and body give the same reply and have one effect, however "
-            "often they are sent; the same key with another body is a 409.",
+            "often they are sent within a day; the same key with another body is a 409.",
             "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST},
         }
     ]
 }
 """The OpenAPI entry of the header."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,39 +74,39 @@ class Once:
                 f"{HEADER}: {message}.",
                 errors=[FieldError(pointer="", key=f"header.{HEADER}", message=message)],
             )
-        who = getattr(request.state, "key_name", "")
+        key_used = getattr(request.state, "key", None)
+        who = key_used.sha256 if key_used else ""
         scope = json.dumps([who, request.method, request.url.path, key])
         said = f"{request.url.query}\n{request.headers.get('content-type', '')}\n".encode() + body
         return Once(hashlib.sha256(scope.encode()).hexdigest(), hashlib.sha256(said).hexdigest())
 
     def reply(self, store: ArtifactStore) -> dict[str, Any] | None:
         """The reply that was given to the same request; raises 409 if it was another. Blocks."""
-        claimed = store.committed(keys.idempotency_claim(self.key))
+        claimed = _latest(store, keys.idempotency_claim, self.key)
         if claimed is None:
             return None
-        self._require_same(store.get_json(claimed))
-        input = store.committed(keys.idempotency_reply(self.key))
-        if input is None:
-            return None
-        reply: dict[str, Any] = store.get_json(input)
-        return reply
+        self._require_same(claimed)
+        return _latest(store, keys.idempotency_reply, self.key)
 
     def claim(self, store: ArtifactStore, run_id: str) -> str:
         """The id that the run gets: `run_id`, or what the first to claim chose. Blocks.
 
         Raises 409 if that was another request.
         """
-        value = {"said": self.said, "run_id": run_id}
-        first = store.get_json(
-            store.put_json(keys.idempotency_claim(self.key), value, attempt="api")
-        )
+        first = _latest(store, keys.idempotency_claim, self.key)
+        first = first or {"said": self.said, "run_id": run_id}
+        now = _now()
+        for day in sorted({_name(now), _name(now + SKEW)}):
+            claim = keys.idempotency_claim(day, self.key)
+            first = store.get_json(store.put_json(claim, first, attempt="api"))
         self._require_same(first)
         return str(first["run_id"])
 
     def keep(self, store: ArtifactStore, run_id: str, run: dict[str, Any]) -> dict[str, Any]:
         """Keeps the reply, and returns the one that was kept first. Blocks."""
         value = {"run_id": run_id, "run": run}
-        ref = store.put_json(keys.idempotency_reply(self.key), value, attempt="api")
+        reply = keys.idempotency_reply(_name(_now()), self.key)
+        ref = store.put_json(reply, value, attempt="api")
         kept: dict[str, Any] = store.get_json(ref)
         return kept
 
@@ -105,6 +119,45 @@ class Once:
                 f"This {HEADER} was used with another body, for run {claim['run_id']}; send the "
                 "same body again, or another key.",
             )
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _name(moment: datetime) -> str:
+    return moment.date().isoformat()
+
+
+def _latest(
+    store: ArtifactStore, place: Callable[[str, str], str], digest: str
+) -> dict[str, Any] | None:
+    """A record of today, or else of yesterday. Clocks of other APIs may have come to tomorrow."""
+    now = _now()
+    for day in sorted({_name(now + SKEW), _name(now), _name(now - DAY)}, reverse=True):
+        if ref := store.committed(place(day, digest)):
+            record: dict[str, Any] = store.get_json(ref)
+            return record
+    return None
+
+
+def forget_old(store: ArtifactStore) -> None:
+    """Deletes the records that are looked for no more. Blocks; raises StoreUnavailable."""
+    now = _now()
+    kept = {_name(now + DAY), _name(now), _name(now - DAY)}
+    for name in store.folders(keys.IDEMPOTENCY):
+        if name not in kept:
+            store.delete_folder(f"{keys.IDEMPOTENCY}/{name}")
+
+
+async def forgetting(store: ArtifactStore) -> NoReturn:
+    """Deletes old records now, and every hour."""
+    while True:
+        try:
+            await asyncio.to_thread(forget_old, store)
+        except StoreUnavailable as error:
+            logger.warning("%s", error)
+        await asyncio.sleep(FORGET_EVERY_S)
 
 
 def replied(kept: dict[str, Any], status: int, *, located: bool = False) -> JSONResponse:

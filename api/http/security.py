@@ -1,25 +1,33 @@
 """Who may ask what: bearer keys, rate limits, and requests that a foreign web page made.
 
 Plain ASGI, so that streams pass untouched. Keys guard everything below /v1 and /metrics; what is
-open without one (health, docs, the dashboard's files) tells nothing of any run. No header or body
-is ever logged.
+open without one (health, docs, the dashboard's files) tells nothing of any run. A stream is told
+nothing more once its key is not valid any more.
 """
 
+import asyncio
 import ipaddress
 import math
 import time
-from collections.abc import MutableMapping, Sequence
+from collections import Counter
+from collections.abc import MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.problems import reply
-from ratchet.api.schemas.keys import ApiKey, key_for
+from ratchet.api.schemas.keys import ApiKey
 from ratchet.api.schemas.problems import ApiProblem
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 GUARDED = ("/v1", "/metrics")
+STREAM = b"text/event-stream"
+MOST_STREAMS = 32
+"""Of one key."""
+MOST_OPEN_STREAMS = 512
+"""Of an API without keys."""
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -73,12 +81,6 @@ class Bucket:
         return (1.0 - self._left) / self._rate
 
 
-def bearer(keys: Sequence[ApiKey], authorization: str) -> ApiKey | None:
-    """The key that a header `Authorization` carries, if it is one of `keys`."""
-    scheme, _, input = authorization.partition(" ")
-    return key_for(keys, input.strip()) if scheme.lower() == "bearer" else None
-
-
 def _refused(status: int, kind: str, title: str, detail: str, wait_s: float = 0.0) -> ApiProblem:
     return ApiProblem(status, kind, title, detail, retry_after_s=math.ceil(wait_s) or None)
 
@@ -89,15 +91,17 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        keys: tuple[ApiKey, ...],
+        keyring: Keyring | None,
         hosts: tuple[str, ...],
         public_url: str = "",
     ) -> None:
+        """Without a `keyring` no key is needed."""
         self._app = app
         self._public = public_url
-        self._keys = keys
+        self._keyring = keyring
         self._hosts = hosts
-        self._buckets = {key.name: Bucket(key.per_minute) for key in keys}
+        self._buckets: dict[ApiKey, Bucket] = {}
+        self._streams: Counter[ApiKey | None] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or answers it."""
@@ -105,26 +109,65 @@ class Guard:
             await self._app(scope, receive, send)
             return
 
+        key: ApiKey | None = None
+        streams = False
+
         async def send_safely(message: Message) -> None:
+            nonlocal streams
+            if streams and key and self._keyring and not self._keyring.holds(key):
+                # The timeout below ends the stream in place of what was to be told.
+                limit.reschedule(0.0)
+                await asyncio.get_running_loop().create_future()
             if message["type"] == "http.response.start":
                 given = list(message.get("headers", ()))
+                streams = any(
+                    name.lower() == b"content-type" and value.startswith(STREAM)
+                    for name, value in given
+                )
                 policy = any(name.lower() == UNFRAMED[0] for name, _ in given)
                 message["headers"] = [*given, *HEADERS, *([] if policy else [UNFRAMED])]
             await send(message)
 
         headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        state = scope.setdefault("state", {})
         try:
             self._require_here(scope["method"], headers)
-            if scope["path"].startswith(GUARDED) and self._keys:
-                key = self._require_key(scope["method"], headers)
-                scope.setdefault("state", {})["key_name"] = key.name
+            if scope["path"].startswith(GUARDED) and self._keyring:
+                key = state["key"] = self._known(self._keyring, headers)
+                self._require_allowed(self._keyring, key, scope["method"])
+            asks_stream = STREAM.decode() in headers.get(b"accept", "")
+            if asks_stream:
+                self._require_room(key)
         except ApiProblem as problem:
+            state["refused"] = problem.document.type.rpartition(":")[2]
             response = reply(problem)
             if problem.document.status == 401:
                 response.headers["WWW-Authenticate"] = "Bearer"
             await response(scope, receive, send_safely)
             return
-        await self._app(scope, receive, send_safely)
+        self._streams[key] += asks_stream
+        try:
+            async with asyncio.timeout(None) as limit:
+                await self._app(scope, receive, send_safely)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._streams[key] -= asks_stream
+            self._streams += Counter()
+
+    def _require_room(self, key: ApiKey | None) -> None:
+        """Raises 429 if the key, or an API without keys, has as many streams as there may be."""
+        most = MOST_STREAMS if key else MOST_OPEN_STREAMS
+        if self._streams[key] >= most:
+            raise _refused(
+                429,
+                "too-many-streams",
+                "Too many streams",
+                f"{most} event streams are open{' with this key' if key else ''}; close one.",
+                5.0,
+            )
 
     def _require_here(self, method: str, headers: MutableMapping[bytes, str]) -> None:
         """Refuses what another site's page sends, or sends under a name made to lead here."""
@@ -164,8 +207,8 @@ class Guard:
                 "that browsers use.",
             )
 
-    def _require_key(self, method: str, headers: MutableMapping[bytes, str]) -> ApiKey:
-        key = bearer(self._keys, headers.get(b"authorization", ""))
+    def _known(self, keyring: Keyring, headers: MutableMapping[bytes, str]) -> ApiKey:
+        key = keyring.bearer(headers.get(b"authorization", ""))
         if key is None:
             raise _refused(
                 401,
@@ -174,6 +217,9 @@ class Guard:
                 "Send `Authorization: Bearer KEY`; whoever runs this API makes keys with "
                 "`ratchet keys new NAME`.",
             )
+        return key
+
+    def _require_allowed(self, keyring: Keyring, key: ApiKey, method: str) -> None:
         needed = "read" if method in SAFE else "write"
         if needed not in key.scopes:
             raise _refused(
@@ -182,7 +228,10 @@ class Guard:
                 "The key may not do that",
                 f"Key {key.name!r} has no scope {needed!r}.",
             )
-        wait = self._buckets[key.name].take()
+        if key not in self._buckets:
+            self._buckets = {k: b for k, b in self._buckets.items() if keyring.holds(k)}
+            self._buckets[key] = Bucket(key.per_minute)
+        wait = self._buckets[key].take()
         if wait:
             raise _refused(
                 429,
@@ -191,7 +240,6 @@ class Guard:
                 f"Key {key.name!r} may send {key.per_minute} requests a minute.",
                 wait,
             )
-        return key
 
 
 def documented_security(document: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 from pydantic import BaseModel, ValidationError
 
+from ratchet.api.http.audit import Caller
 from ratchet.api.http.bodies import optional_json, read_bytes
 from ratchet.api.http.idempotency import Once, replied
 from ratchet.api.schemas.problems import ApiProblem, FieldError, joined, shown
@@ -125,7 +126,7 @@ async def answer_start(
     start = await prepare()
     if dry_run:
         return Response(await services.aside(partial(_shown, services, start)), media_type=JSON)
-    run_id = await launch(services, start, once)
+    run_id = await launch(services, start, Caller.of(request), once)
     run = (await services.show(await newest(services, run_id))).model_dump(mode="json")
     kept = {"run_id": run_id, "run": run}
     if once is not None:

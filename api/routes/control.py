@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from ratchet.activities.contracts.controls import CONTROLS, EvalBody, Verb
 from ratchet.activities.contracts.statuses import ENDED
+from ratchet.api.http.audit import Caller
 from ratchet.api.http.bodies import read_optional_json
 from ratchet.api.http.idempotency import DOCUMENTED, Once
 from ratchet.api.http.problems import documented
@@ -63,7 +64,12 @@ async def _named_envs(services: Services, run_id: str, body: EvalBody) -> EvalBo
 
 
 async def _tell(
-    services: Services, run_id: str, verb: Verb, body: BaseModel, once: Once | None
+    services: Services,
+    run_id: str,
+    verb: Verb,
+    body: BaseModel,
+    once: Once | None,
+    caller: Caller,
 ) -> Execution:
     """Tells the run, once for `once`; returns it as it was before. Raises 409 if it has ended, also
     if it ends just now.
@@ -81,9 +87,10 @@ async def _tell(
             said.setdefault("reason", "asked over the API")
         arg = said or None
         key = once.key if once else ""
-        told = await services.temporal.signal(run_id, verb.signal, arg, key)
+        told = await services.temporal.signal(run_id, verb.signal, arg, caller, key)
     else:
-        told = await services.temporal.cancel(run_id, str(getattr(body, "reason", "")))
+        reason = str(getattr(body, "reason", ""))
+        told = await services.temporal.cancel(run_id, reason, caller)
     if not told:
         raise conflict(verb.label.lower(), await newest(services, run_id))
     services.touched(run_id)
@@ -91,18 +98,24 @@ async def _tell(
 
 
 async def _ask(
-    services: Services, run_id: str, verb: Verb, body: BaseModel, once: Once | None
+    services: Services,
+    run_id: str,
+    verb: Verb,
+    body: BaseModel,
+    once: Once | None,
+    caller: Caller,
 ) -> Run:
     """Asks the run, and shows it as it is about to be."""
     execution = await newest(services, run_id)
     before = status_of(execution)
     if verb.name == "resume" and (before in ENDED or execution.state not in OPEN):
-        return await resume_ended(services, execution, once, body.model_dump().get("reason", ""))
+        reason = body.model_dump().get("reason", "")
+        return await resume_ended(services, execution, caller, once, reason)
     if before in verb.refused:
         raise conflict(verb.label.lower(), execution)
     if isinstance(body, EvalBody):
         body = await _named_envs(services, run_id, body)
-    run = await services.show(await _tell(services, run_id, verb, body, once))
+    run = await services.show(await _tell(services, run_id, verb, body, once, caller))
     if verb.becomes and run.status in verb.moves:
         return run.model_copy(update={"status": verb.becomes})
     return run
@@ -111,7 +124,7 @@ async def _ask(
 def _route(verb: Verb) -> Callable[..., Awaitable[Any]]:
     async def route(run_id: RunId, request: Request, services: Served) -> Any:
         async def act(body: BaseModel, once: Once | None) -> Run:
-            return await _ask(services, run_id, verb, body, once)
+            return await _ask(services, run_id, verb, body, once, Caller.of(request))
 
         return await answer_once(services, request, run_id, verb.body, act)
 
@@ -155,7 +168,7 @@ async def change_run(run_id: RunId, request: Request, services: Served) -> Run:
     except ConfigError as error:
         raise invalid(field_errors(error.problems)) from None
     try:
-        reported = await services.temporal.change(run_id, patch)
+        reported = await services.temporal.change(run_id, patch, Caller.of(request))
     except ValueError as error:
         # Something else was changed, or the run began to stop, since it was looked at.
         detail = f"Run {execution.id} refuses the change: {error}"

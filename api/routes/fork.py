@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query, Request
 
 from ratchet.activities.contracts.training import RestoreInput
 from ratchet.activities.storage.policies import Held
+from ratchet.api.http.audit import Caller
 from ratchet.api.http.bodies import optional_json, read_bytes
 from ratchet.api.http.idempotency import DOCUMENTED, Once
 from ratchet.api.http.problems import documented
@@ -39,7 +40,7 @@ def _steps(result: list[Held]) -> str:
 
 
 async def resume_ended(
-    services: Services, execution: Execution, once: Once | None, reason: str
+    services: Services, execution: Execution, caller: Caller, once: Once | None, reason: str
 ) -> Run:
     """Starts the next attempt of a run that has ended; raises 409 where there is nothing to do, or
     nothing to go on from. `reason` is for its log.
@@ -66,7 +67,7 @@ async def resume_ended(
     config = await asyncio.to_thread(services.current_config, execution)
     # Whoever is found here holds the newest; a damaged one is passed over when it is restored.
     source = RestoreInput(execution.id, result[-1].attempt, None)
-    await start_attempt(services, execution, config, source, once, reason)
+    await start_attempt(services, execution, config, source, caller, once, reason)
     return await services.show(await newest(services, execution.id))
 
 

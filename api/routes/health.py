@@ -11,7 +11,6 @@ import os
 from fastapi import APIRouter, Request
 
 from ratchet.api.http.problems import documented
-from ratchet.api.http.security import bearer
 from ratchet.api.schemas.machines import Health
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.core import Served
@@ -31,8 +30,8 @@ async def readyz(request: Request, services: Served) -> Health:
     try:
         await services.probes.get("temporal", services.temporal.ping)
     except ApiProblem as problem:
-        keys = services.settings.keys
-        if not keys or bearer(keys, request.headers.get("authorization", "")):
+        keyring = services.keyring
+        if keyring is None or keyring.bearer(request.headers.get("authorization", "")):
             raise
         raise ApiProblem(
             problem.document.status,

@@ -14,7 +14,6 @@ from ratchet.api.http.redact import redacted
 from ratchet.api.schemas.common import ListOf
 from ratchet.api.schemas.machines import Engine, WorkerItem
 from ratchet.api.services.core import Served, Services
-from ratchet.api.services.run_view import OPEN
 from ratchet.workflows.protocol.messages import HOST
 
 router = APIRouter(prefix="/v1", tags=["machines"])
@@ -28,7 +27,7 @@ async def engines_of(services: Services) -> list[Engine]:
     query = f"WorkflowType = '{HOST}' AND ExecutionStatus = 'Running'"
     hosts = await services.temporal.listed(query, MOST_ENGINES * 4)
     ids = sorted({host.id for host in hosts if ENGINE in host.id})[:MOST_ENGINES]
-    versions = {run.id: run.memo.get("policy_version") for run in await services.runs()}
+    versions = {run.id: run.memo.get("policy_version") for run in await services.run_list.open()}
     result = await asyncio.gather(*(_engine(services, host, versions) for host in ids))
     return [engine for engine in result if engine is not None]
 
@@ -116,7 +115,7 @@ async def list_workers(services: Served) -> ListOf[WorkerItem]:
     they last told of each run.
     """
     workers = await workers_of(services)
-    running = [run.id for run in await services.runs() if run.state in OPEN]
+    running = [run.id for run in await services.run_list.open()]
     reported = await asyncio.to_thread(live_gauges, services, running)
     for worker in workers:
         if worker.role == "rollout":

@@ -7,7 +7,7 @@ bounded: routes, not paths; runs that are open, not all there ever were.
 import asyncio
 import collections
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -20,7 +20,7 @@ from ratchet.api.http.shared_call import Shared
 from ratchet.api.routes.machines import engines_of, workers_of
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.core import Served, Services
-from ratchet.api.services.run_view import OPEN, status_of
+from ratchet.api.services.run_view import FALLBACK, status_of
 from ratchet.api.temporal.client import Execution
 
 MEDIA = "text/plain; version=0.0.4; charset=utf-8"
@@ -38,6 +38,12 @@ class Requests:
             "ratchet_api_requests",
             "Requests by route and status.",
             ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self.refused = Counter(
+            "ratchet_api_refused",
+            "Requests refused before they were read, by the kind of problem.",
+            ["problem"],
             registry=self.registry,
         )
         self.seconds = Histogram(
@@ -107,17 +113,25 @@ def _tally(name: str, text: str, label: str, values: Iterable[str]) -> GaugeMetr
     return family
 
 
-def run_gauges(runs: list[Execution]) -> list[GaugeMetricFamily]:
-    """How many runs are in each status, and where the open ones stand."""
-    by_status = _tally("runs", "Runs that Temporal retains.", "status", map(status_of, runs))
+def run_gauges(runs: list[Execution], ended: Mapping[str, int]) -> list[GaugeMetricFamily]:
+    """How many runs are in each status, and where those that have not ended stand; `ended` says how
+    many have, by Temporal's status.
+    """
+    by_status = _gauge(
+        "runs", "Runs that Temporal retains; one that went on counts for each end.", ["status"]
+    )
+    counts = collections.Counter(map(status_of, runs))
+    for state, count in ended.items():
+        counts[FALLBACK.get(state, "failed")] += count
+    for status, count in sorted(counts.items()):
+        by_status.add_metric([status], count)
     reported = {
         "step": _gauge("run_step", "Trainer steps done.", ["run"]),
         "policy_version": _gauge("run_policy_version", "Version engines serve.", ["run"]),
         "reward": _gauge("run_reward", "Mean train reward of the last step.", ["run"]),
     }
     restarts = _gauge("run_restarts", "Restarts of servers.", ["run", "role"])
-    is_open = sorted((run for run in runs if run.state in OPEN), key=lambda run: run.started)
-    for run in is_open[-MOST_RUNS:]:
+    for run in sorted(runs, key=lambda run: run.started)[-MOST_RUNS:]:
         for key, family in reported.items():
             value = run.memo.get(key)
             if isinstance(value, int | float):
@@ -128,16 +142,19 @@ def run_gauges(runs: list[Execution]) -> list[GaugeMetricFamily]:
 
 
 async def _families(services: Services) -> list[GaugeMetricFamily]:
-    runs, workers, engines = await asyncio.gather(
-        services.runs(), workers_of(services), engines_of(services)
+    runs, ended, workers, engines = await asyncio.gather(
+        services.run_list.open(),
+        services.temporal.ended(),
+        workers_of(services),
+        engines_of(services),
     )
     roles, states = (worker.role for worker in workers), (engine.state for engine in engines)
     polling = _tally("workers", "Worker processes that poll Temporal.", "role", roles)
     serving = _tally("engines", "Inference engines that runs keep.", "state", states)
-    return [*run_gauges(runs), polling, serving]
+    return [*run_gauges(runs, ended), polling, serving]
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI) -> Requests:
     """Counts the app's requests and serves /metrics."""
     requests = Requests()
     shared: Shared[Any] = Shared(FRESH_S)
@@ -163,3 +180,5 @@ def install(app: FastAPI) -> None:
         return Response(
             generate_latest(requests.registry) + generate_latest(result), media_type=MEDIA
         )
+
+    return requests

@@ -4,6 +4,7 @@ import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
 
 from ratchet.activities.contracts.statuses import RunStatus
 from ratchet.api.http.bodies import media_of, read_bytes
@@ -12,8 +13,9 @@ from ratchet.api.http.problems import documented
 from ratchet.api.routes._common import answer_start
 from ratchet.api.schemas.common import ListOf
 from ratchet.api.schemas.run import ResolvedConfig, Run
-from ratchet.api.services.core import JSON, RunId, Served, unknown_run
+from ratchet.api.services.core import RunId, Served, asked
 from ratchet.api.services.launch import Start, read_config
+from ratchet.api.services.run_list import cursor_of, row_at
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 
@@ -101,38 +103,54 @@ async def create_run(
     return await answer_start(services, request, data, dry_run, prepare)
 
 
-@router.get(
-    "", response_model=ListOf[Run], openapi_extra=FILTERS, responses=documented(404, 422, 503)
-)
+class RunPage(ListOf[Run]):
+    """A page of runs; ask again with `next_after` as `after` while `has_more` is true."""
+
+    next_after: str | None = Field(
+        default=None, description="`after` of the next page; null after the last."
+    )
+
+
+@router.get("", response_model=RunPage, openapi_extra=FILTERS, responses=documented(404, 422, 503))
 async def list_runs(
     request: Request,
     services: Served,
     limit: Annotated[int, Query(ge=1, le=100, description="Most runs in the answer.")] = 20,
     after: Annotated[
-        str | None, Query(description="Cursor: the id of the last run of the page before.")
+        str | None,
+        Query(
+            max_length=120,
+            description="Cursor: `next_after` of the page before, or the id of its last run.",
+        ),
     ] = None,
     status: Annotated[RunStatus | None, Query(description="Only runs in this status.")] = None,
 ) -> Response:
-    """Lists runs, the newest first. Live gauges are left out; ask for one run to get them."""
-    order = await services.listed()
-    if after is not None:
-        # The cursor is found before the filter: its run may have changed status since.
-        place = next((i for i, run in enumerate(order) if run.id == after), None)
-        if place is None:
-            raise unknown_run(after)
-        order = order[place + 1 :]
+    """Lists runs, the newest first. Live gauges are left out; ask for one run to get them.
+
+    However many runs there are, a request looks at 250 of them at most: with a filter that
+    few runs fit, a page may have fewer than `limit`, or none, while `has_more` leads on.
+    """
     pairs = {
         matched[1]: value
         for name, value in request.query_params.multi_items()
         if (matched := METADATA.fullmatch(name))
     }
-    wanted = [
-        run
-        for run in order
-        if (status is None or run.status == status) and pairs.items() <= run.metadata.items()
-    ]
-    page = ListOf[Run](data=wanted[:limit], has_more=len(wanted) > limit)
-    return Response(page.model_dump_json(), media_type=JSON)
+
+    async def listed() -> bytes:
+        place = row_at(after) if after is not None else None
+        if after is not None and place is None:
+            place = services.run_list.row_of(await services.execution(after))
+        runs, rest = await services.run_list.page(
+            place,
+            limit,
+            status,
+            (lambda run: pairs.items() <= run.metadata.items()) if pairs else None,
+        )
+        following = cursor_of(rest) if rest else None
+        page = RunPage(data=runs, has_more=rest is not None, next_after=following)
+        return page.model_dump_json().encode()
+
+    return await services.reply(asked(request), listed)
 
 
 @router.get("/{run_id}", response_model=Run, responses=documented(404, 503))

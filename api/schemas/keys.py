@@ -3,7 +3,10 @@
 A key is 256 random bits, so its SHA-256 needs no salt and tells nothing of it; only the hash is
 kept, in $RATCHET_HOME/api_keys.json or, as the same JSON, in RATCHET_API_KEYS:
 
-    {"keys": [{"name": "ci", "sha256": "…", "scopes": ["read", "write"], "per_minute": 600}]}
+    {"keys": [{"name": "ci", "sha256": "…", "scopes": ["read", "write"], "per_minute": 600,
+               "expires_at": "2027-01-31T00:00:00Z"}]}
+
+Invariant: a file without any key lets nobody in. Where there never was one no key is needed.
 """
 
 import hashlib
@@ -11,10 +14,11 @@ import hmac
 import re
 import secrets
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from ratchet.configs.home import private_file, private_folder
 
@@ -31,6 +35,12 @@ class ApiKey(BaseModel):
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     scopes: tuple[Literal["read", "write"], ...] = ("read", "write")
     per_minute: int = Field(default=PER_MINUTE, ge=1, le=10_000_000)
+    expires_at: AwareDatetime | None = None
+
+    @property
+    def expired(self) -> bool:
+        """Whether it opens nothing any more."""
+        return self.expires_at is not None and self.expires_at <= datetime.now(UTC)
 
 
 class KeyFile(BaseModel):
@@ -69,13 +79,21 @@ def load_keys(text: str | None, path: Path) -> tuple[ApiKey, ...]:
 
 
 def key_for(keys: Sequence[ApiKey], input: str) -> ApiKey | None:
-    """The key that `given` is, in a time that tells nothing of the keys there are."""
+    """The key that `input` is, if it has not expired, in a time that tells nothing of the keys
+    there are.
+    """
     mine = digest(input)
     result = [key for key in keys if hmac.compare_digest(key.sha256, mine)]
-    return result[-1] if result else None
+    return result[-1] if result and not result[-1].expired else None
 
 
-def add(path: Path, name: str, scopes: Sequence[str], per_minute: int) -> str:
+def add(
+    path: Path,
+    name: str,
+    scopes: Sequence[str],
+    per_minute: int,
+    expires_at: datetime | None = None,
+) -> str:
     """Puts another key into the file, which only its owner may read, and returns it.
 
     Raises ValueError for a name that is taken or no name.
@@ -83,15 +101,35 @@ def add(path: Path, name: str, scopes: Sequence[str], per_minute: int) -> str:
     kept = load_keys(None, path)
     if any(key.name == name for key in kept):
         raise ValueError(
-            f"{path} has a key named {name!r}; remove it there, or choose another name"
+            f"{path} has a key named {name!r}; `ratchet keys revoke {name}`, or choose another name"
         )
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
         raise ValueError(f"{name!r} is no name: use 1 to 64 letters, digits, '.', '_' or '-'")
     key = PREFIX + secrets.token_urlsafe(32)
     entry = ApiKey.model_validate(
-        {"name": name, "sha256": digest(key), "scopes": scopes, "per_minute": per_minute}
+        {
+            "name": name,
+            "sha256": digest(key),
+            "scopes": scopes,
+            "per_minute": per_minute,
+            "expires_at": expires_at,
+        }
     )
-    private_folder(path.parent)
-    text = KeyFile(keys=(*kept, entry)).model_dump_json(indent=2) + "\n"
-    private_file(path.with_suffix(".part"), text).replace(path)
+    _save(path, (*kept, entry))
     return key
+
+
+def revoke(path: Path, name: str) -> None:
+    """Takes a key out of the file; raises ValueError if there is none of that name."""
+    kept = load_keys(None, path)
+    left = tuple(key for key in kept if key.name != name)
+    if len(left) == len(kept):
+        names = ", ".join(key.name for key in kept) or "none"
+        raise ValueError(f"{path} has no key named {name!r}; its keys: {names}")
+    _save(path, left)
+
+
+def _save(path: Path, keys: tuple[ApiKey, ...]) -> None:
+    private_folder(path.parent)
+    text = KeyFile(keys=keys).model_dump_json(indent=2, exclude_none=True) + "\n"
+    private_file(path.with_suffix(".part"), text).replace(path)

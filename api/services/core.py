@@ -12,9 +12,11 @@ from fastapi import Depends, Path, Request, Response
 
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.storage.store import StoreUnavailable
+from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem, shown
 from ratchet.api.schemas.run import Run, WaitingFor
+from ratchet.api.services.run_list import RunList
 from ratchet.api.services.run_view import OPEN, run_object
 from ratchet.api.settings import Settings
 from ratchet.api.store.records import Records
@@ -42,9 +44,10 @@ class Services:
     records: Records
     histories: Histories
     rollouts: Rollouts
+    run_list: RunList
+    keyring: Keyring | None = None
+    """Who may use the API; None: everyone who reaches it."""
     _executions: Shared[Execution | None] = field(default_factory=lambda: Shared(FRESH_S))
-    _runs: Shared[list[Execution]] = field(default_factory=lambda: Shared(FRESH_S))
-    _listed: Shared[list[Run]] = field(default_factory=lambda: Shared(FRESH_S))
     _replies: Shared[bytes] = field(default_factory=lambda: Shared(FRESH_S))
     probes: Shared[None] = field(default_factory=lambda: Shared(PROBED_S))
     """Whether Temporal answers and the store can be written."""
@@ -80,25 +83,10 @@ class Services:
             raise unknown_run(run_id)
         return result
 
-    async def runs(self) -> list[Execution]:
-        """The newest execution of every run."""
-        return await self._runs.get("", self.temporal.runs)
-
-    async def listed(self) -> list[Run]:
-        """Every run as lists show it, without live gauges, the newest first."""
-
-        async def look() -> list[Run]:
-            ui, namespace = self.settings.temporal_ui, self.temporal.namespace
-            result = [run_object(e, ui=ui, namespace=namespace) for e in await self.runs()]
-            return sorted(result, key=lambda run: (run.created_at, run.id), reverse=True)
-
-        return await self._listed.get("", look)
-
     def touched(self, run_id: str) -> None:
         """Something was asked of the run: what was known of it is out of date."""
         self._executions.forget(run_id)
-        self._runs.forget("")
-        self._listed.forget("")
+        self.run_list.touched()
         self._replies.forget(f"{run_id} {JSON}")
 
     async def reply(

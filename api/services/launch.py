@@ -18,12 +18,14 @@ from ratchet.activities.contracts.hosting import planned_hosts
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.contracts.training import RestoreInput
 from ratchet.api.http.allowlist import own_flags, refused
+from ratchet.api.http.audit import Caller
 from ratchet.api.http.bodies import decode, require_portable
 from ratchet.api.http.idempotency import Once
 from ratchet.api.http.redact import redacted
 from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, invalid_config, shown
 from ratchet.api.schemas.run import Plan, PlannedEval
 from ratchet.api.services.core import Services
+from ratchet.api.store.run_index import row_of
 from ratchet.api.temporal.client import Unanswered, a_worker_on
 from ratchet.configs.engine_flags import flag_of, is_flag
 from ratchet.configs.env import ALL
@@ -218,7 +220,7 @@ class Start:
     lineage: dict[str, Any] | None = None
 
 
-async def launch(services: Services, start: Start, once: Once | None = None) -> str:
+async def launch(services: Services, start: Start, caller: Caller, once: Once | None = None) -> str:
     """Starts a run and returns its id; raises ApiProblem if it cannot start. With `once` a run that
     the same request has started is returned as it is.
     """
@@ -242,9 +244,15 @@ async def launch(services: Services, start: Start, once: Once | None = None) -> 
         run_id = await asyncio.to_thread(once.claim, records.store, run_id)
     created_at = now()
     lineage = start.lineage or config.model.lineage
-    memo = {**first_memo(config, created_at, missing), "lineage": lineage}
+    memo = {
+        **first_memo(config, created_at, missing),
+        "lineage": lineage,
+        "asked": caller.record,
+    }
     restore = RestoreInput(run_id, source.source, source.step) if source is not None else None
     await asyncio.to_thread(records.save_config, run_id, config)
+    row = row_of(run_id, datetime.fromisoformat(created_at))
+    await asyncio.to_thread(services.run_list.index.add, [row])
     started = await services.temporal.start_run(
         RunInput(
             run_id=run_id,
@@ -273,6 +281,7 @@ async def start_attempt(
     run: Any,
     config: RunConfig,
     source: RestoreInput,
+    caller: Caller,
     once: Once | None = None,
     reason: str = "",
 ) -> bool:
@@ -300,6 +309,7 @@ async def start_attempt(
         "attempt": number,
         "lineage": memo.get("lineage"),
         "waiting_for": waits,
+        "asked": caller.record,
         **({"resumed_because": reason} if reason else {}),
     }
     started = await services.temporal.start_run(

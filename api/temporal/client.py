@@ -5,7 +5,8 @@ workflow that an operator has paused (status 8 is missing from its enum in 1.35)
 """
 
 import asyncio
-import uuid
+import json
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,11 +20,13 @@ from temporalio.api.enums.v1 import (
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.api.workflowservice.v1 import (
+    CountWorkflowExecutionsRequest,
     DescribeTaskQueueRequest,
     DescribeWorkflowExecutionRequest,
     GetSystemInfoRequest,
     GetWorkflowExecutionHistoryRequest,
     ListWorkflowExecutionsRequest,
+    RequestCancelWorkflowExecutionRequest,
     SignalWorkflowExecutionRequest,
 )
 from temporalio.client import (
@@ -39,6 +42,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from ratchet.activities.contracts.checks import CheckResult
 from ratchet.activities.contracts.names import Queues, workflow_of
 from ratchet.activities.contracts.wire import WIRE
+from ratchet.api.http.audit import Caller
 from ratchet.api.temporal.connection import Connection, Missing
 from ratchet.workflows.protocol.messages import (
     CHANGE_CONFIG,
@@ -50,6 +54,9 @@ from ratchet.workflows.protocol.messages import (
 )
 
 PAGE = 1000
+NAMED = 100
+"""Most ids in one query."""
+RUNS = f"WorkflowType = '{TRAINING_RUN}' AND ExecutionStatus != 'ContinuedAsNew'"
 
 UPDATE_AGAIN_AFTER_S = 0.3
 
@@ -85,10 +92,11 @@ def _length(max_steps: int | None) -> str:
     return "until it is stopped" if max_steps is None else f"{max_steps} steps"
 
 
-async def _updated(handle: WorkflowHandle[Any, Any], patch: dict[str, Any]) -> bool:
+async def _updated(handle: WorkflowHandle[Any, Any], patch: dict[str, Any], caller: Caller) -> bool:
     """Changes a run's config; False if it was just about to continue as new, and took nothing."""
     try:
-        await handle.execute_update(CHANGE_CONFIG, patch)
+        # An update is told of nobody but by its id, which the history keeps.
+        await handle.execute_update(CHANGE_CONFIG, patch, id=caller.identity)
     except RPCError as error:
         # Temporal gives up an update whose workflow task closes the execution: it is to be resent.
         if error.status == RPCStatusCode.FAILED_PRECONDITION:
@@ -145,27 +153,58 @@ class Temporal(Connection):
         )
         return await self.call("list_workflow_executions", request)
 
-    async def runs(self) -> list[Execution]:
-        """Every run that Temporal retains, in no particular order."""
-        query = f"WorkflowType = '{TRAINING_RUN}' AND ExecutionStatus != 'ContinuedAsNew'"
+    async def newest(self, run_ids: Sequence[str]) -> dict[str, Execution]:
+        """The newest execution of each of these runs that Temporal lists, by id."""
+        parts = [run_ids[i : i + NAMED] for i in range(0, len(run_ids), NAMED)]
+        named = (", ".join(f"'{run_id}'" for run_id in part) for part in parts)
+        queries = (f"{RUNS} AND WorkflowId IN ({names})" for names in named)
         newest: dict[str, Execution] = {}
-        for found in await self.listed(query):
-            # A run that was resumed after its end has several executions.
-            other = newest.get(found.id)
-            if other is None or found.started > other.started:
-                newest[found.id] = found
-        return list(newest.values())
+        for answer in await asyncio.gather(*map(self.listed, queries)):
+            for found in answer:
+                # A run that was resumed after its end has several executions.
+                other = newest.get(found.id)
+                if other is None or found.started > other.started:
+                    newest[found.id] = found
+        return newest
+
+    async def open_runs(self, most: int) -> list[Execution]:
+        """Runs that have not ended, at most `most`."""
+        return await self.listed(f"{RUNS} AND CloseTime IS NULL", most)
+
+    async def runs_since(self, moment: datetime | None) -> AsyncIterator[list[Execution]]:
+        """Executions of runs that began after a moment, or all, in parts and no particular order;
+        a run may have several.
+        """
+        since = f" AND StartTime > '{moment.isoformat()}'" if moment else ""
+        async for part in self._parts(f"{RUNS}{since}", PAGE):
+            yield part
+
+    async def ended(self) -> dict[str, int]:
+        """How many executions of runs have ended, by Temporal's status in lower case."""
+        query = f"{RUNS} AND CloseTime IS NOT NULL GROUP BY ExecutionStatus"
+        request = CountWorkflowExecutionsRequest(namespace=self.namespace, query=query)
+        answer = await self.call("count_workflow_executions", request)
+        return {
+            json.loads(group.group_values[0].data).lower(): group.count for group in answer.groups
+        }
+
+    async def _parts(self, query: str, size: int) -> AsyncIterator[list[Execution]]:
+        token = b""
+        while True:
+            page = await self._list(query, size, token)
+            yield [await self._execution(info) for info in page.executions]
+            token = page.next_page_token
+            if not token:
+                return
 
     async def listed(self, query: str, most: int | None = None) -> list[Execution]:
         """Executions that match a visibility query, at most `most` of them."""
         found: list[Execution] = []
-        token = b""
-        while True:
-            page = await self._list(query, min(PAGE, most or PAGE), token)
-            found += [await self._execution(info) for info in page.executions]
-            token = page.next_page_token
-            if not token or (most is not None and len(found) >= most):
-                return found[:most]
+        async for part in self._parts(query, min(PAGE, most or PAGE)):
+            found += part
+            if most is not None and len(found) >= most:
+                break
+        return found[:most]
 
     async def close_reason(self, run_id: str) -> str:
         """What Temporal recorded when the run's workflow was closed from outside or failed."""
@@ -269,24 +308,29 @@ class Temporal(Connection):
                 return False
             return True
 
-    async def cancel(self, run_id: str, reason: str) -> bool:
+    async def cancel(self, run_id: str, reason: str, caller: Caller) -> bool:
         """Asks for a run's end without any more work; False if it has ended."""
+        request = RequestCancelWorkflowExecutionRequest(
+            namespace=self.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=run_id),
+            identity=caller.identity,
+            request_id=caller.request,
+            reason=reason,
+        )
         try:
-            async with self.calling() as client:
-                handle = client.get_workflow_handle(run_id)
-                await handle.cancel(reason=reason, rpc_timeout=self.timeout)
+            await self.call("request_cancel_workflow_execution", request)
         except Missing:
             return False
         return True
 
-    async def change(self, run_id: str, patch: dict[str, Any]) -> bool:
+    async def change(self, run_id: str, patch: dict[str, Any], caller: Caller) -> bool:
         """Changes the config of a run; False if it has ended in the meantime.
 
         Raises ValueError if the run refuses, Unanswered if no worker takes it up in time.
         """
         try:
             async with self.calling() as client, asyncio.timeout(self.timeout.total_seconds()):
-                while not await _updated(client.get_workflow_handle(run_id), patch):
+                while not await _updated(client.get_workflow_handle(run_id), patch, caller):
                     await asyncio.sleep(UPDATE_AGAIN_AFTER_S)
         except WorkflowUpdateFailedError as error:
             raise ValueError(str(error.cause)) from None
@@ -296,7 +340,9 @@ class Temporal(Connection):
             return False
         return True
 
-    async def signal(self, run_id: str, name: str, arg: Any, request_id: str = "") -> bool:
+    async def signal(
+        self, run_id: str, name: str, arg: Any, caller: Caller, request_id: str = ""
+    ) -> bool:
         """Signals a run; False if it has ended in the meantime. An execution of it hears what is
         sent again with the same `request_id` once.
         """
@@ -305,8 +351,8 @@ class Temporal(Connection):
             workflow_execution=WorkflowExecution(workflow_id=run_id),
             signal_name=name,
             input=Payloads(payloads=await WIRE.encode([arg])),
-            identity=(await self.client()).identity,
-            request_id=request_id or str(uuid.uuid4()),
+            identity=caller.identity,
+            request_id=request_id or caller.request,
         )
         try:
             await self.call("signal_workflow_execution", request)

@@ -21,6 +21,7 @@ from temporalio.api.history.v1 import HistoryEvent
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.controls import CONTROLS, Verb, verb_of
 from ratchet.activities.contracts.wire import decoded
+from ratchet.api.http.audit import record_of
 from ratchet.api.http.redact import redacted, redacted_all
 from ratchet.workflows.protocol.messages import DISPATCH, MEMO_KEY
 from ratchet.workflows.protocol.state import RunState
@@ -135,6 +136,7 @@ class Teller:
         self._evals: set[str] = set()
         """Epochs of evals whose beginning was told."""
         self._finalized: dict[str, str] = {}
+        self._changed_by: dict[str, str] = {}
         """Epoch of the last eval of each env that was finalized."""
         self.began: datetime | None = None
         self.predecessor = ""
@@ -162,7 +164,10 @@ class Teller:
                 if given.workflow_type.name == DISPATCH:
                     self._on_control(_dict(await self._first(given.input)).get("control"))
             case "workflow_execution_cancel_requested":
-                self._on_asked(CONTROLS["cancel"], given.cause)
+                self._on_asked(CONTROLS["cancel"], given.identity, given.cause)
+            case "workflow_execution_update_accepted":
+                # What changes is told as soon as the run says so.
+                self._changed_by = record_of(given.accepted_request.meta.update_id)
             case "activity_task_scheduled":
                 await self._on_scheduled(given)
             case "activity_task_started":
@@ -238,6 +243,7 @@ class Teller:
         attempt = memo.get("attempt") or 1
         text = "the run was created" if attempt == 1 else f"the run is resumed: attempt {attempt}"
         data = {"attempt": attempt, "lineage": memo.get("lineage")}
+        data |= _dict(memo.get("asked"))
         if reason := memo.get("resumed_because"):
             data["reason"], text = reason, f"{text}: {reason}"
         self._tell("run.created" if attempt == 1 else "run.resumed", text, data=data)
@@ -279,7 +285,9 @@ class Teller:
             data = {
                 "revision": memo.get("config_revision") or 0,
                 "changes": memo.get("config_changes") or {},
+                **self._changed_by,
             }
+            self._changed_by = {}
             self._tell("run.config", "the config was changed", data=data)
         if "metadata" in before and changed("metadata"):
             self._tell("run.metadata", "the metadata was changed", data=memo.get("metadata") or {})
@@ -325,11 +333,12 @@ class Teller:
         if given.signal_name == "host_report":
             self._on_report(await self._first(given.input))
         elif verb := verb_of(given.signal_name):
-            self._on_asked(verb, await self._first(given.input))
+            self._on_asked(verb, given.identity, await self._first(given.input))
 
-    def _on_asked(self, verb: Verb, value: Any = None) -> None:
+    def _on_asked(self, verb: Verb, identity: str, value: Any = None) -> None:
         fields = (key for key in verb.body.model_fields if key != "reason")
         data = {"asked": verb.asked, **{k: _dict(value)[k] for k in fields if k in _dict(value)}}
+        data |= record_of(identity)
         if reason := _reason(value):
             data["reason"] = reason
         self._tell("run.asked", f"{verb.event}: {reason}" if reason else verb.event, data=data)

@@ -10,6 +10,7 @@ import { showLink } from "./live.js";
 const POLL_MS = 3000;
 const PAGE = 50;
 const MOST = 100;
+const MOST_PAGES = 20;
 const startCommand = () => `curl -sS ${location.host}/v1/runs -H 'content-type: application/toml' --data-binary @configs/examples/reverse_text.toml`;
 
 /** A line of `values`, or nothing for fewer than two. */
@@ -114,9 +115,11 @@ export function show(root, { params }) {
 		try {
 			const found = [];
 			let page = null;
-			// A filter is for all runs there are, not only for those on the pages shown.
-			for (let i = 0; (i < pages || search.value) && (!page || page.has_more); i++) {
-				page = await api.runs({ limit: search.value ? MOST : PAGE, after: found.at(-1)?.id, status: status.value }, stop.signal);
+			// A filter is for the newest 2,000 runs, not only for those on the pages shown. With a
+			// status a page of the API may be thin, and lead on.
+			const enough = () => (search.value ? MOST * MOST_PAGES : pages * PAGE);
+			for (let i = 0; (i < MOST_PAGES || i < pages) && found.length < enough() && (!page || page.has_more); i++) {
+				page = await api.runs({ limit: search.value ? MOST : PAGE, after: page?.next_after, status: status.value }, stop.signal);
 				found.push(...page.data);
 			}
 			all = found;

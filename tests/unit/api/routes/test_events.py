@@ -94,7 +94,8 @@ async def test_what_happens_is_told_in_order_and_pages_cover_it_once(served: Ser
     await steps(served, run_id, 4, 5)
     down = HostReport("engine", 0, 1, "down", detail="killed; api_key=sk-verysecret123")
     await handle.signal("host_report", down)
-    await served.http.post(f"/v1/runs/{run_id}/pause", json={"reason": "lunch"})
+    answer = await served.http.post(f"/v1/runs/{run_id}/pause", json={"reason": "lunch"})
+    who = {"by": "", "request_id": answer.headers["x-request-id"]}
     await served.until(run_id, status="paused")
     await served.http.post(f"/v1/runs/{run_id}/stop")
     await served.until(run_id, status="succeeded")
@@ -114,7 +115,7 @@ async def test_what_happens_is_told_in_order_and_pages_cover_it_once(served: Ser
     assert lost["level"] == "warning" and lost["source"] == "engine"
     assert "killed" in lost["message"] and "verysecret" not in json.dumps(found)
     asked = [e["data"] for e in found if e["type"] == "run.asked"]
-    assert asked[0] == {"asked": "pause", "mode": "drain", "reason": "lunch"}
+    assert asked[0] == {"asked": "pause", "mode": "drain", "reason": "lunch", **who}
     for limit in (1, 3):
         assert await everything(served.http, run_id, limit) == found
     warnings = (await served.http.get(f"/v1/runs/{run_id}/logs?level=warning")).json()["data"]

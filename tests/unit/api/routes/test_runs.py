@@ -1,5 +1,6 @@
 """Listing, showing, stopping, evaluating: the run object in every state a run can be in."""
 
+import asyncio
 import re
 import time
 from dataclasses import asdict
@@ -11,7 +12,8 @@ from temporalio.api.workflowservice.v1 import PauseWorkflowExecutionRequest
 from ratchet.activities.contracts.rollouts import Gauges
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Series
-from tests.unit.api.conftest import Served, eventually
+from ratchet.api.__main__ import rebuild_index
+from tests.unit.api.conftest import Served, connection, eventually
 from tests.unit.api.routes.test_create import problem
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -188,6 +190,28 @@ async def test_pages_cover_all_runs_once_newest_first(served: Served) -> None:
     assert order[:5] == ids[::-1]
     assert len(set(order)) == len(order)
     assert await ids_by_page(served, 2) == order
+
+
+async def test_a_lost_index_is_rebuilt_by_a_command(
+    served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = [(await served.start("indexed"))["id"] for _ in range(2)]
+    order = await eventually(lambda: ids_by_page(served, 100), lambda seen: set(ids) <= set(seen))
+    served.store.delete_folder("index")
+    given = connection(served.env)
+    monkeypatch.setenv("TEMPORAL_ADDRESS", given["target_host"])
+    monkeypatch.setenv("TEMPORAL_NAMESPACE", given["namespace"])
+
+    async def rebuilt() -> list[str]:
+        assert await asyncio.to_thread(rebuild_index, served.settings) == 0
+        return await ids_by_page(served, 100)
+
+    # Temporal's list of executions lags a moment behind.
+    assert (await eventually(rebuilt, lambda seen: len(seen) >= len(order)))[:2] == ids[::-1]
+    assert "all of them are in the list" in capsys.readouterr().out
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")
+    assert await asyncio.to_thread(rebuild_index, served.settings) == 1
+    assert "127.0.0.1:1" in capsys.readouterr().err
 
 
 async def test_unknown_runs_and_parameters(served: Served) -> None:

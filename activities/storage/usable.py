@@ -1,0 +1,88 @@
+"""Whether the artifact store is there, and fit to be one.
+
+Invariants: a local store has a MARK, made at its first use; where that is missing though `known`
+remembers it, the disk is away, and nothing is read as if the store were empty, nor written. A
+remote store creates exclusively, which commits rest on; that is tried, not assumed.
+"""
+
+import errno
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from ratchet.activities.storage.files import replace
+
+MARK = "ratchet-store.json"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class StoreUnavailable(OSError):
+    """The store can be neither read nor written now, or only one of them; `errno` if it told."""
+
+
+class UnusableStore(StoreUnavailable):
+    """What is there is not the store, or can be none; `remedy` says what to do."""
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(f"{why}; {remedy}")
+        self.remedy = remedy
+
+
+def remedy(error: BaseException) -> str:
+    """What mends a failure of a filesystem, in words."""
+    if isinstance(error, UnusableStore):
+        return error.remedy
+    number = getattr(error, "errno", None)
+    if number in FULL:
+        return "free some space there"
+    if isinstance(error, PermissionError) or number == errno.EROFS:
+        return "check that it is mounted for writing, and who may write there"
+    return "check the mount or the connection"
+
+
+class Mark:
+    """The mark of the store at `root`. `known` is a file that remembers stores that were marked."""
+
+    def __init__(self, root: Path, known: Path) -> None:
+        self._root = root.absolute()
+        self._known = known
+        self._seen = False
+
+    def require(self) -> None:
+        """Makes the mark at the store's first use; raises UnusableStore if it is gone."""
+        mark = self._root / MARK
+        there = mark.exists()
+        if there and self._seen:
+            return
+        root = str(self._root)
+        known = json.loads(self._known.read_text()) if self._known.exists() else []
+        if not there:
+            if self._seen or root in known:
+                raise UnusableStore(
+                    f"the artifact store {root} has no {MARK}, which it had before",
+                    "mount the disk that holds the store there; if it was emptied on purpose, take "
+                    f"it out of {self._known}",
+                )
+            replace(mark, [json.dumps({"created_at": time.time()}).encode()], sync=True)
+        if root not in known:
+            self._known.parent.mkdir(parents=True, exist_ok=True)
+            replace(self._known, [json.dumps([*known, root]).encode()], sync=True)
+        self._seen = True
+
+
+def require_exclusive(fs: Any, path: str) -> None:
+    """Raises UnusableStore if a filesystem creates at `path`, which is free, what is there."""
+    fs.pipe_file(path, b"1", mode="create")
+    try:
+        fs.pipe_file(path, b"2", mode="create")
+        refused = False
+    except FileExistsError:
+        refused = True
+    fs.rm_file(path)
+    if not refused:
+        raise UnusableStore(
+            "the artifact store overwrites what it is asked to create only if it is not there "
+            "(If-None-Match), so that two attempts at one artifact would both be committed",
+            "use a store that honours conditional writes, such as S3, MinIO or a local disk",
+        )

@@ -1,0 +1,59 @@
+"""The keys that are valid now: those of the settings, or of the file that `ratchet keys` writes.
+
+Invariants: the file is looked at for every request, so that a key that is revoked, expires or is
+new counts at once, without a restart; a file that is gone or cannot be read lets nobody in.
+"""
+
+import logging
+from pathlib import Path
+
+from ratchet.api.schemas.keys import ApiKey, key_for, load_keys
+from ratchet.api.schemas.problems import ApiProblem
+
+logger = logging.getLogger(__name__)
+
+
+class Keyring:
+    """Keys by what a request carries."""
+
+    def __init__(self, keys: tuple[ApiKey, ...], file: Path | None = None) -> None:
+        """`file` is followed; None: `keys` are all there will be."""
+        self._keys = keys
+        self._file = file
+        self._seen: tuple[int, int, int] | None = None
+        self._damaged = False
+
+    def bearer(self, authorization: str) -> ApiKey | None:
+        """The key that a header `Authorization` carries, if it is valid; raises ApiProblem 503."""
+        scheme, _, input = authorization.partition(" ")
+        keys = self._current()
+        return key_for(keys, input.strip()) if scheme.lower() == "bearer" else None
+
+    def holds(self, key: ApiKey) -> bool:
+        """Whether a key that was valid still is; raises ApiProblem 503."""
+        return not key.expired and key in self._current()
+
+    def _current(self) -> tuple[ApiKey, ...]:
+        if self._file is None:
+            return self._keys
+        try:
+            stat = self._file.stat()
+            seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if seen != self._seen:
+                # Remembered first: a file that is replaced while it is read is read once more.
+                self._seen, self._damaged = seen, True
+                self._keys = load_keys(None, self._file)
+                self._damaged = False
+        except FileNotFoundError:
+            self._seen, self._keys, self._damaged = None, (), False
+        except (OSError, ValueError) as error:
+            logger.error("%s", error)
+            self._damaged = True
+        if self._damaged:
+            raise ApiProblem(
+                503,
+                "keys-unreadable",
+                "The keys cannot be read",
+                "The API's file of keys is damaged, so that nobody is let in; its log says where.",
+            )
+        return self._keys

@@ -1,0 +1,166 @@
+"""Lists of runs, the newest first, each run once: paged by the store's index, shown by Temporal.
+
+Temporal's SQL visibility sorts by the end and lists executions, so that it cannot page runs. The
+index can, and Temporal is asked only about the rows of a page. Invariants:
+
+- A list lacks no run that Temporal retains: before one is given the index has caught up, within
+  CAUGHT_UP_S, with the executions that began since it did so last. Those are all, the first time.
+- What a request costs is bounded, however many runs there are: at most MOST_LOOKED_AT rows are
+  looked at. A page that leaves much out may be empty, and yet lead on.
+- Runs that have not ended are asked for directly: at most MOST_OPEN.
+"""
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+
+from ratchet.activities.contracts.statuses import ENDED
+from ratchet.api.http.shared_call import Shared
+from ratchet.api.schemas.problems import ApiProblem
+from ratchet.api.schemas.run import Run
+from ratchet.api.services.run_view import run_object
+from ratchet.api.store.run_index import Row, RunIndex, row_of
+from ratchet.api.temporal.client import Execution, Temporal
+
+CAUGHT_UP_S = 60.0
+PATIENCE_S = 8.0
+MARGIN = timedelta(hours=1)
+"""By how much clocks may differ, and Temporal's list of executions may lag."""
+LAG = timedelta(minutes=2)
+"""How long after its creation a run may be missing in Temporal's list of executions."""
+MOST_LOOKED_AT = 150
+MOST_OPEN = 2000
+FRESH_S = 0.25
+
+CURSOR = re.compile(r"([0-9]{13})-([a-z0-9][a-z0-9-]{0,63})", re.ASCII)
+
+
+def cursor_of(row: Row) -> str:
+    """The cursor of a list that goes on after `row`."""
+    return base64.urlsafe_b64encode(f"{row[0]:013d}-{row[1]}".encode()).decode().rstrip("=")
+
+
+def row_at(cursor: str) -> Row | None:
+    """The row that a cursor means; None if it is none, as a run's id is not."""
+    try:
+        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True)
+        match = CURSOR.fullmatch(text.decode())
+    except (binascii.Error, ValueError):
+        return None
+    return (int(match[1]), match[2]) if match else None
+
+
+class RunList:
+    """All runs there are."""
+
+    def __init__(self, temporal: Temporal, index: RunIndex, ui: str) -> None:
+        self._temporal = temporal
+        self.index = index
+        self._ui = ui
+        self._catching: Shared[int] = Shared(CAUGHT_UP_S)
+        self._open: Shared[list[Execution]] = Shared(FRESH_S)
+
+    def touched(self) -> None:
+        """What was known of runs that have not ended is out of date."""
+        self._open.forget("")
+
+    async def open(self) -> list[Execution]:
+        """The runs that have not ended; raises ApiProblem 503."""
+        return await self._open.get("", lambda: self._temporal.open_runs(MOST_OPEN))
+
+    async def page(
+        self,
+        after: Row | None,
+        limit: int,
+        status: str | None = None,
+        fits: Callable[[Run], bool] | None = None,
+    ) -> tuple[list[Run], Row | None]:
+        """The newest runs that come after the row `after` and fit, and where the next page goes on;
+        None: there is no more. Raises ApiProblem 503.
+        """
+        if status is not None and status not in ENDED:
+            runs = sorted(map(self._shown, await self.open()), key=_row, reverse=True)
+            further = [
+                run
+                for run in runs
+                if run.status == status
+                and (after is None or _row(run) < after)
+                and (fits is None or fits(run))
+            ]
+            return further[:limit], _row(further[limit - 1]) if len(further) > limit else None
+        await self._caught_up()
+        found: list[Run] = []
+        place, looked = after, 0
+        filtered = status is not None or fits is not None
+        while looked < MOST_LOOKED_AT:
+            count = MOST_LOOKED_AT if filtered else limit + 1
+            rows = await asyncio.to_thread(self.index.before, place, count)
+            for row, run in await self._runs_of(rows):
+                if (
+                    run is not None
+                    and run.status == (status or run.status)
+                    and (fits is None or fits(run))
+                ):
+                    if len(found) == limit:
+                        return found, place
+                    found.append(run)
+                place = row
+            if len(rows) < count:
+                return found, None
+            looked, filtered = looked + count, True
+        return found, place
+
+    def row_of(self, execution: Execution) -> Row:
+        """Where a run is in the list."""
+        return _row(self._shown(execution))
+
+    async def _runs_of(self, rows: list[Row]) -> Iterable[tuple[Row, Run | None]]:
+        known = await self._temporal.newest([run_id for _, run_id in rows])
+        since = (datetime.now(UTC) - LAG).timestamp() * 1000
+        fresh = [run_id for at, run_id in rows if run_id not in known and at > since]
+        for execution in await asyncio.gather(*map(self._temporal.describe, fresh)):
+            if execution is not None:
+                known[execution.id] = execution
+        runs = {run_id: self._shown(execution) for run_id, execution in known.items()}
+        # A row of another moment than the run's own is of a request that was sent twice.
+        return [
+            (row, run if (run := runs.get(row[1])) and _row(run) == row else None) for row in rows
+        ]
+
+    def _shown(self, execution: Execution) -> Run:
+        return run_object(execution, ui=self._ui, namespace=self._temporal.namespace)
+
+    async def _caught_up(self) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._catching.get("", self.catch_up)
+        except TimeoutError:
+            raise ApiProblem(
+                503,
+                "index-unready",
+                "The index of runs is being built",
+                "The list is made by an index in the store, which lacks runs that an older build "
+                "began; they are being added. Try again.",
+                retry_after_s=5,
+            ) from None
+
+    async def catch_up(self, *, rebuild: bool = False) -> int:
+        """Adds the runs that are not in the index: those that began since it caught up last, or all
+        that Temporal retains. Returns how many were looked at.
+        """
+        began, count = datetime.now(UTC), 0
+        since = None if rebuild else await asyncio.to_thread(self.index.caught_up)
+        async for executions in self._temporal.runs_since(since - MARGIN if since else None):
+            rows = [self.row_of(execution) for execution in executions]
+            await asyncio.to_thread(self.index.add, rows)
+            count += len(rows)
+        await asyncio.to_thread(self.index.catch_up, began)
+        return count
+
+
+def _row(run: Run) -> Row:
+    assert run.created_at is not None
+    return row_of(run.id, run.created_at)
