@@ -21,7 +21,7 @@ from typing import Any, NoReturn, get_args
 
 from ratchet.activities.envs.rendering import AUTO, resolve
 from ratchet.activities.runtime.children import end_with_parent
-from ratchet.activities.storage.keys import POLICY_FILE
+from ratchet.activities.storage.keys import ADAPTER_FOLDER, POLICY_FILE
 from ratchet.activities.training import smollm2
 from ratchet.activities.training.policy import Recipe, build_model, digest, recipe_of, warm_start
 from ratchet.activities.training.tokenizer import build_tokenizer
@@ -61,18 +61,20 @@ def make_default(recipe: Recipe, env: str, seed: int) -> tuple[Any, Any]:
 
 
 def load_given(name: str, source: str, revision: str | None = None) -> tuple[Any, Any]:
-    """Model and tokenizer of the folder or hub name `source`, which the config names `name`; ends
-    the process where there is none.
+    """Model and tokenizer of the folder or hub name `source`, which the config names `name`, with
+    the adapter that a version of another run has; ends the process where there is none.
     """
     from transformers import AutoTokenizer
 
+    from ratchet.activities.training.adapters import load_merged
     from ratchet.activities.training.model import load_model
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision or "main", trust_remote_code=False
         )
-        return load_model(source, revision), tokenizer
+        model, adapter = load_model(source, revision), Path(source) / ADAPTER_FOLDER
+        return load_merged(model, adapter) if adapter.is_dir() else model, tokenizer
     except (OSError, ValueError, KeyError) as error:
         _end(f"model {name!r} cannot be loaded: {error}")
 

@@ -243,7 +243,7 @@ def test_what_cannot_be_read_here_is_passed_over(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"trainer.json": '{"schema": 9}'}, "trainer.json has schema 9, .* reads 1 to 1"),
+        ({"trainer.json": '{"schema": 9}'}, "trainer.json has schema 9, .* reads 1 to 2"),
         ({"run_state.json": '{"schema": 2, "state": {}}'}, "run_state.json has schema 2"),
     ],
 )
