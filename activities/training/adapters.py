@@ -44,6 +44,7 @@ def adapt(model: Any, lora: LoraConfig, base: ModelConfig) -> Any:
     global generator, B is 0. Raises ValueError for what peft cannot adapt.
     """
     import peft
+    from peft.tuners.lora.layer import ParamWrapper
 
     names = [name for name, _ in model.named_modules()]
     # peft takes 'norm' for 'q_norm', too.
@@ -60,6 +61,11 @@ def adapt(model: Any, lora: LoraConfig, base: ModelConfig) -> Any:
     handle = peft.get_peft_model(model, adapter)
     adapter.base_model_name_or_path = base.name
     for module in model.modules():
+        if isinstance(module, ParamWrapper):
+            raise ValueError(
+                f"targets {lora.targets!r} take in the experts of a mixture, whose weights are no "
+                "linear layers and cannot be merged here; name the layers of attention"
+            )
         # Autocast lowers what goes in; peft would raise it to float32 first, and keep that, too.
         if hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = False
@@ -203,13 +209,6 @@ def problems(model: Any, lora: LoraConfig) -> dict[str, str]:
         adapt(model, lora, ModelConfig())
     except ValueError as error:
         return {"targets": f"peft cannot adapt this model: {error}"}
-    for name, module in model.named_modules():
-        if name.endswith(f"modules_to_save.{NAME}") and any(
-            "lora_" in n for n, _ in module.named_parameters()
-        ):
-            whole = name.removesuffix(f".modules_to_save.{NAME}")
-            text = f"{whole!r} holds layers that targets names, too: name what is beside them"
-            return {"modules_to_save": text}
     return {}
 
 

@@ -19,8 +19,6 @@ BLOCK_LOGITS = {"cpu": 2**24, "cuda": 2**27}
 once for the speed of one multiplication."""
 KEPT_BACK = 0.1
 """Share of what a pass takes that the allocator holds in pieces, as measured on three models."""
-MLP = ("gate_proj", "up_proj", "down_proj")
-"""Linear layers of a feed-forward."""
 QK_NORMS = ("qwen3", "qwen3_moe", "olmo2", "gemma3_text")
 """Model types that normalise queries and keys."""
 
@@ -91,8 +89,7 @@ def _adapter(shape: Shape, lora: LoraConfig) -> tuple[int, int]:
     }
     whole = shape.vocab * shape.hidden
     saved = whole * len({"lm_head", "embed_tokens"} & set(lora.modules_to_save))
-    # Experts are no linear layers of their own.
-    names = [name for name in sizes if shape.experts == 1 or not name.endswith(MLP)]
+    names = list(sizes)
     if lora.targets != ALL_LINEAR and {*lora.targets} <= {*sizes, "lm_head"}:
         names = [name for name in names if name in lora.targets]
     added = shape.layers * sum(lora.rank * sum(sizes[name]) for name in names)

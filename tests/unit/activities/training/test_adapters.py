@@ -1,6 +1,7 @@
 """Adapters: nothing but them trains, merged weights are exact, files are the same each time."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.storage.keys import ADAPTER_CONFIG, ADAPTER_WEIGHTS, FINGERPRINTS_FILE
 from ratchet.activities.training import adapters
+from ratchet.activities.training.check import check_model
 from ratchet.activities.training.model import load_model, rescore
 from ratchet.activities.training.trainer import Trainer
+from ratchet.configs.trainer import LoraConfig
 from tests.unit.activities.training.conftest import make_batch
+from tests.unit.activities.training.test_check import config as check_config
 from tests.unit.activities.training.test_process import CONFIG
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -64,8 +68,9 @@ def merged(base: Path, version: Path) -> dict[str, torch.Tensor]:
         {"targets": ["q_proj", "down_proj"]},
         {"targets": ["lm_head", "v_proj"], "modules_to_save": ["embed_tokens"]},
         {"modules_to_save": ["lm_head", "norm"]},
+        {"modules_to_save": ["mlp"]},
     ],
-    ids=["all", "two", "embedding", "head"],
+    ids=["all", "two", "embedding", "head", "layers"],
 )
 def test_the_adapter_alone_trains_and_the_merged_weights_are_exported(
     tmp_path: Path, policy: Path, lora: dict[str, Any]
@@ -77,9 +82,8 @@ def test_the_adapter_alone_trains_and_the_merged_weights_are_exported(
     assert after.keys() == before.keys() == expected.keys()
     assert all(torch.equal(after[name], expected[name]) for name in after)
     changed = {name for name in after if not torch.equal(before[name], after[name])}
-    targets = lora.get("targets", LINEAR)
-    trained = [*targets, *lora.get("modules_to_save", [])]
-    assert changed == {n for n in after if n.split(".")[-2] in trained}
+    trained = {*lora.get("targets", LINEAR), *lora.get("modules_to_save", [])}
+    assert changed == {name for name in after if trained & {*name.split(".")}}
     assert (tmp_path / "3" / "config.json").read_text() == (policy / "config.json").read_text()
     samples = make_batch(7)
     plain = rescore(load_model(tmp_path / "3"), samples, seq_len=32, micro_batch_tokens=256)
@@ -207,3 +211,65 @@ def test_a_change_of_the_adapter_is_refused_while_a_trainer_holds_it(
     with pytest.raises(ValueError, match="while a trainer holds its state"):
         batch = encode_batch(make_batch(1))
         trainer.train(1, batch, tmp_path / "1", config=config({"rank": 8}), revision=1)
+
+
+# -- before a run ---------------------------------------------------------------------------------
+
+
+def wrong(policy: Path, **lora: Any) -> dict[str, str]:
+    return adapters.problems(load_model(policy), LoraConfig(**lora))
+
+
+def test_what_can_be_adapted_is_right(policy: Path) -> None:
+    assert wrong(policy) == {}
+    names = ["self_attn.q_proj", "model.layers.0.mlp.up_proj", "lm_head"]
+    assert wrong(policy, targets=names, modules_to_save=["embed_tokens", "norm"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("lora", "key", "said"),
+    [
+        ({"targets": ["q_proj", "c_attn"]}, "targets", r"named 'c_attn'; .*down_proj, gate_proj"),
+        ({"targets": ["norm"]}, "targets", "no linear layer is named 'norm'"),
+        ({"targets": ["proj"]}, "targets", "no linear layer is named 'proj'"),
+        ({"modules_to_save": ["wte"]}, "modules_to_save", r"'wte'; .*embed_tokens.* lm_head"),
+        ({"modules_to_save": ["rotary_emb"]}, "modules_to_save", "no module is named"),
+        ({"targets": ["up_proj"], "modules_to_save": ["mlp"]}, "targets", r"peft cannot adapt"),
+    ],
+)
+def test_what_cannot_be_adapted_names_what_can(
+    policy: Path, lora: dict[str, Any], key: str, said: str
+) -> None:
+    found = wrong(policy, **lora)
+    assert list(found) == [key] and re.search(said, found[key]), found
+
+
+def test_experts_of_a_mixture_are_refused() -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    about = Qwen3MoeConfig(**sizes, num_experts=2, moe_intermediate_size=16, vocab_size=64)
+    for targets, refused in (("all-linear", True), (["q_proj"], False)):
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(about)
+        found = adapters.problems(model, LoraConfig(targets=targets))
+        assert ("name the layers of attention" in found.get("targets", "")) == refused
+
+
+@pytest.mark.timeout(180)
+def test_the_preflight_refuses_targets_of_another_model(policy: Path) -> None:
+    good = check_config({"name": str(policy)}, lora={"targets": ["q_proj"]})
+    assert check_model(good) == []
+    for model in ({"name": str(policy)}, {}, {"name": "ratchet/smollm2-135m"}):
+        (problem,) = check_model(check_config(model, lora={"targets": ["c_attn"]}))
+        assert problem.pointer == "/trainer/lora/targets" and problem.key == "trainer.lora.targets"
+        assert "'c_attn'" in problem.message and "q_proj" in problem.message
+
+
+def test_names_that_no_model_has_are_refused_with_the_config() -> None:
+    for lora, said in (
+        ({"targets": []}, "names no layer"),
+        ({"targets": [""]}, "is no name"),
+        ({"targets": ["lm_head"], "modules_to_save": ["lm_head"]}, "both name lm_head"),
+        ({"rank": 0}, "rank"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            LoraConfig.model_validate(lora)
