@@ -302,6 +302,8 @@ class TrainerActivities:
         steps = retention.prune_checkpoints(
             store, input.run_id, input.step, kept.keep_last, kept.keep_every
         )
+        if config.trainer.lora is not None:
+            self._prune_weights(input.run_id, input.step, config)
         if config.retention.batches == "checkpoint":
             retention.prune_batches(store, input.run_id, steps[0])
 

@@ -193,20 +193,22 @@ async def test_an_adapter_from_version_0_to_another_run(tmp_path: Path, policy: 
         for step in (1, 2, 3, 4):
             batch = store.put(keys.batch(RUN, step), encode_batch(make_batch(step)))
             trained = await run(acts.train_step, TrainStepInput(RUN, step, batch, target))
-            if step == 1:
+            if step != 3:
                 save = SaveCheckpointInput(RUN, step, target, '{"cursor": 1}')
-                saved = await run(acts.save_checkpoint, save)
-        versions = [keys.weights(RUN, version) for version in (0, 1, 3, 4)]
+                result = await run(acts.save_checkpoint, save)
+            if step == 2:
+                saved = result
+        versions = [keys.weights(RUN, version) for version in (0, 2, 3, 4)]
         assert store.committed_keys(f"runs/{RUN}/weights") == versions
         assert saved.ref.size < store.require(versions[1]).size / 2
         restore = LoadTrainerInput(RUN, target, checkpoint=saved.ref)
-        assert (await run(acts.load_trainer, restore)).step == 1
-        for step in (2, 3, 4):
+        assert (await run(acts.load_trainer, restore)).step == 2
+        for step in (3, 4):
             batch = store.put(keys.batch(RUN, step), encode_batch(make_batch(step)))
             again = await run(acts.train_step, TrainStepInput(RUN, step, batch, target))
         assert again.weights.sha256 == trained.weights.sha256
 
-    named = {**CONFIG, "model": {"name": f"run:{RUN}@1"}}
+    named = {**CONFIG, "model": {"name": f"run:{RUN}@2"}}
     assert (await run(acts.check_model, CheckInput(named))).problems == []
     store.put_json(keys.config("next"), named)
     prepared = await run(acts.prepare_policy, PreparePolicyInput("next"))
