@@ -61,20 +61,18 @@ def make_default(recipe: Recipe, env: str, seed: int) -> tuple[Any, Any]:
 
 
 def load_given(name: str, source: str, revision: str | None = None) -> tuple[Any, Any]:
-    """Model and tokenizer of the folder or hub name `source`, which the config names `name`, with
-    the adapter that a version of another run has; ends the process where there is none.
+    """Model and tokenizer of the folder or hub name `source`, which the config names `name`; ends
+    the process where there is none.
     """
     from transformers import AutoTokenizer
 
-    from ratchet.activities.training.adapters import load_merged
     from ratchet.activities.training.model import load_model
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision or "main", trust_remote_code=False
         )
-        model, adapter = load_model(source, revision), Path(source) / ADAPTER_FOLDER
-        return load_merged(model, adapter) if adapter.is_dir() else model, tokenizer
+        return load_model(source, revision), tokenizer
     except (OSError, ValueError, KeyError) as error:
         _end(f"model {name!r} cannot be loaded: {error}")
 
@@ -118,6 +116,7 @@ def main() -> None:
     options = parser.parse_args()
     order = json.loads(options.order.read_text())
 
+    from ratchet.activities.training.adapters import load_merged
     from ratchet.activities.training.model import export, parameter_count
 
     if order["name"] == DEFAULT_POLICY:
@@ -134,6 +133,9 @@ def main() -> None:
     else:
         name, revision = order["name"], order.get("revision")
         model, tokenizer = load_given(name, order.get("folder", name), revision)
+        # A version of a run that trains an adapter; what a user's own folder holds is the user's.
+        if "folder" in order and (adapter := Path(order["folder"]) / ADAPTER_FOLDER).is_dir():
+            model = load_merged(model, adapter)
         origin = f"{name} at {revision}" if revision else name
     # Which dtype engines will have is a matter of the runs that start from it.
     export(model, tokenizer, options.out, served=get_args(Dtype), noise=True)

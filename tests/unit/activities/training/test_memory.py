@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from ratchet.activities.runtime import machine
+from ratchet.activities.storage.keys import FINGERPRINTS_FILE
 from ratchet.activities.training import adapters, smollm2
 from ratchet.activities.training.check import check_model
 from ratchet.activities.training.memory import GIB, Shape, problem, trainer_parts
@@ -247,6 +248,7 @@ def test_the_estimate_is_near_the_peak(
     }  # fmt: skip
     AutoModelForCausalLM.from_config(Qwen3Config(**sizes)).save_pretrained(tmp_path / "model")
     AutoTokenizer.from_pretrained(policy).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / FINGERPRINTS_FILE).write_text("{}")
     section = {"seq_len": 512, "micro_batch_tokens": 4096, "compute_dtype": dtype, "lora": lora}
     given = [str(tmp_path / "model"), str(tmp_path / "out"), json.dumps(section)]
     told = subprocess.run(
