@@ -169,6 +169,49 @@ LossConfig = Annotated[
 
 Dtype = Literal["float32", "bfloat16"]
 
+ALL_LINEAR: Literal["all-linear"] = "all-linear"
+
+
+class LoraConfig(Section):
+    """A LoRA adapter in place of all weights (Hu et al., arXiv:2106.09685), as peft makes it.
+
+    Engines get merged weights, checkpoints hold the adapter alone.
+    """
+
+    rank: int = Field(default=16, ge=1, le=1024, description="Rank of the update of a layer.")
+    alpha: float = Field(default=32.0, gt=0, description="The update is scaled by alpha / rank.")
+    dropout: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Share of the adapter's inputs dropped in training passes. Engines drop "
+        "nothing: above 0 the trainer's log-probabilities differ from theirs.",
+    )
+    targets: Literal["all-linear"] | list[str] = Field(
+        default=ALL_LINEAR,
+        description="Linear layers that are adapted, by the ends of their names ('q_proj'); "
+        "'all-linear': all but the output head.",
+    )
+    modules_to_save: list[str] = Field(
+        default_factory=list,
+        description="Modules trained whole beside the adapter, by the ends of their names "
+        "('embed_tokens', 'lm_head').",
+    )
+
+    @model_validator(mode="after")
+    def _names_are_apart(self) -> "LoraConfig":
+        names = [] if self.targets == ALL_LINEAR else list(self.targets)
+        if self.targets == []:
+            raise ValueError(f"targets names no layer; leave it out for {ALL_LINEAR!r}")
+        if "" in [*names, *self.modules_to_save]:
+            raise ValueError("targets and modules_to_save name modules; '' is no name")
+        if both := sorted(set(names) & set(self.modules_to_save)):
+            raise ValueError(
+                f"targets and modules_to_save both name {', '.join(both)}: a module is adapted or "
+                "trained whole"
+            )
+        return self
+
 
 class TrainerConfig(Section):
     """The trainer process. Weights, the optimizer's state and gradients are float32 throughout."""
@@ -189,6 +232,9 @@ class TrainerConfig(Section):
         default_factory=ConstantScheduleConfig, description="The learning rate over the steps."
     )
     loss: LossConfig = Field(default_factory=DefaultLossConfig)
+    lora: LoraConfig | None = Field(
+        default=None, description="Train a LoRA adapter; none: all weights."
+    )
     seq_len: int = Field(
         default=2048,
         ge=8,

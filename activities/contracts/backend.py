@@ -25,9 +25,17 @@ class TrainerBackend(Protocol):
         """Does once what takes long, so that who loads first need not wait for it."""
         ...
 
-    def load(self, folder: Path, config: dict[str, Any], *, checkpoint: bool) -> dict[str, Any]:
+    def load(
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        *,
+        checkpoint: bool,
+        base: Path | None = None,
+    ) -> dict[str, Any]:
         """Takes the state of a checkpoint folder, or of weights that nothing has trained yet.
-        Returns the fields of `client.Loaded`.
+        `base` has version 0, if the config trains an adapter and `folder` is a checkpoint. Returns
+        the fields of `client.Loaded`.
         """
         ...
 

@@ -18,8 +18,16 @@ CHECKPOINT_STATE = Versions("run_state.json", {}, oldest=1)
 number of its own.
 """
 
-TRAINER_STATE = Versions("trainer.json", {}, oldest=1)
-"""What of a trainer's state is not tensors."""
+
+def trainer_from_1_to_2(state: Document) -> Document:
+    """All weights were trained."""
+    return {**state, "lora": None, "base": None}
+
+
+TRAINER_STATE = Versions("trainer.json", {1: trainer_from_1_to_2}, oldest=1)
+"""What of a trainer's state is not tensors. `lora` is the section of the config by which an adapter
+was made, and `base` names the weights that it belongs to (`adapters.identity`).
+"""
 
 
 def canary_from_0_to_1(canary: Document) -> Document:

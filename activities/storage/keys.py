@@ -15,7 +15,14 @@ resolves to.
 """
 CANARY_FILE = "canary.json"
 FINGERPRINTS_FILE = "fingerprints.json"
+ADAPTER_FOLDER = "adapter"
+"""Of weights and checkpoints of a run that trains an adapter: the adapter, as peft loads it. In a
+folder of its own, since engines load every safetensors file that lies beside a model's config.
+"""
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+ADAPTER_FILE = f"{ADAPTER_FOLDER}/{ADAPTER_WEIGHTS}"
 NOT_WEIGHTS = (OPTIMIZER_FILE, TRAINER_FILE, RUN_STATE_FILE)
 """Files of a checkpoint that its exported weights do not have."""
 NOT_MODEL = (*NOT_WEIGHTS, POLICY_FILE, CANARY_FILE, FINGERPRINTS_FILE)

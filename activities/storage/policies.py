@@ -2,7 +2,8 @@
 
 The versions of a run are those of its lineage: its own, and those of each source up to the step at
 which it was left. Version n is the policy after n steps. Exported weights are what engines served,
-in their dtype; checkpoints hold the trainer's float32 weights.
+in their dtype; checkpoints hold the trainer's float32 weights, or of a run that trains an adapter
+that alone, which belongs to version 0 of the attempt.
 """
 
 import json
@@ -94,11 +95,35 @@ def find(store: ArtifactStore, run_id: str, step: int) -> Held:
     return kept[step]
 
 
-def _copy_model(store: ArtifactStore, ref: ArtifactRef, folder: Path) -> None:
+def in_model(name: str) -> bool:
+    """Whether a file of weights or a checkpoint is part of a model in Hugging Face layout."""
+    return name not in keys.NOT_MODEL and not name.startswith(f"{keys.ADAPTER_FOLDER}/")
+
+
+def model_of(store: ArtifactStore, held: Held, ref: ArtifactRef) -> ArtifactRef:
+    """What has the files of a whole model: `ref`, one of those `held`, or version 0 where that is
+    the checkpoint of an adapter. Raises CorruptArtifact, FileNotFoundError.
+    """
+    alone = keys.ADAPTER_FILE in store.manifest(ref) and not any(
+        in_model(name) for name in store.manifest(ref)
+    )
+    return store.require(keys.weights(held.attempt, 0)) if alone else ref
+
+
+def _copy_model(store: ArtifactStore, held: Held, ref: ArtifactRef, folder: Path) -> None:
     """Raises CorruptArtifact, and FileNotFoundError where a file is gone."""
     shutil.rmtree(folder, ignore_errors=True)
+    model = model_of(store, held, ref)
+    _copy_files(store, model, folder, in_model)
+    if model is not ref:
+        _copy_files(store, ref, folder, lambda name: name.startswith(f"{keys.ADAPTER_FOLDER}/"))
+
+
+def _copy_files(
+    store: ArtifactStore, ref: ArtifactRef, folder: Path, wanted: Callable[[str], bool]
+) -> None:
     for name, (sha, _) in store.manifest(ref).items():
-        if name in keys.NOT_MODEL:
+        if not wanted(name):
             continue
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -110,14 +135,15 @@ def _copy_model(store: ArtifactStore, ref: ArtifactRef, folder: Path) -> None:
 
 def fetch(store: ArtifactStore, run_id: str, step: int, folder: Path) -> None:
     """Copies the files of version `step` that make a model, verified, to `folder`: retention may
-    remove the version at any moment. Raises NoVersion, CorruptArtifact.
+    remove the version at any moment. Of an adapter that is its base, and the adapter in a folder of
+    its own within. Raises NoVersion, CorruptArtifact.
     """
     held = find(store, run_id, step)
     damage: CorruptArtifact | None = None
     for key in held.keys:
         try:
             if (ref := store.committed(key)) is not None:
-                _copy_model(store, ref, folder)
+                _copy_model(store, held, ref, folder)
                 return
         except CorruptArtifact as error:
             damage = error

@@ -8,6 +8,8 @@ Invariants:
 - A checkpoint is taken only if it, and all that its state refers to, is whole: that is found out
   before anything is copied. A damaged one gives way to the one before; one of a newer build waits
   for a worker of that build (NewerSchema), since an older one would lose steps that are whole.
+- The checkpoint of an adapter goes with version 0 and with the merged weights of its step: it is
+  whole if they are, and the new run owns copies of both.
 - The lineage is committed last. Repeated, an attempt that got half-way adopts what there is; one
   that got to the end gives the same result, though the source has changed since.
 """
@@ -141,19 +143,48 @@ def _sound(
     if ref is None and own is None:
         raise CorruptArtifact(f"{candidate.key}: it was deleted meanwhile")
     if ref is not None and (own is None or own.sha256 != ref.sha256):
-        state = _whole(store, run_id, candidate.source, ref)
+        state = _whole(store, run_id, candidate, ref)
     if own is None:
         assert ref is not None
         return ref, state
     # Once a variant was copied, another one is not mixed with it.
-    return own, _whole(store, run_id, candidate.source, own)
+    return own, _whole(store, run_id, candidate, own)
 
 
-def _whole(store: ArtifactStore, run_id: str, source: str, ref: ArtifactRef) -> dict[str, Any]:
+def _merged_weights(
+    store: ArtifactStore, run_id: str, candidate: _Candidate, ref: ArtifactRef
+) -> ArtifactRef | None:
+    """Where the checkpoint `ref` holds an adapter alone, the weights of its step that this very
+    adapter is merged into; None for a checkpoint with all weights. Raises CorruptArtifact.
+    """
+    adapter = store.manifest(ref).get(keys.ADAPTER_FILE)
+    if adapter is None:
+        return None
+    for attempt in (run_id, candidate.source):
+        key = keys.weights(attempt, candidate.step)
+        for name in variants(key, store.committed_keys(key.rpartition("/")[0])):
+            weights = store.committed(name)
+            # Version 0 has no adapter yet.
+            if weights is not None and (
+                candidate.step == 0 or store.manifest(weights).get(keys.ADAPTER_FILE) == adapter
+            ):
+                return weights
+    raise CorruptArtifact(
+        f"{ref.key}: the weights of step {candidate.step}, into which its adapter is merged, are "
+        "missing"
+    )
+
+
+def _whole(
+    store: ArtifactStore, run_id: str, candidate: _Candidate, ref: ArtifactRef
+) -> dict[str, Any]:
     """The document with the run's state in a checkpoint; raises CorruptArtifact unless all that it
     needs is whole.
     """
+    source = candidate.source
     folder = store.fetch_folder(ref)
+    if (weights := _merged_weights(store, run_id, candidate, ref)) is not None:
+        store.verify(weights)
     _document(folder, ref, keys.TRAINER_FILE, TRAINER_STATE)
     state = _document(folder, ref, keys.RUN_STATE_FILE, CHECKPOINT_STATE)
 
@@ -241,7 +272,9 @@ class _Adoption:
         """Copies all, then commits the lineage."""
         run_id, (source, step) = self.input.run_id, (self.candidate.source, self.candidate.step)
         checkpoint = self._copied(ref, keys.checkpoint(run_id, step))
-        weights = self._copied(ref, keys.weights(run_id, step), without=keys.NOT_WEIGHTS)
+        merged = _merged_weights(self.store, run_id, self.candidate, ref)
+        left_out = keys.NOT_WEIGHTS if merged is None else ()
+        weights = self._copied(merged or ref, keys.weights(run_id, step), without=left_out)
         first = self.store.committed(keys.weights(source, 0))
         if first is not None:
             self._copied(first, keys.weights(run_id, 0))

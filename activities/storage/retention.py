@@ -7,7 +7,7 @@ attempts at once, is no failure.
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Literal
 
 from ratchet.activities.storage import keys
@@ -55,14 +55,28 @@ def _delete(store: ArtifactStore, result: Iterable[str]) -> None:
                 store.delete(ref)
 
 
-def prune_weights(store: ArtifactStore, run: str, newest: int, keep: int | Literal["all"]) -> None:
-    """Deletes weights of old versions; version 0 and the `LEAST_KEPT` newest always stay."""
+def checkpointed(store: ArtifactStore, run: str) -> set[int]:
+    """Steps of which there is a checkpoint."""
+    return set(_numbered(store, keys.checkpoints(run)))
+
+
+def prune_weights(
+    store: ArtifactStore,
+    run: str,
+    newest: int,
+    keep: int | Literal["all"],
+    needed: Container[int] = (),
+) -> None:
+    """Deletes weights of old versions; version 0, the `LEAST_KEPT` newest and those `needed` always
+    stay.
+    """
     if keep == "all":
         return
     result = _numbered(store, keys.weights(run, 0).rsplit("/", 1)[0])
     trained = [version for version in result if version > 0]
     for version in expendable(trained, newest, max(keep, LEAST_KEPT)):
-        _delete(store, result[version])
+        if version not in needed:
+            _delete(store, result[version])
 
 
 def prune_checkpoints(

@@ -66,7 +66,7 @@ from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document, read_config
 
 CHECKPOINT_PARTS = 3
-"""A checkpoint is about this many times its weights: weights and two moments."""
+"""A checkpoint is about this many times its weights, or the adapter: these and two moments."""
 MAY_DIFFER = (RUN_STATE_FILE, TRAINER_FILE)
 """Files of a checkpoint that are no part of the trainer's bits: the run's state of the moment, and
 a record that holds how long the last step took. Weights and optimizer must be the same."""
@@ -222,9 +222,16 @@ class TrainerActivities:
             source = input.checkpoint or input.weights
             ref = await asyncio.to_thread(store.require, start) if source is None else source
             folder = await asyncio.to_thread(store.fetch_folder, ref)
+            base = None
+            if config.trainer.lora is not None and input.checkpoint is not None:
+                first = await asyncio.to_thread(store.require, start)
+                base = await asyncio.to_thread(store.fetch_folder, first)
             with _trainer_errors(store, input.run_id, config):
                 loaded = await TrainerClient(input.trainer.address).load(
-                    folder, config_document(config), checkpoint=input.checkpoint is not None
+                    folder,
+                    config_document(config),
+                    checkpoint=input.checkpoint is not None,
+                    base=base,
                 )
         return LoadTrainerResult(loaded.step)
 
@@ -269,11 +276,16 @@ class TrainerActivities:
             # A process that was restored at this very step has none to tell.
             if scores.exists():
                 await asyncio.to_thread(self._put_scores, scored, scores, attempt)
-            await asyncio.to_thread(
-                retention.prune_weights, store, input.run_id, input.step, config.retention.weights
-            )
+            await asyncio.to_thread(self._prune_weights, input.run_id, input.step, config)
         headline = {name: metrics[name] for name in HEADLINE if name in metrics}
         return TrainStepResult(input.step, ref, headline, metrics_ref)
+
+    def _prune_weights(self, run_id: str, step: int, config: RunConfig) -> None:
+        store = self.ctx.store
+        # The checkpoint of an adapter is restored with the merged weights of its step.
+        lora = config.trainer.lora is not None
+        needed = retention.checkpointed(store, run_id) if lora else ()
+        retention.prune_weights(store, run_id, step, config.retention.weights, needed)
 
     def _put_scores(self, key: str, file: Path, attempt: str) -> None:
         schema = TOKEN_LOGPROBS_SCHEMA
@@ -310,6 +322,8 @@ class TrainerActivities:
         steps = retention.prune_checkpoints(
             store, input.run_id, input.step, kept.keep_last, kept.keep_every
         )
+        if config.trainer.lora is not None:
+            self._prune_weights(input.run_id, input.step, config)
         if config.retention.batches == "checkpoint":
             retention.prune_batches(store, input.run_id, steps[0])
 
@@ -318,8 +332,10 @@ class TrainerActivities:
         store = self.ctx.store
         if store.committed(keys.checkpoint(input.run_id, input.step)):
             return
-        weights = store.require(keys.weights(input.run_id, input.step)).size
-        size = CHECKPOINT_PARTS * weights + len(input.run_state)
+        weights = store.require(keys.weights(input.run_id, input.step))
+        adapter = store.manifest(weights).get(keys.ADAPTER_FILE)
+        trained = weights.size if adapter is None else adapter[1]
+        size = CHECKPOINT_PARTS * trained + len(input.run_state)
         places = {"scratch": shutil.disk_usage(self.ctx.home).free, "store": store.free_bytes()}
         where = {"scratch": str(self.ctx.home), "store": store.url}
         for place, free in places.items():

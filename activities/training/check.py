@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ratchet.activities.envs import rendering
 from ratchet.activities.runtime import machine
 from ratchet.activities.storage import policies
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
-from ratchet.activities.training import memory, smollm2
+from ratchet.activities.training import adapters, memory, smollm2
 from ratchet.activities.training.custom_loss import module_file
 from ratchet.activities.training.policy import Recipe
 from ratchet.activities.training.tokenizer import IM_END, IM_START
@@ -45,7 +46,8 @@ def check_version(config: RunConfig, store: ArtifactStore) -> list[CheckProblem]
         return []
     try:
         held = policies.find(store, *version)
-        about = json.loads(store.read_file(store.require(held.keys[0]), "config.json"))
+        model = policies.model_of(store, held, store.require(held.keys[0]))
+        about = json.loads(store.read_file(model, "config.json"))
     except (policies.NoVersion, CorruptArtifact, FileNotFoundError) as error:
         return [_problem(str(error))]
     return _check_about(config, about, config.model.name)
@@ -97,11 +99,14 @@ def _check_default(config: RunConfig) -> list[CheckProblem]:
         known = ", ".join(repr(shipped) for shipped in WARM_START_ENVS)
         message = f"{DEFAULT_POLICY!r} cannot be warm-started on {env!r}; it knows {known}"
         problems.append(_problem(message, "/model/warm_start_env"))
-    return problems
+    about = {"model_type": "qwen3", "num_hidden_layers": Recipe().layers}
+    return problems + _check_adapter(config, about)
 
 
 def _check_smollm2(config: RunConfig) -> list[CheckProblem]:
     problems = _check_length(config, smollm2.POSITIONS) + _check_memory(config, smollm2.SHAPE)
+    about = {"model_type": "llama", "num_hidden_layers": smollm2.SHAPE.layers}
+    problems += _check_adapter(config, about)
     folder = os.environ.get(smollm2.FOLDER)
     if folder and not Path(folder).is_dir():
         problems.append(_problem(f"{smollm2.FOLDER} names {folder!r}, which is no folder"))
@@ -152,7 +157,18 @@ def _check_about(config: RunConfig, about: dict[str, Any], where: str) -> list[C
         return [_problem(f"not a causal language model: {where!r} has architectures {named}")]
     longest = about.get("max_position_embeddings")
     problems = _check_length(config, longest) if isinstance(longest, int) else []
-    return problems + _check_memory(config, memory.Shape.read(about))
+    problems += _check_memory(config, memory.Shape.read(about))
+    return problems + _check_adapter(config, about)
+
+
+def _check_adapter(config: RunConfig, about: Mapping[str, Any]) -> list[CheckProblem]:
+    lora = config.trainer.lora
+    if lora is None:
+        return []
+    if importlib.util.find_spec("peft") is None:
+        message = "adapters need peft on the trainer's machine: pip install 'ratchet-rl[trainer]'"
+        return [_problem(message, "/trainer/lora")]
+    return adapters.check(lora, about)
 
 
 def memory_for_trainer(config: RunConfig) -> tuple[int, bool]:

@@ -80,10 +80,20 @@ class TrainerClient:
         return step
 
     async def load(
-        self, folder: Path, config: dict[str, Any], *, checkpoint: bool, timeout_s: float = 600.0
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        *,
+        checkpoint: bool,
+        base: Path | None = None,
+        timeout_s: float = 600.0,
     ) -> Loaded:
-        """Loads a checkpoint folder, or weights at step 0."""
-        args = {"folder": str(folder), "config": config, "checkpoint": checkpoint}
+        """Loads a checkpoint folder, or weights at step 0. The checkpoint of an adapter goes with
+        `base`, the folder of version 0.
+        """
+        args: dict[str, Any] = {"folder": str(folder), "config": config, "checkpoint": checkpoint}
+        if base is not None:
+            args["base"] = str(base)
         return Loaded(**await self.call("load", args, timeout_s))
 
     async def step(

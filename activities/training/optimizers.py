@@ -24,7 +24,7 @@ class Optimizer:
     """One or more torch optimizers over the parameters of a model, stepped as one."""
 
     def __init__(self, model: Any, config: OptimizerConfig) -> None:
-        self._parameters = dict(model.named_parameters())
+        self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         self._parts = _build(model, config)
 
@@ -71,7 +71,7 @@ class Optimizer:
 def _build(model: Any, config: OptimizerConfig) -> list[Any]:
     import torch
 
-    everything = list(model.parameters())
+    everything = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.type == "adamw":
         return [_adamw(everything, config)]
     if config.type == "sgd":
@@ -86,7 +86,7 @@ def _build(model: Any, config: OptimizerConfig) -> list[Any]:
         ]
     if config.type == "signsgd":
         return [_sign_sgd(everything, config)]
-    matrices = hidden_matrices(model)
+    matrices = [parameter for parameter in hidden_matrices(model) if parameter.requires_grad]
     ids = {id(parameter) for parameter in matrices}
     rest = [parameter for parameter in everything if id(parameter) not in ids]
     muon = torch.optim.Muon(
@@ -98,7 +98,8 @@ def _build(model: Any, config: OptimizerConfig) -> list[Any]:
         weight_decay=config.weight_decay,
         adjust_lr_fn="match_rms_adamw",
     )
-    return [muon, _adamw(rest, config)]
+    # An adapter is matrices alone.
+    return [muon, _adamw(rest, config)] if rest else [muon]
 
 
 def hidden_matrices(model: Any) -> list[Any]:

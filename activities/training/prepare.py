@@ -21,7 +21,7 @@ from typing import Any, NoReturn, get_args
 
 from ratchet.activities.envs.rendering import AUTO, resolve
 from ratchet.activities.runtime.children import end_with_parent
-from ratchet.activities.storage.keys import POLICY_FILE
+from ratchet.activities.storage.keys import ADAPTER_FOLDER, POLICY_FILE
 from ratchet.activities.training import smollm2
 from ratchet.activities.training.policy import Recipe, build_model, digest, recipe_of, warm_start
 from ratchet.activities.training.tokenizer import build_tokenizer
@@ -116,6 +116,7 @@ def main() -> None:
     options = parser.parse_args()
     order = json.loads(options.order.read_text())
 
+    from ratchet.activities.training.adapters import load_merged
     from ratchet.activities.training.model import export, parameter_count
 
     if order["name"] == DEFAULT_POLICY:
@@ -132,6 +133,9 @@ def main() -> None:
     else:
         name, revision = order["name"], order.get("revision")
         model, tokenizer = load_given(name, order.get("folder", name), revision)
+        # A version of a run that trains an adapter; what a user's own folder holds is the user's.
+        if "folder" in order and (adapter := Path(order["folder"]) / ADAPTER_FOLDER).is_dir():
+            model = load_merged(model, adapter)
         origin = f"{name} at {revision}" if revision else name
     # Which dtype engines will have is a matter of the runs that start from it.
     export(model, tokenizer, options.out, served=get_args(Dtype), noise=True)

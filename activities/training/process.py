@@ -120,7 +120,8 @@ class TrainerServer:
     def _work(self, op: str, args: dict[str, Any]) -> Any:
         if op == "load":
             folder = Path(args["folder"])
-            return self.trainer.load(folder, args["config"], checkpoint=args["checkpoint"])
+            more = {"base": Path(base)} if (base := args.get("base")) else {}
+            return self.trainer.load(folder, args["config"], checkpoint=args["checkpoint"], **more)
         if op == "step":
             batch = Path(args["batch"]).read_bytes()
             return self.trainer.train(

@@ -40,7 +40,8 @@ from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.hosting.process import ServerProcess, describe_exit
 from ratchet.activities.runtime.children import hide_rooms
 from ratchet.activities.runtime.context import WorkerContext
-from ratchet.activities.storage.keys import OPTIMIZER_FILE, TRAINER_FILE
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.keys import ADAPTER_FILE, OPTIMIZER_FILE, TRAINER_FILE
 from ratchet.activities.storage.store import CorruptArtifact, StoreUnavailable
 from ratchet.activities.training.bits import WEIGHTS, Difference, first_difference
 from ratchet.activities.training.client import (
@@ -207,7 +208,8 @@ class Replay:
     async def _compare(
         self, step: RecordedStep, kind: str, refs: list[ArtifactRef], ours: Path, scratch: Path
     ) -> None:
-        patterns = [WEIGHTS, *([OPTIMIZER_FILE] if kind == "checkpoint" else [])]
+        state = [ADAPTER_FILE, OPTIMIZER_FILE] if kind == "checkpoint" else []
+        patterns = [WEIGHTS, *state]
         result: list[tuple[ArtifactRef, Difference]] = []
         for ref in refs:
             theirs = await self._fetched(ref, scratch / "theirs")
@@ -232,8 +234,12 @@ class Replay:
     async def _load(
         self, client: TrainerClient, folder: Path, step: RecordedStep, *, checkpoint: bool
     ) -> None:
-        config = config_document(await self._config(step))
-        self._outcome.loaded = await client.load(folder, config, checkpoint=checkpoint)
+        config, base = await self._config(step), None
+        if checkpoint and config.trainer.lora is not None:
+            first = self._ctx.store.require(keys.weights(step.attempt, 0))
+            base = await self._fetched(first, self._ctx.scratch("base"))
+        document = config_document(config)
+        self._outcome.loaded = await client.load(folder, document, checkpoint=checkpoint, base=base)
         for warning in self._outcome.loaded.warnings:
             self._say(f"warning: {warning}")
 

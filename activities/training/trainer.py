@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -22,9 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.activities.contracts.upgrades import TRAINER_STATE
 from ratchet.activities.storage.batch import Sample, decode_batch
-from ratchet.activities.storage.keys import CANARY_FILE, OPTIMIZER_FILE, TRAINER_FILE
+from ratchet.activities.storage.keys import (
+    ADAPTER_FOLDER,
+    CANARY_FILE,
+    OPTIMIZER_FILE,
+    TRAINER_FILE,
+)
 from ratchet.activities.storage.token_logprobs import encode_token_logprobs
-from ratchet.activities.training import attention, determinism, recomputing, rl_loss
+from ratchet.activities.training import adapters, attention, determinism, recomputing, rl_loss
 from ratchet.activities.training.batching import member_counts, micro_batches
 from ratchet.activities.training.client import NonFinite, StateMismatch
 from ratchet.activities.training.loss import LossInputs, MemberCounts, mismatch_kl, total_loss
@@ -58,6 +64,7 @@ SINCE_LOAD: Any = {
         "activation_checkpointing": True,
         "threads": True,
         "deterministic": True,
+        "lora": True,
         "optim": {"type", "betas", "momentum", "nesterov", "ns_steps", "weight_decay"},
     },
 }
@@ -81,6 +88,8 @@ class Trainer:
     def __init__(self) -> None:
         self.step: int | None = None
         self._model: Any = None
+        self._adapter: Any = None
+        self._base: str | None = None
         self._tokenizer: Any = None
         self._optimizer: Optimizer | None = None
         self._rl_loss: rl_loss.RlLoss | None = None
@@ -101,11 +110,19 @@ class Trainer:
         import torch  # noqa: F401
         import transformers  # noqa: F401
 
-    def load(self, folder: Path, config: dict[str, Any], *, checkpoint: bool) -> dict[str, Any]:
+    def load(
+        self,
+        folder: Path,
+        config: dict[str, Any],
+        *,
+        checkpoint: bool,
+        base: Path | None = None,
+    ) -> dict[str, Any]:
         """Takes the state of a checkpoint folder, or of weights that nothing has trained yet.
 
-        `config` is the run's config as it is sent. Returns the fields of `client.Loaded`. Raises
-        NewerSchema for a checkpoint of a newer build, ValueError for one that does not fit.
+        `config` is the run's config as it is sent; `base` holds version 0, which the checkpoint of
+        an adapter needs. Returns the fields of `client.Loaded`. Raises NewerSchema for a checkpoint
+        of a newer build, ValueError for one that does not fit.
         """
         import torch
         from transformers import AutoTokenizer
@@ -118,29 +135,39 @@ class Trainer:
             assert determinism.enabled(), "such a trainer's process is started with --deterministic"
         if run.trainer.threads is not None:
             torch.set_num_threads(run.trainer.threads)
+        state = self._read_state(folder, run, base) if checkpoint else None
         torch.manual_seed(run.seed)
         self._config, self._input = run, config
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.set_float32_matmul_precision(run.trainer.matmul_precision)
-        self._model = load_model(folder).to(self._device)
+        source = folder if base is None else base
+        self._model = load_model(source).to(self._device)
         for parameter in self._model.parameters():
             # Memory of its own: what was loaded may map a file that retention will delete.
             parameter.data = parameter.data.clone()
-        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        self._adapter = self._base = None
+        if run.trainer.lora is not None:
+            torch.manual_seed(run.seed)
+            self._adapter = adapters.adapt(self._model, run.trainer.lora, run.model)
+            self._base = adapters.identity(source)
+        self._tokenizer = AutoTokenizer.from_pretrained(source)
         self._rl_loss = rl_loss.build(run.trainer.loss)
         self._packing = self._pack(run.trainer.packing)
         if run.trainer.activation_checkpointing:
             recomputing.enable(self._model)
         self._head = split(self._model)
         if self._head is None:
-            log.warning("logits of a micro-batch are held at once: the model scales or caps them")
+            log.warning(
+                "logits of a micro-batch are held at once: the model scales or caps them, or its "
+                "head is adapted or trained whole beside an adapter"
+            )
         self._optimizer = Optimizer(self._model, run.trainer.optim)
         self._batch_sha, self._revision, self._metrics = "", 0, {}
         self._token_logprobs = None
         warnings: list[str] = []
         step = 0
-        if checkpoint:
-            step, warnings = self._load_state(folder)
+        if state is not None:
+            step, warnings = self._load_state(folder, state)
         self.step = step
         return {
             "step": step,
@@ -200,7 +227,10 @@ class Trainer:
 
         if self.step is None or step != self.step:
             raise StateMismatch(f"checkpoint of {step} asked for, trainer stands at {self.step}")
-        self._export(out, "float32")
+        if self._adapter is None:
+            self._export(out, "float32")
+        else:
+            adapters.write(self._adapter, out / ADAPTER_FOLDER)
         tensors = {"rng/cpu": torch.get_rng_state()}
         if self._device == "cuda":
             tensors["rng/cuda"] = torch.cuda.get_rng_state()
@@ -217,6 +247,8 @@ class Trainer:
             "batch_sha256": self._batch_sha,
             "config_revision": self._revision,
             "metrics": self._metrics,
+            "lora": None if (lora := self._config.trainer.lora) is None else lora.model_dump(),
+            "base": self._base,
         }
         (out / TRAINER_FILE).write_text(json.dumps(state))
         return {"step": step}
@@ -228,8 +260,11 @@ class Trainer:
         return computing(self._device, self._config.trainer.compute_dtype)
 
     def _export(self, out: Path, dtype: str) -> None:
-        with self._computing():
-            assert self._config is not None
+        assert self._config is not None
+        if self._adapter is not None:
+            adapters.write(self._adapter, out / ADAPTER_FOLDER)
+        whole = contextlib.nullcontext() if self._adapter is None else adapters.merged(self._model)
+        with whole, self._computing():
             served = [self._config.inference.dtype]
             export(self._model, self._tokenizer, out, dtype, served=served)
 
@@ -261,19 +296,46 @@ class Trainer:
             log.warning("sequences are padded and not packed, because of the model: %s", reason)
         return reason is None
 
-    def _load_state(self, folder: Path) -> tuple[int, list[str]]:
-        import torch
-        from safetensors.torch import load_file
-
+    @staticmethod
+    def _read_state(folder: Path, run: RunConfig, base: Path | None) -> dict[str, Any]:
+        """What of a checkpoint is not tensors; raises ValueError if the config does not fit."""
         file = folder / TRAINER_FILE
         state = TRAINER_STATE.upgraded(json.loads(file.read_text()), str(file))
-        assert self._optimizer is not None and self._config is not None
-        kept, wanted = state.get("optimizer", "adamw"), self._config.trainer.optim.type
+        kept, wanted = state.get("optimizer", "adamw"), run.trainer.optim.type
         if kept != wanted:
             raise ValueError(
                 f"the checkpoint of step {state['step']} holds the state of optimizer {kept!r}, "
                 f"and trainer.optim.type is {wanted!r}; set it to {kept!r}"
             )
+        lora = run.trainer.lora
+        held, asked = state["lora"], None if lora is None else lora.model_dump()
+        if held != asked:
+            what = "all weights" if held is None else f"the adapter {held}"
+            raise ValueError(
+                f"the checkpoint of step {state['step']} holds {what}, and trainer.lora of the "
+                f"config is {asked or 'not set'}; a run that begins with the model "
+                f"'run:RUN@{state['step']}' may train other weights"
+            )
+        if lora is not None and base is None:
+            raise ValueError(
+                f"the checkpoint of step {state['step']} holds an adapter alone, which goes with "
+                "the weights of version 0, and was loaded without them"
+            )
+        if base is not None and (found := adapters.identity(base)) != state["base"]:
+            raise ValueError(
+                f"the adapter of step {state['step']} belongs to base weights {state['base']}, and "
+                f"version 0 of the run, in {base}, holds {found}: put the version 0 back that the "
+                "adapter was trained on"
+            )
+        return state
+
+    def _load_state(self, folder: Path, state: dict[str, Any]) -> tuple[int, list[str]]:
+        import torch
+        from safetensors.torch import load_file
+
+        assert self._optimizer is not None
+        if self._adapter is not None:
+            adapters.read(self._adapter, folder / ADAPTER_FOLDER)
         tensors = load_file(folder / OPTIMIZER_FILE)
         torch.set_rng_state(tensors["rng/cpu"])
         if self._device == "cuda" and "rng/cuda" in tensors:
@@ -301,7 +363,8 @@ class Trainer:
         counts = member_counts(samples, trainer.seq_len)
         self._optimizer.zero_grad()
         scores: dict[int, np.ndarray] = {}
-        metrics = self._backward(samples, counts, scores)
+        with adapters.dropping(self._model, trainer.lora, self._config.seed + step):
+            metrics = self._backward(samples, counts, scores)
         max_norm = trainer.optim.max_norm
         norm = torch.nn.utils.clip_grad_norm_(
             self._model.parameters(), float("inf") if max_norm is None else max_norm

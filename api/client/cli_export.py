@@ -35,7 +35,8 @@ def _taken(model: Model) -> str:
         why = {"checkpoint": ", the last checkpoint", "newest": ", the newest"}.get(
             model.chosen, ""
         )
-    return f"step {model.step} of {model.run_id}{why}"
+    what = "the adapter of " if model.kind == "adapter" else ""
+    return f"{what}step {model.step} of {model.run_id}{why}"
 
 
 def export(
@@ -50,6 +51,10 @@ def export(
             help="The version with the highest mean of an eval, by default of the first.",
         ),
     ] = None,
+    merge: Annotated[
+        bool,
+        typer.Option("--merge", help="Of a run that trains an adapter: the whole merged model."),
+    ] = False,
     as_json_: Json = False,
 ) -> None:
     """Write what a run trained as a Hugging Face folder, by default its last checkpoint."""
@@ -70,6 +75,7 @@ def export(
             to,
             step=step,
             best=best,
+            merge=merge,
             on_model=on_model,
             on_bytes=lambda done: bar.update(task, completed=done),
         )

@@ -257,11 +257,19 @@ class Runs:
         params = {"verify": verify or None}
         return page_of(self._transport, Checkpoint, _path(run_id, "checkpoints"), params)
 
-    def model(self, run_id: str, *, step: int | None = None, best: str | None = None) -> Model:
+    def model(
+        self,
+        run_id: str,
+        *,
+        step: int | None = None,
+        best: str | None = None,
+        merge: bool = False,
+    ) -> Model:
         """A version of the policy: its files, evals and model card. It is that of `step`, or the
-        best one of the eval `best` ('': the first of the config), or the last checkpoint.
+        best one of the eval `best` ('': the first of the config), or the last checkpoint. Of a run
+        that trains a LoRA adapter it is the adapter, or if `merge` the whole model.
         """
-        params = {"step": step, "best": best}
+        params = {"step": step, "best": best, "merge": merge or None}
         return self._transport.ask_for(Model, "GET", _path(run_id, "model"), params=params)
 
     def export_model(
@@ -271,22 +279,24 @@ class Runs:
         *,
         step: int | None = None,
         best: str | None = None,
+        merge: bool = False,
         on_model: Callable[[Model], None] = lambda model: None,
         on_bytes: Callable[[int], None] = lambda done: None,
     ) -> Model:
-        """Writes a version as a Hugging Face folder with a model card; `to` must not exist.
+        """Writes a version as a Hugging Face folder with a model card; `to` must not exist. Of a
+        run that trains a LoRA adapter that is the adapter, or if `merge` the whole model.
 
         `on_model` is given what is about to be written, `on_bytes` the bytes written so far. Raises
         NotExported; whatever is raised, `to` is there only if all of it is.
         """
         folder = Path(to)
         require_absent(folder)
-        model = self.model(run_id, step=step, best=best)
+        model = self.model(run_id, step=step, best=best, merge=merge)
         on_model(model)
 
         def fetch(name: str, file: Path, progress: Callable[[int], None]) -> str:
             path = _path(run_id, "model", "files", *name.split("/"))
-            params = {"step": model.step}
+            params = {"step": model.step, **({"merge": True} if merge else {})}
             return self._transport.download(path, file, params=params, progress=progress)
 
         write_model(model, folder, fetch, on_bytes)

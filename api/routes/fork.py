@@ -99,6 +99,12 @@ def _place(pointer: str) -> str:
     return f"/config{pointer}"
 
 
+def shown_lora(config: RunConfig) -> dict[str, Any] | None:
+    """The adapter that a config trains."""
+    lora = config.trainer.lora
+    return None if lora is None else lora.model_dump(mode="json")
+
+
 def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
     """The config of a fork; raises 422 for what cannot be, and for what its checkpoint forbids."""
     try:
@@ -119,6 +125,7 @@ def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
         ("model.name", base.model.name, config.model.name),
         ("model.revision", base.model.revision, config.model.revision),
         ("trainer.optim.type", base.trainer.optim.type, config.trainer.optim.type),
+        ("trainer.lora", shown_lora(base), shown_lora(config)),
     ):
         if before != after:
             message = f"a fork goes on with what its checkpoint holds, which is {before!r}"

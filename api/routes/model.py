@@ -19,6 +19,9 @@ router = APIRouter(prefix="/v1/runs", tags=["artifacts"])
 
 BYTES = "application/octet-stream"
 MOST = 2**31
+MERGE = (
+    "Of a run that trains an adapter: the whole model, with the adapter merged into its weights."
+)
 
 
 @router.get("/{run_id}/model", responses=documented(404, 410, 422))
@@ -36,9 +39,11 @@ async def get_model(
             "empty: in the first of the config's evals.",
         ),
     ] = None,
+    merge: Annotated[bool, Query(description=MERGE)] = False,
 ) -> Model:
-    """A version of the run's policy: its files, evals and model card. Without `step` and `best` the
-    last checkpoint, or of a run without any the newest version.
+    """A version of the run's policy: its files, evals and model card. Of a run that trains a LoRA
+    adapter the files are the adapter's, or with `merge` those of the whole model. Without `step`
+    and `best` the last checkpoint, or of a run without any the newest version.
     """
     if step is not None and best is not None:
         message = "step and best name a version each; give one of them"
@@ -50,7 +55,7 @@ async def get_model(
 
     def work() -> Model:
         choice = models.choose(records, run_id, step, best)
-        kept = models.stored(records, run_id, choice.step)
+        kept = models.stored(records, run_id, choice.step, merged=merge)
         by_env = models.scores(records.evals(run_id))
         evals = {env: by[choice.step] for env, by in by_env.items() if choice.step in by}
         return Model(
@@ -61,7 +66,8 @@ async def get_model(
             evals=evals,
             attempt=kept.held.attempt,
             kept_as=kept.kept_as,
-            path=kept.ref.path,
+            kind="adapter" if kept.folder else "model",
+            path=f"{kept.ref.path}/{kept.folder}".removesuffix("/"),
             size=sum(file.size for file in kept.files),
             files=kept.files,
             steps=choice.steps,
@@ -93,6 +99,7 @@ async def get_model_file(
     step: Annotated[
         int | None, Query(ge=0, le=MOST, description="The version after this step.")
     ] = None,
+    merge: Annotated[bool, Query(description=MERGE)] = False,
 ) -> StreamingResponse:
     """One file of a version, as it lies in the store; the model's `files` have its hash. Without
     `step` that of the last checkpoint, or of a run without any of the newest version.
@@ -101,7 +108,8 @@ async def get_model_file(
     records = services.records
 
     def look() -> Stored:
-        return models.stored(records, run_id, models.choose(records, run_id, step, None).step)
+        choice = models.choose(records, run_id, step, None)
+        return models.stored(records, run_id, choice.step, merged=merge)
 
     kept = await asyncio.to_thread(look)
     file = next((file for file in kept.files if file.name == name), None)
@@ -115,5 +123,5 @@ async def get_model_file(
     headers = {"Content-Length": str(file.size), "Content-Disposition": attachment}
     headers["ETag"] = f'"{file.sha256}"'
     return StreamingResponse(
-        records.store.pieces(kept.ref, name), media_type=BYTES, headers=headers
+        records.store.pieces(kept.ref, f"{kept.folder}{name}"), media_type=BYTES, headers=headers
     )

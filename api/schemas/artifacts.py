@@ -99,6 +99,7 @@ class Model(BaseModel):
             "evals": {"reverse-text": 0.61},
             "attempt": "reverse-1a2b3c",
             "kept_as": "weights",
+            "kind": "model",
             "path": "runs/reverse-1a2b3c/weights/v00000030@7c1e",
             "size": 1843712,
             "files": [
@@ -125,6 +126,10 @@ class Model(BaseModel):
     kept_as: Literal["weights", "checkpoint"] = Field(
         description="'weights': as exported for the engines, in their dtype; 'checkpoint': the "
         "trainer's, in float32."
+    )
+    kind: Literal["model", "adapter"] = Field(
+        default="model",
+        description="'model': all weights; 'adapter': a LoRA adapter that peft loads on the base.",
     )
     path: str = Field(description="The folder with its files, relative to the artifact store.")
     size: int = Field(description="Bytes of all its files.")

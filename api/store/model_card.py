@@ -40,7 +40,9 @@ _ON_HUB = re.compile(r"(?!ratchet/)[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card tells. `origins` are newest first, `curves` rows of step and `FIGURES`."""
+    """What a card tells. `origins` are newest first, `curves` rows of step and `FIGURES`. If an
+    adapter was trained (`adapted`), the card is of that `alone`, or of the model merged with it.
+    """
 
     run_id: str
     step: int
@@ -48,6 +50,8 @@ class Facts:
     license: str | None
     parameters: int | None
     dtype: str | None
+    adapted: bool
+    alone: bool
     origins: Sequence[Lineage]
     curves: Sequence[Sequence[float]]
     evals: Sequence[dict[str, Any]]
@@ -97,7 +101,8 @@ def read(records: Records, run_id: str, step: int, kept: Stored) -> Facts:
         revision = table.columns[REVISION][-1]
     owner = next(s.attempt for s in spans if s.first < step and (s.last is None or step <= s.last))
     about = policies.about(store, run_id)
-    described = json.loads(store.read_file(kept.ref, "config.json"))
+    whole = policies.model_of(store, kept.held, kept.ref)
+    described = json.loads(store.read_file(whole, "config.json"))
     evals = [record for record in records.evals(run_id) if (record.get("step") or 0) <= step]
     return Facts(
         run_id=run_id,
@@ -106,6 +111,8 @@ def read(records: Records, run_id: str, step: int, kept: Stored) -> Facts:
         license=about["license"],
         parameters=about["parameters"],
         dtype=described.get("dtype") or described.get("torch_dtype"),
+        adapted=kept.adapted,
+        alone=bool(kept.folder),
         origins=_origins(records, run_id, step),
         curves=_thinned(rows),
         evals=evals,
@@ -130,11 +137,15 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _front(facts: Facts) -> str:
     """The metadata that the hub reads. JSON strings are YAML."""
     hub_name = HUB_NAMES.get(facts.base, facts.base)
-    lines = ["library_name: transformers", "pipeline_tag: text-generation"]
+    library = "peft" if facts.alone else "transformers"
+    lines = [f"library_name: {library}", "pipeline_tag: text-generation"]
     if facts.license:
         lines.append(f"license: {json.dumps(facts.license)}")
-    if _ON_HUB.fullmatch(hub_name):
-        lines += [f"base_model: {json.dumps(hub_name)}", "base_model_relation: finetune"]
+    # An adapter belongs to the very weights that its run began with.
+    direct = not facts.alone or facts.config.model.name == facts.base
+    if _ON_HUB.fullmatch(hub_name) and direct:
+        relation = "adapter" if facts.alone else "finetune"
+        lines += [f"base_model: {json.dumps(hub_name)}", f"base_model_relation: {relation}"]
     return "\n".join(["---", *lines, "tags: [ratchet, reinforcement-learning]", "---"])
 
 
@@ -146,6 +157,19 @@ def _base(facts: Facts) -> str:
     if facts.license:
         return f"{name}, licence {facts.license}"
     return f"{name}; its licence is not known here, see where it comes from"
+
+
+def _weights(facts: Facts) -> list[str]:
+    lora = facts.config.trainer.lora if facts.adapted else None
+    if lora is None:
+        return [f"- Weights: {facts.dtype}"] if facts.dtype else []
+    shape = f"rank {lora.rank}, alpha {lora.alpha:g}"
+    if facts.alone:
+        return [
+            f"- Weights: a LoRA adapter alone ({shape}, float32), which belongs to version 0 of "
+            f"the run: `ratchet runs export {facts.run_id} --step 0`"
+        ]
+    return [f"- Weights: {facts.dtype}, with a LoRA adapter ({shape}) merged into them"]
 
 
 def _origin(origin: Lineage) -> str:
@@ -185,7 +209,7 @@ def card(facts: Facts) -> str:
         f"- Trained: {facts.step} steps of run `{facts.run_id}` on {envs}, algorithm "
         f"`{config.algo.type}`",
         *([f"- Parameters: {facts.parameters:,}"] if facts.parameters else []),
-        *([f"- Weights: {facts.dtype}"] if facts.dtype else []),
+        *_weights(facts),
     ]
     parts = [
         _front(facts),

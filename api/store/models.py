@@ -5,13 +5,14 @@ removed. Every function blocks; what cannot be had is an ApiProblem that names w
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.storage import policies
-from ratchet.activities.storage.keys import NOT_MODEL
-from ratchet.activities.storage.policies import Held
+from ratchet.activities.storage.keys import ADAPTER_FILE, ADAPTER_FOLDER
+from ratchet.activities.storage.policies import Held, in_model
 from ratchet.activities.storage.store import CorruptArtifact
 from ratchet.api.schemas.artifacts import ModelFile
 from ratchet.api.schemas.problems import ApiProblem, shown
@@ -31,12 +32,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Stored:
-    """The artifact that holds a version, and those of its files that make the model."""
+    """The artifact that holds a version, and those of its files that make the model, which lie in
+    its `folder`. `adapted`: an adapter was trained, which they are, or which is merged into them.
+    """
 
     held: Held
     kept_as: Literal["weights", "checkpoint"]
     ref: ArtifactRef
     files: list[ModelFile]
+    adapted: bool
+    folder: str
 
 
 def _missing(kind: str, title: str, detail: str, status: int = 404) -> ApiProblem:
@@ -112,9 +117,19 @@ def choose(records: Records, run_id: str, step: int | None, best: str | None) ->
     return Choice(max(kept), "newest", None, steps)
 
 
-def stored(records: Records, run_id: str, step: int) -> Stored:
-    """The first sound artifact that holds a version that is kept. Raises CorruptArtifact; 410 if it
-    was removed meanwhile.
+def _files(manifest: Mapping[str, tuple[str, int]], folder: str) -> list[ModelFile]:
+    """The files of a model, or of the adapter in `folder`, by their names within that."""
+    return [
+        ModelFile(name=name.removeprefix(folder), size=size, sha256=sha)
+        for name, (sha, size) in sorted(manifest.items())
+        if (name.startswith(folder) if folder else in_model(name))
+    ]
+
+
+def stored(records: Records, run_id: str, step: int, *, merged: bool = False) -> Stored:
+    """The first sound artifact that holds a version that is kept. Of a run that trains an adapter
+    that is the adapter, or if `merged` the whole model. Raises CorruptArtifact; 410 if it was
+    removed meanwhile.
     """
     store = records.store
     ways: list[tuple[Literal["weights", "checkpoint"], dict[int, Held]]] = [
@@ -130,15 +145,16 @@ def stored(records: Records, run_id: str, step: int) -> Stored:
                     continue
                 if (problem := problem_of(store, ref, verify=False)) is not None:
                     raise CorruptArtifact(f"{key}: {problem}")
-                files = [
-                    ModelFile(name=name, size=size, sha256=sha)
-                    for name, (sha, size) in sorted(store.manifest(ref).items())
-                    if name not in NOT_MODEL
-                ]
+                manifest = store.manifest(ref)
+                adapted = ADAPTER_FILE in manifest
+                folder = f"{ADAPTER_FOLDER}/" if adapted and not merged else ""
+                # The checkpoint of an adapter has no whole model.
+                if not (files := _files(manifest, folder)):
+                    continue
             except CorruptArtifact as error:
                 damage = damage or error
                 continue
             assert held is not None
-            return Stored(held, kept_as, ref, files)
+            return Stored(held, kept_as, ref, files, adapted, folder)
     kept = {step for _, kept in ways for step in kept} - {step}
     raise damage or _gone(policies.no_version(store, run_id, step, dict.fromkeys(kept)))

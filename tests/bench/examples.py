@@ -61,6 +61,7 @@ class Bar:
 
 BARS = {
     "reverse_text": Bar(rise=0.3, eval_rise=0.2),
+    "lora_reverse_text": Bar(rise=0.3, eval_rise=0.2, eval_least=0.8),
     "max_rl": Bar(rise=0.3, eval_rise=0.2),
     "multi_env": Bar(rise=0.1, eval_rise=0.1),
     "reverse_retry": Bar(rise=0.1, eval_rise=0.1),

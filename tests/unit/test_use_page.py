@@ -12,11 +12,14 @@ from typer.core import TyperGroup
 
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
+from ratchet.activities.training import adapters
 from ratchet.activities.training.model import export
 from ratchet.activities.training.policy import build_model
 from ratchet.activities.training.tokenizer import build_tokenizer
 from ratchet.api.client import cli
 from ratchet.configs.load import load, validate
+from ratchet.configs.model import ModelConfig
+from ratchet.configs.trainer import LoraConfig
 from tests import ROOT
 from tests.unit.activities.training.conftest import SMALL
 from tests.unit.api.client.support import on_server
@@ -55,7 +58,7 @@ def test_the_defaults_are_those_that_it_names() -> None:
 def test_commands_have_the_options_that_it_names() -> None:
     lines = [line for text in blocks("sh") for line in text.splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines if line.startswith("ratchet ")]
-    assert len(commands) == 6
+    assert len(commands) == 9
     root = typer.main.get_command(cli.app)
     for _, *arguments in commands:
         assert isinstance(root, TyperGroup)
@@ -67,6 +70,16 @@ def test_commands_have_the_options_that_it_names() -> None:
             assert {"--follow"} <= {flag for param in command.params for flag in param.opts}
             continue
         command.make_context(arguments[1], arguments[2:], parent=context)
+
+
+def test_an_adapter_loads_on_its_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = build_model(SMALL, 7)
+    export(base, build_tokenizer(SMALL.max_positions), tmp_path / "my-base")
+    adapters.write(adapters.adapt(base, LoraConfig(), ModelConfig()), tmp_path / "my-adapter")
+    names: dict[str, Any] = {}
+    exec(blocks("python")[0], names)
+    assert names["model"].peft_config["default"].r == 16
 
 
 @on_server
@@ -81,7 +94,7 @@ async def test_its_code_exports_and_loads(
     store.put_folder(keys.weights(RUN, 3), made, attempt="t")
     put_eval(store, RUN, "my-eval", 3, 0.75)
     monkeypatch.chdir(tmp_path)
-    first, second = (text.replace("RUN", RUN) for text in blocks("python"))
+    _, first, second = (text.replace("RUN", RUN) for text in blocks("python"))
     async with listening(app_of(store)) as http:
         monkeypatch.setenv("RATCHET_API", str(http.base_url).rstrip("/"))
         await asyncio.to_thread(exec, first, {})

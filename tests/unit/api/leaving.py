@@ -30,6 +30,8 @@ FILES = {
 }
 MODEL = ["chat_template.jinja", "config.json", "model.safetensors", "tokenizer_config.json"]
 """The files that make a model."""
+ADAPTER = [keys.ADAPTER_CONFIG, keys.ADAPTER_WEIGHTS]
+"""The files that make an adapter."""
 BIG = 3 * 2**20 + 1
 """Bytes of weights: more than are read at once."""
 
@@ -63,6 +65,20 @@ def put_whole_checkpoint(store: ArtifactStore, run: str, step: int) -> None:
     """Commits a checkpoint, which has more than a model has."""
     more = {name: "state" for name in keys.NOT_WEIGHTS}
     with _folder(weights_of(run, step), **more) as folder:
+        store.put_folder(keys.checkpoint(run, step), folder, attempt="t")
+
+
+def put_adapter(store: ArtifactStore, run: str, step: int) -> None:
+    """Commits a version of a run that trains an adapter: merged weights and a checkpoint."""
+    with _folder(weights_of(run, step)) as folder:
+        (folder / keys.ADAPTER_FOLDER).mkdir()
+        for name in ADAPTER:
+            (folder / keys.ADAPTER_FOLDER / name).write_text(f"{name} of {run} {step}")
+        store.put_folder(keys.weights(run, step), folder, attempt="t")
+        for name in [*MODEL, *FILES]:
+            (folder / name).unlink(missing_ok=True)
+        for name in keys.NOT_WEIGHTS:
+            (folder / name).write_text("state")
         store.put_folder(keys.checkpoint(run, step), folder, attempt="t")
 
 

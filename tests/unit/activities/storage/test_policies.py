@@ -12,7 +12,15 @@ from ratchet.activities.storage.policies import NoVersion
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 from ratchet.configs.load import validate
 from tests.unit.api.conftest import config
-from tests.unit.api.leaving import MODEL, leave, put_weights, put_whole_checkpoint, weights_of
+from tests.unit.api.leaving import (
+    ADAPTER,
+    MODEL,
+    leave,
+    put_adapter,
+    put_weights,
+    put_whole_checkpoint,
+    weights_of,
+)
 
 RUN, NEXT = "run", "run+2"
 
@@ -64,6 +72,24 @@ def test_what_is_not_there_is_said_with_what_is(store: ArtifactStore) -> None:
     assert no.value.removed
     said = "retention.weights = 3, checkpoint.keep_last = 2, checkpoint.keep_every = 4"
     assert said in str(no.value) and 'retention.weights = "all"' in str(no.value)
+
+
+def test_of_an_adapter_its_base_is_fetched_with_it(store: ArtifactStore, tmp_path: Path) -> None:
+    leave(store, RUN, weights=[0])
+    put_adapter(store, RUN, 3)
+    folder = tmp_path / "copy"
+    policies.fetch(store, RUN, 3, folder)
+    names = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    assert names == {*MODEL, *(f"adapter/{name}" for name in ADAPTER)}
+    assert (folder / "model.safetensors").read_bytes() == weights_of(RUN, 0)
+    held = policies.find(store, RUN, 3)
+    model = policies.model_of(store, held, store.require(held.keys[0]))
+    assert model.key == keys.weights(RUN, 0)
+    # Where the checkpoint is gone, the merged weights are a whole model.
+    store.delete(store.require(keys.checkpoint(RUN, 3)))
+    policies.fetch(store, RUN, 3, folder)
+    assert {file.name for file in folder.iterdir()} == {*MODEL}
+    assert (folder / "model.safetensors").read_bytes() == weights_of(RUN, 3)
 
 
 def test_of_variants_the_last_sound_one_is_fetched(store: ArtifactStore, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A run begun from a checkpoint: what is copied, what is refused, what a crash leaves."""
 
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,79 @@ def test_a_restored_run_needs_nothing_of_its_source(
     assert result.source == SOURCE
 
 
+ADAPTER_ALONE = dict.fromkeys(EXPORTED)
+
+
+def adapter_checkpoint(
+    store: ArtifactStore, tmp_path: Path, step: int, epoch: int | None = None
+) -> ArtifactRef:
+    """A checkpoint that holds an adapter alone."""
+    name = f"{step}-{epoch}"
+    made = {"adapter_model.safetensors": name, **ADAPTER_ALONE}
+    ref = checkpoint(store, tmp_path, SOURCE, step, epoch, **made)
+    return in_its_folder(store, tmp_path, ref, name)
+
+
+def in_its_folder(store: ArtifactStore, tmp_path: Path, ref: ArtifactRef, name: str) -> ArtifactRef:
+    folder = tmp_path / "moved" / name
+    shutil.copytree(store.fetch_folder(ref), folder, ignore=shutil.ignore_patterns("manifest*"))
+    (folder / keys.ADAPTER_FOLDER).mkdir()
+    (folder / keys.ADAPTER_WEIGHTS).rename(folder / keys.ADAPTER_FILE)
+    store.delete(ref)
+    return store.put_folder(ref.key, folder, attempt=f"moved-{name}")
+
+
+def merged_weights(
+    store: ArtifactStore, tmp_path: Path, step: int, adapter: str, epoch: int | None = None
+) -> ArtifactRef:
+    key = keys.weights(SOURCE, step)
+    folder = tmp_path / "merged" / f"{step}-{epoch}"
+    (folder / keys.ADAPTER_FOLDER).mkdir(parents=True)
+    (folder / keys.ADAPTER_FILE).write_text(adapter)
+    (folder / "model.safetensors").write_text(f"merged with {adapter}")
+    return store.put_folder(key if epoch is None else variant(key, epoch), folder, attempt="m")
+
+
+def test_an_adapter_is_restored_with_the_weights_that_it_is_merged_into(
+    store: ArtifactStore, source: dict[int, ArtifactRef], tmp_path: Path
+) -> None:
+    saved = adapter_checkpoint(store, tmp_path, 40)
+    merged_weights(store, tmp_path, 40, "of another trainer")
+    mine = merged_weights(store, tmp_path, 40, "40-None", 3)
+    result = restore(store)
+    forget(store, SOURCE)
+    assert (result.checkpoint.step, result.refused) == (40, [])
+    assert result.checkpoint.ref.sha256 == saved.sha256 and result.weights.sha256 == mine.sha256
+    assert result.weights == store.require(keys.weights(NEXT, 40))
+    assert store.committed(keys.weights(NEXT, 0)) is not None
+    assert restore(store) == result, "repeated, it has the same of its own"
+
+
+@pytest.mark.parametrize("left", ["nothing", "another", "spoiled"])
+def test_an_adapter_without_its_merged_weights_gives_way(
+    store: ArtifactStore, source: dict[int, ArtifactRef], tmp_path: Path, left: str
+) -> None:
+    adapter_checkpoint(store, tmp_path, 40)
+    if left == "another":
+        merged_weights(store, tmp_path, 40, "of another trainer")
+    if left == "spoiled":
+        kept = merged_weights(store, tmp_path, 40, "40-None")
+        spoil(store, f"{kept.path}/model.safetensors")
+    result = restore(store)
+    assert result.checkpoint.step == 30
+    (said,) = result.refused
+    assert "checkpoint of step 40 is damaged" in said
+    assert ("does not match" if left == "spoiled" else "into which its adapter is merged") in said
+
+
+def test_the_adapter_of_step_0_goes_with_version_0(
+    store: ArtifactStore, source: dict[int, ArtifactRef], tmp_path: Path
+) -> None:
+    adapter_checkpoint(store, tmp_path, 0)
+    first = store.require(keys.weights(SOURCE, 0))
+    assert restore(store, FORK, step=0).weights.sha256 == first.sha256
+
+
 def test_a_fork_begins_where_it_is_asked_to(
     store: ArtifactStore, source: dict[int, ArtifactRef]
 ) -> None:
@@ -243,7 +317,7 @@ def test_what_cannot_be_read_here_is_passed_over(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"trainer.json": '{"schema": 9}'}, "trainer.json has schema 9, .* reads 1 to 1"),
+        ({"trainer.json": '{"schema": 9}'}, "trainer.json has schema 9, .* reads 1 to 2"),
         ({"run_state.json": '{"schema": 2, "state": {}}'}, "run_state.json has schema 2"),
     ],
 )

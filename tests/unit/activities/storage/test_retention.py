@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.retention import (
+    checkpointed,
     expendable,
     number_of,
     prune_batches,
@@ -55,6 +56,18 @@ def test_checkpoints_left(found: set[int], newest: int, keep: int, every: int | 
         later = {step for step in found if step > newest}
         assert set(there) == multiples | set(newest_ones) | later
         assert prune_checkpoints(store, RUN, newest, keep, every) == left
+
+
+def test_weights_that_a_checkpoint_needs_stay(store: ArtifactStore) -> None:
+    for version in range(8):
+        store.put(keys.weights(RUN, version), b"")
+    for step in (2, 4):
+        store.put(keys.checkpoint(RUN, step), b"")
+    prune_weights(store, RUN, 7, 2, checkpointed(store, RUN))
+    assert steps_of(store, f"runs/{RUN}/weights") == [0, 2, 4, 6, 7]
+    prune_checkpoints(store, RUN, 7, 1)
+    prune_weights(store, RUN, 7, 2, checkpointed(store, RUN))
+    assert steps_of(store, f"runs/{RUN}/weights") == [0, 4, 6, 7]
 
 
 def test_all_weights_of_a_version_go_together(store: ArtifactStore) -> None:

@@ -190,6 +190,48 @@ async def test_a_run_begins_with_another_ones_version_and_keeps_it(
     assert caught.value.type == names.BAD_INPUT and caught.value.non_retryable
 
 
+@pytest.mark.timeout(180)
+async def test_an_adapter_from_version_0_to_another_run(tmp_path: Path, policy: Path) -> None:
+    """The weights of a checkpoint's step stay as long as it does, and another run merges it."""
+    section = {**CONFIG["trainer"], "lora": {"rank": 4}}
+    about = {"trainer": section, "retention": {"weights": 2}, "checkpoint": {"keep_last": 2}}
+    ctx = context(tmp_path, policy, **about)
+    acts, store = TrainerActivities(ctx), ctx.store
+    await run(acts.prepare_policy, PreparePolicyInput(RUN))
+    (tmp_path / "s").mkdir()
+    async with trainer(tmp_path / "s") as client:
+        target = TrainerTarget(1, f"unix://{client.path}")
+        assert (await run(acts.load_trainer, LoadTrainerInput(RUN, target))).step == 0
+        for step in (1, 2, 3, 4):
+            batch = store.put(keys.batch(RUN, step), encode_batch(make_batch(step)))
+            trained = await run(acts.train_step, TrainStepInput(RUN, step, batch, target))
+            if step != 3:
+                save = SaveCheckpointInput(RUN, step, target, '{"cursor": 1}')
+                result = await run(acts.save_checkpoint, save)
+            if step == 2:
+                saved = result
+        versions = [keys.weights(RUN, version) for version in (0, 2, 3, 4)]
+        assert store.committed_keys(f"runs/{RUN}/weights") == versions
+        assert saved.ref.size < store.require(versions[1]).size / 2
+        restore = LoadTrainerInput(RUN, target, checkpoint=saved.ref)
+        assert (await run(acts.load_trainer, restore)).step == 2
+        for step in (3, 4):
+            batch = store.put(keys.batch(RUN, step), encode_batch(make_batch(step)))
+            again = await run(acts.train_step, TrainStepInput(RUN, step, batch, target))
+        assert again.weights.sha256 == trained.weights.sha256
+
+    named = {**CONFIG, "model": {"name": f"run:{RUN}@2"}}
+    assert (await run(acts.check_model, CheckInput(named))).problems == []
+    store.put_json(keys.config("next"), named)
+    prepared = await run(acts.prepare_policy, PreparePolicyInput("next"))
+    merged = store.fetch_folder(store.require(versions[1]))
+    ours, theirs = (
+        load_file(at / "model.safetensors") for at in (store.fetch_folder(prepared.weights), merged)
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 async def test_a_version_must_fit_the_run(tmp_path: Path, policy: Path) -> None:
     ctx = context(tmp_path, policy)
     trained(ctx, tmp_path, "parent", 5)

@@ -21,10 +21,13 @@ from transformers import (
 )
 
 from ratchet.activities.runtime import machine
-from ratchet.activities.training import smollm2
+from ratchet.activities.storage.keys import FINGERPRINTS_FILE
+from ratchet.activities.training import adapters, smollm2
 from ratchet.activities.training.check import check_model
 from ratchet.activities.training.memory import GIB, Shape, problem, trainer_parts
+from ratchet.configs.model import ModelConfig
 from ratchet.configs.run import RunConfig
+from ratchet.configs.trainer import LoraConfig
 from tests.unit.activities.training.test_check import config
 
 SIZES: dict[str, Any] = {
@@ -81,6 +84,48 @@ def test_parts_follow_the_keys() -> None:
     assert parts(activation_checkpointing=True)["activations"] < 0.1 * plain["activations"]
     assert parts(micro_batch_tokens=512)["activations"] * 8 == plain["activations"]
     assert parts(gpu=True)["head"] > plain["head"] and parts(gpu=True)["libraries"] == 0
+
+
+def test_an_adapter_has_masters_and_moments_of_its_own_alone() -> None:
+    def parts(**lora: Any) -> dict[str, int]:
+        section = {"seq_len": 512, "micro_batch_tokens": 512, "lora": lora}
+        return trainer_parts(LARGE, config({}, **section), gpu=False)
+
+    adapter = parts()["gradients"] // 4
+    assert adapter == 36 * 16 * (2 * (2560 + 4096) + 2 * (2560 + 1024) + 3 * (2560 + 9728))
+    assert parts()["weights"] == 4 * (LARGE.parameters + adapter)
+    assert parts()["moments"] == 8 * adapter
+    assert parts(rank=32)["gradients"] == 8 * adapter
+    assert parts(targets=["q_proj"])["gradients"] == 4 * 36 * 16 * (2560 + 4096)
+    assert parts(targets=["q_proj"])["merged weights"] == 0, "no more than activations were"
+    assert 0 < parts()["merged weights"] < 4 * LARGE.matrices
+    head = parts(modules_to_save=["lm_head"])
+    assert head["gradients"] == 4 * (adapter + LARGE.vocab * LARGE.hidden)
+    assert head["head"] > 4 * parts()["head"], "logits of all tokens are held at once"
+
+
+@pytest.mark.parametrize(
+    ("about", "lora"),
+    [
+        (LlamaConfig(**SIZES), {}),
+        (Qwen3Config(**SIZES, head_dim=32), {"rank": 4, "modules_to_save": ["lm_head"]}),
+        (Qwen3Config(**SIZES), {"targets": ["v_proj", "down_proj", "lm_head"]}),
+        (
+            Qwen3MoeConfig(**SIZES, head_dim=16, num_experts=4, moe_intermediate_size=32),
+            {"targets": ["q_proj", "o_proj"]},
+        ),
+    ],
+    ids=["llama", "head", "targets", "experts"],
+)
+def test_parameters_of_an_adapter_are_counted(
+    about: PreTrainedConfig, lora: dict[str, Any]
+) -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(about)
+    adapters.adapt(model, LoraConfig(**lora), ModelConfig())
+    count = sum(value.numel() for value in model.parameters() if value.requires_grad)
+    section = {"seq_len": 512, "lora": lora}
+    assert trainer_parts(read(about), config({}, **section), gpu=False)["gradients"] == 4 * count
 
 
 def test_no_micro_batch_has_more_tokens_than_the_batch() -> None:
@@ -191,7 +236,10 @@ print(json.dumps([estimate, metrics["perf/peak_memory"]]))
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_the_estimate_is_near_the_peak(tmp_path: Path, policy: Path, size: int, dtype: str) -> None:
+@pytest.mark.parametrize("lora", [None, {}], ids=["all", "lora"])
+def test_the_estimate_is_near_the_peak(
+    tmp_path: Path, policy: Path, size: int, dtype: str, lora: dict[str, Any] | None
+) -> None:
     """Within 15 % on models of 30, 86 and 180 million parameters."""
     sizes = {
         **SIZES, "vocab_size": 16_000 * size, "hidden_size": 256 + 128 * size,
@@ -200,7 +248,8 @@ def test_the_estimate_is_near_the_peak(tmp_path: Path, policy: Path, size: int, 
     }  # fmt: skip
     AutoModelForCausalLM.from_config(Qwen3Config(**sizes)).save_pretrained(tmp_path / "model")
     AutoTokenizer.from_pretrained(policy).save_pretrained(tmp_path / "model")
-    section = {"seq_len": 512, "micro_batch_tokens": 4096, "compute_dtype": dtype}
+    (tmp_path / "model" / FINGERPRINTS_FILE).write_text("{}")
+    section = {"seq_len": 512, "micro_batch_tokens": 4096, "compute_dtype": dtype, "lora": lora}
     given = [str(tmp_path / "model"), str(tmp_path / "out"), json.dumps(section)]
     told = subprocess.run(
         [sys.executable, "-P", "-c", CHILD, *given],

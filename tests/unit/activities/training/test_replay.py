@@ -83,6 +83,26 @@ def flipped(store: ArtifactStore, key: str, file: str, tensor: str) -> None:
     store.put_folder(key, folder, attempt="flipped")
 
 
+@pytest.mark.timeout(120)
+def test_an_adapter_from_its_checkpoint(
+    tmp_path: Path, policy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made, trainer = Recorder(tmp_path), Trainer()
+    trainer.load(policy, made.config("x", lora={"rank": 4, "dropout": 0.1}), checkpoint=False)
+    made.keep(keys.weights("x", 0), policy)
+    for step in (1, 2):
+        made.train(trainer, "x", range(step, step + 1))
+        made.save(trainer, "x", step)
+    tensor = "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight"
+    for status in (0, 1):
+        assert replay.main(["x", "--from", "1", "--store", made.store.url]) == status
+        report = json.loads(capfd.readouterr().out.splitlines()[-1])
+        assert [row["kind"] for row in report["compared"]] == ["weights", "checkpoint"]
+        if status == 0:
+            flipped(made.store, keys.checkpoint("x", 2), keys.ADAPTER_FILE, tensor)
+    assert report["first_difference"]["tensor"] == tensor
+
+
 @pytest.mark.timeout(240)
 def test_across_attempts_to_the_last_bit(
     resumed: ArtifactStore, capfd: pytest.CaptureFixture[str]

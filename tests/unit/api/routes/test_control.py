@@ -207,6 +207,7 @@ async def test_a_refused_fork_points_into_its_own_body(served: Served, tmp_path:
         ({"config": {"max_stepz": 1}}, "/config/max_stepz"),
         ({"config": {"model": {"name": "other/model"}}}, "/config/model/name"),
         ({"config": {"model": {"dtype": "bfloat16"}}}, "/config/model"),
+        ({"config": {"trainer": {"lora": {"rank": 8}}}}, "/config/trainer/lora"),
         ({"config": {"max_steps": 3}}, "/config/max_steps"),
         ({"config": {"train": {"env": {"chess": {"ratio": 1}}}}}, "/env/chess"),
         ({"name": "No Slug"}, "/name"),

@@ -15,9 +15,11 @@ from ratchet.api.schemas.keys import ApiKey, digest
 from ratchet.configs.load import validate
 from tests.unit.api.conftest import config
 from tests.unit.api.leaving import (
+    ADAPTER,
     MODEL,
     app_of,
     leave,
+    put_adapter,
     put_eval,
     put_weights,
     put_whole_checkpoint,
@@ -63,6 +65,36 @@ def test_the_last_checkpoint_else_the_newest_version(store: ArtifactStore, api: 
     assert found["steps"] == [0, 1, 2, 3]
     put_weights(store, RUN, 2)
     assert got(api)["kept_as"] == "weights", "what the engines served goes first"
+
+
+def test_of_an_adapter_the_files_are_its_own_or_merged(
+    store: ArtifactStore, api: TestClient
+) -> None:
+    leave(store, RUN, weights=[0], steps=3, trainer={"lora": {"rank": 8}})
+    put_adapter(store, RUN, 3)
+    found, whole, base = got(api), got(api, merge=True), got(api, step=0)
+    assert [file["name"] for file in found["files"]] == ADAPTER
+    assert (found["kind"], whole["kind"], base["kind"]) == ("adapter", "model", "model")
+    assert [file["name"] for file in whole["files"]] == MODEL
+    assert [file["name"] for file in base["files"]] == MODEL
+    assert found["path"].endswith("/adapter")
+    for view, more in ((found, {}), (whole, {"merge": True})):
+        for file in view["files"]:
+            params = {"step": 3, **more}
+            answer = api.get(f"/v1/runs/{RUN}/model/files/{file['name']}", params=params)
+            assert answer.status_code == 200
+            assert hashlib.sha256(answer.content).hexdigest() == file["sha256"]
+    front, text = found["card"].split("---")[1], found["card"]
+    assert yaml.safe_load(front)["library_name"] == "peft"
+    assert "a LoRA adapter alone (rank 8, alpha 32, float32)" in text
+    assert f"`ratchet runs export {RUN} --step 0`" in text
+    assert yaml.safe_load(whole["card"].split("---")[1])["library_name"] == "transformers"
+    assert "float32, with a LoRA adapter (rank 8, alpha 32) merged" in whole["card"]
+    # A checkpoint alone has an adapter, and no whole model.
+    store.delete(store.require(keys.weights(RUN, 3)))
+    alone = got(api)
+    assert (alone["kind"], alone["kept_as"]) == ("adapter", "checkpoint")
+    assert "versions that are kept: 0" in refused(api, 404, "unknown-version", merge=True)
 
 
 def test_files_are_those_of_a_model_with_size_and_hash(

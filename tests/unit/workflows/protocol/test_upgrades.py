@@ -119,6 +119,7 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     assert trainer.pop("matmul_precision") == "highest" and model.pop("renderer_options") == {}
     assert (trainer.pop("backend"), inference.pop("transfer")) == ("torch", "store")
     assert trainer.pop("activation_checkpointing") is False
+    assert trainer.pop("lora") is None, "all weights were trained"
     sampled = {kind: _sampled_whole(config[kind]) for kind in ("train", "eval")}
     assert config["when_all_fail"] == "continue", "a run of which everything failed went on"
     assert sampled["eval"].pop("client") == "tokens", "evals asked as train rollouts do"
@@ -226,7 +227,7 @@ def test_a_recorded_checkpoint_keeps_every_value(build: str, name: str) -> None:
     assert as_before(again) == as_before(recorded)
     assert decoded(RunState, again["state"]) == state and read_config(again["config"]) == before
     trainer = item(name.replace("run_state", "trainer"), build)
-    assert TRAINER_STATE.upgraded(trainer) == trainer
+    assert TRAINER_STATE.upgraded(trainer) == {**trainer, "schema": 2, "lora": None, "base": None}
 
 
 @pytest.mark.parametrize("to", ["recorded-c8060e+2", "another"])

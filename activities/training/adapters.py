@@ -1,0 +1,249 @@
+"""LoRA adapters (Hu et al., arXiv:2106.09685) on a policy, by peft: made, saved, loaded, merged.
+
+An adapted model is the model itself, whose targeted layers compute W x + (alpha / rank) B A x and
+whose `modules_to_save` are copies of their own. Invariants:
+
+- Nothing but the adapter has a gradient, and the base weights never change a bit: `merged` gives
+  them back as they were.
+- Merged weights are W + (alpha / rank) B A in float32, whatever a pass computes in.
+- The files of an adapter are a function of its config and tensors, so that they can be compared.
+
+`python -m ratchet.activities.training.adapters` reads {lora, about} from standard input, where
+`about` is a model's config, and prints what is wrong with the adapter, from shapes alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ratchet.activities.contracts.checks import CheckProblem
+from ratchet.activities.runtime.children import (
+    as_parent,
+    child_env,
+    end_with_parent,
+    module_command,
+)
+from ratchet.activities.storage.keys import ADAPTER_CONFIG, ADAPTER_WEIGHTS, FINGERPRINTS_FILE
+from ratchet.configs.model import ModelConfig
+from ratchet.configs.trainer import ALL_LINEAR, LoraConfig
+
+NAME = "default"
+"""What peft calls the one adapter of a model."""
+CHECK_TIMEOUT_S = 120.0
+
+
+def adapt(model: Any, lora: LoraConfig, base: ModelConfig) -> Any:
+    """Puts an adapter on a model, in place; returns peft's handle of it. A is drawn from torch's
+    global generator, B is 0. Raises ValueError for what peft cannot adapt.
+    """
+    import peft
+    from peft.tuners.lora.layer import ParamWrapper
+
+    names = [name for name, _ in model.named_modules()]
+    # peft takes 'norm' for 'q_norm', too.
+    whole = [name for wanted in lora.modules_to_save for name in _of(names, wanted)]
+    adapter = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.targets if lora.targets == ALL_LINEAR else list(lora.targets),
+        modules_to_save=whole or None,
+        revision=base.revision,
+    )
+    handle = peft.get_peft_model(model, adapter)
+    adapter.base_model_name_or_path = base.name
+    for module in model.modules():
+        if isinstance(module, ParamWrapper):
+            raise ValueError(
+                f"targets {lora.targets!r} take in the experts of a mixture, whose weights are no "
+                "linear layers and cannot be merged here; name the layers of attention"
+            )
+        # Autocast lowers what goes in; peft would raise it to float32 first, and keep that, too.
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False
+    model.eval()
+    return handle
+
+
+def write(handle: Any, folder: Path) -> None:
+    """Writes the adapter to `folder`, as peft does, which loads it on the base."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {**handle.peft_config[NAME].to_dict(), "inference_mode": True}
+    # peft keeps names as sets, whose order changes from process to process.
+    plain = {key: sorted(v) if isinstance(v, set) else v for key, v in about.items()}
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True))
+    tensors = get_peft_model_state_dict(handle, save_embedding_layers=False)
+    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(kept, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+
+def read(handle: Any, folder: Path) -> None:
+    """Takes the tensors that `write` left; raises ValueError if they are of another adapter."""
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    tensors = load_file(folder / ADAPTER_WEIGHTS)
+    own = get_peft_model_state_dict(handle, save_embedding_layers=False)
+    shapes = [{name: tuple(t.shape) for name, t in kind.items()} for kind in (tensors, own)]
+    if shapes[0] != shapes[1]:
+        name = sorted(set(shapes[0].items()) ^ set(shapes[1].items()))[0][0]
+        raise ValueError(
+            f"{folder / ADAPTER_WEIGHTS} holds another adapter than the config and the model make: "
+            f"they differ in {name!r}"
+        )
+    set_peft_model_state_dict(handle, tensors)
+
+
+def load_merged(model: Any, folder: Path) -> Any:
+    """A model with the adapter in `folder` merged into its weights."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, str(folder)).merge_and_unload().eval()
+
+
+@contextlib.contextmanager
+def merged(model: Any) -> Iterator[None]:
+    """Within it the model is a plain one with the merged weights, which take memory beside those
+    of the base.
+    """
+    import torch
+    from peft.tuners.lora import LoraLayer
+    from peft.utils.other import ModulesToSaveWrapper
+
+    adapted = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, LoraLayer | ModulesToSaveWrapper)
+    }
+    bases: list[tuple[Any, Any]] = []
+    try:
+        for name, module in adapted.items():
+            if isinstance(module, ModulesToSaveWrapper):
+                plain = module.modules_to_save[NAME]
+            else:
+                plain = module.get_base_layer()
+                bases.append((plain.weight, plain.weight.data))
+                with torch.no_grad():
+                    plain.weight.data = plain.weight.data + module.get_delta_weight(NAME)
+            model.set_submodule(name, plain)
+        yield
+    finally:
+        for weight, data in bases:
+            weight.data = data
+        for name, module in adapted.items():
+            model.set_submodule(name, module)
+
+
+@contextlib.contextmanager
+def dropping(model: Any, lora: LoraConfig | None, seed: int) -> Iterator[None]:
+    """Within it the adapter drops a share of its inputs, chosen by `seed`."""
+    if lora is None or not lora.dropout:
+        yield
+        return
+    import torch
+
+    torch.manual_seed(seed)
+    layers = [m for name, m in model.named_modules() if name.endswith(f"lora_dropout.{NAME}")]
+    try:
+        for layer in layers:
+            layer.train()
+        yield
+    finally:
+        for layer in layers:
+            layer.eval()
+
+
+def identity(base: Path) -> str:
+    """Hex sha256 that names the base weights in a folder: of the fingerprints of all tensors.
+
+    Raises ValueError where an older build, which took none, exported them.
+    """
+    file = base / FINGERPRINTS_FILE
+    if not file.exists():
+        raise ValueError(
+            f"{base} has no {FINGERPRINTS_FILE}, by which an adapter names its base: an older "
+            "build made that version 0; begin another run with the same model"
+        )
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+# -- before a run -----------------------------------------------------------------------------
+
+
+def _named(names: Collection[str]) -> str:
+    """The last parts of modules' names, which is how a config names them."""
+    return ", ".join(sorted({name.rpartition(".")[2] for name in names})) or "none"
+
+
+def _of(names: Collection[str], wanted: str) -> list[str]:
+    return [name for name in names if name == wanted or name.endswith(f".{wanted}")]
+
+
+def problems(model: Any, lora: LoraConfig) -> dict[str, str]:
+    """What is wrong with an adapter for a model, by key of `trainer.lora`."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    modules = {name: module for name, module in model.named_modules() if name}
+    linear = [n for n, m in modules.items() if isinstance(m, torch.nn.Linear | Conv1D)]
+    wanted = [] if lora.targets == ALL_LINEAR else lora.targets
+    if unknown := [repr(name) for name in wanted if not _of(linear, name)]:
+        there = f"the model's linear layers are {_named(linear)}"
+        return {"targets": f"no linear layer is named {' or '.join(unknown)}; {there}"}
+    with_weights = [n for n, m in modules.items() if next(m.parameters(), None) is not None]
+    if unknown := [repr(name) for name in lora.modules_to_save if not _of(with_weights, name)]:
+        there = f"the model's modules with weights are {_named(with_weights)}"
+        return {"modules_to_save": f"no module is named {' or '.join(unknown)}; {there}"}
+    try:
+        adapt(model, lora, ModelConfig())
+    except ValueError as error:
+        return {"targets": f"peft cannot adapt this model: {error}"}
+    return {}
+
+
+def check(lora: LoraConfig, about: Mapping[str, Any]) -> list[CheckProblem]:
+    """What is wrong with an adapter for a model of the config `about`, from a process of its own,
+    since this one loads no torch. Blocks.
+    """
+    done = subprocess.run(
+        module_command("ratchet.activities.training.adapters"),
+        input=json.dumps({"lora": lora.model_dump(mode="json"), "about": about}),
+        capture_output=True,
+        text=True,
+        timeout=CHECK_TIMEOUT_S,
+        env=child_env(as_parent()),
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"checking the adapter ended with {done.returncode}: {done.stderr}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    return [
+        CheckProblem(pointer=f"/trainer/lora/{key}", key=f"trainer.lora.{key}", message=message)
+        for key, message in found.items()
+    ]
+
+
+def main() -> None:
+    """Checks one adapter."""
+    end_with_parent()
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    asked = json.load(sys.stdin)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**asked["about"]))
+    print(json.dumps(problems(model, LoraConfig.model_validate(asked["lora"]))))
+
+
+if __name__ == "__main__":
+    main()
