@@ -241,10 +241,10 @@ async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_pat
             assert not runs.rollouts(run_id, step=9, group="train/9", after="train:2:0").data
             assert runs.rollout(run_id, "train:2:0").reward == 0.5
             assert runs.checkpoints(run_id, verify=True).data[0].sound
-            runs.export_model(run_id, tmp_path / "mine", step=2)
+            runs.export_model(run_id, tmp_path / "mine", step=2, merge=True)
             assert (tmp_path / "mine" / "README.md").is_file()
             with pytest.raises(Refused, match="no result of its eval"):
-                runs.model(run_id, best="reverse-text")
+                runs.model(run_id, best="reverse-text", merge=True)
             assert runs.config(run_id, revision=0).config["name"] == "whole"
             assert 'name = "whole"' in runs.config_toml(run_id)
             assert not [engine for engine in client.engines() if engine.run_id == run_id]
