@@ -418,7 +418,8 @@ async def test_both_slots_on_a_real_store(tmp_path: Path) -> None:
     assert metrics["train/reverse-text/all/reward/mean"] == pytest.approx(2.5 / 5)
     assert metrics["train/agg/effective/reward/max"] == 1.0
     headline = {"reward/all/mean", "progress/tokens", "progress/samples", "progress/problems"}
-    assert set(batch.metrics) == {*headline, "batch/trainable"}
+    told = {"batch/trainable", "time/scoring", "staleness/mean", "staleness/max"}
+    assert set(batch.metrics) == headline | told
     assert batch.metrics.items() <= metrics.items()
     assert await _ship_groups(rooms, 1, taught, spoilt) == batch, "a retry adopts what is stored"
 
