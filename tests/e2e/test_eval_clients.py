@@ -4,7 +4,7 @@ Greedy replies are the same text where renderer and chat template agree, and dif
 renderer leaves the template out, which the preflight refuses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from ratchet.activities.envs.shipped.ratchet_chatml import ChatMLRenderer
 from ratchet.activities.rollouts import chat
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys
+from ratchet.activities.training import prepare, smollm2
+from ratchet.activities.training.policy import recipe_of
 from ratchet.activities.training.tokenizer import vocabulary
 from ratchet.configs.env import SamplingConfig
 from tests.e2e.engines import RUN, SEQ_LEN, Policy, Served, serving
@@ -31,6 +33,7 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
 ]
 
+Make = Callable[[Path], tuple[Any, Any]]
 GREEDY = SamplingConfig(temperature=0.0, max_tokens=24)
 QUESTIONS = ("reverse warmth", "What is the capital of France?", "Name a colour.")
 
@@ -116,14 +119,18 @@ async def test_a_label_is_read_before_and_after(served: Served) -> None:
     assert await chat.read_label(served.spec.address) == "0.41a"
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-async def test_both_clients_ask_a_pretrained_model_alike(tmp_path: Path) -> None:
-    from ratchet.activities.training import smollm2
+def tiny(_: Path) -> tuple[Any, Any]:
+    """The default policy as runs begin with it."""
+    return prepare.make_default(recipe_of("reverse-text"), "reverse-text", 0)
 
-    model, tokenizer = smollm2.make(tmp_path)
-    model.save_pretrained(tmp_path / "smollm2")
-    tokenizer.save_pretrained(tmp_path / "smollm2")
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("make", [tiny, smollm2.make], ids=["tiny", "smollm2"])
+async def test_both_clients_ask_a_trained_model_alike(make: Make, tmp_path: Path) -> None:
+    model, tokenizer = make(tmp_path)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
     config = {
         "max_steps": 1,
@@ -133,6 +140,6 @@ async def test_both_clients_ask_a_pretrained_model_alike(tmp_path: Path) -> None
         "inference": {"kv_cache_gib": 0.5},
     }
     ctx.store.put_json(keys.config(RUN), config)
-    weights = ctx.store.put_folder(keys.weights(RUN, 0), tmp_path / "smollm2", attempt="test")
+    weights = ctx.store.put_folder(keys.weights(RUN, 0), tmp_path / "model", attempt="test")
     async with serving(ctx, weights) as (spec, _):
-        await check_both_ways(spec.address, spec.model, tmp_path / "smollm2")
+        await check_both_ways(spec.address, spec.model, tmp_path / "model")

@@ -10,7 +10,7 @@ import pytest
 
 from tests import ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
 DEAD = "http://127.0.0.1:9"
 NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
