@@ -51,6 +51,19 @@ async def test_run_steps_the_policy_version_to_max_steps(temporal: Client) -> No
         assert seen["rollouts"] == {"train": 48, "eval": 12}
 
 
+async def test_a_step_tells_what_it_waited_for(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.scoring_s = {2: 1000.0}
+        await (await start(world, max_steps=2, checkpoint={"interval": 1}, eval={})).result()
+        first, second = world.metrics[1], world.metrics[2]
+        assert first["time/wait_for_batch"] > 0 == first["time/scoring"]
+        assert second["time/scoring"] >= 0 == second["time/wait_for_batch"], "no more than the wait"
+        for step in (first, second):
+            parts = ("wait_for_batch", "scoring", "train", "sync_weights")
+            assert sum(step[f"time/{part}"] for part in parts) == pytest.approx(step["time/step"])
+        assert "time/checkpoint" not in first and second["time/checkpoint"] > 0
+
+
 async def test_hand_overs_and_continue_as_new_lose_and_repeat_nothing(temporal: Client) -> None:
     async with world_of(temporal) as world:
         handle = await start(world, max_steps=20, dispatch={"generation_events": 120})

@@ -122,6 +122,8 @@ class World:
     releases: bool = False
     flat_groups: set[str] = field(default_factory=set)
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    scoring_s: dict[int, float] = field(default_factory=dict)
+    """Seconds that the slowest group of a step's batch was scored."""
     started: list[str] = field(default_factory=list)
     trainable_of: Callable[[str], int] | None = None
     order: list[str] = field(default_factory=list)
@@ -356,7 +358,8 @@ class World:
             return BatchResult(None, 0, 0, 0, {"reward/all/mean": 0.5})
         self.shipped.add((arg.run_id, arg.step))
         self.batches[arg.step] = arg.groups
-        return BatchResult(ref(f"batch/{arg.step}"), 8, 64, 8, {"reward/all/mean": 0.5})
+        metrics = {"reward/all/mean": 0.5, "time/scoring": self.scoring_s.get(arg.step, 0.0)}
+        return BatchResult(ref(f"batch/{arg.step}"), 8, 64, 8, metrics)
 
     # -- trainer ----------------------------------------------------------------------------
 
