@@ -1,6 +1,7 @@
-"""Copies of runs' curves in TensorBoard, Weights & Biases and trackio, beside training.
+"""Copies of runs' curves, gauges and samples of evals in TensorBoard, Weights & Biases, MLflow and
+trackio, beside training.
 
-`python -m ratchet.worker.mirrors --to tensorboard=DIR --to wandb=PROJECT --to trackio=PROJECT`.
+`python -m ratchet.worker.mirrors --to tensorboard=DIR --to wandb=PROJECT --to mlflow=ADDRESS`.
 Invariants:
 
 - Mirrors only read, over the REST API; no other part of Ratchet knows of them or waits for them.

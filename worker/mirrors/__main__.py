@@ -18,13 +18,19 @@ from pathlib import Path
 
 from ratchet.api.client import Ratchet
 from ratchet.configs.home import home_folder
-from ratchet.worker.mirrors.forward import Forwarder
+from ratchet.worker.mirrors.forward import SAMPLES, Forwarder
 from ratchet.worker.mirrors.state import States
-from ratchet.worker.mirrors.targets import target_of
+from ratchet.worker.mirrors.targets import KINDS, target_of
 
 STUCK_S = 600.0
 """A target that takes this long over a batch hangs."""
 AGAIN_S, MOST_AGAIN_S = 1.0, 60.0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no count; it is a number from 0 on")
+    return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -35,12 +41,17 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         required=True,
         metavar="TARGET",
-        help="tensorboard=DIR, wandb[=PROJECT], trackio[=PROJECT], or MODULE:FACTORY[=ARGUMENT]; "
-        "may be repeated",
+        help=f"{KINDS}; may be repeated",
     )
     made.add_argument("--run", nargs="+", default=["all"], metavar="ID", help="by default all")
     made.add_argument("--api", help="the API's address; by default RATCHET_API, else the stack's")
     made.add_argument("--every", type=float, help="seconds between looks; else the target's choice")
+    made.add_argument(
+        "--samples",
+        type=_count,
+        default=SAMPLES,
+        help="replies in the table of each eval; 0: no table; by default %(default)s",
+    )
     made.add_argument("--state", type=Path, help="folder that says what was sent to whom")
     made.add_argument("--child-of", type=int, help=argparse.SUPPRESS)
     return made
@@ -79,12 +90,13 @@ def forward(input: argparse.Namespace) -> None:
         root = input.state or home_folder() / "mirrors"
         states = States(state_folder(root, spec, client.address))
         target = target_of(spec)
-        Forwarder(client, target, states, input.run, dog.alive).run_forever(input.every)
+        forwarder = Forwarder(client, target, states, input.run, dog.alive, input.samples)
+        forwarder.run_forever(input.every)
 
 
 def _command(input: argparse.Namespace, spec: str) -> list[str]:
     command = [sys.executable, "-m", "ratchet.worker.mirrors", "--to", spec, "--run", *input.run]
-    for name in ("api", "every", "state"):
+    for name in ("api", "every", "state", "samples"):
         if (value := getattr(input, name)) is not None:
             command += [f"--{name}", str(value)]
     return [*command, "--child-of", str(os.getpid())]

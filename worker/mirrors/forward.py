@@ -1,56 +1,44 @@
 """Forwards what the API tells of runs to one target, in order and exactly once.
 
-A series is the run itself. A run that was resumed from before what had been sent of it takes other
+A series is the run itself, and `RUN.gauges` has the gauges of its workers, of all attempts, on a
+clock's axis. A run that was resumed from before what had been sent of it takes other
 steps anew: its whole curve goes to a series `RUN+<attempt>`, and the series so far keeps what was
 seen. Where nothing was taken anew, the series goes on. A fork has the curve that the API shows.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import islice
 
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.client import Ratchet, RatchetError
-from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
+from ratchet.api.schemas.metrics import EvalRecord
 from ratchet.api.schemas.run import Run
-from ratchet.worker.mirrors.state import Record, Sent, States
+from ratchet.worker.mirrors.records import eval_record, gauge_record, read_samples, step_record
+from ratchet.worker.mirrors.state import LATE_S, Record, Sent, States
 from ratchet.worker.mirrors.targets import Target
 
 BATCH = 100
 """Most steps sent at once."""
+GAUGES_BATCH = 1000
+"""Most gauges; a target may take seconds over a batch of any size, and gauges are many."""
+GAUGES = ".gauges"
+"""What ends the name of a series of gauges; no run's id has a dot."""
+SAMPLES = 8
 LEAST_WAIT_S, MOST_WAIT_S = 1.0, 300.0
+
+Fresh = Callable[[Run, Sent], list[Record] | None]
 
 log = logging.getLogger("ratchet.mirrors")
 
 
-def step_record(row: MetricsRow) -> Record:
-    """A step as a record; metrics that were not measured are left out."""
-    values = {name: value for name, value in row.metrics.items() if value is not None}
-    return Record(row.step, row.time, values)
-
-
-def eval_record(result: EvalRecord) -> Record:
-    """An eval as a record: its numbers as `eval/<env>/<name>`, nested ones by '/'."""
-    extra: Mapping[str, Any] = result.model_extra or {}
-    values = dict(_numbers(f"eval/{result.env}", extra))
-    reported = extra.get("time")
-    when = float(reported) if isinstance(reported, int | float) else None
-    return Record(result.step or 0, when, values, eval=result.epoch)
-
-
-def _numbers(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(f"{prefix}/{name}", value)
-        elif isinstance(value, int | float) and not isinstance(value, bool) and name != "time":
-            yield f"{prefix}/{name}", float(value)
-
-
 class Forwarder:
-    """One target's reader of the API. `alive` is called whenever something was got done."""
+    """One target's reader of the API. `alive` is called whenever something was got done; a table
+    of an eval has `samples` rows at most.
+    """
 
     def __init__(
         self,
@@ -59,12 +47,14 @@ class Forwarder:
         states: States,
         wanted: Sequence[str],
         alive: Callable[[], None] = lambda: None,
+        samples: int = SAMPLES,
     ) -> None:
         self._client = client
         self._target = target
         self._states = states
         self._wanted = wanted
         self._alive = alive
+        self._samples = samples
         self._begun: set[str] = set()
         self._failures: dict[str, int] = {}
 
@@ -125,12 +115,22 @@ class Forwarder:
 
     def _forward(self, run: Run) -> None:
         ended = f"{run.attempt} {run.status} {run.finished_at}" if run.status in ENDED else ""
-        sent = self._states.load(run.id)
+        self._copy(run, run.id, ended, self._fresh)
+        # Workers store their last gauges when the run has ended already.
+        over = run.finished_at is None or time.time() - run.finished_at.timestamp() > LATE_S
+        self._copy(run, f"{run.id}{GAUGES}", ended if over else "", self._fresh_gauges)
+        self._failures.pop(run.id, None)
+
+    def _copy(self, run: Run, first: str, ended: str, fresh: Fresh) -> None:
+        """Sends what is not sent yet, by the state of the series `first`. `ended` describes the end
+        of a run of which nothing more comes.
+        """
+        sent = self._states.load(first)
         if ended and sent.settled == ended:
             return
         while True:
-            sent = self._deliver(run.id, sent)
-            batch = self._fresh(run, sent)
+            sent = self._deliver(run.id, first, sent)
+            batch = fresh(run, sent)
             if batch is None:
                 name = attempt_id(run.id, run.attempt)
                 if name == sent.name:
@@ -143,18 +143,17 @@ class Forwarder:
             if not batch:
                 break
             sent = replace(sent, pending=tuple(batch), settled="")
-            self._states.save(run.id, sent)
+            self._states.save(first, sent)
         if ended:
-            self._states.save(run.id, replace(sent, settled=ended))
+            self._states.save(first, replace(sent, settled=ended))
             self._let_go(sent.name)
-        self._failures.pop(run.id, None)
 
     def _let_go(self, series: str) -> None:
         if series in self._begun:
             self._target.end(series)
             self._begun.remove(series)
 
-    def _deliver(self, run_id: str, sent: Sent) -> Sent:
+    def _deliver(self, run_id: str, first_series: str, sent: Sent) -> Sent:
         """Sends what is pending, but for what the target has of it, and commits that."""
         if not sent.pending:
             return sent
@@ -166,7 +165,7 @@ class Forwarder:
         if left := sent.pending[first - sent.count :]:
             mark = self._target.send(sent.name, first, left)
         sent = sent.committed(mark)
-        self._states.save(run_id, sent)
+        self._states.save(first_series, sent)
         self._alive()
         return sent
 
@@ -181,10 +180,21 @@ class Forwarder:
             rows = rows[1:]
         more, rows = page.has_more or len(rows) > BATCH, rows[:BATCH]
         known = set(sent.evals)
-        evals = [eval_record(result) for result in self._client.runs.evals(run.id)]
-        fresh = [record for record in evals if record.eval not in known]
+        evals = [result for result in self._client.runs.evals(run.id) if result.epoch not in known]
         if more:
             # The rest of the evals goes with the rest of the steps.
-            fresh = [record for record in fresh if record.step <= rows[-1].step]
-        records = [*map(step_record, rows), *fresh]
+            evals = [result for result in evals if (result.step or 0) <= rows[-1].step]
+        records = [*map(step_record, rows), *(self._eval(run, result) for result in evals)]
         return sorted(records, key=lambda record: (record.step, record.eval))
+
+    def _eval(self, run: Run, result: EvalRecord) -> Record:
+        samples = read_samples(self._client, run.id, result, self._samples)
+        self._alive()
+        return eval_record(result, samples)
+
+    def _fresh_gauges(self, run: Run, sent: Sent) -> list[Record]:
+        """Gauges to be sent next, by time; of those of one worker each is later than the others."""
+        page = self._client.runs.gauges(run.id, after=sent.gauges_since, role="all")
+        new = (sample for sample in page if sample.time > sent.gauges.get(sample.source, 0.0))
+        records = filter(lambda record: record.values, map(gauge_record, new))
+        return [*islice(records, GAUGES_BATCH)]

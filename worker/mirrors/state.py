@@ -1,39 +1,76 @@
-"""What a target was sent of each run: a small file per run, replaced as a whole.
+"""What a target was sent of each run: a small file for its curves and one for its gauges, each
+replaced as a whole.
 
 Invariant: `pending` is on disk before any of it is sent, and gone from it only together with the
 commit of its records, so that the numbers of records mean the same after a crash.
+
+Files of earlier builds lack what was added since, and a default says the same: no samples, no
+gauges.
 """
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
+LATE_S = 300.0
+"""Gauges of a worker are taken if they can be read this long after later ones of others."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A rollout of an eval, as a row of a table: the example's index, what was said, the reward."""
+
+    example: int
+    prompt: str
+    reply: str
+    reward: float | None
+
+
+COLUMNS = ("step", "example", "prompt", "reply", "reward")
+
 
 @dataclass(frozen=True)
 class Record:
-    """One point of the curves: the metrics of a step, or with `eval` those of an eval of it.
+    """One point of the curves: the metrics of a step, or with `eval` those of an eval of it, or
+    with `source` the gauges of a worker at a moment, whose `step` is in whole Unix seconds.
 
-    `time` is Unix time in seconds, None where it is unknown; `eval` is the eval's id, else ''.
+    `time` is Unix time in seconds, None where it is unknown; `eval` is the eval's id, '<n>/<env>',
+    and `source` the worker's, else ''. `samples` are of an eval.
     """
 
     step: int
     time: float | None
     values: dict[str, float]
     eval: str = ""
+    source: str = ""
+    samples: tuple[Sample, ...] = ()
+
+    @property
+    def table(self) -> str:
+        """What the table of samples is called."""
+        return f"eval/{self.eval.partition('/')[2]}/samples"
+
+    @property
+    def rows(self) -> list[list[Any]]:
+        """The table of samples, by `COLUMNS`."""
+        return [
+            [self.step, each.example, each.prompt, each.reply, each.reward] for each in self.samples
+        ]
 
 
 @dataclass(frozen=True)
 class Sent:
     """How far a run was sent: `count` records to the series `name`, and which are under way.
 
-    `step` and `time` are those of the last step sent, -1 and None before the first. `mark` is the
-    target's own note of where it stood after `count` records. `settled` describes the end of a run
-    of which everything was sent, else ''.
+    `step` and `time` are those of the last step sent, -1 and None before the first. `gauges` has
+    the time of the last gauges sent of each worker, without those that are older by LATE_S than the
+    latest. `mark` is the target's own note of where it stood after `count` records. `settled`
+    describes the end of a run of which everything was sent, else ''.
     """
 
     name: str
@@ -44,13 +81,20 @@ class Sent:
     mark: Any = None
     pending: tuple[Record, ...] = ()
     settled: str = ""
+    gauges: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def gauges_since(self) -> float:
+        """The Unix time after which there may be gauges that were not sent."""
+        return max(max(self.gauges.values(), default=0.0) - LATE_S, 0.0)
 
     def committed(self, mark: Any) -> "Sent":
         """The state after the target took all that was pending."""
-        steps = [record for record in self.pending if not record.eval]
+        steps = [record for record in self.pending if not (record.eval or record.source)]
         evals = tuple(record.eval for record in self.pending if record.eval)
         last = steps[-1] if steps else self
-        return replace(
+        gauges = {r.source: r.time for r in self.pending if r.source and r.time is not None}
+        after = replace(
             self,
             count=self.count + len(self.pending),
             step=last.step,
@@ -58,7 +102,10 @@ class Sent:
             evals=self.evals + evals,
             mark=mark,
             pending=(),
+            gauges={**self.gauges, **gauges},
         )
+        recent = {name: at for name, at in after.gauges.items() if at > after.gauges_since}
+        return replace(after, gauges=recent)
 
 
 SENT = TypeAdapter(Sent)
@@ -71,16 +118,18 @@ class States:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
-    def load(self, run_id: str) -> Sent:
-        """What was sent of a run; nothing, if it is not known."""
-        file = self._file(run_id)
+    def load(self, first: str) -> Sent:
+        """What was sent of a run, or of its gauges; nothing, if it is not known. `first` is the
+        first series of it.
+        """
+        file = self._file(first)
         if not file.exists():
-            return Sent(run_id)
+            return Sent(first)
         return SENT.validate_json(file.read_bytes())
 
-    def save(self, run_id: str, sent: Sent) -> None:
+    def save(self, first: str, sent: Sent) -> None:
         """Replaces the file; it is on the disk when this returns."""
-        file = self._file(run_id)
+        file = self._file(first)
         part = file.with_suffix(".part")
         with part.open("w") as out:
             json.dump(asdict(sent), out)
@@ -88,5 +137,5 @@ class States:
             os.fsync(out.fileno())
         part.replace(file)
 
-    def _file(self, run_id: str) -> Path:
-        return self._folder / f"{quote(run_id, safe='')}.json"
+    def _file(self, first: str) -> Path:
+        return self._folder / f"{quote(first, safe='')}.json"

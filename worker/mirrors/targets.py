@@ -5,17 +5,27 @@ that keeps them elsewhere recognizes one that it has. A `mark` is any JSON value
 own, kept for it together with the number of records it stands for.
 """
 
+import csv
 import importlib
+import io
 import os
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from ratchet.worker.mirrors.state import Record
+from ratchet.worker.mirrors.state import COLUMNS, Record
 
 MADE_BY_US = ".ratchet"
+KINDS = (
+    "tensorboard=DIR, wandb[=PROJECT], mlflow=ADDRESS[=EXPERIMENT], trackio[=PROJECT] or "
+    "MODULE:FACTORY[=ARGUMENT]"
+)
+PROJECT = "ratchet"
+MLFLOW_METRICS = 1000
+"""Most that MLflow takes at once."""
 
 
 class Target(Protocol):
@@ -48,6 +58,24 @@ def package(module: str, pip: str) -> ModuleType:
         raise ImportError(
             f"{module} cannot be imported ({error}); install it for this Python: pip install {pip}"
         ) from error
+
+
+def markdown_table(rows: Sequence[Sequence[Any]]) -> str:
+    """Rows by `COLUMNS` as a Markdown table that shows every text as it is."""
+    told = ["" if cell is None else str(cell) for row in rows for cell in row]
+    shown = [re.sub(r"[!-/:-@\[-`{-~]", lambda mark: f"&#{ord(mark[0])};", cell) for cell in told]
+    cells = [re.sub(r"\r\n|\r|\n", "<br>", cell) for cell in shown]
+    width = len(COLUMNS)
+    lines = [list(COLUMNS), ["---"] * width]
+    lines += [cells[at : at + width] for at in range(0, len(cells), width)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def csv_table(rows: Sequence[Sequence[Any]]) -> str:
+    """Rows by `COLUMNS` as CSV."""
+    out = io.StringIO()
+    csv.writer(out).writerows([COLUMNS, *rows])
+    return out.getvalue()
 
 
 class TensorBoard:
@@ -83,6 +111,9 @@ class TensorBoard:
         for record in records:
             for name, value in record.values.items():
                 writer.add_scalar(name, value, record.step, walltime=record.time)
+            if record.samples:
+                table = markdown_table(record.rows)
+                writer.add_text(record.table, table, record.step, walltime=record.time)
         writer.flush()
         sizes = {}
         for file in self._files(series):
@@ -112,7 +143,7 @@ class _OfProject:
 
 class Wandb(_OfProject):
     """Runs of a W&B project, grouped by run. The record's number is W&B's own step, which is what
-    tells how many the server has; curves are drawn over the metric `step`.
+    tells how many the server has; curves are drawn over the metric `step`, gauges over `time`.
 
     Nothing is sure before a W&B run is finished, so that each batch is a session of its own, and
     batches are rare. Offline (WANDB_MODE), each is a folder for `wandb sync`.
@@ -128,15 +159,22 @@ class Wandb(_OfProject):
         return max(held, count)
 
     def send(self, series: str, first: int, records: Sequence[Record]) -> Any:
+        wandb = package("wandb", "wandb")
         run = self._open(series)
+        axis = "time" if records[0].source else "step"
+        run.define_metric(axis)
+        run.define_metric("*", step_metric=axis)
         for number, record in enumerate(records, first):
-            run.log({**record.values, "step": record.step}, step=number)
+            told: dict[str, Any] = {**record.values, axis: getattr(record, axis)}
+            if record.samples:
+                told[record.table] = wandb.Table(columns=[*COLUMNS], data=record.rows)
+            run.log(told, step=number)
         run.finish()
         return None
 
     def _open(self, series: str) -> Any:
         wandb = package("wandb", "wandb")
-        run = wandb.init(
+        return wandb.init(
             project=self._project,
             id=re.sub(r"[^A-Za-z0-9_.-]", "-", series),
             name=series,
@@ -145,9 +183,6 @@ class Wandb(_OfProject):
             reinit="finish_previous",
             settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
         )
-        run.define_metric("step")
-        run.define_metric("*", step_metric="step")
-        return run
 
 
 class Trackio(_OfProject):
@@ -174,7 +209,10 @@ class Trackio(_OfProject):
             auto_log_cpu=False,
         )
         for record in records:
-            run.log(dict(record.values), step=record.step)
+            told: dict[str, Any] = {**record.values}
+            if record.samples:
+                told[record.table] = trackio.Table(columns=[*COLUMNS], data=record.rows)
+            run.log(told, step=record.step)
         trackio.finish()
         held = self._held(series)
         if held is not None and held < first + len(records):
@@ -189,9 +227,77 @@ class Trackio(_OfProject):
         return len(storage.get_logs(self._project, series))
 
 
+class Mlflow:
+    """Runs of an MLflow experiment, tagged with the run and the series they are; the mark is the
+    id of one. Tables are CSV artifacts.
+
+    MLflow does not tell how much of a batch it took, but which points a metric has: after an
+    interruption those are left out, and a table takes its own place. What has no time is at 0.
+    """
+
+    every_s = 10.0
+
+    def __init__(self, address: str, experiment: str) -> None:
+        self._address = address
+        self._experiment = experiment
+        self._ids: dict[str, str] = {}
+        self._interrupted: set[str] = set()
+
+    @cached_property
+    def _client(self) -> Any:
+        return package("mlflow", "mlflow-skinny").MlflowClient(tracking_uri=self._address)
+
+    def begin(self, run_id: str, series: str, count: int, mark: Any) -> int:
+        self._ids[series] = mark or self._find(run_id, series)
+        self._client.update_run(self._ids[series], status="RUNNING")
+        self._interrupted.add(series)
+        return count
+
+    def _find(self, run_id: str, series: str) -> Any:
+        known = self._client.get_experiment_by_name(self._experiment)
+        place = known.experiment_id if known else self._client.create_experiment(self._experiment)
+        runs = self._client.search_runs([place], f"tags.`ratchet.series` = '{series}'")
+        if not runs:
+            tags = {"ratchet.run": run_id, "ratchet.series": series}
+            runs = [self._client.create_run(place, tags=tags, run_name=series)]
+        return runs[0].info.run_id
+
+    def send(self, series: str, first: int, records: Sequence[Record]) -> Any:
+        id = self._ids[series]
+        for record in records:
+            if record.samples:
+                file = f"{record.table}/{record.eval.partition('/')[0]}.csv"
+                self._client.log_text(id, csv_table(record.rows), file)
+        points = [
+            # Its own restriction of names.
+            (re.sub(r"[^\w./: -]", "_", name), value, int((record.time or 0) * 1000), record.step)
+            for record in records
+            for name, value in record.values.items()
+        ]
+        if series in self._interrupted:
+            held = {
+                (name, str(point.value), point.timestamp, point.step)
+                for name in {name for name, *_ in points}
+                for point in self._client.get_metric_history(id, name)
+            }
+            points = [
+                point for point in points if (point[0], str(point[1]), *point[2:]) not in held
+            ]
+        metric = package("mlflow.entities", "mlflow-skinny").Metric
+        for at in range(0, len(points), MLFLOW_METRICS):
+            some = [metric(*point) for point in points[at : at + MLFLOW_METRICS]]
+            self._client.log_batch(id, metrics=some)
+        self._interrupted.discard(series)
+        return id
+
+    def end(self, series: str) -> None:
+        self._client.set_terminated(self._ids.pop(series))
+
+
 def target_of(spec: str) -> Target:
-    """The target of `tensorboard=DIR`, `wandb[=PROJECT]`, `trackio[=PROJECT]`, or of
-    `MODULE:FACTORY[=ARGUMENT]`, a function of one's own from a text to a Target.
+    """The target that a text of one of `KINDS` names; a FACTORY is a function of one's own from a
+    text to a Target. MLflow's ADDRESS is a folder or a URI, which needs an EXPERIMENT behind it
+    where it has a '=' itself.
 
     Raises ValueError for anything else.
     """
@@ -199,15 +305,17 @@ def target_of(spec: str) -> Target:
     if kind == "tensorboard" and argument:
         return TensorBoard(Path(argument).expanduser().absolute())
     if kind == "wandb":
-        return Wandb(argument or "ratchet")
+        return Wandb(argument or PROJECT)
     if kind == "trackio":
-        return Trackio(argument or "ratchet")
+        return Trackio(argument or PROJECT)
+    if kind == "mlflow" and argument:
+        address, _, experiment = argument.rpartition("=") if "=" in argument else (argument, "", "")
+        if "://" not in address and address != "databricks":
+            address = Path(address).expanduser().absolute().as_uri()
+        return Mlflow(address, experiment or PROJECT)
     module, colon, factory = kind.partition(":")
     if not (module and colon and factory):
-        raise ValueError(
-            f"--to {spec!r} is no target; it is tensorboard=DIR, wandb[=PROJECT], "
-            "trackio[=PROJECT] or MODULE:FACTORY[=ARGUMENT]"
-        )
+        raise ValueError(f"--to {spec!r} is no target; it is {KINDS}")
     try:
         target: Target = getattr(importlib.import_module(module), factory)(argument)
     except (ImportError, AttributeError) as error:

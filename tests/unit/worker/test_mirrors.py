@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
@@ -22,11 +22,13 @@ from fastapi import FastAPI, HTTPException
 
 from ratchet.api.client import Ratchet
 from ratchet.api.schemas.common import ListOf
-from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
+from ratchet.api.schemas.metrics import EvalRecord, GaugeSample, LagSample, MetricsRow
+from ratchet.api.schemas.rollouts import ROLLOUT_EXAMPLE, RolloutFull, RolloutItem
 from ratchet.api.schemas.run import RUN_EXAMPLE, Run
-from ratchet.worker.mirrors.forward import BATCH, Forwarder, eval_record
-from ratchet.worker.mirrors.state import Record, Sent, States
-from ratchet.worker.mirrors.targets import TensorBoard, package, target_of
+from ratchet.worker.mirrors.__main__ import _command, parser
+from ratchet.worker.mirrors.forward import BATCH, GAUGES_BATCH, SAMPLES, Forwarder
+from ratchet.worker.mirrors.records import PROMPT_CHARS, eval_record
+from ratchet.worker.mirrors.state import LATE_S, Record, Sample, Sent, States
 from tests import ROOT
 
 WITHIN_S = 40.0
@@ -84,19 +86,44 @@ def lines(folder: Path, series: str) -> list[Any]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+class Keeper(Journal):
+    """A Journal that keeps the records it took, and counts those."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder))
+        self.kept: dict[str, list[Record]] = {}
+
+    def send(self, series: str, first: int, records: Sequence[Record]) -> Any:
+        for done, record in enumerate(records):
+            self._dies(done)
+            kept = self.kept.setdefault(series, [])
+            assert len(kept) == first + done
+            kept.append(record)
+
+    def begin(self, run_id: str, series: str, count: int, mark: Any) -> int:
+        self._dies(0)
+        return max(count, len(self.kept.get(series, [])))
+
+
 class FakeApi:
-    """Runs, rows and evals as Ratchet's API tells them."""
+    """Runs, rows, evals, rollouts of evals and gauges as Ratchet's API tells them."""
 
     def __init__(self) -> None:
         self.runs: dict[str, Run] = {}
         self.rows: dict[str, list[MetricsRow]] = {}
         self.found: dict[str, list[EvalRecord]] = {}
+        self.sampled: dict[str, list[GaugeSample | LagSample]] = {}
+        self.rolled: list[RolloutFull] = []
+        self.refused: dict[str, int] = {}
         self.address = ""
         self.app = FastAPI()
         self.app.get("/v1/runs")(self.list_runs)
         self.app.get("/v1/runs/{run_id}")(self.retrieve)
         self.app.get("/v1/runs/{run_id}/metrics")(self.metrics)
         self.app.get("/v1/runs/{run_id}/evals")(self.evals)
+        self.app.get("/v1/runs/{run_id}/gauges")(self.gauges)
+        self.app.get("/v1/runs/{run_id}/rollouts")(self.rollouts)
+        self.app.get("/v1/runs/{run_id}/rollouts/{rid}")(self.rollout)
 
     def list_runs(self) -> ListOf[Run]:
         return ListOf[Run](data=[*self.runs.values()], has_more=False)
@@ -113,9 +140,31 @@ class FakeApi:
     def evals(self, run_id: str) -> ListOf[EvalRecord]:
         return ListOf[EvalRecord](data=self.found[run_id], has_more=False)
 
+    def gauges(
+        self, run_id: str, after: float, limit: int, role: str
+    ) -> ListOf[GaugeSample | LagSample]:
+        assert role == "all"
+        later = [sample for sample in self.sampled[run_id] if sample.time > after]
+        later.sort(key=lambda sample: sample.time)
+        return ListOf(data=later[:limit], has_more=len(later) > limit)
+
+    def rollouts(
+        self, run_id: str, step: int, env: str, kind: str, after: int = 0
+    ) -> dict[str, Any]:
+        """Three a page."""
+        items = [each for each in self.rolled if (each.step, each.env) == (step, env)]
+        page = [RolloutItem.model_validate(each.model_dump()) for each in items[after : after + 3]]
+        more = len(items) > after + 3
+        return {"data": page, "has_more": more, "next_after": str(after + 3)}
+
+    def rollout(self, run_id: str, rid: str) -> RolloutFull:
+        if rid in self.refused:
+            raise HTTPException(self.refused[rid])
+        return next(each for each in self.rolled if each.id == rid)
+
     def begin(self, run_id: str) -> None:
         self.runs[run_id] = Run.model_validate({**RUN_EXAMPLE, "id": run_id})
-        self.rows[run_id], self.found[run_id] = [], []
+        self.rows[run_id], self.found[run_id], self.sampled[run_id] = [], [], []
 
     def steps(self, run_id: str, first: int, last: int, at: float = 1e9) -> None:
         """Steps `first`..`last` are trained, `at` seconds plus the step's number."""
@@ -127,6 +176,30 @@ class FakeApi:
     def eval(self, run_id: str, step: int) -> None:
         told = {"epoch": f"{step}-1/rev", "env": "rev", "step": step, "reward_mean": step / 10}
         self.found[run_id].append(EvalRecord.model_validate(told))
+
+    def roll(self, epoch: str, step: int, example: int, index: int, *said: str) -> None:
+        """A rollout of an eval: what the user, the model, the user … said."""
+        group = f"eval/{epoch}/{example}"
+        roles = ["user", "assistant"] * len(said)
+        told = {
+            "id": f"{group.replace('/', ':')}:{index}",
+            "group": group,
+            "index": index,
+            "kind": "eval",
+            "env": "rev",
+            "example": example,
+            "step": step,
+            "reward": index / 2,
+            "messages": [
+                {"role": role, "content": text} for role, text in zip(roles, said, strict=False)
+            ],
+        }
+        self.rolled.append(RolloutFull.model_validate({**ROLLOUT_EXAMPLE, **told}))
+
+    def gauge(self, run_id: str, source: str, *times: float) -> None:
+        for at in times:
+            told = {"time": at, "source": source, "worker_inflight": int(at)}
+            self.sampled[run_id].append(GaugeSample.model_validate(told))
 
     def resume(self, run_id: str, attempt: int, step: int) -> None:
         """Another attempt goes on after `step`; what came after is not of the run any more."""
@@ -341,6 +414,126 @@ def test_an_api_that_is_away_or_knows_no_run_is_no_failure_of_the_target(
         assert forwarder(client, tmp_path).look()
 
 
+def killed_in_mid_batch(client: Ratchet, target: Keeper, tmp_path: Path, done: int) -> Forwarder:
+    """A look that ends after `done` records of a batch; returns what a new process goes on with."""
+    (tmp_path / "dead").write_text(str(done))
+    assert not Forwarder(client, target, States(tmp_path / "state"), ("all",)).look()
+    (tmp_path / "dead").unlink()
+    return Forwarder(client, target, States(tmp_path / "state"), ("all",))
+
+
+def test_gauges_are_a_series_on_the_clock_and_none_is_lost_or_doubled(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    api.begin("a")
+    api.gauge("a", "rollout-1", *(1e9 + 10 * n for n in range(20)))
+    lag = {"mean": 0.1, "max": 0.5, "p99": 0.4}
+    told = {"time": 1e9 + 0.5, "source": "trainer-2", "role": "trainer", "event_loop_lag": lag}
+    api.sampled["a"].append(LagSample.model_validate(told))
+    target = Keeper(tmp_path)
+    with Ratchet(api.address) as client:
+        mirror = killed_in_mid_batch(client, target, tmp_path, 7)
+        assert len(target.kept["a.gauges"]) == 7
+        # What came meanwhile and earlier belongs before what was under way, and is sent after it.
+        api.gauge("a", "rollout-3", 1e9 + 5, 1e9 + 15, 1e9 + 300)
+        assert mirror.look() and mirror.look()
+        api.resume("a", 2, 0)
+        api.gauge("a", "rollout-1", 1e9 + 290)
+        assert mirror.look()
+    kept = target.kept["a.gauges"]
+    sent = [(record.source, record.time) for record in kept]
+    assert len(sent) == 25
+    assert sorted(sent) == sorted((each.source, each.time) for each in api.sampled["a"])
+    assert kept[0].step == 10**9 and kept[0].values["gauges/rollout-1/worker_inflight"] == 1e9
+    assert not [name for name in kept[0].values if name.endswith(("/time", "/heard"))]
+    lags = {name: value for name, value in kept[1].values.items() if "event_loop_lag" in name}
+    assert lags == {f"gauges/trainer-2/event_loop_lag/{name}": lag[name] for name in lag}
+    assert "a" not in target.kept and set(target.kept) == {"a.gauges"}
+
+
+def test_a_long_run_s_gauges_go_in_batches_and_their_times_are_forgotten(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    api.begin("a")
+    api.gauge("a", "rollout-1", *(1e9 + n for n in range(2 * GAUGES_BATCH)))
+    api.gauge("a", "rollout-2", 1e9)
+    api.gauge("a", "rollout-3", 1e9 + 2 * GAUGES_BATCH - LATE_S / 2)
+    api.end("a")
+    target = Keeper(tmp_path)
+    with Ratchet(api.address) as client:
+        states = States(tmp_path / "state")
+        assert Forwarder(client, target, states, ("all",)).look()
+    assert len({(each.source, each.time) for each in target.kept["a.gauges"]}) == 2002
+    assert len(target.kept["a.gauges"]) == 2002
+    sent = states.load("a.gauges")
+    assert set(sent.gauges) == {"rollout-1", "rollout-3"} and sent.settled
+    assert sent.step == -1
+
+
+def test_gauges_of_a_run_that_has_just_ended_are_waited_for(api: FakeApi, tmp_path: Path) -> None:
+    api.begin("a")
+    api.end("a")
+    api.runs["a"] = api.runs["a"].model_copy(update={"finished_at": datetime.now(UTC)})
+    target = Keeper(tmp_path)
+    with Ratchet(api.address) as client:
+        mirror = Forwarder(client, target, States(tmp_path / "state"), ("all",))
+        assert mirror.look()
+        api.gauge("a", "rollout-1", 1e9)
+        assert mirror.look()
+    assert len(target.kept["a.gauges"]) == 1
+
+
+def test_an_eval_brings_a_table_of_samples_that_a_kill_does_not_change(
+    api: FakeApi, tmp_path: Path
+) -> None:
+    api.begin("a")
+    api.steps("a", 10, 10)
+    api.eval("a", 10)
+    for example in range(5):
+        for index in range(2):
+            api.roll("10-1/rev", 10, example, index, f"p{example}", f"r{index}", "more", "last")
+        api.roll("10-2/rev", 10, example, 0, "another eval's", "another")
+    api.rolled[0].messages[0]["content"] = [{"type": "text", "text": "p" * 2 * PROMPT_CHARS}]
+    target = Keeper(tmp_path)
+    with Ratchet(api.address) as client:
+        mirror = killed_in_mid_batch(client, target, tmp_path, 1)
+        rolled, api.rolled = api.rolled, []
+        assert mirror.look()
+        _, record = target.kept["a"]
+        assert record.table == "eval/rev/samples"
+        assert [each.example for each in record.samples] == [0, 0, 1, 1, 2, 2, 3, 4]
+        first, second = record.samples[0], record.samples[2]
+        assert first.prompt == "p" * (PROMPT_CHARS - 1) + "…"
+        assert second == Sample(1, "p1", "r0\n\nmore\n\nlast", 0.0)
+        assert record.rows[3] == [10, 1, "p1", "r1\n\nmore\n\nlast", 0.5]
+        # Fewer than there are examples: one of each; none at all: no request.
+        api.rolled = rolled
+        for most, examples in ((3, [0, 1, 2]), (0, [])):
+            target = Keeper(tmp_path)
+            states = States(tmp_path / f"state{most}")
+            assert Forwarder(client, target, states, ("a",), samples=most).look()
+            assert [each.example for each in target.kept["a"][1].samples] == examples
+
+
+def test_a_rollout_that_cannot_be_read_is_left_out_and_one_that_may_be_later_is_waited_for(
+    api: FakeApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.begin("a")
+    api.steps("a", 10, 10)
+    api.eval("a", 10)
+    for example in range(3):
+        api.roll("10-1/rev", 10, example, 0, "p", "r")
+    api.refused = {"eval:10-1:rev:0:0": 500, "eval:10-1:rev:2:0": 503}
+    target = Keeper(tmp_path)
+    with Ratchet(api.address, max_retries=0) as client:
+        mirror = Forwarder(client, target, States(tmp_path / "state"), ("all",))
+        assert not mirror.look() and not target.kept
+        del api.refused["eval:10-1:rev:2:0"]
+        assert mirror.look()
+    assert [each.example for each in target.kept["a"][1].samples] == [1, 2]
+    assert "no samples of eval:10-1:rev:0:0" in caplog.text
+
+
 def test_an_eval_s_numbers_are_named_by_env() -> None:
     told = {"epoch": "3-1/e", "env": "e", "step": 3, "reward_mean": 0.5, "time": 7.0}
     record = eval_record(EvalRecord.model_validate({**told, "metrics": {"x": 1}, "ok": True}))
@@ -357,66 +550,26 @@ def test_state_survives_whole(tmp_path: Path) -> None:
     assert after.evals == ("0-1/e", "1-1/e")
 
 
-@pytest.mark.parametrize(
-    "spec", ["tensorboard", "neptune=x", "no.such.module:make", "json:nothing"]
-)
-def test_what_is_no_target_is_said_at_once(spec: str) -> None:
-    with pytest.raises(ValueError, match="--to"):
-        target_of(spec)
+def test_state_of_an_earlier_build_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(
+        '{"name": "a", "count": 3, "step": 1, "time": 2.0, "evals": ["0-1/e"], "mark": [1], '
+        '"pending": [{"step": 2, "time": 3.0, "values": {"a": 1.0}, "eval": "2-1/e"}], '
+        '"settled": ""}'
+    )
+    sent = States(tmp_path).load("a")
+    pending = (Record(2, 3.0, {"a": 1.0}, eval="2-1/e"),)
+    assert sent == Sent("a", 3, 1, 2.0, ("0-1/e",), [1], pending)
 
 
-def test_a_missing_package_is_named() -> None:
-    with pytest.raises(ImportError, match="pip install tensorboard"):
-        package("no_such_package", "tensorboard")
+def test_the_number_of_samples_is_the_command_s() -> None:
+    made = parser()
+    assert made.parse_args(["--to", "wandb"]).samples == SAMPLES == 8
+    input = made.parse_args(["--to", "wandb", "--samples", "0"])
+    command = _command(input, "wandb")
+    assert command[command.index("--samples") + 1] == "0"
 
 
-class FileWriter:
-    """Stands in for TensorBoard's SummaryWriter: a line a scalar, in a file of such a name."""
-
-    made = 0
-
-    def __init__(self, folder: str, filename_suffix: str) -> None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        FileWriter.made += 1
-        self.file = Path(folder, f"events.{FileWriter.made}{filename_suffix}")
-        self.out = self.file.open("w")
-
-    def add_scalar(self, name: str, value: float, step: int, walltime: float | None) -> None:
-        self.out.write(f"{step} {name} {value} {walltime}\n")
-
-    def flush(self) -> None:
-        self.out.flush()
-
-    def close(self) -> None:
-        self.out.close()
-
-
-def test_event_files_are_cut_to_what_was_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writers = cast(Any, type(sys)("torch.utils.tensorboard"))
-    writers.SummaryWriter = FileWriter
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", writers)
-
-    def points(*steps: int) -> list[Record]:
-        return [Record(step, 5.0, {"loss": 0.5}) for step in steps]
-
-    def written() -> list[int]:
-        files = sorted((tmp_path / "a").glob("events*"))
-        return [int(line.split()[0]) for file in files for line in file.read_text().splitlines()]
-
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "events.of-another-tool").write_text("")
-    first = TensorBoard(tmp_path)
-    assert first.begin("a", "a", 0, None) == 0
-    mark = first.send("a", 0, points(0, 1))
-    first.send("a", 2, points(2, 3))
-    # The process dies before the commit of steps 2 and 3; another dies before sending anything.
-    assert TensorBoard(tmp_path).begin("a", "a", 2, mark) == 2
-    second = TensorBoard(tmp_path)
-    assert second.begin("a", "a", 2, mark) == 2
-    assert written() == [0, 1]
-    mark = second.send("a", 2, points(2, 3, 4))
-    second.end("a")
-    assert written() == [0, 1, 2, 3, 4] and len(mark) == 2
-    assert (tmp_path / "a" / "events.of-another-tool").exists()
+def test_a_number_of_samples_below_0_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--to", "wandb", "--samples=-1"])
+    assert "'-1' is no count" in capsys.readouterr().err
