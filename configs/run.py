@@ -338,13 +338,28 @@ class RunConfig(Section):
         return 1e-4 if exact else 0.1
 
 
+def _credit_of(algo: dict[str, Any]) -> dict[str, Any]:
+    """An algorithm without what only says how its frozen models are reached."""
+    reached = ("timeout_s", "connect_timeout_s", "max_retries", "more_urls", "headers_from_env")
+    return {
+        key: {name: part for name, part in value.items() if name not in reached}
+        if key in ("teacher", "source") and isinstance(value, dict)
+        else value
+        for key, value in algo.items()
+    }
+
+
 def data_of(config: RunConfig) -> dict[str, Any]:
     """What of a config decides which examples are drawn and what a finalized group holds."""
     data = config.model_dump(mode="json", include={"seed", "train", "algo", "filters", "eval"})
     served = {"ratio": 0, "start_timeout_s": None, "log_level": "info"}
-    envs = [{**env, **served} for env in data["train"]["env"]]
+    envs = [
+        {**env, **served, "algo": env["algo"] and _credit_of(env["algo"])}
+        for env in data["train"]["env"]
+    ]
     return {
         **data,
+        "algo": _credit_of(data["algo"]),
         "train": {**data["train"], "max_empty_batches": 0, "env": envs},
         "eval": [env["name"] for env in data["eval"]["env"]],
     }

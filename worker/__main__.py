@@ -32,13 +32,14 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
     await register_search_attributes(client)
     private_folder(settings.home)
     store = ArtifactStore(settings.store_url, settings.home / "stores.json")
+    free = None
     try:
         await asyncio.to_thread(store.require_usable)
+        free = store.free_bytes()
     except UnusableStore:
         raise
     except StoreUnavailable as error:
         logging.warning("%s; runs wait for it", error)
-    free = store.free_bytes()
     if free is not None and free < LOW_DISK_BYTES:
         # Runs that wait for space are to find workers once it is there.
         logging.warning(

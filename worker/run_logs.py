@@ -113,7 +113,10 @@ class RunLogs(logging.Filter):
         try:
             while True:
                 await asyncio.sleep(TICK_S)
-                await asyncio.to_thread(self.write, time.time())
+                try:
+                    await asyncio.to_thread(self.write, time.time())
+                except OSError as error:
+                    logging.warning("a run's log cannot be written: %s", error)
         finally:
             logger.removeFilter(self)
             self._lag.stop()

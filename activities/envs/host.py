@@ -44,7 +44,7 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
     def start_limit() -> float:
         return max(load_times.start_limit(ctx.store, served) for _, served in sections)
 
-    scratch = ctx.scratch(f"env-{host.run_id}-{host.name.replace('/', '-')}-{epoch}")
+    scratch = ctx.scratch(f"env-{host.run_id}-{host.index}-{epoch}")
     # Everyone on the machine may read command lines.
     file = private_file(scratch / "server.json", json.dumps(input))
     return ServerSpec(

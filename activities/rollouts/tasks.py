@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.activities.contracts import names
+from ratchet.activities.contracts.checks import load_limits
 from ratchet.activities.contracts.rollouts import Kind
 from ratchet.activities.envs import dump, loading
 from ratchet.activities.runtime.children import as_parent, child_env, module_command
@@ -21,7 +22,6 @@ from ratchet.activities.runtime.failing import final
 from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.configs.env import EnvConfig
 
-LOAD_TIMEOUT_S = 300.0
 HEADROOM = 256
 """An endless or huge taskset is read this far at first, and then twice as far as was asked."""
 WHOLE = 20_000
@@ -84,15 +84,16 @@ class TaskLibrary:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
-        limit_s = max(LOAD_TIMEOUT_S, env.start_timeout_s or 0.0)
+        limit_s = load_limits(self.ctx.config(run_id))[env.path]
         try:
             async with asyncio.timeout(limit_s):
                 _, err = await process.communicate(json.dumps(request).encode())
         except TimeoutError:
-            # It loaded for the preflight, and in less time.
+            # It loaded for the preflight, which waits no longer than this.
             raise StoreUnavailable(
                 f"taskset {env.id!r} is not loaded after {limit_s:.0f} s; check the "
-                "connection or the disk that it is read from"
+                "connection or the disk that it is read from, or start a run with a longer "
+                "start_timeout_s of the env"
             ) from None
         finally:
             if process.returncode is None:

@@ -4,6 +4,7 @@ Invariants: whatever becomes of a ping, the work that it tells of is done and st
 the URL but its host is ever logged: it may be a secret.
 """
 
+import asyncio
 import logging
 import os
 from urllib.parse import urlsplit
@@ -26,11 +27,14 @@ async def ping(url: str, variable: str, what: str) -> None:
     try:
         place = urlsplit(url).hostname or "no host"
         # An address that a config may not name must not be reached by way of one that it may.
-        async with httpx.AsyncClient(
-            timeout=PING_S, verify=shared_context(), follow_redirects=False
-        ) as client:
-            answer = await client.get(url)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        async with (
+            asyncio.timeout(PING_S),
+            httpx.AsyncClient(verify=shared_context(), follow_redirects=False) as client,
+            # Of the answer its status counts; a body may never end.
+            client.stream("GET", url) as answer,
+        ):
+            pass
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, TimeoutError) as error:
         log.warning("%s: the ping of its monitor failed: %s", what, type(error).__name__)
         return
     if not answer.is_success:

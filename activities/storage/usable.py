@@ -58,7 +58,8 @@ class Mark:
         root = str(self._root)
         known = json.loads(self._known.read_text()) if self._known.exists() else []
         if not there:
-            if self._seen or root in known:
+            # A store of an older build has no mark, and what it holds shows that it is there.
+            if (self._seen or root in known) and not (self._root / "runs").is_dir():
                 raise UnusableStore(
                     f"the artifact store {root} has no {MARK}, which it had before",
                     "mount the disk that holds the store there; if it was emptied on purpose, take "

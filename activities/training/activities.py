@@ -89,12 +89,14 @@ def _trainer_errors(store: ArtifactStore, run_id: str, config: RunConfig) -> Ite
     try:
         yield
     except OutOfMemory as error:
-        raise final(names.BAD_INPUT, _out_of_memory(store, run_id, config, str(error))) from error
+        raise final(
+            names.TRAINER_LOST, _out_of_memory(store, run_id, config, str(error))
+        ) from error
     except TrainerGone as error:
         if machine.out_of_memory_kills() == killed:
             raise final(names.TRAINER_LOST, error) from error
         said = "the kernel killed a process of this worker's control group for memory"
-        raise final(names.BAD_INPUT, _out_of_memory(store, run_id, config, said)) from error
+        raise final(names.TRAINER_LOST, _out_of_memory(store, run_id, config, said)) from error
     except (StateMismatch, fencing.Nondeterministic) as error:
         raise final(names.TRAINER_LOST, error) from error
     except DiskFailed as error:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ratchet.activities.contracts import names
 from ratchet.configs.run import RunConfig
 from ratchet.configs.trainer import ALL_LINEAR, LoraConfig
 
@@ -208,9 +209,7 @@ def exhausted(shape: Shape | None, config: RunConfig, said: str, *, room: int, g
     """What to do about a trainer that ran out of memory, in words; `said` is what was heard of it,
     `shape` None for a model of which nothing is known.
     """
-    begin = (
-        f"the trainer ran out of memory ({said}), of which there are {room / GIB:.1f} GiB for it"
-    )
+    begin = f"{names.OUT_OF_MEMORY} ({said}), of which there are {room / GIB:.1f} GiB for it"
     last = "take a shorter trainer.seq_len, a smaller model or a machine with more memory"
     if shape is None:
         return f"{begin}: set trainer.activation_checkpointing = true or a smaller " + (

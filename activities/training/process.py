@@ -109,7 +109,8 @@ class TrainerServer:
             if self._deterministic and (refused := determinism.refusal(error)) is not None:
                 raise ValueError(refused) from error
             if memory_failure(error):
-                raise OutOfMemory(f"{op}: {str(error).splitlines()[0][:300]}") from error
+                said = (str(error) or type(error).__name__).splitlines()[0][:300]
+                raise OutOfMemory(f"{op}: {said}") from error
             if (refusal := disk_failure(error)) is None:
                 raise
             place = args.get("out") or args.get("folder")

@@ -135,7 +135,8 @@ class Guard:
             if scope["path"].startswith(GUARDED) and self._keyring:
                 key = state["key"] = self._known(self._keyring, headers)
                 self._require_allowed(self._keyring, key, scope["method"])
-            asks_stream = STREAM.decode() in headers.get(b"accept", "")
+            accepted = (value for name, value in scope["headers"] if name.lower() == b"accept")
+            asks_stream = any(STREAM in value for value in accepted)
             if asks_stream:
                 self._require_room(key)
         except ApiProblem as problem:

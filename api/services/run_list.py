@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 
 from ratchet.activities.contracts.statuses import ENDED
+from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.schemas.run import Run
@@ -137,6 +138,10 @@ class RunList:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await self._catching.get("", self.catch_up)
+        except (ApiProblem, StoreUnavailable):
+            # The next list tries for itself: what failed may be well in a moment.
+            self._catching.forget("")
+            raise
         except TimeoutError:
             raise ApiProblem(
                 503,

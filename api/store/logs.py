@@ -64,6 +64,15 @@ def _begin(log: Path, after: str | None) -> tuple[Path, int, int]:
     return log, offset, level
 
 
+def _moment(text: str) -> datetime | None:
+    """A time as logs write it, in UTC; None for what only looks like one."""
+    try:
+        # Without a zone it is this machine's, which wrote it.
+        return datetime.fromisoformat(text.replace(",", ".")).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
 def _whole_lines(data: bytes, cut: bool) -> Iterator[tuple[int, bytes]]:
     """Each line of `data` that has ended, and where; with `cut` the first is none, and a line that
     fills a page is taken as it is.
@@ -98,11 +107,12 @@ def read_page(log: Path, source: str, after: str | None, limit: int, lowest: int
             break
         text = redacted(raw.decode(errors="replace")[: 2 * LINE_CHARACTERS], LINE_CHARACTERS)
         match = _LINE.fullmatch(text)
-        if match is not None:
+        told = _moment(match["time"]) if match else None
+        if match is not None and told is not None:
             level = LEVELS.index(match["level"].lower().replace("critical", "error"))
-            moment = datetime.fromisoformat(match["time"].replace(",", "."))
-            # Without a zone it is this machine's, which wrote it.
-            moment = moment.astimezone(UTC)
+            moment = told
+        else:
+            match = None
         passed = end
         if level >= lowest:
             lines.append(

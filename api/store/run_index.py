@@ -49,7 +49,10 @@ class RunIndex:
 
     def add(self, rows: Iterable[Row]) -> None:
         """Adds runs, on the disk when this returns."""
-        self._store.touch(keys.indexed_run(_hour(row), *row) for row in rows)
+        added = list(rows)
+        there = {row for hour in {_hour(row) for row in added} for row in self._rows(hour)}
+        missing = [row for row in added if row not in there]
+        self._store.touch(keys.indexed_run(_hour(row), *row) for row in missing)
 
     def before(self, row: Row | None, count: int) -> list[Row]:
         """The newest `count` rows that come before `row`, or of all, the newest first."""

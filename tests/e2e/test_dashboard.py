@@ -468,15 +468,19 @@ async def test_runs_are_filtered_over_all_pages(site: Site) -> None:
 
     async def paged(route: Any) -> None:
         answer = await (await route.fetch()).json()
-        rows, older = answer["data"], "after=" in route.request.url
-        rows = [{**rows[0], "id": "ancient", "name": "ancient"}] if older else rows[:2]
-        await route.fulfill(json={**answer, "data": rows, "has_more": not older})
+        first, older = answer["data"][0], "after=" in route.request.url
+        limit = int(re.search(r"limit=(\d+)", route.request.url)[1])
+        names = ["ancient"] if older else [f"young-{i}" for i in range(limit)]
+        rows = [{**first, "id": name, "name": name} for name in names]
+        leads_on = {"has_more": not older, "next_after": None if older else first["id"]}
+        await route.fulfill(json={**answer, "data": rows, **leads_on})
 
     async with reading(site.browser, site.api) as reader:
         page = reader.page
         await page.route(lambda url: "/v1/runs?" in url, paged)
         await reader.open("#/runs", '="runs"')
-        await expect(page.locator("tbody tr")).to_have_count(2)
+        await page.get_by_role("link", name="young-9", exact=True).wait_for()
+        await expect(page.get_by_role("link", name="ancient")).to_have_count(0)
         await page.get_by_label("Filter by name or metadata").fill("ancient")
         await page.get_by_role("link", name="ancient").wait_for()
         await expect(page.locator("tbody tr")).to_have_count(1)

@@ -91,6 +91,21 @@ async def test_lost_trainer_replays_recorded_batches_since_the_checkpoint(tempor
         assert [push.version for push in world.pushes] == list(range(7)), "the same bits"
 
 
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_trainer_without_memory_is_tried_once_more(temporal: Client, times: int) -> None:
+    async with world_of(temporal) as world:
+        world.no_memory = {2: times, 3: 1}
+        handle = await start(world, max_steps=3, checkpoint={"interval": 1}, eval={})
+        if times == 1:
+            assert (await handle.result())["status"] == "succeeded"
+            check_exactly_once(world, 3)
+            return
+        with pytest.raises(WorkflowFailureError) as failed:
+            await handle.result()
+        assert "set trainer.micro_batch_tokens" in str(failed.value.cause)
+        assert world.events.count("killed trainer/0") == 2, "the second time was the last"
+
+
 async def test_replay_that_makes_other_bits_is_pushed_again(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.lose_trainer_at, world.other_bits = {4}, {3}

@@ -108,6 +108,8 @@ class World:
     events: list[str] = field(default_factory=list)
     trainer_step: int = -1
     trainer_epoch: int = -1
+    no_memory: dict[int, int] = field(default_factory=dict)
+    """How often the trainer runs out of memory at a step."""
     lose_trainer_at: set[int] = field(default_factory=set)
     refuse_gate_at: set[int] = field(default_factory=set)
     lose_engine_in: set[str] = field(default_factory=set)
@@ -377,6 +379,11 @@ class World:
     @activity.defn(name=names.TRAIN_STEP)
     async def train_step(self, arg: TrainStepInput) -> TrainStepResult:
         await self._let_go(f"step {arg.step}")
+        if self.no_memory.get(arg.step):
+            self.no_memory[arg.step] -= 1
+            self.kill("trainer/0")
+            text = f"{names.OUT_OF_MEMORY} (CUDA): set trainer.micro_batch_tokens"
+            raise ApplicationError(text, type=names.TRAINER_LOST, non_retryable=True)
         if arg.step in self.lose_trainer_at:
             self.lose_trainer_at.discard(arg.step)
             self.kill("trainer/0")

@@ -206,6 +206,9 @@ class Trainer:
             raise RunFailed("trainer", reason, code="bad_input", user=True)
         if type_of(error) == names.CORRUPT:
             raise RunFailed("store", reason, code="damaged")
+        if part.losses and names.OUT_OF_MEMORY in reason:
+            # Once it may have been another process's doing; twice with no step between, its own.
+            raise RunFailed("trainer", reason, code="bad_input", user=True)
         part.losses += 1
         self._log.note(f"trainer lost (epoch {host.epoch}): {reason}")
         if part.losses > MAX_LOSSES:

@@ -74,6 +74,6 @@ async def test_a_broken_env_is_the_users(tmp_path: Path) -> None:
 async def test_a_hub_that_hangs_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "LOAD_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(tasks, "load_limits", lambda config: {str(tmp_path): 0.5})
     with pytest.raises(StoreUnavailable, match="not loaded after"):
         await library(tmp_path, HANGS).task("r", "train", "own-env", 0)

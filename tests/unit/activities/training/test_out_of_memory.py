@@ -1,4 +1,4 @@
-"""A trainer without memory is the user's to mend, with the keys that help, and is not retried."""
+"""A trainer without memory is lost, with the keys that help; a workflow ends it the second time."""
 
 import json
 from pathlib import Path
@@ -52,6 +52,14 @@ async def test_the_process_answers_that_it_has_no_memory() -> None:
     answer = await server._answer({"id": 1, "op": "save", "args": {"step": 1, "out": "/x"}})
     assert answer["error"]["type"] == "OutOfMemory" and "save" in answer["error"]["message"]
 
+    def fail(step: int, out: Path) -> None:
+        raise MemoryError
+
+    server.trainer.save = fail  # type: ignore[method-assign]
+    answer = await server._answer({"id": 2, "op": "save", "args": {"step": 1, "out": "/x"}})
+    assert answer["error"] == {**answer["error"], "type": "OutOfMemory"}
+    assert answer["error"]["message"] == "save: MemoryError"
+
 
 def test_what_helps_is_named_with_what_it_takes() -> None:
     said = exhausted(LARGE, config({}), "CUDA out of memory", room=2**35, gpu=True)
@@ -71,7 +79,7 @@ def test_what_helps_is_named_with_what_it_takes() -> None:
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_only_a_trainer_that_was_killed_for_memory_is_the_users(
+def test_a_trainer_without_memory_is_lost_with_what_helps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: int
 ) -> None:
     store = ArtifactStore(f"file://{tmp_path}/store")
@@ -82,13 +90,14 @@ def test_only_a_trainer_that_was_killed_for_memory_is_the_users(
     monkeypatch.setattr(machine, "out_of_memory_kills", lambda: kills.pop(0))
     with pytest.raises(ApplicationError) as caught, _trainer_errors(store, "r", config({})):
         raise TrainerGone("closed its socket during 'step'")
-    assert caught.value.type == (names.BAD_INPUT if killed else names.TRAINER_LOST)
-    assert caught.value.non_retryable
+    assert caught.value.type == names.TRAINER_LOST and caught.value.non_retryable
+    assert caught.value.message.startswith(names.OUT_OF_MEMORY) == bool(killed)
     assert ("trainer.micro_batch_tokens" in caught.value.message) == bool(killed)
     kills = [5, 5]
     with pytest.raises(ApplicationError) as caught, _trainer_errors(store, "r", config({})):
         raise OutOfMemory("step: CUDA out of memory")
-    assert caught.value.type == names.BAD_INPUT and "CUDA" in caught.value.message
+    assert caught.value.type == names.TRAINER_LOST and "CUDA" in caught.value.message
+    assert caught.value.message.startswith(names.OUT_OF_MEMORY)
     kills = [5, 5]
     with pytest.raises(TrainerFailed), _trainer_errors(store, "r", config({})):
         raise TrainerFailed("RuntimeError", "something else")
