@@ -143,6 +143,9 @@ def events(
             raise typer.Exit(INTERRUPTED) from None
 
 
+EVENTS = "events"
+
+
 def logs(
     run_id: RunId,
     env: Annotated[
@@ -153,7 +156,11 @@ def logs(
         ),
     ] = None,
     source: Annotated[
-        str | None, typer.Option(help="What one process wrote: orchestrator, or env:NAME.")
+        str | None,
+        typer.Option(
+            help="events: what happened to the run; orchestrator: its pipeline and steps; "
+            "or env:NAME. By default events, and with --follow orchestrator."
+        ),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run has ended.")
@@ -169,7 +176,9 @@ def logs(
     """
     if env is not None and source is not None:
         raise typer.BadParameter("--env and --source both say whose log is meant; drop one of them")
-    source = f"env:{env}" if env is not None else source
+    usual = "orchestrator" if follow else EVENTS
+    source = f"env:{env}" if env is not None else source or usual
+    source = None if source == EVENTS else source
     with asking(as_json_) as client:
         if not follow:
             page = client.runs.logs(run_id, after=after, limit=limit, level=level, source=source)
