@@ -71,7 +71,7 @@ def _fields_at(location: Iterable[int | str]) -> dict[str, Any]:
 
 
 def _keys_below(fields: dict[str, Any], above: str = "") -> dict[str, str]:
-    """Dotted keys of all sections, by their last part; of several the first."""
+    """Dotted keys of all sections by their last part; the first of several."""
     found: dict[str, str] = {}
     inner: dict[str, str] = {}
     for name, annotation in fields.items():
@@ -81,8 +81,9 @@ def _keys_below(fields: dict[str, Any], above: str = "") -> dict[str, str]:
 
 
 def _unknown(location: tuple[int | str, ...]) -> str:
-    """What to say of a key that is not there: one much like it beside it or anywhere, else the
-    nearest beside it."""
+    """The error for an unknown key: suggests a close match in its section or in any other, else the
+    nearest in its section.
+    """
     key, valid = str(location[-1])[:NEAR], list(_fields_at(location[:-1]))
     beside = {name: name for name in valid}
     for known, alike in (

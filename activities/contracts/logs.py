@@ -1,7 +1,7 @@
 """Where the processes of a run write their logs, below RATCHET_HOME of their machine.
 
-All attempts of a run write to the same files. A log that has grown beyond LOG_BYTES goes on from
-nothing, and what it held replaces the file of the same name with PAST at its end.
+All attempts of a run write to the same files. When a log reaches its limit (LOG_BYTES for servers),
+its content moves to the file of the same name with the suffix PAST, and it starts empty.
 """
 
 from ratchet.activities.contracts import names

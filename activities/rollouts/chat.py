@@ -1,9 +1,8 @@
 """Rollouts of evals through chat completions, as a user of the model would ask it.
 
-The engine turns messages into tokens by the model's own chat template and tells of a reply no
-version of its weights, as it does of tokens that train. So it is asked for its weight label before
-and after a rollout. Labels are never used twice: where both are the same, those weights sampled all
-of it, and where they differ nobody knows which sampled what.
+The engine renders messages with the model's own chat template. A chat reply carries no weight
+label, so the worker reads the engine's label before and after each rollout. Labels are never
+reused: if both are equal, those weights sampled the whole rollout; if they differ, it is mixed.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """Pings a service that raises an alarm once it misses a sign of life.
 
-Invariants: whatever becomes of a ping, the work that it tells of is done and stays so. Nothing of
-the URL but its host is ever logged: it may be a secret.
+Invariants: a ping follows finished work and cannot undo it or fail it. Logs show only the URL's
+host: the rest may be a secret.
 """
 
 import asyncio

@@ -58,7 +58,7 @@ def make_folder(folder: Path, *, sync: bool) -> None:
             try:
                 sync_folder(made.parent)
             except BaseException:
-                # The next try is to make it anew, and sync it then.
+                # So that the next attempt creates the folder again, and syncs it.
                 with contextlib.suppress(OSError):
                     made.rmdir()
                 raise

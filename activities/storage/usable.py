@@ -30,7 +30,7 @@ class UnusableStore(StoreUnavailable):
 
 
 def remedy(error: BaseException) -> str:
-    """What mends a failure of a filesystem, in words."""
+    """How to fix a filesystem error, in words."""
     if isinstance(error, UnusableStore):
         return error.remedy
     number = getattr(error, "errno", None)

@@ -7,8 +7,8 @@ ping answers meanwhile. A client that goes away does not stop an operation.
 
 A file that could not be read or written is answered as DiskFailed, whichever library met it: the
 state is as before, or that of a finished step, and the same request works once that is mended.
-An operation that deterministic mode refuses is answered as ValueError, the user's to mend, and one
-for which there is no memory as OutOfMemory.
+An operation that deterministic mode refuses becomes a ValueError, a user error; one that finds no
+memory becomes OutOfMemory.
 """
 
 import argparse

@@ -49,7 +49,7 @@ class Caller:
 
     @property
     def identity(self) -> str:
-        """As Temporal is told of it, beside what it is asked."""
+        """The identity that the API sends to Temporal with each request."""
         return f"ratchet-api key={self.key} request={self.request}"
 
 

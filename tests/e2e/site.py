@@ -22,6 +22,19 @@ from tests.unit.api.conftest import temporal_binary
 from tests.unit.api.standin import Preflight, TrainingRun
 
 SHORT = 60
+PAGES = {
+    "runs": ("#/runs", '="runs"'),
+    "run": ("#/runs/short", '="all"'),
+    "failed": ("#/runs/other", '="all"'),
+    "timeline": ("#/runs/short/timeline", '="timeline"'),
+    "rollouts": ("#/runs/short/rollouts?r=train:5:2", '="rollouts"'),
+    "events": ("#/runs/short/events", '="events"'),
+    "config": ("#/runs/short/config", '="config"'),
+    "model": ("#/runs/short/model", '="model"'),
+    "compare": ("#/compare?runs=short,other", '="all"'),
+    "launch": ("#/launch", '="launch"'),
+}
+"""Each page: where it is, and the end of the selector of its mark once it is there."""
 
 
 @dataclass

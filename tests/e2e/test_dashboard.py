@@ -21,7 +21,7 @@ from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.schemas.keys import digest
 from tests.e2e import recorded
 from tests.e2e.browsing import DESKTOP, PHONE, act, confirm, reading, serving
-from tests.e2e.site import Site, recorded_site
+from tests.e2e.site import PAGES, Site, recorded_site
 
 pytestmark = [
     pytest.mark.e2e,
@@ -44,18 +44,6 @@ async () => {
     return times.slice(1).map((t, i) => t - times[i]);
 }
 """
-PAGES = {
-    "runs": ("#/runs", '="runs"'),
-    "run": ("#/runs/short", '="all"'),
-    "failed": ("#/runs/other", '="all"'),
-    "timeline": ("#/runs/short/timeline", '="timeline"'),
-    "rollouts": ("#/runs/short/rollouts?r=train:5:2", '="rollouts"'),
-    "events": ("#/runs/short/events", '="events"'),
-    "config": ("#/runs/short/config", '="config"'),
-    "model": ("#/runs/short/model", '="model"'),
-    "compare": ("#/compare?runs=short,other", '="all"'),
-    "launch": ("#/launch", '="launch"'),
-}
 
 
 @pytest.fixture(scope="module")
