@@ -33,7 +33,9 @@ OUTSIDE = ("custom", "echo", "opd", "opsd", "sft")
 
 
 async def run_preflight(arg: PreflightInput) -> CheckResult:
-    """All problems of the config that workers can see, and the number of examples per env."""
+    """All problems of the config that workers can see, the number of examples per env, and what the
+    run will take of memory and disk.
+    """
 
     config = read_config(arg.config)
 
@@ -68,7 +70,8 @@ async def run_preflight(arg: PreflightInput) -> CheckResult:
             CheckProblem(pointer_to(key), key, message)
             for key, message in too_large(config, examples)
         ]
-    return CheckResult(problems=problems, examples=examples)
+    estimates = {what: parts for result in results for what, parts in result.estimates.items()}
+    return CheckResult(problems, examples, estimates)
 
 
 def _looks_outside(config: dict[str, Any]) -> bool:

@@ -27,10 +27,13 @@ class CheckProblem:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Problems found (none: good), and the number of examples per '<kind>/<env>'."""
+    """Problems found (none: good), the number of examples per '<kind>/<env>', and what the run will
+    take, in bytes by part, of 'trainer memory', 'engine memory' and 'disk'.
+    """
 
     problems: list[CheckProblem] = field(default_factory=list)
     examples: dict[str, int] = field(default_factory=dict)
+    estimates: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def load_limits(config: RunConfig) -> dict[str | None, float]:

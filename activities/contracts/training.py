@@ -51,7 +51,7 @@ class LoadTrainerResult:
 @dataclass(frozen=True)
 class TrainStepInput:
     """Train batch `step` on top of version `step - 1` and export the weights of version `step`,
-    by the config of revision `revision`.
+    by the config of revision `revision`. `needed` are versions that retention leaves alone.
     """
 
     run_id: str
@@ -59,6 +59,7 @@ class TrainStepInput:
     batch: ArtifactRef
     trainer: TrainerTarget
     revision: int = 0
+    needed: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,16 @@ class TrainStepResult:
 
 @dataclass(frozen=True)
 class SaveCheckpointInput:
-    """Commit the trainer's state at `step` together with the run's durable state (JSON text)."""
+    """Commit the trainer's state at `step` together with the run's durable state (JSON text).
+    `needed` are versions that retention leaves alone.
+    """
 
     run_id: str
     step: int
     trainer: TrainerTarget
     run_state: str
     revision: int = 0
+    needed: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

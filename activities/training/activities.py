@@ -50,7 +50,7 @@ from ratchet.activities.storage import fencing, keys, policies, retention
 from ratchet.activities.storage.keys import RUN_STATE_FILE, TRAINER_FILE
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.activities.storage.token_logprobs import SCHEMA_VERSION as TOKEN_LOGPROBS_SCHEMA
-from ratchet.activities.training import check, memory, smollm2
+from ratchet.activities.training import check, disk, memory, smollm2
 from ratchet.activities.training.client import (
     DiskFailed,
     NonFinite,
@@ -65,8 +65,6 @@ from ratchet.configs.model import DEFAULT_POLICY, SMOLLM2, version_named
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document, read_config
 
-CHECKPOINT_PARTS = 3
-"""A checkpoint is about this many times its weights, or the adapter: these and two moments."""
 MAY_DIFFER = (RUN_STATE_FILE, TRAINER_FILE)
 """Files of a checkpoint that are no part of the trainer's bits: the run's state of the moment, and
 a record that holds how long the last step took. Weights and optimizer must be the same."""
@@ -278,16 +276,19 @@ class TrainerActivities:
             # A process that was restored at this very step has none to tell.
             if scores.exists():
                 await asyncio.to_thread(self._put_scores, scored, scores, attempt)
-            await asyncio.to_thread(self._prune_weights, input.run_id, input.step, config)
+            await asyncio.to_thread(self._prune_weights, input, config)
         headline = {name: metrics[name] for name in HEADLINE if name in metrics}
         return TrainStepResult(input.step, ref, headline, metrics_ref)
 
-    def _prune_weights(self, run_id: str, step: int, config: RunConfig) -> None:
-        store = self.ctx.store
-        # The checkpoint of an adapter is restored with the merged weights of its step.
-        lora = config.trainer.lora is not None
-        needed = retention.checkpointed(store, run_id) if lora else ()
-        retention.prune_weights(store, run_id, step, config.retention.weights, needed)
+    def _prune_weights(
+        self, input: TrainStepInput | SaveCheckpointInput, config: RunConfig
+    ) -> None:
+        store, needed = self.ctx.store, {*input.needed}
+        if config.trainer.lora is not None:
+            # The checkpoint of an adapter is restored with the merged weights of its step.
+            needed |= retention.checkpointed(store, input.run_id)
+        keep = config.retention.weights
+        retention.prune_weights(store, input.run_id, input.step, keep, needed)
 
     def _put_scores(self, key: str, file: Path, attempt: str) -> None:
         schema = TOKEN_LOGPROBS_SCHEMA
@@ -301,7 +302,7 @@ class TrainerActivities:
         store = self.ctx.store
         async with heartbeats(), self._scratch(f"checkpoint-{input.step}") as scratch:
             config = await asyncio.to_thread(self.ctx.config, input.run_id, input.revision)
-            await asyncio.to_thread(self._require_space, input)
+            await asyncio.to_thread(self._require_space, input, config)
             out = scratch / "checkpoint"
             with _trainer_errors(store, input.run_id, config):
                 await TrainerClient(input.trainer.address).save(input.step, out)
@@ -325,19 +326,20 @@ class TrainerActivities:
             store, input.run_id, input.step, kept.keep_last, kept.keep_every
         )
         if config.trainer.lora is not None:
-            self._prune_weights(input.run_id, input.step, config)
+            self._prune_weights(input, config)
         if config.retention.batches == "checkpoint":
             retention.prune_batches(store, input.run_id, steps[0])
 
-    def _require_space(self, input: SaveCheckpointInput) -> None:
+    def _require_space(self, input: SaveCheckpointInput, config: RunConfig) -> None:
         """Raises NO_SPACE. A checkpoint that was committed has had its space."""
         store = self.ctx.store
         if store.committed(keys.checkpoint(input.run_id, input.step)):
             return
         weights = store.require(keys.weights(input.run_id, input.step))
         adapter = store.manifest(weights).get(keys.ADAPTER_FILE)
-        trained = weights.size if adapter is None else adapter[1]
-        size = CHECKPOINT_PARTS * trained + len(input.run_state)
+        bytes_each = memory.BYTES[config.inference.dtype]
+        trained = weights.size // bytes_each if adapter is None else adapter[1] // 4
+        size = disk.checkpoint_bytes(trained, config.trainer.optim) + len(input.run_state)
         places = {"scratch": shutil.disk_usage(self.ctx.home).free, "store": store.free_bytes()}
         where = {"scratch": str(self.ctx.home), "store": store.url}
         for place, free in places.items():
@@ -359,9 +361,16 @@ class TrainerActivities:
         config, store = read_config(input.config), self.ctx.store
         async with heartbeats():
             problems = await asyncio.to_thread(check.check_model, config, restored=input.restored)
-            if not input.restored:
-                problems += await asyncio.to_thread(check.check_version, config, store)
-            return CheckResult(problems=problems)
+            if input.restored:
+                return CheckResult(problems)
+            problems += await asyncio.to_thread(check.check_version, config, store)
+            if problems:
+                return CheckResult(problems)
+            shape = await asyncio.to_thread(check.shape_of, config, store)
+            if shape is None:
+                return CheckResult()
+            problems = check.check_disk(config, shape, store)
+            return CheckResult(problems, estimates=check.estimates(config, shape))
 
     # -- private ----------------------------------------------------------------------------
 

@@ -17,15 +17,17 @@ from ratchet.activities.envs import rendering
 from ratchet.activities.runtime import machine
 from ratchet.activities.storage import policies
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
-from ratchet.activities.training import adapters, memory, smollm2
+from ratchet.activities.training import adapters, disk, memory, smollm2
 from ratchet.activities.training.custom_loss import module_file
-from ratchet.activities.training.policy import Recipe
+from ratchet.activities.training.policy import Recipe, recipe_of
 from ratchet.activities.training.tokenizer import IM_END, IM_START
 from ratchet.configs.model import DEFAULT_POLICY, HUB_NAME, SMOLLM2, version_named
 from ratchet.configs.run import RunConfig
 
 HUB_TIMEOUT_S = 8.0
 MEMORY_POINTER = "/trainer/micro_batch_tokens"
+ENGINE_POINTER = "/inference/gpu_memory_utilization"
+DISK_POINTER = "/retention/weights"
 WEIGHTS = "*.safetensors"
 
 
@@ -35,7 +37,8 @@ def check_model(config: RunConfig, *, restored: bool = False) -> list[CheckProbl
     trained before.
     """
     problems = _check_model(config) + _check_trainer(config)
-    return [p for p in problems if not (restored and p.pointer == MEMORY_POINTER)]
+    estimated = (MEMORY_POINTER, ENGINE_POINTER)
+    return [p for p in problems if not (restored and p.pointer in estimated)]
 
 
 def check_version(config: RunConfig, store: ArtifactStore) -> list[CheckProblem]:
@@ -51,6 +54,38 @@ def check_version(config: RunConfig, store: ArtifactStore) -> list[CheckProblem]
     except (policies.NoVersion, CorruptArtifact, FileNotFoundError) as error:
         return [_problem(str(error))]
     return _check_about(config, about, config.model.name)
+
+
+def shape_of(config: RunConfig, store: ArtifactStore) -> memory.Shape | None:
+    """The sizes of a model that has passed the checks; None of a kind of which nothing is known."""
+    name = config.model.name
+    if name == DEFAULT_POLICY:
+        return recipe_of(config.model.warm_start_env).shape
+    if name == SMOLLM2:
+        return smollm2.SHAPE
+    if (version := version_named(name)) is not None:
+        held = policies.find(store, *version)
+        model = policies.model_of(store, held, store.require(held.keys[0]))
+        return memory.Shape.read(json.loads(store.read_file(model, "config.json")))
+    file = Path(name).expanduser() / "config.json" if _is_path(name) else _config_of_hub(config)
+    return memory.Shape.read(_read_json(file))
+
+
+def estimates(config: RunConfig, shape: memory.Shape) -> dict[str, dict[str, int]]:
+    """What a run will take, in bytes by part, of memory and of the store's disk."""
+    _, gpu = memory_for_trainer(config)
+    return {
+        "trainer memory": memory.trainer_parts(shape, config, gpu=gpu),
+        "engine memory": memory.engine_parts(shape, config, gpu=gpu),
+        "disk": disk.disk_parts(shape, config),
+    }
+
+
+def check_disk(config: RunConfig, shape: memory.Shape, store: ArtifactStore) -> list[CheckProblem]:
+    """Whether the store can hold what the run keeps at once, where it has a limit."""
+    free = store.free_bytes()
+    message = None if free is None else disk.problem(shape, config, free=free, where=store.url)
+    return [] if message is None else [_problem(message, DISK_POINTER)]
 
 
 def _check_trainer(config: RunConfig) -> list[CheckProblem]:
@@ -171,12 +206,16 @@ def _check_adapter(config: RunConfig, about: Mapping[str, Any]) -> list[CheckPro
     return adapters.check(lora, about)
 
 
+def _memory_for(share: float) -> tuple[int, bool]:
+    """Bytes of this machine's memory, or of that share of its GPU, and whether they are a GPU's."""
+    gpu = None if machine.cpu_torch() else machine.gpu_memory()
+    return (machine.memory(), False) if gpu is None else (int(gpu * share), True)
+
+
 def memory_for_trainer(config: RunConfig) -> tuple[int, bool]:
     """Bytes that a trainer may take on this machine, and whether they are a GPU's."""
-    gpu = None if machine.cpu_torch() else machine.gpu_memory()
     # Engines and the trainer share every GPU.
-    share = 1 - config.inference.gpu_memory_utilization
-    return (machine.memory(), False) if gpu is None else (int(gpu * share), True)
+    return _memory_for(1 - config.inference.gpu_memory_utilization)
 
 
 def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckProblem]:
@@ -184,8 +223,12 @@ def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckPr
     if shape is None:
         return []
     room, gpu = memory_for_trainer(config)
-    message = memory.problem(shape, config, room=room, gpu=gpu)
-    return [] if message is None else [_problem(message, MEMORY_POINTER)]
+    engine_room, _ = _memory_for(config.inference.gpu_memory_utilization)
+    found = {
+        MEMORY_POINTER: memory.problem(shape, config, room=room, gpu=gpu),
+        ENGINE_POINTER: memory.engine_problem(shape, config, room=engine_room, gpu=gpu),
+    }
+    return [_problem(message, pointer) for pointer, message in found.items() if message]
 
 
 def _check_length(config: RunConfig, longest: int) -> list[CheckProblem]:
@@ -220,15 +263,24 @@ def _check_tokenizer(config: RunConfig, folder: Path) -> list[CheckProblem]:
     return [] if chat is None else [_problem(chat, "/eval/client")]
 
 
+def _config_of_hub(config: RunConfig) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    model = config.model
+    return Path(
+        hf_hub_download(
+            model.name, "config.json", revision=model.revision, etag_timeout=HUB_TIMEOUT_S
+        )
+    )
+
+
 def _check_hub(config: RunConfig) -> list[CheckProblem]:
-    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     name = config.model.name
     try:
-        path = hf_hub_download(
-            name, "config.json", revision=config.model.revision, etag_timeout=HUB_TIMEOUT_S
-        )
+        path = _config_of_hub(config)
     except LocalEntryNotFoundError:
         return [
             _problem(
@@ -238,4 +290,4 @@ def _check_hub(config: RunConfig) -> list[CheckProblem]:
         ]
     except HfHubHTTPError as error:
         return [_problem(f"the model hub has no usable {name!r}: {str(error).splitlines()[0]}")]
-    return _check_config(config, Path(path))
+    return _check_config(config, path)

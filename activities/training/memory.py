@@ -15,9 +15,15 @@ from ratchet.configs.trainer import ALL_LINEAR, LoraConfig
 GIB = 2**30
 LIBRARIES = 450 * 2**20
 """Python, torch and transformers, once imported."""
+ENGINE_LIBRARIES = 1800 * 2**20
+"""Python, torch and vLLM in the two processes of an engine on a CPU."""
+BYTES = {"float32": 4, "bfloat16": 2}
 BLOCK_LOGITS = {"cpu": 2**24, "cuda": 2**27}
 """Logits held at once, 64 MiB on a CPU and 512 MiB on a GPU in float32. A GPU needs more rows at
 once for the speed of one multiplication."""
+BFLOAT16_KERNELS = 400 * 2**20
+"""What a CPU with AVX512-BF16 holds beside, whatever the model: measured with models of 30 and 86
+million parameters."""
 KEPT_BACK = 0.1
 """Share of what a pass takes that the allocator holds in pieces, as measured on three models."""
 KEPT_BACK_BY_ADAPTERS = 0.5
@@ -103,6 +109,11 @@ def _adapter(shape: Shape, lora: LoraConfig) -> tuple[int, int]:
     return added + saved, changed
 
 
+def adapter_size(shape: Shape, lora: LoraConfig) -> int:
+    """Parameters of an adapter with what is trained whole beside it."""
+    return _adapter(shape, lora)[0]
+
+
 def _layer(shape: Shape, low: int) -> int:
     """What one layer keeps of a token for its backward pass, where products have `low` bytes each.
 
@@ -147,8 +158,9 @@ def trainer_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, in
     if lora is None or whole_logits:
         head += 4 * shape.vocab * shape.hidden
     kept_back = KEPT_BACK if lora is None or gpu else KEPT_BACK_BY_ADAPTERS
+    libraries = LIBRARIES + (BFLOAT16_KERNELS if low == 2 else 0)
     return {
-        "libraries": 0 if gpu else LIBRARIES,
+        "libraries": 0 if gpu else libraries,
         "weights": 4 * count,
         "gradients": 4 * trained,
         "moments": 4 * moments[trainer.optim.type],
@@ -158,6 +170,35 @@ def trainer_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, in
         "head": head,
         "allocator": int(kept_back * (activations + head)),
     }
+
+
+def engine_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]:
+    """Bytes of each part of an engine. On a GPU the least: its KV cache takes what weights leave of
+    the engine's share, and must hold one context.
+    """
+    low = BYTES[config.inference.dtype]
+    context = 2 * low * shape.layers * shape.kv_heads * config.context
+    return {
+        "libraries": 0 if gpu else ENGINE_LIBRARIES,
+        "weights": low * shape.parameters,
+        "KV cache": context if gpu else int(config.inference.kv_cache_gib * GIB),
+    }
+
+
+def engine_problem(shape: Shape, config: RunConfig, *, room: int, gpu: bool) -> str | None:
+    """Why an engine does not fit into `room` bytes, and what would help; None if it fits."""
+    parts = engine_parts(shape, config, gpu=gpu)
+    if sum(parts.values()) <= room:
+        return None
+    keys = "inference.gpu_memory_utilization" if gpu else "inference.kv_cache_gib"
+    help = f"{'raise' if gpu else 'lower'} {keys}"
+    if config.inference.dtype == "float32":
+        help += ' or set inference.dtype = "bfloat16"'
+    return (
+        f"an engine takes some {sum(parts.values()) / GIB:.1f} GiB ({shown(parts)}), and there are "
+        f"{room / GIB:.1f} GiB for it; {help}, or take a smaller model or a machine with more "
+        "memory"
+    )
 
 
 def _remedies(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]:

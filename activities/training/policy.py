@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ratchet.activities.training.memory import Shape
 from ratchet.activities.training.tokenizer import IM_END, PAD, VOCAB_SIZE, vocabulary
 
 if TYPE_CHECKING:
@@ -67,6 +68,12 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.95)
     max_norm: float = 1.0
     threads: int = 1
+
+    @property
+    def shape(self) -> Shape:
+        """What a trainer's memory is estimated from."""
+        width = self.heads * self.head_dim
+        return Shape(self.layers, self.hidden, width, width, self.feed_forward, VOCAB_SIZE, True)
 
 
 def recipe_of(env: str) -> Recipe:

@@ -138,6 +138,7 @@ class World:
     saved: dict[str, dict[int, str]] = field(default_factory=dict)
     configs: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)
     revisions: dict[int, int] = field(default_factory=dict)
+    needed: dict[int, list[int]] = field(default_factory=dict)
     other_bits: set[int] = field(default_factory=set)
     labels: dict[int, str] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
@@ -393,6 +394,7 @@ class World:
         self._store(names.TRAIN_STEP)
         self.trainer_step = arg.step
         self.revisions[arg.step] = arg.revision
+        self.needed[arg.step] = arg.needed
         self.order.append(f"step {arg.step}")
         again = arg.step in self.trained
         (self.replayed if again else self.trained).append(arg.step)

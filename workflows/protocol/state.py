@@ -361,6 +361,14 @@ class ArrivalsState:
     counts: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class BestEval:
+    """The mean reward of an eval, and the step that it was opened at."""
+
+    step: int
+    reward: float
+
+
 @dataclass
 class EvalsState:
     """The evals that are open, and what came of others. Written by `Evals`.
@@ -368,7 +376,7 @@ class EvalsState:
     `count` numbers epochs; `fired` is the last step whose evals were opened; `requested` are envs
     to evaluate once there is a version. `last` is the newest result of each env: its step, version,
     reward (null if no rollout has one) and, where rollouts failed, how many of how many, and the
-    error.
+    error. `best` is, by env, the step of the highest reward, the later one at a tie.
     """
 
     open: list[EvalProgress] = field(default_factory=list)
@@ -376,7 +384,22 @@ class EvalsState:
     requested: list[str] = field(default_factory=list)
     fired: int = -1
     last: dict[str, dict[str, Any]] = field(default_factory=dict)
+    best: dict[str, BestEval] = field(default_factory=dict)
     rollouts: int = 0
+
+    @property
+    def needed(self) -> list[int]:
+        """Versions that somebody may want for what evals say of them: those of open evals, and the
+        best of each env.
+        """
+        steps = {progress.epoch.step for progress in self.open}
+        return sorted(steps | {best.step for best in self.best.values()})
+
+    def note(self, env: str, step: int, reward: float | None) -> None:
+        """Takes a result into account for the best of its env."""
+        best = self.best.get(env)
+        if reward is not None and (best is None or (reward, step) >= (best.reward, best.step)):
+            self.best[env] = BestEval(step, reward)
 
 
 @dataclass

@@ -111,9 +111,24 @@ def run_state_from_2_to_3(state: Document) -> Document:
     }
 
 
+def run_state_from_3_to_4(state: Document) -> Document:
+    """Nobody noted the best result of an env; the last one is the best that is known."""
+    best = {
+        env: {"step": int(last["step"]), "reward": last["reward"]}
+        for env, last in state["evals"].get("last", {}).items()
+        if last["reward"] is not None
+    }
+    return {**state, "evals": {**state["evals"], "best": best}}
+
+
 RUN_STATE = Versions(
     "the run's state",
-    {0: run_state_from_0_to_1, 1: run_state_from_1_to_2, 2: run_state_from_2_to_3},
+    {
+        0: run_state_from_0_to_1,
+        1: run_state_from_1_to_2,
+        2: run_state_from_2_to_3,
+        3: run_state_from_3_to_4,
+    },
 )
 RUN_INPUT = Versions("the input of TrainingRun", {0: run_input_from_0_to_1})
 DISPATCH_INPUT = Versions(

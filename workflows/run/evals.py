@@ -134,6 +134,7 @@ class Evals:
             "version": float(result.versions[1]),
             **_failures(result),
         }
+        self._part.note(epoch.env, result.step, result.reward_mean)
         self._log.publish()
         policy = self._config.when_all_fail
         if first and result.alike and policy != "continue":

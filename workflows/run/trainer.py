@@ -99,6 +99,7 @@ class Trainer:
                 TrainerTarget(host.epoch, host.address),
                 run_state(),
                 self._state.live.revision,
+                self._state.evals.needed,
             )
             summary = f"checkpoint at step {steps.step}"
             try:
@@ -178,7 +179,8 @@ class Trainer:
 
     async def _train_once(self, batch: TrainedBatch, host: HostState) -> TrainStepResult:
         step, target = batch.step, TrainerTarget(host.epoch, host.address)
-        arg = TrainStepInput(self._run_id, step, batch.ref, target, batch.revision)
+        needed = self._state.evals.needed
+        arg = TrainStepInput(self._run_id, step, batch.ref, target, batch.revision, needed)
         summary = f"train step {step} · v{step - 1} → v{step}"
         waits_for = f"policy v{step}: trainer step running"
         return await self._on_trainer(TRAIN_STEP, arg, host, summary, waits_for)

@@ -70,6 +70,15 @@ def test_weights_that_a_checkpoint_needs_stay(store: ArtifactStore) -> None:
     assert steps_of(store, f"runs/{RUN}/weights") == [0, 4, 6, 7]
 
 
+def test_weights_that_are_needed_stay_until_they_are_not(store: ArtifactStore) -> None:
+    for version in range(8):
+        store.put(keys.weights(RUN, version), b"")
+    prune_weights(store, RUN, 7, 2, {3, 5})
+    assert steps_of(store, f"runs/{RUN}/weights") == [0, 3, 5, 6, 7]
+    prune_weights(store, RUN, 7, 2, {5})
+    assert steps_of(store, f"runs/{RUN}/weights") == [0, 5, 6, 7]
+
+
 def test_all_weights_of_a_version_go_together(store: ArtifactStore) -> None:
     folder = keys.weights(RUN, 0).rpartition("/")[0]
     kept = ["v00000000", "v00000004", "v00000005.e2", "v00000009"]

@@ -30,6 +30,7 @@ from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.storage.retention import expendable
 from ratchet.activities.storage.token_logprobs import decode_token_logprobs
 from ratchet.activities.training.activities import TrainerActivities
+from ratchet.activities.training.disk import checkpoint_bytes
 from ratchet.activities.training.model import export
 from ratchet.activities.training.policy import build_model
 from ratchet.activities.training.server import SOCKET_PATH_LIMIT, socket_path, trainer_spec
@@ -94,6 +95,9 @@ async def test_from_version_0_to_a_restored_checkpoint(tmp_path: Path, policy: P
         assert [(r.group, r.rollout, len(r.trainer_logprobs)) for r in rows] == trained
         folder = ctx.store.fetch_folder(saved.ref)
         assert json.loads((folder / "run_state.json").read_text()) == {"cursor": 1}
+        written = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        optim = ctx.config(RUN).trainer.optim
+        assert written == pytest.approx(checkpoint_bytes(SMALL.shape.parameters, optim), rel=0.1)
         first = ctx.store.require(scores)
         assert await run(acts.train_step, inputs[3]) == results[3]
         assert ctx.store.require(scores) == first, "those of the first time are adopted"

@@ -1,95 +1,99 @@
-"""A disk that is full under the trainer process: nothing is lost, the same work goes on later."""
+"""What a run keeps on disk: counted by its config, refused with what helps."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
-from temporalio.exceptions import ApplicationError
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ratchet.activities.contracts import names
-from ratchet.activities.contracts.training import (
-    LoadTrainerInput,
-    PreparePolicyInput,
-    SaveCheckpointInput,
-    TrainStepInput,
-)
-from ratchet.activities.storage import keys
-from ratchet.activities.storage.batch import encode_batch
-from ratchet.activities.training.activities import TrainerActivities
-from ratchet.activities.training.process import disk_failure
-from ratchet.activities.training.tokenizer import build_tokenizer
-from ratchet.activities.training.trainer import Trainer
-from tests.unit.activities.training.conftest import make_batch
-from tests.unit.activities.training.processes import trainer_process
-from tests.unit.activities.training.test_activities import RUN, context, run
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.activities.training.check import check_disk, estimates, shape_of
+from ratchet.activities.training.disk import checkpoint_bytes, disk_parts, problem
+from ratchet.activities.training.memory import GIB, Shape
+from ratchet.configs.run import RunConfig
+from tests.unit.activities.training.test_check import config
 
-ANY_SIZE = -1
+LARGE = Shape(layers=36, hidden=2560, heads=4096, kv_heads=1024, inner=9728, vocab=151936)
+FULL = 4 * LARGE.parameters
 
 
-@pytest.mark.timeout(180)
-async def test_a_full_disk_only_holds_the_trainer_up(tmp_path: Path, policy: Path) -> None:
-    ctx = context(tmp_path, policy)
-    acts = TrainerActivities(ctx)
-    await run(acts.prepare_policy, PreparePolicyInput(RUN))
-    data = [encode_batch(make_batch(step)) for step in (1, 2)]
-    batches = [ctx.store.put(keys.batch(RUN, n), d) for n, d in enumerate(data, 1)]
-
-    alone = Trainer()
-    alone.load(policy, ctx.config(RUN).model_dump(mode="json"), checkpoint=False)
-    for step in (1, 2):
-        alone.train(step, data[step - 1], tmp_path / f"alone-{step}")
-    alone.save(2, tmp_path / "alone")
-    weights = (tmp_path / "alone" / "model.safetensors").stat().st_size
-
-    async with trainer_process(tmp_path / "s") as process:
-        target = process.target
-        await run(acts.load_trainer, LoadTrainerInput(RUN, target))
-        for step, batch in enumerate(batches, 1):
-            given = TrainStepInput(RUN, step, batch, target)
-            for room in (0, weights // 2):
-                process.may_write(room)
-                with pytest.raises(
-                    ApplicationError, match="trainer process: step cannot"
-                ) as caught:
-                    await run(acts.train_step, given)
-                assert caught.value.type == names.STORE_FAILED and caught.value.non_retryable
-                assert await process.client.ping() == step, "the optimizer has moved, once"
-                assert ctx.store.committed(keys.weights(RUN, step)) is None
-            process.may_write(ANY_SIZE)
-            trained = await run(acts.train_step, given)
-            made = ctx.store.fetch_folder(trained.weights) / "model.safetensors"
-            expected = tmp_path / f"alone-{step}" / "model.safetensors"
-            assert made.read_bytes() == expected.read_bytes()
-            assert "seconds_export" in ctx.store.get_json(trained.metrics_ref)
-
-        # There is room for the weights, and none for the optimizer, which is larger.
-        process.may_write(weights + 1)
-        save = SaveCheckpointInput(RUN, 2, target, "{}")
-        with pytest.raises(ApplicationError, match="process: save cannot") as caught:
-            await run(acts.save_checkpoint, save)
-        assert caught.value.type == names.STORE_FAILED and caught.value.non_retryable
-        assert ctx.store.committed(keys.checkpoint(RUN, 2)) is None
-        process.may_write(ANY_SIZE)
-        saved = ctx.store.fetch_folder((await run(acts.save_checkpoint, save)).ref)
-        for name in ("model.safetensors", "optimizer.safetensors"):
-            assert (saved / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
-    assert list((ctx.home / "scratch" / "training").iterdir()) == []
+def run_of(sections: dict[str, dict[str, Any]] | None = None, **top: Any) -> RunConfig:
+    plain = config({}, seq_len=512).model_dump(mode="json")
+    for name, changes in (sections or {}).items():
+        plain[name] = {**plain[name], **changes}
+    return RunConfig.model_validate({**plain, "max_steps": 100, **top})
 
 
-def test_refusals_of_the_system_are_known_whoever_met_them(tmp_path: Path) -> None:
-    def met(work: object) -> OSError | None:
-        with pytest.raises(Exception) as caught:
-            work()  # type: ignore[operator]
-        return disk_failure(caught.value)
+def test_parts_are_what_retention_keeps() -> None:
+    plain = disk_parts(LARGE, run_of())
+    # Version 0, the newest four and none of an eval; two checkpoints of weights and two moments.
+    assert plain == {"versions": 5 * FULL, "checkpoints": 6 * FULL, "being written": 6 * FULL}
+    low = disk_parts(LARGE, run_of({"inference": {"dtype": "bfloat16"}}))
+    assert low == {**plain, "versions": 5 * FULL // 2}, "masters stay float32"
+    assert disk_parts(LARGE, run_of({"retention": {"weights": "all"}}))["versions"] == 101 * FULL
+    every = run_of({"checkpoint": {"keep_last": 3, "keep_every": 20}})
+    assert disk_parts(LARGE, every)["checkpoints"] == (3 + 2) * 3 * FULL
+    sgd = run_of({"trainer": {"optim": {"type": "sgd", "lr": 0.1}}})
+    assert disk_parts(LARGE, sgd)["checkpoints"] == 4 * FULL
+    short = disk_parts(LARGE, run_of(max_steps=1))
+    assert short == {"versions": 2 * FULL, "checkpoints": 3 * FULL, "being written": 6 * FULL}
 
-    nowhere = tmp_path / "no" / "x"
-    tokenizer = build_tokenizer(64).backend_tokenizer
-    full = met(lambda: Path("/dev/full").write_text("x"))
-    assert full is not None and full.errno == 28
-    rust = met(lambda: tokenizer.save("/dev/full"))
-    assert rust is not None and rust.errno == 28 and "No space" in str(rust)
-    missing = met(lambda: save_file({"a": torch.zeros(1)}, nowhere))
-    assert missing is not None and missing.errno == 2
-    assert disk_failure(ValueError("step 3: no space")) is None
-    assert disk_failure(OSError("this folder has no config.json")) is None
+
+def test_the_best_of_an_eval_is_kept_too() -> None:
+    evals = {"eval": {"env": [{"id": "a"}, {"id": "b"}]}}
+    assert disk_parts(LARGE, run_of(evals))["versions"] == 7 * FULL
+
+
+def test_an_adapters_checkpoint_is_small() -> None:
+    parts = disk_parts(LARGE, run_of({"trainer": {"lora": {"rank": 16}}}))
+    assert parts["checkpoints"] < 0.1 * FULL
+    # Merged weights of both checkpoints' steps stay.
+    assert 7 * FULL < parts["versions"] < 7.2 * FULL
+
+
+@given(st.integers(1, 400))
+def test_what_is_told_to_help_helps(free: int) -> None:
+    run = run_of({"checkpoint": {"keep_last": 4, "keep_every": 10}})
+    text = problem(LARGE, run, free=free * GIB, where="/store")
+    assert (text is None) == (sum(disk_parts(LARGE, run).values()) <= free * GIB)
+    if text is None:
+        return
+    assert f"/store has {free}.0 GiB free" in text
+    least = run_of(
+        {
+            "checkpoint": {"keep_last": 2, "keep_every": None},
+            "retention": {"weights": 2},
+            "inference": {"dtype": "bfloat16"},
+        }
+    )
+    fits = problem(LARGE, least, free=free * GIB, where="/store") is None
+    assert ("all of these" in text) == fits
+    if "set retention.weights = 2 (" in text:
+        fewer = {"checkpoint": {"keep_last": 4, "keep_every": 10}, "retention": {"weights": 2}}
+        assert problem(LARGE, run_of(fewer), free=free * GIB, where="/store") is None
+    assert all(float(size) <= free for size in re.findall(r"\((\d+\.\d) GiB\)", text))
+
+
+def test_checkpoint_bytes_follow_the_optimizer() -> None:
+    optim = run_of().trainer.optim
+    assert checkpoint_bytes(10, optim) == 120
+
+
+def test_a_store_that_is_too_full_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ArtifactStore(str(tmp_path))
+    run = run_of()
+    shape = shape_of(run, store)
+    assert shape is not None
+    needed = sum(estimates(run, shape)["disk"].values())
+    monkeypatch.setattr(ArtifactStore, "free_bytes", lambda self: needed)
+    assert check_disk(run, shape, store) == []
+    monkeypatch.setattr(ArtifactStore, "free_bytes", lambda self: needed - 1)
+    (found,) = check_disk(run, shape, store)
+    assert found.pointer == "/retention/weights" and str(tmp_path) in found.message
+    # An object store has no limit of its own.
+    monkeypatch.setattr(ArtifactStore, "free_bytes", lambda self: None)
+    assert check_disk(run, shape, store) == []

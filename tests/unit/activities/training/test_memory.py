@@ -24,7 +24,14 @@ from ratchet.activities.runtime import machine
 from ratchet.activities.storage.keys import FINGERPRINTS_FILE
 from ratchet.activities.training import adapters, smollm2
 from ratchet.activities.training.check import check_model
-from ratchet.activities.training.memory import GIB, Shape, problem, trainer_parts
+from ratchet.activities.training.memory import (
+    GIB,
+    Shape,
+    engine_parts,
+    engine_problem,
+    problem,
+    trainer_parts,
+)
 from ratchet.configs.model import ModelConfig
 from ratchet.configs.run import RunConfig
 from ratchet.configs.trainer import LoraConfig
@@ -168,12 +175,30 @@ def folder_of(tmp_path: Path, policy: Path, **sizes: int) -> RunConfig:
 
 
 def test_what_cannot_fit_is_refused_before_the_run(tmp_path: Path, policy: Path) -> None:
-    run = folder_of(tmp_path, policy, num_hidden_layers=500, hidden_size=20_000)
-    (found,) = check_model(run)
+    run = folder_of(tmp_path, policy, num_hidden_layers=900, hidden_size=40_000)
+    found, engine = check_model(run)
     assert found.pointer == "/trainer/micro_batch_tokens"
-    assert f"there are {machine.memory() / GIB:.1f} GiB" in found.message
-    assert "a smaller model" in found.message
+    assert engine.pointer == "/inference/gpu_memory_utilization"
+    for message in (found.message, engine.message):
+        assert f"there are {machine.memory() / GIB:.1f} GiB" in message
+        assert "a smaller model" in message
     assert check_model(run, restored=True) == [], "it has trained before"
+
+
+@given(st.integers(1, 60), st.booleans(), st.sampled_from(["float32", "bfloat16"]))
+def test_an_engine_fits_or_hears_what_helps(room: int, gpu: bool, dtype: str) -> None:
+    run = config({}, seq_len=512)
+    inference = run.inference.model_copy(update={"dtype": dtype, "kv_cache_gib": 8.0})
+    run = run.model_copy(update={"inference": inference})
+    parts = engine_parts(LARGE, run, gpu=gpu)
+    low = 4 if dtype == "float32" else 2
+    assert parts["weights"] == low * LARGE.parameters
+    assert parts["KV cache"] == (low * 2 * 36 * 1024 * 512 if gpu else 8 * GIB)
+    text = engine_problem(LARGE, run, room=room * GIB, gpu=gpu)
+    assert (text is None) == (sum(parts.values()) <= room * GIB)
+    if text is not None:
+        assert ("gpu_memory_utilization" if gpu else "lower inference.kv_cache_gib") in text
+        assert ('"bfloat16"' in text) == (dtype == "float32")
 
 
 def test_a_gpu_is_shared_with_engines(

@@ -36,7 +36,7 @@ from ratchet.workflows.protocol.messages import (
     HostWorkflowInput,
     RunInput,
 )
-from ratchet.workflows.protocol.state import RunState
+from ratchet.workflows.protocol.state import BestEval, RunState
 from ratchet.workflows.protocol.upgrades import RUN_STATE
 from ratchet.workflows.rules.restore import kept, restored
 from tests.recorded import BUILDS, item, names, shapes
@@ -65,6 +65,9 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
     """The state of a run as schema 1 had it."""
     requests, live, dispatch = dict(state["requests"]), state["live"], dict(state["dispatch"])
     arrivals, evals, trainer = dict(state["arrivals"]), state["evals"], dict(state["trainer"])
+    assert evals["best"] == {
+        env: {"step": last["step"], "reward": last["reward"]} for env, last in evals["last"].items()
+    }
     train = dict(state["train"])
     assert (arrivals.pop("counts"), dispatch.pop("cancelled")) == ({}, {})
     for key in ("ready", "cut"):
@@ -203,7 +206,7 @@ def test_a_recorded_input_keeps_every_value(build: str, name: str, cls: type) ->
     assert as_before(again) == as_before(recorded)
     assert decoded(cls, again) == value
     if again.get("state"):
-        assert again["state"]["schema"] == RUN_STATE.current == 3
+        assert again["state"]["schema"] == RUN_STATE.current == 4
     if cls is not HostWorkflowInput:
         assert read_config(recorded["config"]) == validate(as_written(recorded["config"]))
 
@@ -223,7 +226,7 @@ def test_a_recorded_checkpoint_keeps_every_value(build: str, name: str) -> None:
     document = CHECKPOINT_STATE.upgraded(recorded)
     state, before = decoded(RunState, document["state"]), read_config(document["config"])
     again = json.loads(kept(state, before))
-    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 3, 5)
+    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 4, 5)
     assert as_before(again) == as_before(recorded)
     assert decoded(RunState, again["state"]) == state and read_config(again["config"]) == before
     trainer = item(name.replace("run_state", "trainer"), build)
@@ -334,7 +337,7 @@ def test_a_newer_part_of_an_input_is_refused(part: str) -> None:
 
 @pytest.mark.parametrize("number", ["1", None, -1, 1.5])
 def test_a_number_that_never_was_is_refused(number: Any) -> None:
-    with pytest.raises(ValidationError, match="the schemas read here are 0 to 3"):
+    with pytest.raises(ValidationError, match="the schemas read here are 0 to 4"):
         decoded(RunState, {**item("run_input.step-5")["state"], "schema": number})
 
 
@@ -406,26 +409,37 @@ def test_signals_are_read_leniently() -> None:
 
 
 def test_upgraders_take_one_step_each_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    def from_3_to_4(state: dict[str, Any]) -> dict[str, Any]:
-        assert state["schema"] == 3, "it is given data of its own schema"
+    def from_4_to_5(state: dict[str, Any]) -> dict[str, Any]:
+        assert state["schema"] == 4, "it is given data of its own schema"
         return {**state, "renamed": state["steps"]}
 
-    def from_4_to_5(state: dict[str, Any]) -> dict[str, Any]:
+    def from_5_to_6(state: dict[str, Any]) -> dict[str, Any]:
         steps = state["renamed"]
         return {key: value for key, value in state.items() if key != "renamed"} | {
             "steps": {**steps, "step": steps["step"] + 1}
         }
 
     upgrades: Any = VERSIONED[RunState].upgrades
-    monkeypatch.setitem(upgrades, 3, from_3_to_4)
     monkeypatch.setitem(upgrades, 4, from_4_to_5)
+    monkeypatch.setitem(upgrades, 5, from_5_to_6)
     for data in (item("run_input.step-5"), written(decoded(RunInput, item("run_input.step-5")))):
         before = copy.deepcopy(data)
         state = decoded(RunInput, data).state
-        assert (state.schema, state.steps.step, state.steps.version) == (5, 6, 5)
+        assert (state.schema, state.steps.step, state.steps.version) == (6, 6, 5)
         assert data == before
-    with pytest.raises(NewerSchema, match=r"has schema 6.*reads 0 to 5"):
-        decoded(RunState, {"schema": 6})
+    with pytest.raises(NewerSchema, match=r"has schema 7.*reads 0 to 6"):
+        decoded(RunState, {"schema": 7})
+
+
+def test_the_last_results_of_older_runs_are_their_best() -> None:
+    state = written(decoded(RunInput, item("run_input.step-5")))["state"]
+    evals = {key: value for key, value in state["evals"].items() if key != "best"}
+    evals["last"] = {
+        "a": {"step": 4.0, "reward": 0.25, "version": 5.0},
+        "b": {"step": 2.0, "reward": None, "version": 2.0, "failed": 8, "of": 8, "error": "boom"},
+    }
+    upgraded = decoded(RunState, {**state, "schema": 3, "evals": {**evals, "open": []}})
+    assert upgraded.evals.best == {"a": BestEval(4, 0.25)} and upgraded.evals.needed == [4]
 
 
 def test_the_first_upgrader_adds_what_early_builds_lacked() -> None:
