@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.activities.contracts.names import SHIPPED_ENVS
-from ratchet.configs.env import variable_of
+from ratchet.configs.variables import variable_of
 from ratchet.configs.reference import HIDDEN
 
 SHIPPED_DIR = Path(__file__).resolve().parent / "shipped"

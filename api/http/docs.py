@@ -15,6 +15,7 @@ from fastapi.staticfiles import StaticFiles
 from pydantic.json_schema import models_json_schema
 
 from ratchet.activities.contracts.controls import CONTROLS
+from ratchet.api.http.openapi import complete
 from ratchet.api.http.security import documented_security
 from ratchet.api.schemas.bodies import ConfigPatch, ForkBody
 from ratchet.api.schemas.problems import ProblemDocument
@@ -85,6 +86,7 @@ def install(app: FastAPI) -> None:
             document["components"]["schemas"] = {**_schemas(), **known}
             _drop_default_errors(document)
             documented_security(document)
+            complete(document)
             app.openapi_schema = document
         return app.openapi_schema
 
