@@ -13,9 +13,7 @@ NAME = r"[A-Z_][A-Z0-9_]{0,63}"
 class VariableConfig(Section):
     """An environment variable that stands for its value."""
 
-    env_var: str = Field(
-        pattern=rf"^{NAME}$", description="Its name, in capitals, digits and '_'."
-    )
+    env_var: str = Field(pattern=rf"^{NAME}$", description="Its name, in capitals, digits and '_'.")
 
 
 def variable_of(value: Any) -> str | None:

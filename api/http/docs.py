@@ -71,6 +71,8 @@ def install(app: FastAPI) -> None:
                 title=app.title,
                 version=app.version,
                 description=DESCRIPTION,
+                license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+                servers=[{"url": "/"}],
                 routes=app.routes,
                 tags=[
                     {"name": "runs", "description": "Training runs."},

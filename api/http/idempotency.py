@@ -3,7 +3,8 @@
 Two records in the artifact store, both committed once: what a key was first used for, with the id
 of its run, and the reply. They outlive the API, and of two requests at the same moment both act for
 the one that claimed first: its run can be started only once, and the run hears its signal only once
-(Temporal knows the key as the signal's request id, and of a change the first request's). A request that is refused claims nothing.
+(Temporal knows the key as the signal's request id, and a change by the first request's). A request
+that is refused claims nothing.
 
 Records belong to the API key itself, so that another key of the same name inherits none. They lie
 in a folder for each day (UTC), are looked for in those of today and yesterday, and are deleted

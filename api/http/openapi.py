@@ -71,7 +71,7 @@ def _describe(schema: dict[str, Any], schemas: dict[str, Any]) -> None:
     for field in schema.get("properties", {}).values():
         if "description" in field:
             continue
-        one = [part for part in field.get("anyOf", [field]) if part.get("type") != "null"][0]
+        one = next(part for part in field.get("anyOf", [field]) if part.get("type") != "null")
         if "const" in one:
             field["description"] = f"Always '{one['const']}', which says what kind this is."
         elif "discriminator" in one:

@@ -25,10 +25,8 @@ Body = TypeVar("Body", bound=BaseModel)
 MAX_BODY = 64 * 1024
 
 
-def optional_body(
-    model: type[BaseModel], example: dict[str, Any], *further: str
-) -> dict[str, Any]:
-    """The OpenAPI entry of a JSON body that may be left out; `further` are its other media types."""
+def optional_body(model: type[BaseModel], example: dict[str, Any], *further: str) -> dict[str, Any]:
+    """The OpenAPI entry of a JSON body that may be left out; `further`: its other media types."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     entry = {"schema": schema, "example": example}
     content = {media: entry for media in ("application/json", *further)}

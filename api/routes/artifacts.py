@@ -47,9 +47,7 @@ async def list_batches(
     """Batches that are kept, by step, and where their files lie."""
     await require_recorded(services, run_id)
     passed = after_step if after is None else max(after_step, after)
-    data, rest = await asyncio.to_thread(
-        artifacts.batches, services.records, run_id, passed, limit
-    )
+    data, rest = await asyncio.to_thread(artifacts.batches, services.records, run_id, passed, limit)
     following = None if rest is None else str(rest)
     return ListOf[Batch](data=data, has_more=rest is not None, next_after=following)
 

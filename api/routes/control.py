@@ -152,9 +152,7 @@ for _verb in CONTROLS.values():
     "/{run_id}",
     response_model=Run,
     openapi_extra={
-        **optional_body(
-            ConfigPatch, {"dispatch": {"max_inflight_rollouts": 128}}, MERGE_PATCH
-        ),
+        **optional_body(ConfigPatch, {"dispatch": {"max_inflight_rollouts": 128}}, MERGE_PATCH),
         **DOCUMENTED,
     },
     responses=documented(*REFUSALS),
@@ -190,9 +188,7 @@ async def _change(
         raise invalid(field_errors(error.problems)) from None
     if once is not None:
         with suppress(OSError):
-            caller = await asyncio.to_thread(
-                once.claim_as, services.records.store, run_id, caller
-            )
+            caller = await asyncio.to_thread(once.claim_as, services.records.store, run_id, caller)
     try:
         reported = await services.temporal.change(run_id, patch, caller)
     except ValueError as error:

@@ -160,7 +160,7 @@ async def list_events(
 
 def _forgotten(run_id: str) -> ApiProblem:
     detail = (
-        f"Temporal keeps the history of run {run_id} no more, which its events and its log are read "
+        f"Temporal keeps the history of run {run_id} no more, which events and the log are read "
         "from. What the run left in the store is there: its metrics, evals, rollouts, checkpoints."
     )
     return ApiProblem(410, "history-forgotten", "The run's history is gone", detail)

@@ -89,10 +89,14 @@ class Links(BaseModel):
     evals: str = Field(description="Its evals.", examples=["/v1/runs/reverse-1a2b3c/evals"])
     gauges: str = Field(description="Its gauges.", examples=["/v1/runs/reverse-1a2b3c/gauges"])
     events: str = Field(description="Its events.", examples=["/v1/runs/reverse-1a2b3c/events"])
-    checkpoints: str = Field(description="Its checkpoints.", examples=["/v1/runs/reverse-1a2b3c/checkpoints"])
+    checkpoints: str = Field(
+        description="Its checkpoints.", examples=["/v1/runs/reverse-1a2b3c/checkpoints"]
+    )
     config: str = Field(description="Its config.", examples=["/v1/runs/reverse-1a2b3c/config"])
     batches: str = Field(description="Its batches.", examples=["/v1/runs/reverse-1a2b3c/batches"])
-    rollouts: str = Field(description="Its rollouts.", examples=["/v1/runs/reverse-1a2b3c/rollouts"])
+    rollouts: str = Field(
+        description="Its rollouts.", examples=["/v1/runs/reverse-1a2b3c/rollouts"]
+    )
     logs: str = Field(description="Its log.", examples=["/v1/runs/reverse-1a2b3c/logs"])
     temporal_ui: str | None = Field(default=None, description="The run in Temporal's Web UI.")
 
@@ -236,7 +240,7 @@ PLAN_EXAMPLE: dict[str, Any] = {
     "evals": [{"env": "reverse-text", "interval": 10, "count": 5, "rollouts": 64}],
     "checkpoints": 4,
     "servers": {"engine": ["0"], "env": ["train/reverse-text"]},
-    "unverified": None,
+    "unverified": "none of the weights: the engines' dtype is another than the trainer's",
 }
 
 

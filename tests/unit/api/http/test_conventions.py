@@ -1,4 +1,4 @@
-"""What holds of every route: HEAD, `Allow`, known query parameters, one cursor, and its description."""
+"""What holds of every route: HEAD, `Allow`, known query parameters, one cursor, a description."""
 
 import asyncio
 import json
@@ -35,8 +35,9 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
 
 
 @pytest.fixture(scope="module")
-def api(app: FastAPI) -> TestClient:
-    return TestClient(app)
+def api(app: FastAPI) -> Iterator[TestClient]:
+    with TestClient(app) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +97,7 @@ def test_allow_names_all_methods_of_a_path(api: TestClient) -> None:
         problem(answer, 405, "method-not-allowed")
 
 
-def test_unknown_query_parameters_are_refused(
-    api: TestClient, document: dict[str, Any]
-) -> None:
+def test_unknown_query_parameters_are_refused(api: TestClient, document: dict[str, Any]) -> None:
     for method, path, operation in operations(document):
         url = path.format(run_id="left", rid="train:0:0", name="model.safetensors")
         body = problem(api.request(method, f"{url}?nope=1"), 422, "invalid-request")
