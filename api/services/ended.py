@@ -50,6 +50,8 @@ async def keep_ended(temporal: Temporal, records: Records) -> int:
     since = datetime.fromisoformat(last["until"]) - MARGIN if last else None
     async for executions in temporal.ended_since(since):
         for execution in executions:
+            if await asyncio.to_thread(_is_kept, records, execution):
+                continue
             memo = execution.memo
             if execution.state != "completed" and not memo.get("error"):
                 reason = await temporal.close_reason(execution.id)
@@ -61,19 +63,26 @@ async def keep_ended(temporal: Temporal, records: Records) -> int:
     return count
 
 
+def _is_kept(records: Records, execution: Execution) -> bool:
+    """Whether the last words of an execution, or those of a later one, are kept, or the store has
+    nothing of the run any more. Blocks.
+    """
+    if records.store.committed(keys.config(execution.id)) is None:
+        return True
+    kept = records.store.read_live(keys.ended(execution.id))
+    return kept is not None and datetime.fromisoformat(kept["started"]) >= execution.started
+
+
 def _keep(records: Records, execution: Execution, memo: dict[str, Any]) -> None:
-    """Keeps the last words of an execution, unless those of a later one are kept. Blocks."""
+    """Keeps the last words of an execution. Blocks."""
     assert execution.closed is not None
-    place, started = keys.ended(execution.id), execution.started.isoformat()
-    kept = records.store.read_live(place)
-    if kept is None or kept["started"] < started:
-        record = {
-            "state": execution.state,
-            "started": started,
-            "closed": execution.closed.isoformat(),
-            "memo": memo,
-        }
-        records.store.write_live(place, record)
+    record = {
+        "state": execution.state,
+        "started": execution.started.isoformat(),
+        "closed": execution.closed.isoformat(),
+        "memo": memo,
+    }
+    records.store.write_live(keys.ended(execution.id), record)
 
 
 def forgotten(records: Records, run_id: str) -> Execution | None:

@@ -6,15 +6,9 @@ is right; the others are what a JSON or TOML body can hold at all.
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +23,7 @@ from ratchet.api.app import create_app
 from ratchet.api.schemas import keys as api_keys
 from ratchet.configs.run import RunConfig
 from tests import ROOT
+from tests.unit.api.conftest import asgi
 from tests.unit.api.http.test_security import AWAY, bearer
 from tests.unit.api.http.test_security import settings as api_settings
 
@@ -161,29 +156,18 @@ def test_no_config_is_a_5xx(tmp_path: Path, guarded: bool) -> None:
     assert told[200] > 5 and told[422] > 20 and told[400] > 5, told
 
 
-@contextmanager
-def serving(home: Path) -> Iterator[str]:
-    """The address of an API in a process of its own, whose Temporal is away."""
-    env = {**os.environ, "RATCHET_HOME": str(home), "TEMPORAL_ADDRESS": "127.0.0.1:1"}
-    command = [sys.executable, "-m", "ratchet.api", "--port", "0"]
-    with subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True) as api:
-        assert api.stdout is not None
-        try:
-            yield api.stdout.readline().strip().rpartition(" ")[2]
-        finally:
-            api.send_signal(signal.SIGTERM)
-
-
 async def stalled(
     http: httpx.AsyncClient, headers: dict[str, str], data: bytes
 ) -> tuple[int, float]:
-    """The status of a dry run, and the longest that /healthz took to answer beside it."""
+    """The status of a dry run, and the longest that /healthz took to answer beside it, in CPU
+    seconds of this process, of which others on the machine take none.
+    """
     worst = 0.0
     asked = asyncio.create_task(http.post("/v1/runs?dry_run=true", content=data, headers=headers))
     while not asked.done():
-        began = time.monotonic()
+        began = time.process_time()
         (await http.get("/healthz")).raise_for_status()
-        worst = max(worst, time.monotonic() - began)
+        worst = max(worst, time.process_time() - began)
     return (await asked).status_code, worst
 
 
@@ -195,8 +179,8 @@ def test_10000_configs_stall_nobody(tmp_path: Path, guarded: bool) -> None:
     home = tmp_path / "home"
     key = api_keys.add(home / "api_keys.json", "k", ["write"], 10_000_000) if guarded else None
     told, stalls = Counter[int](), list[float]()
-    with serving(home) as address, asyncio.Runner() as runner:
-        http = httpx.AsyncClient(base_url=address, timeout=60.0)
+    http = asgi(create_app(api_settings(home), AWAY))
+    with asyncio.Runner() as runner:
 
         @each_body(5000)
         def ask(body: tuple[str, bytes]) -> None:
@@ -211,6 +195,5 @@ def test_10000_configs_stall_nobody(tmp_path: Path, guarded: bool) -> None:
             assert status < 500 and worst <= BAR_S, (status, worst, data[:2000])
 
         ask()
-        runner.run(http.aclose())
     print(f"{len(stalls)} configs, worst stall {max(stalls) * 1e3:.1f} ms, {dict(told)}")
     assert len(stalls) >= 5000 and told[200] > 100
