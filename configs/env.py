@@ -29,14 +29,6 @@ def _counted(value: int) -> int:
 ExampleCount = Annotated[int, Field(ge=ALL), AfterValidator(_counted)]
 
 
-def variable_of(value: Any) -> str | None:
-    """NAME of `{ env_var = "NAME" }`, which stands in args for a variable of the worker."""
-    if isinstance(value, dict) and value.keys() == {"env_var"}:
-        name = value["env_var"]
-        return name if isinstance(name, str) else None
-    return None
-
-
 class SamplingConfig(Section):
     """How a model is sampled.
 

@@ -1,7 +1,7 @@
 """Who outside hears that a run is well.
 
-A URL at which services for dead men's switches are pinged is often a secret by itself: then a
-config names the environment variable that holds it.
+The URL that a heartbeat service gives out is often a secret by itself: then a config names the
+environment variable that holds it.
 """
 
 import re
@@ -12,16 +12,9 @@ from pydantic import Field, model_validator
 
 from ratchet.configs.base import Section, refusal
 from ratchet.configs.reference import HIDDEN
+from ratchet.configs.variables import VariableConfig, named_variable
 
 _NAMED = '{ env_var = "NAME" } names a variable of orchestrator workers that holds it'
-
-
-class VariableConfig(Section):
-    """An environment variable that stands for its value."""
-
-    env_var: str = Field(
-        pattern=r"^[A-Z_][A-Z0-9_]{0,63}$", description="Its name, in capitals, digits and '_'."
-    )
 
 
 def _problem(url: Any) -> str:
@@ -59,12 +52,9 @@ class MonitorConfig(Section):
         named = isinstance(url, dict | VariableConfig)
         if url is not None and not named and (problem := _problem(url)):
             raise refusal("monitor", "heartbeat_url", problem, HIDDEN)
-        if isinstance(url, dict):
-            name = url.get("env_var")
-            fits = isinstance(name, str) and re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", name)
-            if url.keys() != {"env_var"} or not fits:
-                message = f"is a URL, or {_NAMED}, the name in capitals, digits and '_'"
-                raise refusal("monitor", "heartbeat_url", message, HIDDEN)
+        if isinstance(url, dict) and named_variable(url) is None:
+            message = f"is a URL, or {_NAMED}, the name in capitals, digits and '_'"
+            raise refusal("monitor", "heartbeat_url", message, HIDDEN)
         return data
 
     @property

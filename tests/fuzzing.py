@@ -1,4 +1,6 @@
-"""schemathesis against a served OpenAPI: no 5xx, no undocumented status, replies as described."""
+"""schemathesis against a served OpenAPI: no 5xx, no undocumented status, replies as described; also
+with a key, and with headers that no client sends.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,44 +20,103 @@ from schemathesis.specs.openapi.checks import (
 
 EXAMPLES = 10
 """Requests to one operation: as many that fit its description, and as many that do not."""
+ODD_NAMES = (
+    "Authorization",
+    "Host",
+    "Origin",
+    "Content-Type",
+    "Accept",
+    "Idempotency-Key",
+    "Last-Event-ID",
+    "Range",
+    "If-None-Match",
+    "X-Forwarded-For",
+    "Expect",
+    "Content-Encoding",
+)
+ODD_VALUES = (
+    "",
+    "Bearer",
+    "Bearer  ",
+    "Bearer rk_\xe9\xff",
+    "Basic OnJrXw==",
+    "[",
+    "http://[::1",
+    "http://a:99999999",
+    "//",
+    "application/json; charset=\xff",
+    "application/toml",
+    "text/event-stream, */*;q=x",
+    "multipart/form-data",
+    "bytes=9-1,-",
+    "\x7f\t\xa0",
+    "0." * 500,
+    "a.-1.-1",
+    "%00%ff",
+    "x" * 7000,
+)
+"""What a header may hold on the wire, and no program of ours sends."""
 ENDS = ("stop", "cancel")
 """What ends a run: these have one of their own each."""
 UNLIKELY = {"PATCH /v1/runs/{run_id}"}
 """Hardly any change of many keys at random gives a config that can work."""
 
 
-def ask(operation: Any, mode: Any, known: dict[str, str], checks: list[Any]) -> set[int]:
+def ask(
+    operation: Any,
+    mode: Any,
+    known: dict[str, str],
+    checks: list[Any],
+    headers: dict[str, str],
+    odd: st.SearchStrategy[dict[str, str]],
+    examples: int,
+) -> set[int]:
     """Sends many requests of one mode to an operation, about half of them about what is `known`;
     returns the statuses that it answered with. Raises Unsatisfiable where none is of the mode.
     """
     told: set[int] = set()
 
     @settings(
-        max_examples=EXAMPLES,
+        max_examples=examples,
         deadline=None,
         database=None,
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=operation.as_strategy(generation_mode=mode), real=st.booleans())
-    def one(case: Any, real: bool) -> None:
+    @given(case=operation.as_strategy(generation_mode=mode), real=st.booleans(), further=odd)
+    def one(case: Any, real: bool, further: dict[str, str]) -> None:
         if real:
             names = case.path_parameters or {}
             names.update({name: known[name] for name in names})
-        response = case.call(timeout=30)
+        # Bytes: what no header of a well-behaved client holds is sent all the same.
+        sent = {name: value.encode("latin-1") for name, value in {**headers, **further}.items()}
+        response = case.call(timeout=30, headers=sent)
         told.add(response.status_code)
-        case.validate_response(response, checks=checks)
+        # What cannot be read as HTTP is answered by the server below the API, in its own words.
+        case.validate_response(response, checks=[not_a_server_error] if further else checks)
 
     one()
     return told
 
 
 def fuzz(
-    url: str, about: dict[str, str], after: Callable[[str], None] = lambda operation: None
+    url: str,
+    about: dict[str, str],
+    after: Callable[[str], None] = lambda operation: None,
+    *,
+    key: str = "",
+    malformed: bool = False,
+    examples: int = EXAMPLES,
 ) -> dict[str, set[int]]:
     """Asks every operation; returns the statuses that each answered with. What `about` names like
-    an operation is the run that this one ends. `after` is called when an operation was asked.
+    an operation is the run that this one ends. `after` is called when an operation was asked. All
+    requests carry the `key`, if there is one; half of those that may be `malformed` carry headers
+    as no client sends them, too.
     """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    odd = st.dictionaries(
+        st.sampled_from(ODD_NAMES), st.sampled_from(ODD_VALUES), max_size=3 if malformed else 0
+    )
     checks = [
         not_a_server_error,
         status_code_conformance,
@@ -67,10 +128,11 @@ def fuzz(
     for operation in (result.ok() for result in schema.get_all_operations()):
         ends = operation.path.rpartition("/")[2]
         known = {**about, "run_id": about.get(ends, about["run_id"])}
-        told = ask(operation, GenerationMode.POSITIVE, known, checks)
+        asked = (known, checks, headers, odd, examples)
+        told = ask(operation, GenerationMode.POSITIVE, *asked)
         # An operation that is given nothing can be given nothing wrong.
         with suppress(Unsatisfiable):
-            told |= ask(operation, GenerationMode.NEGATIVE, known, checks)
+            told |= ask(operation, GenerationMode.NEGATIVE, *asked)
         answered[operation.label] = told
         after(operation.label)
     return answered

@@ -17,6 +17,7 @@ from ratchet.activities.contracts.statuses import ENDED, RunStatus
 
 MAX_NAMED_ENVS = 1000
 REASON = {"reason": "Reason (optional)"}
+WHY = "Why, for the run's log."
 
 ALIVE: tuple[RunStatus, ...] = (
     "queued",
@@ -31,7 +32,9 @@ ALIVE: tuple[RunStatus, ...] = (
 class StopBody(BaseModel):
     """Optional body of a stop."""
 
-    reason: str = Field(default="", max_length=200, examples=["reward has converged"])
+    reason: str = Field(
+        default="", max_length=200, description=WHY, examples=["reward has converged"]
+    )
 
 
 class PauseBody(BaseModel):
@@ -42,19 +45,25 @@ class PauseBody(BaseModel):
         description="What becomes of rollouts in flight: they end first, or they are given up and "
         "begin anew after the pause; what had ended is kept.",
     )
-    reason: str = Field(default="", max_length=200, examples=["the GPUs are needed elsewhere"])
+    reason: str = Field(
+        default="", max_length=200, description=WHY, examples=["the GPUs are needed elsewhere"]
+    )
 
 
 class ReasonBody(BaseModel):
     """Optional body of a verb that takes a reason, which is kept in the run's log."""
 
-    reason: str = Field(default="", max_length=200, examples=["before the GPUs are taken"])
+    reason: str = Field(
+        default="", max_length=200, description=WHY, examples=["before the GPUs are taken"]
+    )
 
 
 class EvalBody(BaseModel):
     """Optional body of an eval request; no envs means all of them."""
 
-    envs: list[str] = Field(default_factory=list, examples=[["reverse-text"]])
+    envs: list[str] = Field(
+        default_factory=list, description="Eval envs by name.", examples=[["reverse-text"]]
+    )
 
 
 Heard = tuple[BaseModel, str]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.activities.contracts.names import SHIPPED_ENVS
-from ratchet.configs.env import variable_of
 from ratchet.configs.reference import HIDDEN
+from ratchet.configs.variables import variable_of
 
 SHIPPED_DIR = Path(__file__).resolve().parent / "shipped"
 

@@ -146,6 +146,15 @@ def series_folder(run: str) -> str:
     return f"runs/{names.workflow_of(run)}/series"
 
 
+def ended(run: str) -> str:
+    """What a run last said of itself, and how it ended, overwritten in place: {state, started,
+    closed, memo}.
+    """
+    return f"runs/{names.workflow_of(run)}/ended.json"
+
+
+ENDED_UNTIL = "index/ended.json"
+"""Up to when the ends of all runs are kept: {until}."""
 INDEXED_RUNS = "index/runs"
 """A folder for each day below it, with one for each hour of it."""
 RUN_INDEX = "index/runs.json"

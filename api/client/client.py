@@ -122,7 +122,7 @@ class Runs:
         status: RunStatus | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Page[Run]:
-        """Runs, the newest first; `after` is the id of the last run of the page before."""
+        """Runs, the newest first; `after` is the `next_after` of the page before."""
         pairs = {f"metadata[{name}]": value for name, value in (metadata or {}).items()}
         params = {"after": after, "limit": limit, "status": status, **pairs}
         return page_of(self._transport, Run, "/v1/runs", params, "after", lambda run: run.id)
@@ -203,13 +203,14 @@ class Runs:
         run_id: str,
         *,
         names: Sequence[str] | None = None,
+        after: str | None = None,
         after_step: int = -1,
         until_step: int | None = None,
         points: int | None = None,
         limit: int = 1000,
     ) -> Page[MetricsRow]:
         """Metrics by step; with `points` at most so many of each, extremes kept."""
-        params = _range(names, after_step, until_step, points, limit)
+        params = {**_range(names, after_step, until_step, points, limit), "after": after}
         path = _path(run_id, "metrics")
         return page_of(
             self._transport, MetricsRow, path, params, "after_step", lambda row: row.step
@@ -246,9 +247,11 @@ class Runs:
         path, model = _path(run_id, "gauges"), GaugeSample | LagSample
         return page_of(self._transport, model, path, params, "after", lambda sample: sample.time)
 
-    def batches(self, run_id: str, *, after_step: int = -1, limit: int = 100) -> Page[Batch]:
+    def batches(
+        self, run_id: str, *, after: str | None = None, after_step: int = -1, limit: int = 100
+    ) -> Page[Batch]:
         """Batches that are kept, by step, and where their files lie."""
-        params = {"after_step": after_step, "limit": limit}
+        params = {"after": after, "after_step": after_step, "limit": limit}
         path = _path(run_id, "batches")
         return page_of(self._transport, Batch, path, params, "after_step", lambda batch: batch.step)
 
@@ -376,9 +379,14 @@ class Runs:
         """Asks for a checkpoint at the next step boundary."""
         return self.ask(run_id, "checkpoint", reason=reason)
 
-    def update(self, run_id: str, changes: Mapping[str, Any]) -> Run:
+    def update(
+        self, run_id: str, changes: Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> Run:
         """Changes the config of a running run, and its metadata (None takes a pair out)."""
-        return self._transport.ask_for(Run, "PATCH", _path(run_id), body=dict(changes))
+        headers = {IDEMPOTENCY: idempotency_key}
+        return self._transport.ask_for(
+            Run, "PATCH", _path(run_id), body=dict(changes), headers=headers
+        )
 
 
 def _joined(names: Sequence[str] | None) -> str | None:

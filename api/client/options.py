@@ -137,9 +137,14 @@ def show_items(page: Page[Any], table: Any, *, whole: bool, as_json_: bool) -> N
     # What lies between two pages is named by both.
     damaged = [*dict.fromkeys(damaged)]
     if as_json_:
-        left_out = {"damaged": damaged} if damaged else {}
-        data = [as_json(item) for item in items]
-        printing.print_json({"object": "list", "data": data, "has_more": page.has_more, **left_out})
+        shown = {
+            "object": "list",
+            "data": [as_json(item) for item in items],
+            "has_more": page.has_more,
+            "next_after": page.next_after,
+            **({"damaged": damaged} if damaged else {}),
+        }
+        printing.print_json(shown)
         return
     printing.console().print(table(items))
     err = printing.console(stderr=True)

@@ -14,9 +14,8 @@ Item = TypeVar("Item")
 
 
 class _Cursored(ListOf[Item], Generic[Item]):
-    """A list whose cursor is told, or what it leaves out."""
+    """A list, and what it leaves out."""
 
-    next_after: str | None = None
     damaged: list[int | str] = Field(default_factory=list)
 
 
@@ -58,17 +57,19 @@ def page_of(
     cursor_of: Callable[[Item], Any] = lambda _: None,
 ) -> Page[Item]:
     """A page of a list of `model`, a type or a union of types. What follows it is asked for with
-    parameter `cursor`: the one that the API names, or else that of the page's last item.
+    the cursor that the API names. Where an API of an older build names none, parameter `cursor` is
+    that of the page's last item.
     """
     listed: type[_Cursored[Any]] = _Cursored[model]
     page = transport.ask_for(listed, "GET", path, params=params)
 
     def following() -> Page[Item]:
-        after = page.next_after
-        if after is None and page.data:
-            after = cursor_of(page.data[-1])
-        # Of a page whose items were deleted while it was made, nothing was passed.
-        further = {cursor: after} if after is not None else {}
+        further: dict[str, Any] = {}
+        if page.next_after is not None:
+            further = {"after": page.next_after}
+        elif page.data:
+            # Of a page whose items were deleted while it was made, nothing was passed.
+            further = {cursor: cursor_of(page.data[-1])}
         return page_of(transport, model, path, {**params, **further}, cursor, cursor_of)
 
     return Page(page.data, page.has_more, following, page.damaged, page.next_after)

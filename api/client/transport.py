@@ -1,7 +1,7 @@
 """One HTTP connection pool to the API: its address, its key, and which requests are sent again.
 
 Every request may be sent again after a lost connection: reads change nothing, a change is the same
-made twice, and every POST carries an `Idempotency-Key` that all its tries share.
+made twice, and every POST and PATCH carries an `Idempotency-Key` that all its tries share.
 """
 
 import hashlib
@@ -91,14 +91,14 @@ class Transport:
         body: Any = None,
         headers: Mapping[str, str | None] | None = None,
     ) -> httpx.Response:
-        """The answer to a request; parameters and headers that are None are left out. A POST gets
-        an idempotency key of its own unless `headers` has one.
+        """The answer to a request; parameters and headers that are None are left out. A POST or
+        PATCH gets an idempotency key of its own unless `headers` has one.
 
         Raises Refused and Unreachable, after tries that could have mended it.
         """
         input = {name: value for name, value in (params or {}).items() if value is not None}
         sent = {name: value for name, value in (headers or {}).items() if value is not None}
-        if method == "POST":
+        if method in ("POST", "PATCH"):
             sent.setdefault(IDEMPOTENCY, str(uuid.uuid4()))
         request = self._http.build_request(method, path, params=input, json=body, headers=sent)
 

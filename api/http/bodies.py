@@ -10,6 +10,7 @@ from ratchet.api.schemas.problems import ApiProblem
 from ratchet.configs.load import ConfigError, parse
 
 MEDIA_TYPES = {"application/json": "json", "application/toml": "toml", "text/toml": "toml"}
+MERGE_PATCH = "application/merge-patch+json"
 BODY_WITHIN_S = 30.0
 MAX_DEPTH = 32
 MAX_VALUES = 10_000
@@ -59,11 +60,16 @@ async def read_bytes(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
+def _named_media(request: Request) -> str:
+    """The media type that a request names, without its parameters."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 def media_of(request: Request) -> str:
     """'json' or 'toml'; raises 415 for anything else."""
-    header = request.headers.get("content-type", "")
-    media = MEDIA_TYPES.get(header.partition(";")[0].strip().lower())
+    media = MEDIA_TYPES.get(_named_media(request))
     if media is None:
+        header = request.headers.get("content-type", "")
         raise wrong_media(
             f"Content-Type is {header[:100]!r}; send application/json or application/toml."
         )
@@ -123,17 +129,16 @@ def require_portable(data: Any) -> Any:
     return data
 
 
-async def read_optional_json(request: Request, limit: int) -> dict[str, Any]:
-    """A JSON object, or {} for an empty body."""
-    return optional_json(request, await read_bytes(request, limit))
-
-
 def optional_json(request: Request, data: bytes) -> dict[str, Any]:
-    """The JSON object that a body holds, or {} for an empty one; raises 400 or 415."""
+    """The JSON object that a body holds, or {} for an empty one; raises 400 or 415. A PATCH may
+    call it a merge patch (RFC 7396), too.
+    """
     if not data.strip():
         return {}
-    if media_of(request) != "json":
-        raise wrong_media("Send application/json.")
+    patches = request.method == "PATCH" and _named_media(request) == MERGE_PATCH
+    if not patches and media_of(request) != "json":
+        also = f" or {MERGE_PATCH}" if request.method == "PATCH" else ""
+        raise wrong_media(f"Send application/json{also}.")
     value = require_portable(decode(data, "json"))
     if not isinstance(value, dict):
         raise unreadable("The body must be a JSON object.")

@@ -15,6 +15,7 @@ from fastapi.staticfiles import StaticFiles
 from pydantic.json_schema import models_json_schema
 
 from ratchet.activities.contracts.controls import CONTROLS
+from ratchet.api.http.openapi import complete
 from ratchet.api.http.security import documented_security
 from ratchet.api.schemas.bodies import ConfigPatch, ForkBody
 from ratchet.api.schemas.problems import ProblemDocument
@@ -70,6 +71,8 @@ def install(app: FastAPI) -> None:
                 title=app.title,
                 version=app.version,
                 description=DESCRIPTION,
+                license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+                servers=[{"url": "/"}],
                 routes=app.routes,
                 tags=[
                     {"name": "runs", "description": "Training runs."},
@@ -85,6 +88,7 @@ def install(app: FastAPI) -> None:
             document["components"]["schemas"] = {**_schemas(), **known}
             _drop_default_errors(document)
             documented_security(document)
+            complete(document)
             app.openapi_schema = document
         return app.openapi_schema
 

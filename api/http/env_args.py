@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
-from ratchet.configs.env import variable_of
+from ratchet.configs.variables import variable_of
 
 Place = tuple[str | int, ...]
 Kind = Literal["host", "variable", "function", "file", "judge", "mistake"]

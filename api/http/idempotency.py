@@ -3,7 +3,8 @@
 Two records in the artifact store, both committed once: what a key was first used for, with the id
 of its run, and the reply. They outlive the API, and of two requests at the same moment both act for
 the one that claimed first: its run can be started only once, and the run hears its signal only once
-(Temporal knows the key as the signal's request id). A request that is refused claims nothing.
+(Temporal knows the key as the signal's request id, and a change by the first request's). A request
+that is refused claims nothing.
 
 Records belong to the API key itself, so that another key of the same name inherits none. They lie
 in a folder for each day (UTC), are looked for in those of today and yesterday, and are deleted
@@ -28,6 +29,7 @@ from fastapi.responses import JSONResponse
 
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable
+from ratchet.api.http.audit import Caller
 from ratchet.api.schemas.problems import ApiProblem, FieldError
 
 HEADER = "Idempotency-Key"
@@ -93,14 +95,24 @@ class Once:
 
         Raises 409 if that was another request.
         """
+        return str(self._claimed(store, {"run_id": run_id})["run_id"])
+
+    def claim_as(self, store: ArtifactStore, run_id: str, caller: Caller) -> Caller:
+        """Who the first to claim was, `caller` or another of the same request, for what is told
+        once of each caller. Blocks; raises 409 if that was another request.
+        """
+        first = self._claimed(store, {"run_id": run_id, "request": caller.request})
+        return Caller(caller.key, str(first["request"]))
+
+    def _claimed(self, store: ArtifactStore, claim: dict[str, str]) -> dict[str, Any]:
         first = _latest(store, keys.idempotency_claim, self.key)
-        first = first or {"said": self.said, "run_id": run_id}
+        first = first or {"said": self.said, **claim}
         now = _now()
         for day in sorted({_name(now), _name(now + SKEW)}):
-            claim = keys.idempotency_claim(day, self.key)
-            first = store.get_json(store.put_json(claim, first, attempt="api"))
+            place = keys.idempotency_claim(day, self.key)
+            first = store.get_json(store.put_json(place, first, attempt="api"))
         self._require_same(first)
-        return str(first["run_id"])
+        return first
 
     def keep(self, store: ArtifactStore, run_id: str, run: dict[str, Any]) -> dict[str, Any]:
         """Keeps the reply, and returns the one that was kept first. Blocks."""

@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from ratchet.api.http.conventions import allowed
 from ratchet.api.schemas.problems import ApiProblem, FieldError, joined, printable, shown
 
 MEDIA = "application/problem+json"
@@ -61,6 +62,8 @@ def install(app: FastAPI) -> None:
         detail = details.get(status, str(error.detail))
         response = reply(ApiProblem(status, kind, status.phrase, detail))
         response.headers.update(error.headers or {})
+        if status == 405:
+            response.headers["Allow"] = allowed(app, request.scope)
         return response
 
     @app.exception_handler(RequestValidationError)

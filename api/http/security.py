@@ -264,8 +264,7 @@ def documented_security(document: dict[str, Any]) -> None:
         for operation in operations.values():
             guarded = path.startswith(GUARDED)
             wanted = reported if guarded else {s: reported[s] for s in ("400", "403")}
-            if guarded:
-                operation["security"] = [{}, {"key": []}]
+            operation["security"] = [{}, {"key": []}] if guarded else []
             for status, description in wanted.items():
                 content = {"application/problem+json": schema}
                 operation["responses"].setdefault(

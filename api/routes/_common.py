@@ -25,10 +25,11 @@ Body = TypeVar("Body", bound=BaseModel)
 MAX_BODY = 64 * 1024
 
 
-def optional_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAPI entry of a JSON body that may be left out."""
+def optional_body(model: type[BaseModel], example: dict[str, Any], *further: str) -> dict[str, Any]:
+    """The OpenAPI entry of a JSON body that may be left out; `further`: its other media types."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    content = {"application/json": {"schema": schema, "example": example}}
+    entry = {"schema": schema, "example": example}
+    content = {media: entry for media in ("application/json", *further)}
     return {"requestBody": {"required": False, "content": content}}
 
 
@@ -81,24 +82,24 @@ async def answer_once(
     services: Services,
     request: Request,
     run_id: str,
-    model: type[Body],
-    act: Callable[[Body, Once | None], Awaitable[Run]],
+    act: Callable[[dict[str, Any], Once | None], Awaitable[Run]],
+    status: int = 202,
 ) -> Run | Response:
     """What `act` answers to the request's body, or was answered to the same request before.
 
-    Raises 400, 409, 413, 415 or 422, and what `act` raises.
+    Raises 400, 409, 413 or 415, and what `act` raises.
     """
     data = await read_bytes(request, MAX_BODY)
     once, store = Once.of(request, data), services.records.store
     if once is None:
-        return await act(read_as(model, optional_json(request, data)), None)
+        return await act(optional_json(request, data), None)
     with suppress(OSError):
         if input := await asyncio.to_thread(once.reply, store):
-            return replied(input, 202)
-    run = await act(read_as(model, optional_json(request, data)), once)
+            return replied(input, status)
+    run = await act(optional_json(request, data), once)
     with suppress(OSError):
         kept = await asyncio.to_thread(once.keep, store, run_id, run.model_dump(mode="json"))
-        return replied(kept, 202)
+        return replied(kept, status)
     return run
 
 

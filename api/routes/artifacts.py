@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from ratchet.api.http.problems import documented
-from ratchet.api.routes.metrics import require_recorded
+from ratchet.api.routes.metrics import StepCursor, require_recorded
 from ratchet.api.schemas.artifacts import Batch, Checkpoint, RunConfigView
 from ratchet.api.schemas.common import ListOf
 from ratchet.api.schemas.problems import ApiProblem
@@ -16,6 +16,8 @@ from ratchet.api.store import artifacts
 from ratchet.configs.load import dump_toml
 
 router = APIRouter(prefix="/v1/runs", tags=["artifacts"])
+
+EXAMPLE_TOML = 'name = "reverse"\nmax_steps = 40\nseed = 0\n'
 
 
 @router.get("/{run_id}/checkpoints", responses=documented(404, 422))
@@ -36,24 +38,28 @@ async def list_checkpoints(
 async def list_batches(
     run_id: RunId,
     services: Served,
+    after: StepCursor = None,
     after_step: Annotated[
-        int, Query(ge=-1, le=2**53, description="Only steps above this one; also the cursor.")
+        int, Query(ge=-1, le=2**53, description="Only steps above this one.")
     ] = -1,
     limit: Annotated[int, Query(ge=1, le=1000, description="Most batches in a page.")] = 100,
 ) -> ListOf[Batch]:
     """Batches that are kept, by step, and where their files lie."""
     await require_recorded(services, run_id)
-    data, more = await asyncio.to_thread(
-        artifacts.batches, services.records, run_id, after_step, limit
-    )
-    return ListOf[Batch](data=data, has_more=more)
+    passed = after_step if after is None else max(after_step, after)
+    data, rest = await asyncio.to_thread(artifacts.batches, services.records, run_id, passed, limit)
+    following = None if rest is None else str(rest)
+    return ListOf[Batch](data=data, has_more=rest is not None, next_after=following)
 
 
 @router.get(
     "/{run_id}/config",
     response_model=RunConfigView,
     responses={
-        200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+        200: {
+            "description": "The config.",
+            "content": {"text/plain": {"schema": {"type": "string"}, "example": EXAMPLE_TOML}},
+        },
         **documented(404, 422, 503),
     },
 )

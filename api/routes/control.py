@@ -2,11 +2,12 @@
 The run decides; a 202 says that it was told.
 
 Every verb but eval is idempotent: asking twice is asking once. With an `Idempotency-Key` all are,
-and the second time is answered like the first.
+and changes too, and the second time is answered like the first.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -15,17 +16,17 @@ from pydantic import BaseModel
 from ratchet.activities.contracts.controls import CONTROLS, EvalBody, Verb
 from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.http.audit import Caller
-from ratchet.api.http.bodies import read_optional_json
+from ratchet.api.http.bodies import MERGE_PATCH
 from ratchet.api.http.idempotency import DOCUMENTED, Once
 from ratchet.api.http.problems import documented
 from ratchet.api.routes._common import (
-    MAX_BODY,
     answer_once,
     claimed,
     conflict,
     invalid,
     newest,
     optional_body,
+    read_as,
 )
 from ratchet.api.routes.fork import resume_ended
 from ratchet.api.schemas.bodies import ConfigPatch
@@ -123,10 +124,11 @@ async def _ask(
 
 def _route(verb: Verb) -> Callable[..., Awaitable[Any]]:
     async def route(run_id: RunId, request: Request, services: Served) -> Any:
-        async def act(body: BaseModel, once: Once | None) -> Run:
+        async def act(data: dict[str, Any], once: Once | None) -> Run:
+            body = read_as(verb.body, data)
             return await _ask(services, run_id, verb, body, once, Caller.of(request))
 
-        return await answer_once(services, request, run_id, verb.body, act)
+        return await answer_once(services, request, run_id, act)
 
     return route
 
@@ -148,14 +150,31 @@ for _verb in CONTROLS.values():
 
 @router.patch(
     "/{run_id}",
-    openapi_extra=optional_body(ConfigPatch, {"dispatch": {"max_inflight_rollouts": 128}}),
+    response_model=Run,
+    openapi_extra={
+        **optional_body(ConfigPatch, {"dispatch": {"max_inflight_rollouts": 128}}, MERGE_PATCH),
+        **DOCUMENTED,
+    },
     responses=documented(*REFUSALS),
 )
-async def change_run(run_id: RunId, request: Request, services: Served) -> Run:
+async def change_run(run_id: RunId, request: Request, services: Served) -> Any:
     """Changes what may change of a running run's config, and its metadata. Limits and metadata hold
     when this answers; everything else holds from the next step on, as another revision.
+
+    The body is a merge patch (RFC 7396): sections are merged, and null takes a pair out of the
+    metadata. A key of the config that is null is set to none, where none is one of its values.
     """
-    patch = await read_optional_json(request, MAX_BODY)
+
+    async def act(patch: dict[str, Any], once: Once | None) -> Run:
+        return await _change(services, run_id, patch, once, Caller.of(request))
+
+    return await answer_once(services, request, run_id, act, 200)
+
+
+async def _change(
+    services: Services, run_id: str, patch: dict[str, Any], once: Once | None, caller: Caller
+) -> Run:
+    """Changes the run, once for `once`, and shows it as it is then."""
     execution = await newest(services, run_id)
     if status_of(execution) in (*ENDED, "stopping"):
         raise conflict("change", execution)
@@ -167,8 +186,11 @@ async def change_run(run_id: RunId, request: Request, services: Served) -> Run:
         )
     except ConfigError as error:
         raise invalid(field_errors(error.problems)) from None
+    if once is not None:
+        with suppress(OSError):
+            caller = await asyncio.to_thread(once.claim_as, services.records.store, run_id, caller)
     try:
-        reported = await services.temporal.change(run_id, patch, Caller.of(request))
+        reported = await services.temporal.change(run_id, patch, caller)
     except ValueError as error:
         # Something else was changed, or the run began to stop, since it was looked at.
         detail = f"Run {execution.id} refuses the change: {error}"

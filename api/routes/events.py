@@ -29,6 +29,11 @@ from ratchet.api.temporal.histories import Page, Wanted, everything
 router = APIRouter(prefix="/v1/runs", tags=["events"])
 
 SSE = "text/event-stream"
+EXAMPLE_SSE = (
+    "id: 0195a3c2-7d1e-7b1a-9c55-0d6f6a3c1b2e.118.0\n"
+    'event: run.step\ndata: {"type":"run.step","message":"step 12 is done with reward 0.581"}\n\n'
+)
+EXAMPLE_TEXT = "2026-01-01T12:01:00.250Z info    run: step 12 is done with reward 0.581\n"
 Cursor = Annotated[
     str | None,
     Query(description="Cursor: only what came after the event of this id.", max_length=120),
@@ -78,10 +83,10 @@ def _answer(page: Page, show: Callable[[LoggedEvent], dict[str, Any]]) -> JSONRe
     responses={
         200: {
             "description": "A page of events, or with `Accept: text/event-stream` the live stream.",
-            "content": {SSE: {"schema": {"type": "string"}}},
+            "content": {SSE: {"schema": {"type": "string"}, "example": EXAMPLE_SSE}},
         },
         204: {"description": "The stream is over: the run has ended and all of it was told."},
-        **documented(404, 422, 503),
+        **documented(404, 410, 422, 503),
     },
 )
 async def list_events(
@@ -119,6 +124,10 @@ async def list_events(
     answered with 204, upon which an EventSource stops by itself. A stream is told oldest first.
     """
     execution = await services.execution(run_id)
+    if not execution.run:
+        if SSE in accept:
+            return Response(status_code=204)
+        raise _forgotten(run_id)
     histories = services.histories
     wanted = _of_types(types)
     cursor = (last_event_id or after) if SSE in accept else after
@@ -149,6 +158,14 @@ async def list_events(
     )
 
 
+def _forgotten(run_id: str) -> ApiProblem:
+    detail = (
+        f"Temporal keeps the history of run {run_id} no more, which events and the log are read "
+        "from. What the run left in the store is there: its metrics, evals, rollouts, checkpoints."
+    )
+    return ApiProblem(410, "history-forgotten", "The run's history is gone", detail)
+
+
 def _line(event: LoggedEvent) -> dict[str, Any]:
     whole = event.as_json()
     return {key: whole[key] for key in ("id", "created_at", "level", "source", "message")}
@@ -158,8 +175,11 @@ def _line(event: LoggedEvent) -> dict[str, Any]:
     "/{run_id}/logs",
     response_model=LogPage,
     responses={
-        200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
-        **documented(404, 422, 503),
+        200: {
+            "description": "A page of the log, or the same as text.",
+            "content": {"text/plain": {"schema": {"type": "string"}, "example": EXAMPLE_TEXT}},
+        },
+        **documented(404, 410, 422, 503),
     },
 )
 async def list_logs(
@@ -192,6 +212,8 @@ async def list_logs(
     execution = await services.execution(run_id)
     if source is not None:
         return await _of_process(services, request, execution, source, after, limit, level, accept)
+    if not execution.run:
+        raise _forgotten(run_id)
     lowest = LEVELS.index(level)
     page = await services.histories.page(
         execution, after, limit, wanted=lambda event: LEVELS.index(event.level) >= lowest

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from ratchet.activities.contracts.roles import WorkerRole
 from ratchet.api.http.problems import documented
@@ -22,6 +22,7 @@ MOST_ROWS = 10_000
 ROWS = 1000
 CSV = "text/csv; charset=utf-8"
 DAMAGED = "Ratchet-Damaged-Steps"
+EXAMPLE_CSV = "step,time,loss,reward/all/mean\n3,1767268800.0,-0.02,0.41\n"
 MOST_NAMED = 100
 """Damaged steps that a header names."""
 HEADERS = {
@@ -31,8 +32,15 @@ HEADERS = {
 }
 
 
+StepCursor = Annotated[
+    int | None,
+    Query(ge=0, le=2**53, description="Cursor: `next_after` of the page before."),
+    WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,15}$"}),
+]
+
+
 class MetricsPage(ListOf[MetricsRow]):
-    """A page of metrics; ask again with its last step as `after_step` while `has_more` is true."""
+    """A page of metrics; ask again with `next_after` as `after` while `has_more` is true."""
 
     damaged: list[int] = Field(
         default_factory=list,
@@ -41,7 +49,7 @@ class MetricsPage(ListOf[MetricsRow]):
 
 
 class GaugesPage(ListOf[GaugeSample | LagSample]):
-    """A page of gauges; ask again with the last time as `after` while `has_more` is true."""
+    """A page of gauges; ask again with `next_after` as `after` while `has_more` is true."""
 
 
 async def require_recorded(services: Services, run_id: str) -> None:
@@ -59,7 +67,8 @@ async def require_recorded(services: Services, run_id: str) -> None:
     response_model=MetricsPage,
     responses={
         200: {
-            "content": {"text/csv": {"schema": {"type": "string"}}},
+            "description": "A page of metrics, or all of them as CSV.",
+            "content": {"text/csv": {"schema": {"type": "string"}, "example": EXAMPLE_CSV}},
             "headers": {
                 name: {"description": text, "schema": {"type": "string"}}
                 for name, text in HEADERS.items()
@@ -72,8 +81,9 @@ async def list_metrics(
     run_id: RunId,
     request: Request,
     services: Served,
+    after: StepCursor = None,
     after_step: Annotated[
-        int, Query(ge=-1, le=2**53, description="Only steps above this one; also the cursor.")
+        int, Query(ge=-1, le=2**53, description="Only steps above this one.")
     ] = -1,
     until_step: Annotated[
         int | None, Query(ge=0, le=2**53, description="Only steps up to this one.")
@@ -118,6 +128,7 @@ async def list_metrics(
     """
     await require_recorded(services, run_id)
     wanted = [name for name in names.split(",") if name] if names is not None else None
+    passed = after_step if after is None else max(after_step, after)
     as_csv = form == "csv" or (form is None and "text/csv" in accept)
 
     most = limit if as_csv else limit or ROWS
@@ -127,7 +138,7 @@ async def list_metrics(
         spans = services.records.spans(run_id)
         past = most + 1 if points is None and most is not None else None
         table = services.records.curves.table(
-            spans, after=after_step, until=until_step, names=wanted, limit=past
+            spans, after=passed, until=until_step, names=wanted, limit=past
         )
         if points is not None:
             return table.thinned(points), False
@@ -170,13 +181,15 @@ async def list_gauges(
     request: Request,
     services: Served,
     after: Annotated[
-        float,
+        float | None,
         Query(
             ge=0,
             allow_inf_nan=False,
-            description="Cursor: only samples later than this Unix time in seconds.",
+            description="Cursor: `next_after` of the page before, or a Unix time in seconds; only "
+            "samples later than it.",
         ),
-    ] = 0.0,
+        WithJsonSchema({"type": "string", "pattern": r"^[0-9]{1,12}(\.[0-9]{1,12})?$"}),
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most samples in the answer.")] = 1000,
     role: Annotated[
         Literal[WorkerRole, "all"],
@@ -191,8 +204,10 @@ async def list_gauges(
     await require_recorded(services, run_id)
 
     def work() -> bytes:
-        data, more = services.records.gauges(run_id, after, limit, None if role == "all" else role)
-        page = {"data": data, "has_more": more}
+        wanted = None if role == "all" else role
+        data, more = services.records.gauges(run_id, after or 0.0, limit, wanted)
+        following = str(data[-1]["time"]) if more else None
+        page = {"data": data, "has_more": more, "next_after": following}
         return GaugesPage.model_validate(page).model_dump_json().encode()
 
     return await services.reply(asked(request), lambda: asyncio.to_thread(work))

@@ -81,7 +81,10 @@ async def get_model(
     "/{run_id}/model/files/{name:path}",
     response_class=StreamingResponse,
     responses={
-        200: {"content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}},
+        200: {
+            "description": "The file's bytes.",
+            "content": {BYTES: {"schema": {"type": "string", "format": "binary"}}},
+        },
         **documented(404, 410, 422),
     },
 )

@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import Depends, FastAPI, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ratchet.api.http.conventions import require_known_query
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.routes.machines import engines_of, workers_of
 from ratchet.api.schemas.problems import ApiProblem
@@ -24,6 +25,7 @@ from ratchet.api.services.run_view import FALLBACK, status_of
 from ratchet.api.temporal.client import Execution
 
 MEDIA = "text/plain; version=0.0.4; charset=utf-8"
+EXAMPLE = 'ratchet_run_step{run="reverse-1a2b3c"} 12.0\nratchet_temporal_up 1.0\n'
 FRESH_S = 3.0
 MOST_RUNS = 200
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -162,9 +164,16 @@ def install(app: FastAPI) -> Requests:
 
     @app.get(
         "/metrics",
+        operation_id="scrape_metrics",
         tags=["health"],
+        dependencies=[Depends(require_known_query)],
         response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+        responses={
+            200: {
+                "description": "Metrics as text.",
+                "content": {"text/plain": {"schema": {"type": "string"}, "example": EXAMPLE}},
+            }
+        },
     )
     async def metrics(services: Served) -> Response:
         """Metrics in Prometheus' text format. While Temporal is away, those of the API alone."""

@@ -15,9 +15,6 @@ from ratchet.api.store.rollouts import RID, Wanted
 router = APIRouter(prefix="/v1/runs", tags=["rollouts"])
 
 
-Reward = Annotated[float | None, Query(allow_inf_nan=False)]
-
-
 @router.get("/{run_id}/rollouts", response_model=RolloutPage, responses=documented(404, 422))
 async def list_rollouts(
     run_id: RunId,
@@ -31,9 +28,15 @@ async def list_rollouts(
     group: Annotated[
         str | None, Query(max_length=200, description="Those of one group, e.g. 'train/12'.")
     ] = None,
-    kind: Annotated[Literal["train", "eval"] | None, Query()] = None,
-    reward_min: Reward = None,
-    reward_max: Reward = None,
+    kind: Annotated[
+        Literal["train", "eval"] | None, Query(description="Those that were made for this.")
+    ] = None,
+    reward_min: Annotated[
+        float | None, Query(allow_inf_nan=False, description="Those with at least this reward.")
+    ] = None,
+    reward_max: Annotated[
+        float | None, Query(allow_inf_nan=False, description="Those with at most this reward.")
+    ] = None,
     errored: Annotated[bool | None, Query(description="Only those that failed, or not.")] = None,
     after: Annotated[
         str | None, Query(max_length=200, description="Cursor: `next_after` of the page before.")

@@ -4,7 +4,6 @@ import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import Field
 
 from ratchet.activities.contracts.statuses import RunStatus
 from ratchet.api.http.bodies import media_of, read_bytes
@@ -105,10 +104,6 @@ async def create_run(
 
 class RunPage(ListOf[Run]):
     """A page of runs; ask again with `next_after` as `after` while `has_more` is true."""
-
-    next_after: str | None = Field(
-        default=None, description="`after` of the next page; null after the last."
-    )
 
 
 @router.get("", response_model=RunPage, openapi_extra=FILTERS, responses=documented(404, 422, 503))

@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 
 from ratchet.api.schemas.common import examples
 
+COMMITTED = "When it was committed to the store."
 ATTEMPT = "The attempt of a run that it belongs to: a run's id, with '+2' and so on for later ones."
 
 
@@ -27,9 +28,9 @@ class Checkpoint(BaseModel):
         }
     )
     object: Literal["checkpoint"] = "checkpoint"
-    step: int
+    step: int = Field(description="Trainer steps done when it was written.")
     attempt: str = Field(description=ATTEMPT)
-    created_at: datetime | None
+    created_at: datetime | None = Field(description=COMMITTED)
     size: int = Field(description="Bytes of all its files.")
     sha256: str = Field(description="Hash of its manifest, which has the hash of every file.")
     path: str = Field(
@@ -47,31 +48,55 @@ class Checkpoint(BaseModel):
 class ConfigRevision(BaseModel):
     """The config as it held from some moment on."""
 
+    model_config = examples({"revision": 0, "created_at": "2026-01-01T12:00:00Z"})
     revision: int = Field(description="0: the one that the attempt began with.")
-    created_at: datetime | None
+    created_at: datetime | None = Field(description=COMMITTED)
 
 
 class RunConfigView(BaseModel):
     """A run's resolved config, every default written out."""
 
+    model_config = examples(
+        {
+            "object": "config",
+            "run_id": "reverse-1a2b3c",
+            "attempt": "reverse-1a2b3c",
+            "revision": 0,
+            "revisions": [{"revision": 0, "created_at": "2026-01-01T12:00:00Z"}],
+            "changes": {"dispatch": {"max_inflight_rollouts": 128}},
+            "config": {"name": "reverse", "max_steps": 40, "seed": 0},
+        }
+    )
     object: Literal["config"] = "config"
-    run_id: str
+    run_id: str = Field(description="The run.")
     attempt: str = Field(description=ATTEMPT)
-    revision: int
-    revisions: list[ConfigRevision]
+    revision: int = Field(description="The revision that is shown.")
+    revisions: list[ConfigRevision] = Field(description="All revisions that there are.")
     changes: dict[str, Any] = Field(description="All changes that were made while the run ran.")
-    config: dict[str, Any]
+    config: dict[str, Any] = Field(description="The config, as `POST /v1/runs` takes one.")
 
 
 class Batch(BaseModel):
     """A batch as the trainer saw it; the file is Parquet, one row per training sample."""
 
+    model_config = examples(
+        {
+            "object": "batch",
+            "step": 3,
+            "attempt": "reverse-1a2b3c",
+            "created_at": "2026-01-01T12:01:00Z",
+            "size": 18432,
+            "sha256": "74fd748bbc94d9638713a81678cde4cdfcbe8dfc4794f77c3d8fa2ea152e6c49",
+            "path": "runs/reverse-1a2b3c/batches/step-00000003.parquet@4f21",
+            "problem": None,
+        }
+    )
     object: Literal["batch"] = "batch"
-    step: int
+    step: int = Field(description="The step that trains on it.")
     attempt: str = Field(description=ATTEMPT)
-    created_at: datetime | None
+    created_at: datetime | None = Field(description=COMMITTED)
     size: int = Field(description="Bytes of the file.")
-    sha256: str
+    sha256: str = Field(description="Hash of the file.")
     path: str = Field(description="Where the file lies, relative to the artifact store.")
     problem: str | None = Field(
         default=None, description="What is wrong with its marker; the file itself is not looked at."
@@ -83,7 +108,7 @@ class ModelFile(BaseModel):
 
     name: str = Field(description="Path within the model's folder.")
     size: int = Field(description="Bytes.")
-    sha256: str
+    sha256: str = Field(description="Hash of the file.")
 
 
 class Model(BaseModel):
@@ -114,7 +139,7 @@ class Model(BaseModel):
         }
     )
     object: Literal["model"] = "model"
-    run_id: str
+    run_id: str = Field(description="The run.")
     step: int = Field(description="Trainer steps that made it, which is its policy version, too.")
     chosen: Literal["step", "best", "checkpoint", "newest"] = Field(
         description="Why this version: it was asked for by its step or as the best of an eval; or "
@@ -133,7 +158,7 @@ class Model(BaseModel):
     )
     path: str = Field(description="The folder with its files, relative to the artifact store.")
     size: int = Field(description="Bytes of all its files.")
-    files: list[ModelFile]
+    files: list[ModelFile] = Field(description="What makes the model, by name.")
     steps: list[int] = Field(description="All versions of the run that are kept.")
     card: str = Field(
         description="Model card (Markdown): base model and its licence, lineage, curves, evals and "

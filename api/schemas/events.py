@@ -27,23 +27,35 @@ class Event(BaseModel):
     )
     id: str = Field(description="Its cursor, the same for ever.")
     object: Literal["event"] = "event"
-    type: str = Field(examples=["run.step", "run.status", "server.down", "work.done"])
-    created_at: datetime
-    level: Literal["info", "warning", "error"]
+    type: str = Field(
+        description="What kind of thing happened: a noun, a dot and what became of it.",
+        examples=["run.step", "run.status", "server.down", "work.done"],
+    )
+    created_at: datetime = Field(description="When it happened, by Temporal's clock.")
+    level: Literal["info", "warning", "error"] = Field(description="How bad it is.")
     source: str = Field(description="The run, a server's role, or the name of the work.")
-    message: str
-    data: dict[str, Any]
+    message: str = Field(description="What happened, for people.")
+    data: dict[str, Any] = Field(description="The same for programs; fields are only ever added.")
 
 
 class LogLine(BaseModel):
     """One line of a run's log, or of that of one of its processes."""
 
+    model_config = examples(
+        {
+            "id": "0195a3c2-7d1e-7b1a-9c55-0d6f6a3c1b2e.118.0",
+            "created_at": "2026-01-01T12:01:00.250Z",
+            "level": "info",
+            "source": "run",
+            "message": "step 12 is done with reward 0.581",
+        }
+    )
     id: str = Field(
         description="Its cursor; in the run's own log also that of the event it tells of."
     )
     created_at: datetime | None = Field(
         description="Null where a process wrote a line without a time, and none before it has one."
     )
-    level: Level
-    source: str
-    message: str
+    level: Level = Field(description="How bad it is.")
+    source: str = Field(description="The run, a server's role, the name of the work, or a process.")
+    message: str = Field(description="What happened, for people.")

@@ -5,37 +5,66 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from ratchet.api.schemas.common import examples
+
 
 class Health(BaseModel):
     """The process, or what it depends on, works."""
 
+    model_config = examples({"status": "ok", "checks": {"temporal": "ok", "store": "ok"}})
     status: Literal["ok"] = "ok"
-    checks: dict[str, str] = Field(default_factory=dict)
+    checks: dict[str, str] = Field(
+        default_factory=dict, description="What was asked, each with its answer."
+    )
 
 
 class Engine(BaseModel):
     """An inference engine that a run keeps."""
 
+    model_config = examples(
+        {
+            "object": "engine",
+            "id": "reverse-1a2b3c/host/engine/0",
+            "run_id": "reverse-1a2b3c",
+            "index": 0,
+            "state": "up",
+            "attempt": 1,
+            "since": "2026-01-01T12:00:09Z",
+            "worker": "71@host",
+            "policy_version": 12,
+            "last_failure": None,
+        }
+    )
     object: Literal["engine"] = "engine"
-    id: str = Field(examples=["reverse-1a2b3c/host/engine/0"])
-    run_id: str
-    index: int
-    state: Literal["starting", "up", "restarting"]
+    id: str = Field(description="Its host's workflow.", examples=["reverse-1a2b3c/host/engine/0"])
+    run_id: str = Field(description="The run that keeps it.")
+    index: int = Field(description="Its place among the run's engines.")
+    state: Literal["starting", "up", "restarting"] = Field(description="How it is.")
     attempt: int = Field(description="Starts of the server under this host; 1: never restarted.")
     since: datetime | None = Field(description="When this start began.")
     worker: str = Field(description="The worker process that keeps it.")
     policy_version: int | None = Field(description="Version that the run's engines serve.")
-    last_failure: str | None = None
+    last_failure: str | None = Field(default=None, description="Why it was last restarted.")
 
 
 class WorkerItem(BaseModel):
     """A worker process, as it polls Temporal."""
 
+    model_config = examples(
+        {
+            "object": "worker",
+            "id": "71@host",
+            "role": "rollout",
+            "queue": "ratchet-rollout",
+            "last_seen": "2026-01-01T12:01:00Z",
+            "gauges": [],
+        }
+    )
     object: Literal["worker"] = "worker"
     id: str = Field(description="How it names itself to Temporal.")
-    role: str
-    queue: str
-    last_seen: datetime | None
+    role: str = Field(description="What it carries out.")
+    queue: str = Field(description="The task queue that it polls.")
+    last_seen: datetime | None = Field(description="When it last polled.")
     gauges: list[dict[str, Any]] = Field(
         default_factory=list, description="What it last told of each run, where it tells."
     )

@@ -14,9 +14,11 @@ class MetricsRow(BaseModel):
     model_config = examples(
         {"step": 3, "time": 1767268800.0, "metrics": {"reward/all/mean": 0.41, "loss": -0.02}}
     )
-    step: int
+    step: int = Field(description="The step; the first is 1.")
     time: float | None = Field(description="When it was recorded (Unix time).")
-    metrics: dict[str, float | None]
+    metrics: dict[str, float | None] = Field(
+        description="By name; null where a value was no number."
+    )
 
 
 class EvalRecord(BaseModel):
@@ -44,9 +46,9 @@ class EvalRecord(BaseModel):
             ]
         },
     )
-    epoch: str
-    env: str | None = None
-    step: int | None = None
+    epoch: str = Field(description="Its id: '<step>-<number>/<env>'.")
+    env: str | None = Field(default=None, description="The env that was evaluated.")
+    step: int | None = Field(default=None, description="The policy's step.")
     problem: str | None = Field(
         default=None, description="Its record is damaged in this way, and nothing else is known."
     )
@@ -57,13 +59,13 @@ class LoopLag(BaseModel):
     builds kept mean, max and p99 alone.
     """
 
-    mean: float
-    max: float
-    p99: float
-    min: float | None = None
-    median: float | None = None
-    p90: float | None = None
-    n: int | None = None
+    mean: float = Field(description="On average.")
+    max: float = Field(description="At most.")
+    p99: float = Field(description="In 99 of 100 wake-ups at most.")
+    min: float | None = Field(default=None, description="At least.")
+    median: float | None = Field(default=None, description="In half of them at most.")
+    p90: float | None = Field(default=None, description="In 90 of 100 at most.")
+    n: int | None = Field(default=None, description="How many wake-ups were measured.")
 
 
 class LagSample(BaseModel):
@@ -84,7 +86,7 @@ class LagSample(BaseModel):
     )
     time: float = Field(description="Unix time in seconds.")
     source: str = Field(description="The worker process that took the sample.")
-    role: LagRole
+    role: LagRole = Field(description="What the worker carries out.")
     event_loop_lag: LoopLag | None = None
 
 

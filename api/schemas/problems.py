@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from ratchet.api.schemas.common import examples
 from ratchet.configs.load import Problem
 
 SHOWN_CHARACTERS = 200
@@ -23,10 +24,31 @@ class FieldError(BaseModel):
 class ProblemDocument(BaseModel):
     """An RFC 9457 problem."""
 
-    type: str = Field(examples=["urn:ratchet:problem:invalid-config"])
-    title: str = Field(examples=["The run config cannot be used"])
-    status: int = Field(examples=[422])
-    detail: str
+    model_config = examples(
+        {
+            "type": "urn:ratchet:problem:invalid-config",
+            "title": "The run config cannot be used",
+            "status": 422,
+            "detail": "max_steps: must be at least 1",
+            "errors": [
+                {
+                    "pointer": "/max_steps",
+                    "key": "max_steps",
+                    "value": 0,
+                    "message": "must be at least 1",
+                }
+            ],
+        }
+    )
+    type: str = Field(
+        description="A URN that names the kind of problem and never changes.",
+        examples=["urn:ratchet:problem:invalid-config"],
+    )
+    title: str = Field(
+        description="The kind of problem, for people.", examples=["The run config cannot be used"]
+    )
+    status: int = Field(description="The reply's status.", examples=[422])
+    detail: str = Field(description="What is wrong, and how to mend it.")
     errors: list[FieldError] | None = Field(default=None, description="Every mistake found.")
     run_status: str | None = Field(
         default=None, description="On a conflict (409): the status the run is in."

@@ -33,26 +33,26 @@ class RolloutItem(BaseModel):
     """A finished rollout, in short."""
 
     model_config = examples(ROLLOUT_EXAMPLE)
-    id: str
+    id: str = Field(description="Its id within the run.")
     object: Literal["rollout"] = "rollout"
-    group: str
+    group: str = Field(description="The group that it belongs to.")
     index: int = Field(description="Its place in the group.")
-    kind: Literal["train", "eval"]
-    env: str
+    kind: Literal["train", "eval"] = Field(description="What it was made for.")
+    env: str = Field(description="The env's name.")
     example: int = Field(description="The example's index in the env's own task list.")
     step: int | None = Field(
         default=None, description="The step whose batch or eval it belongs to, where it was asked."
     )
     attempt: str = Field(description=ATTEMPT)
-    reward: float | None = None
+    reward: float | None = Field(default=None, description="Its reward; none: it has none.")
     advantage: float | None = Field(
         default=None, description="Mean over its sampled tokens; none in evals."
     )
-    error: dict[str, Any] | None = None
-    sampled_tokens: int = 0
-    turns: int | None = None
-    truncated: bool | None = None
-    stop: str | None = None
+    error: dict[str, Any] | None = Field(default=None, description="What it failed with.")
+    sampled_tokens: int = Field(default=0, description="Tokens that the policy sampled.")
+    turns: int | None = Field(default=None, description="Replies of the policy.")
+    truncated: bool | None = Field(default=None, description="Whether a limit cut it short.")
+    stop: str | None = Field(default=None, description="Why it ended, in the env's words.")
     filtered: bool = Field(default=False, description="A filter kept it from training.")
     versions: tuple[int, int] | None = Field(
         default=None, description="Lowest and highest policy version that sampled its tokens."
@@ -62,7 +62,6 @@ class RolloutItem(BaseModel):
 class RolloutPage(ListOf[RolloutItem]):
     """A page of rollouts; ask again with `next_after` as `after` while `has_more` is true."""
 
-    next_after: str | None = None
     damaged: list[str] = Field(
         default_factory=list,
         description="Groups of the page that are left out, since their files are damaged.",
@@ -73,18 +72,28 @@ class TokenStrip(BaseModel):
     """One training sequence of T tokens, and what is known of each; every list has length T."""
 
     model_config = ConfigDict(extra="allow")
-    token_ids: list[int]
+    token_ids: list[int] = Field(description="The tokens.")
     pieces: list[str] | None = Field(
         default=None, description="The tokens as text; none if the tokenizer cannot be read."
     )
-    loss_mask: list[bool]
+    loss_mask: list[bool] = Field(description="Whether the policy sampled the token.")
     logprobs: list[float] = Field(description="The engine's, in nats; 0.0 outside the loss mask.")
-    versions: list[int]
-    advantages: list[float] | None = None
-    rl_weights: list[float] | None = None
-    ce_weights: list[float] | None = None
-    ref_kl_weights: list[float] | None = None
-    ref_logprobs: list[float] | None = None
+    versions: list[int] = Field(description="The policy version that sampled the token.")
+    advantages: list[float] | None = Field(
+        default=None, description="What the algorithm gave each token; none in evals."
+    )
+    rl_weights: list[float] | None = Field(
+        default=None, description="Weights in the rl component of the loss; none: as the mask."
+    )
+    ce_weights: list[float] | None = Field(
+        default=None, description="Weights in the cross-entropy component; none: it has none."
+    )
+    ref_kl_weights: list[float] | None = Field(
+        default=None, description="Weights in the KL to a reference; none: it has none."
+    )
+    ref_logprobs: list[float] | None = Field(
+        default=None, description="The reference's log-probabilities, in nats."
+    )
     trainer_logprobs: list[float | None] | None = Field(
         default=None,
         description="The trainer's, in nats, under the weights that the step of its batch began "
@@ -103,12 +112,16 @@ class RolloutFull(RolloutItem):
     labels: list[str] = Field(
         default_factory=list, description="Weights that sampled it: '<version>.<push><try>'."
     )
-    temperature: float | None = None
-    engine: dict[str, Any] | None = None
+    temperature: float | None = Field(default=None, description="What it was sampled at.")
+    engine: dict[str, Any] | None = Field(
+        default=None, description="The engine that it was sampled from."
+    )
     messages: list[dict[str, Any]] = Field(
         default_factory=list, description="What was said on the last branch, in order."
     )
-    samples: list[TokenStrip] = Field(default_factory=list)
+    samples: list[TokenStrip] = Field(
+        default_factory=list, description="Its training sequences, token by token."
+    )
     members: list[RolloutItem] = Field(
         default_factory=list, description="All rollouts of its group, itself included."
     )

@@ -6,13 +6,16 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from ratchet.activities.contracts.statuses import RunStatus
+from ratchet.api.schemas.common import examples
 
 
 class WaitingFor(BaseModel):
     """Why the run does not move at this moment."""
 
-    name: str = Field(examples=["policy v7: trainer step running"])
-    since: datetime | None = None
+    name: str = Field(
+        description="What it waits for.", examples=["policy v7: trainer step running"]
+    )
+    since: datetime | None = Field(default=None, description="Since when it does.")
     until: datetime | None = Field(default=None, description="When the run stops waiting for it.")
 
     @computed_field(examples=["waiting for policy v7: trainer step running for 12 s"])  # type: ignore[prop-decorator]
@@ -28,9 +31,9 @@ class WaitingFor(BaseModel):
 class RunError(BaseModel):
     """Why a run failed."""
 
-    code: str = Field(examples=["BadInput"])
+    code: str = Field(description="The kind of failure; never changes.", examples=["BadInput"])
     role: str | None = Field(default=None, description="The worker role that failed.")
-    message: str = ""
+    message: str = Field(default="", description="What went wrong, and how to mend it.")
     param: str | None = Field(default=None, description="The config key at fault.")
     is_user_error: bool = Field(default=False, description="The config is wrong, not the service.")
 
@@ -39,14 +42,14 @@ class CheckpointSummary(BaseModel):
     """The last committed checkpoint."""
 
     model_config = ConfigDict(extra="allow")
-    step: int
+    step: int = Field(description="Trainer steps done when it was written.")
 
 
 class EvalSummary(BaseModel):
     """The latest eval of one env."""
 
     model_config = ConfigDict(extra="allow")
-    step: int | None = None
+    step: int | None = Field(default=None, description="The policy's step.")
     reward: float | None = Field(
         default=None, description="Mean reward over the eval; none: no rollout has one."
     )
@@ -81,16 +84,20 @@ class Progress(BaseModel):
 class Links(BaseModel):
     """Addresses that belong to the run."""
 
-    self: str = Field(examples=["/v1/runs/reverse-1a2b3c"])
-    metrics: str = Field(examples=["/v1/runs/reverse-1a2b3c/metrics"])
-    evals: str = Field(examples=["/v1/runs/reverse-1a2b3c/evals"])
-    gauges: str = Field(examples=["/v1/runs/reverse-1a2b3c/gauges"])
-    events: str = Field(examples=["/v1/runs/reverse-1a2b3c/events"])
-    checkpoints: str = Field(examples=["/v1/runs/reverse-1a2b3c/checkpoints"])
-    config: str = Field(examples=["/v1/runs/reverse-1a2b3c/config"])
-    batches: str = Field(examples=["/v1/runs/reverse-1a2b3c/batches"])
-    rollouts: str = Field(examples=["/v1/runs/reverse-1a2b3c/rollouts"])
-    logs: str = Field(examples=["/v1/runs/reverse-1a2b3c/logs"])
+    self: str = Field(description="The run.", examples=["/v1/runs/reverse-1a2b3c"])
+    metrics: str = Field(description="Its metrics.", examples=["/v1/runs/reverse-1a2b3c/metrics"])
+    evals: str = Field(description="Its evals.", examples=["/v1/runs/reverse-1a2b3c/evals"])
+    gauges: str = Field(description="Its gauges.", examples=["/v1/runs/reverse-1a2b3c/gauges"])
+    events: str = Field(description="Its events.", examples=["/v1/runs/reverse-1a2b3c/events"])
+    checkpoints: str = Field(
+        description="Its checkpoints.", examples=["/v1/runs/reverse-1a2b3c/checkpoints"]
+    )
+    config: str = Field(description="Its config.", examples=["/v1/runs/reverse-1a2b3c/config"])
+    batches: str = Field(description="Its batches.", examples=["/v1/runs/reverse-1a2b3c/batches"])
+    rollouts: str = Field(
+        description="Its rollouts.", examples=["/v1/runs/reverse-1a2b3c/rollouts"]
+    )
+    logs: str = Field(description="Its log.", examples=["/v1/runs/reverse-1a2b3c/logs"])
     temporal_ui: str | None = Field(default=None, description="The run in Temporal's Web UI.")
 
 
@@ -102,7 +109,12 @@ RUN_EXAMPLE: dict[str, Any] = {
     "started_at": "2026-01-01T12:00:09Z",
     "finished_at": None,
     "status": "running",
-    "waiting_for": {"name": "rollouts of batch 13", "since": "2026-01-01T12:01:00Z"},
+    "waiting_for": {
+        "name": "rollouts of batch 13",
+        "since": "2026-01-01T12:01:00Z",
+        "until": None,
+        "message": "waiting for rollouts of batch 13 for 12 s",
+    },
     "step": 12,
     "max_steps": 40,
     "policy_version": 12,
@@ -162,13 +174,15 @@ class Run(BaseModel):
 
     model_config = ConfigDict(json_schema_extra={"examples": [RUN_EXAMPLE]})
 
-    id: str
+    id: str = Field(description="Its id: its name and six characters.")
     object: Literal["run"] = "run"
-    name: str
-    created_at: datetime | None
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-    status: RunStatus
+    name: str = Field(description="Its name, as the config has it.")
+    created_at: datetime | None = Field(description="When it was asked for.")
+    started_at: datetime | None = Field(
+        default=None, description="When its workflow began; null before."
+    )
+    finished_at: datetime | None = Field(default=None, description="When it ended; null before.")
+    status: RunStatus = Field(description="How it is.")
     waiting_for: WaitingFor | None = None
     step: int = Field(default=0, description="Trainer steps done.")
     max_steps: int | None = Field(
@@ -210,15 +224,30 @@ class Run(BaseModel):
         description="What was changed of the config while the run ran, as nested sections.",
     )
     end_reason: str | None = Field(default=None, description="Why the run ended, in words.")
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: dict[str, str] = Field(default_factory=dict, description="The user's own pairs.")
     progress: Progress | None = None
     links: Links
+
+
+CONFIG_EXAMPLE: dict[str, Any] = {"name": "reverse", "max_steps": 40, "seed": 0}
+PLAN_EXAMPLE: dict[str, Any] = {
+    "steps": 40,
+    "rollouts_per_step": 64,
+    "groups_per_step": {"reverse-text": 8.0},
+    "train_rollouts": 2560,
+    "permits": 64,
+    "algorithms": {"reverse-text": "grpo"},
+    "evals": [{"env": "reverse-text", "interval": 10, "count": 5, "rollouts": 64}],
+    "checkpoints": 4,
+    "servers": {"engine": ["0"], "env": ["train/reverse-text"]},
+    "unverified": "none of the weights: the engines' dtype is another than the trainer's",
+}
 
 
 class PlannedEval(BaseModel):
     """The evals of one env."""
 
-    env: str
+    env: str = Field(description="The env's name.")
     interval: int = Field(
         description="Steps from one to the next; with eval.at_end the last step has one, too."
     )
@@ -244,7 +273,7 @@ class Plan(BaseModel):
     )
     permits: int | None = Field(description="Rollouts at once; none: what the engines can bear.")
     algorithms: dict[str, str] = Field(description="By train env.")
-    evals: list[PlannedEval]
+    evals: list[PlannedEval] = Field(description="By env.")
     checkpoints: int | None = Field(
         description="At the interval; none: the run goes on until it is stopped."
     )
@@ -258,6 +287,7 @@ class Plan(BaseModel):
 class ResolvedConfig(BaseModel):
     """Answer to a dry run: the config with every default written out, and what it would do."""
 
+    model_config = examples({"object": "config", "config": CONFIG_EXAMPLE, "plan": PLAN_EXAMPLE})
     object: Literal["config"] = "config"
-    config: dict[str, Any]
+    config: dict[str, Any] = Field(description="The config, every default written out.")
     plan: Plan

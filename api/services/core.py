@@ -16,6 +16,7 @@ from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem, shown
 from ratchet.api.schemas.run import Run, WaitingFor
+from ratchet.api.services.ended import forgotten
 from ratchet.api.services.run_list import RunList
 from ratchet.api.services.run_view import OPEN, run_object
 from ratchet.api.settings import Settings
@@ -75,10 +76,15 @@ class Services:
             ) from None
 
     async def execution(self, run_id: str) -> Execution:
-        """The run's newest execution; raises 404."""
+        """The run's newest execution; raises 404 if neither Temporal nor the store knows one."""
         if RUN_ID.fullmatch(run_id) is None:
             raise unknown_run(run_id)
-        result = await self._executions.get(run_id, lambda: self.temporal.describe(run_id))
+
+        async def look() -> Execution | None:
+            result = await self.temporal.describe(run_id)
+            return result or await asyncio.to_thread(forgotten, self.records, run_id)
+
+        result = await self._executions.get(run_id, look)
         if result is None:
             raise unknown_run(run_id)
         return result
@@ -123,7 +129,7 @@ class Services:
                 progress = await asyncio.to_thread(
                     self.records.progress, execution.id, self.settings.live_max_age_s
                 )
-        elif execution.state != "completed" and not execution.memo.get("error"):
+        elif execution.run and execution.state != "completed" and not execution.memo.get("error"):
             reason = await self.temporal.close_reason(execution.id)
         run = run_object(
             execution,

@@ -20,6 +20,7 @@ FALLBACK = {
     "timed_out": "failed",
     "terminated": "failed",
     "canceled": "cancelled",
+    "forgotten": "failed",
 }
 
 
@@ -37,7 +38,8 @@ def status_of(execution: Execution) -> str:
     return known or "queued"
 
 
-def _error(execution: Execution, status: str, reason: str) -> RunError | None:
+def error_of(execution: Execution, status: str, reason: str) -> RunError | None:
+    """Why a run failed: in its own words, or what Temporal recorded as the `reason`."""
     reported = execution.memo.get("error")
     if isinstance(reported, dict) and reported.get("code"):
         return RunError.model_validate(redacted_all(reported))
@@ -46,6 +48,7 @@ def _error(execution: Execution, status: str, reason: str) -> RunError | None:
     said = {
         "terminated": "The workflow was terminated in Temporal",
         "timed_out": "The workflow timed out in Temporal",
+        "forgotten": "Temporal keeps the run no more, and how it ended was not recorded",
     }.get(execution.state, "The workflow failed")
     return RunError(
         code=f"workflow_{execution.state}",
@@ -125,7 +128,7 @@ def run_object(
             "warnings": redacted_all(memo.get("warnings")) or [],
             "alarm": None if ended else redacted_all(memo.get("alarm")),
             "config_revision": memo.get("config_revision") or 0,
-            "error": _error(execution, status, reason),
+            "error": error_of(execution, status, reason),
             "config_changes": memo.get("config_changes") or {},
             "end_reason": redacted_all(memo.get("end_reason")) or None,
             "metadata": memo.get("metadata") or {},

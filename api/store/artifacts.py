@@ -109,9 +109,11 @@ def revisions(store: ArtifactStore, attempt: str) -> list[ConfigRevision]:
     return result
 
 
-def batches(records: Records, run_id: str, after: int, limit: int) -> tuple[list[Batch], bool]:
-    """Batches of steps above `after`, ascending, at most `limit`; and whether more follow. What is
-    wrong with a marker is told.
+def batches(
+    records: Records, run_id: str, after: int, limit: int
+) -> tuple[list[Batch], int | None]:
+    """Batches of steps above `after`, ascending, at most `limit`; and the last step looked at if
+    more follow. What is wrong with a marker is told.
     """
     store = records.store
     result: list[tuple[int, Span, str]] = []
@@ -140,4 +142,4 @@ def batches(records: Records, run_id: str, after: int, limit: int) -> tuple[list
                 problem=None if isinstance(found, ArtifactRef) else damage_in(found, store.root),
             )
         )
-    return shown, len(result) > limit
+    return shown, result[limit - 1][0] if len(result) > limit else None

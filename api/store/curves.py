@@ -230,8 +230,13 @@ class Table:
 
     def as_json(self, *, has_more: bool) -> bytes:
         """The list object as the API answers with it."""
-        data = list(self.rows())
-        page = {"object": "list", "data": data, "has_more": has_more, "damaged": [*self.damaged]}
+        page = {
+            "object": "list",
+            "data": list(self.rows()),
+            "has_more": has_more,
+            "next_after": str(self.steps[-1]) if has_more else None,
+            "damaged": [*self.damaged],
+        }
         return json.dumps(page, separators=(",", ":"), allow_nan=False).encode()
 
     def as_csv(self) -> Iterator[str]:

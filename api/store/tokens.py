@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cachetools import LRUCache, cachedmethod
+from pydantic import BaseModel
 
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
@@ -29,25 +30,48 @@ def _bytes_by_character() -> dict[str, int]:
 _BYTES = _bytes_by_character()
 
 
-def _kinds(part: Any) -> set[str]:
-    """Types of a tokenizer's part and of what it is a sequence of."""
-    if not isinstance(part, dict):
-        return set()
-    result = {str(part.get("type"))}
-    for inner in part.get("decoders") or part.get("pretokenizers") or []:
-        result |= _kinds(inner)
-    return result
+class _Part(BaseModel):
+    """A decoder or pre-tokenizer, or a sequence of them."""
+
+    type: str = ""
+    decoders: "list[_Part]" = []
+    pretokenizers: "list[_Part]" = []
+
+    @property
+    def kinds(self) -> set[str]:
+        """Its type, and those of what it is a sequence of."""
+        return {self.type}.union(*(part.kinds for part in self.decoders + self.pretokenizers))
 
 
-def pieces_by_id(tokenizer: dict[str, Any]) -> dict[int, str]:
-    """Every token of a `tokenizer.json` as text."""
-    model = tokenizer["model"]
-    vocab: dict[str, int] | list[Any] = model["vocab"]
+class _Vocabulary(BaseModel):
+    vocab: dict[str, int] | list[tuple[str, float]]
+    """Ids by piece; or pieces with their scores, by id."""
+
+
+class _Added(BaseModel):
+    id: int
+    content: str
+
+
+class _Tokenizer(BaseModel):
+    """What is read of a `tokenizer.json`."""
+
+    model: _Vocabulary
+    decoder: _Part | None = None
+    pre_tokenizer: _Part | None = None
+    added_tokens: list[_Added] | None = None
+
+
+def pieces_by_id(file: Any) -> dict[int, str]:
+    """Every token of a `tokenizer.json` as text; raises ValueError for a file that is none."""
+    tokenizer = _Tokenizer.model_validate(file)
+    vocab = tokenizer.model.vocab
     if isinstance(vocab, list):
-        pieces = {number: str(entry[0]) for number, entry in enumerate(vocab)}
+        pieces = {number: piece for number, (piece, _) in enumerate(vocab)}
     else:
         pieces = {number: piece for piece, number in vocab.items()}
-    kinds = _kinds(tokenizer.get("decoder")) | _kinds(tokenizer.get("pre_tokenizer"))
+    parts = (tokenizer.decoder or _Part(), tokenizer.pre_tokenizer or _Part())
+    kinds = set().union(*(part.kinds for part in parts))
     if BYTE_LEVEL in kinds:
         pieces = {
             number: bytes(_BYTES[c] for c in piece).decode(errors="replace")
@@ -57,8 +81,7 @@ def pieces_by_id(tokenizer: dict[str, Any]) -> dict[int, str]:
         }
     else:
         pieces = {number: piece.replace("▁", " ") for number, piece in pieces.items()}
-    added = {token["id"]: token["content"] for token in tokenizer.get("added_tokens") or []}
-    return pieces | added
+    return pieces | {token.id: token.content for token in tokenizer.added_tokens or []}
 
 
 class Tokenizers:

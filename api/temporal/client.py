@@ -64,8 +64,8 @@ UPDATE_AGAIN_AFTER_S = 0.3
 @dataclass(frozen=True)
 class Execution:
     """A workflow as Temporal knows it. `state` is Temporal's status in lower case; `memo` what
-    the run last said about itself; `run` Temporal's id of this execution of it, and `events` how
-    long its history is.
+    the run last said about itself; `run` Temporal's id of this execution of it ('' once Temporal
+    keeps it no more), and `events` how long its history is.
     """
 
     id: str
@@ -179,6 +179,14 @@ class Temporal(Connection):
         async for part in self._parts(f"{RUNS}{since}", PAGE):
             yield part
 
+    async def ended_since(self, moment: datetime | None) -> AsyncIterator[list[Execution]]:
+        """Executions of runs that ended after a moment, or all, in parts and no particular order;
+        a run may have several.
+        """
+        since = f"CloseTime > '{moment.isoformat()}'" if moment else "CloseTime IS NOT NULL"
+        async for part in self._parts(f"{RUNS} AND {since}", PAGE):
+            yield part
+
     async def ended(self) -> dict[str, int]:
         """How many executions of runs have ended, by Temporal's status in lower case."""
         query = f"{RUNS} AND CloseTime IS NOT NULL GROUP BY ExecutionStatus"
@@ -207,13 +215,18 @@ class Temporal(Connection):
         return found[:most]
 
     async def close_reason(self, run_id: str) -> str:
-        """What Temporal recorded when the run's workflow was closed from outside or failed."""
+        """What Temporal recorded when the run's workflow was closed from outside or failed; '' if
+        it keeps that no more.
+        """
         request = GetWorkflowExecutionHistoryRequest(
             namespace=self.namespace,
             execution=WorkflowExecution(workflow_id=run_id),
             history_event_filter_type=HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT,
         )
-        answer = await self.call("get_workflow_execution_history", request)
+        try:
+            answer = await self.call("get_workflow_execution_history", request)
+        except Missing:
+            return ""
         for event in answer.history.events:
             if event.HasField("workflow_execution_failed_event_attributes"):
                 failure = event.workflow_execution_failed_event_attributes.failure

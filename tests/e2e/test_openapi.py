@@ -1,4 +1,6 @@
-"""Every operation of the API under schemathesis, on the whole real stack and a run that trains."""
+"""Every operation of the API under schemathesis and a client that is made of the document, on the
+whole real stack and a run that trains.
+"""
 
 from collections import Counter
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 from ratchet.worker.stack import Addresses, Stack
 from tests.e2e.driving import ENDED, get, launch, wait_until
 from tests.fuzzing import ENDS, fuzz, undone
+from tests.generated import make_client, read_every_get
 
 pytestmark = [
     pytest.mark.e2e,
@@ -29,6 +32,27 @@ def cancel_others(where: Addresses, known: set[str]) -> list[str]:
         if run["status"] not in ENDED:
             httpx.post(f"{where.api}/v1/runs/{run['id']}/cancel", timeout=60)
     return [run["status"] for run in others]
+
+
+def test_a_client_that_is_made_of_the_document_reads_every_get_of_a_live_run(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = stack.up()
+    document = get(where, "/openapi.json")
+    make_client(document, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    steps = ("max_steps=100000", "checkpoint.interval=2", "eval.interval=2")
+    run_id = launch(where, "reverse_text", *steps, *SMALL)
+    try:
+        wait_until(where, run_id, lambda run: run["checkpoint"] and run["eval"])
+        found = get(where, f"/v1/runs/{run_id}/rollouts")["data"]
+        about = {"run_id": run_id, "rid": found[0]["id"], "name": "config.json"}
+        read = read_every_get(where.api, about)
+    finally:
+        cancel_others(where, set())
+    gets = {verbs["get"]["operationId"] for verbs in document["paths"].values() if "get" in verbs}
+    assert read.keys() == gets and len(gets) >= 17
+    assert read["get_run"].id == run_id and read["list_engines"].data
 
 
 def test_replies_of_a_whole_stack_are_as_documented(stack: Stack) -> None:

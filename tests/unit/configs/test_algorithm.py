@@ -54,6 +54,7 @@ def refused(**changes: Any) -> dict[str, str]:
         ),
         ({"type": "max-rl"}, "/algo/type", "did you mean 'max_rl'?"),
         ({"type": 3}, "/algo/type", "there is no algorithm 3"),
+        ({"type": []}, "/algo/type", "there is no algorithm []"),
         ({}, "/algo/type", "is required; one of 'grpo'"),
         ({"type": "max_rl", "coef": 1}, "/algo/coef", "no option of algorithm 'max_rl'"),
         ({"type": "grpo", "coef": 1}, "/algo/coef", "length_penalty, length_weighted_baseline"),

@@ -227,8 +227,9 @@ async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_pat
             assert runs.retrieve(run_id).id == run_id
             (row,) = runs.metrics(run_id, names=["loss"], until_step=9, points=9)
             assert row.step == 2 and runs.metrics(run_id).damaged == [1]
+            assert [row.step for row in runs.metrics(run_id, after="1")] == [2]
             assert runs.metrics_csv(run_id).splitlines()[0] == "step,time,loss"
-            assert not runs.evals(run_id).data and not runs.batches(run_id).data
+            assert not runs.evals(run_id).data and not runs.batches(run_id, after="0").data
             assert not runs.gauges(run_id, role="trainer").data
             first = runs.list_events(run_id, limit=1, types=["run"]).data[0]
             assert runs.list_events(run_id, after=first.id).data[0].id != first.id

@@ -1,10 +1,13 @@
-"""Every operation of the API under schemathesis, with doubles of what a run needs."""
+"""Every operation of the API under schemathesis and a client that is made of the document, with
+doubles of what a run needs.
+"""
 
 import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -16,8 +19,10 @@ from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Series
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.app import create_app
+from ratchet.api.schemas import keys as api_keys
 from ratchet.api.store.rollouts import rollout_id
 from tests.fuzzing import ENDS, fuzz, undone
+from tests.generated import make_client, read_every_get
 from tests.unit.api.conftest import Served, connection
 from tests.unit.api.leaving import put_whole_checkpoint
 from tests.unit.api.routes.test_rollouts import batch, group
@@ -56,6 +61,24 @@ def leave_everything(served: Served, run_id: str) -> str:
     return rollout_id("train/4", 0)
 
 
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_client_that_is_made_of_the_document_reads_every_get(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = create_app(served.settings, connection(served.env))
+    document = app.openapi()
+    await asyncio.to_thread(make_client, document, tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    run_id = (await served.start("made"))["id"]
+    await served.until(run_id, status="running")
+    about = {"run_id": run_id, "rid": leave_everything(served, run_id), "name": "config.json"}
+    with in_a_thread(app) as url:
+        read = await asyncio.to_thread(read_every_get, url, about)
+    gets = {verbs["get"]["operationId"] for verbs in document["paths"].values() if "get" in verbs}
+    assert read.keys() == gets and len(gets) >= 17
+    assert read["get_run"].id == run_id and read["list_metrics"].data[0].step == 1
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.asyncio(loop_scope="session")
 async def test_replies_are_as_documented(served: Served) -> None:
@@ -67,4 +90,23 @@ async def test_replies_are_as_documented(served: Served) -> None:
     about["name"] = "model.safetensors"
     with in_a_thread(create_app(served.settings, connection(served.env))) as url:
         answered = await asyncio.to_thread(fuzz, url, about)
+    assert not undone(answered), "each was asked for something that it could do"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.asyncio(loop_scope="session")
+async def test_keys_and_malformed_headers_make_no_5xx(served: Served, tmp_path: Path) -> None:
+    key = api_keys.add(tmp_path / "api_keys.json", "fuzz", ["read", "write"], 10_000_000)
+    guarded = replace(served.settings, keys=api_keys.load_keys(None, tmp_path / "api_keys.json"))
+    about = {}
+    for name in ("run_id", *ENDS):
+        about[name] = (await served.start("fuzzed"))["id"]
+        await served.until(about[name], status="running")
+    about["rid"] = leave_everything(served, about["run_id"])
+    about["name"] = "model.safetensors"
+    with in_a_thread(create_app(guarded, connection(served.env))) as url:
+        answered = await asyncio.to_thread(fuzz, url, about, key=key, malformed=True, examples=60)
+    print({name: sorted(told) for name, told in answered.items()})
+    assert {401, 403} <= set().union(*answered.values())
     assert not undone(answered), "each was asked for something that it could do"

@@ -78,7 +78,7 @@ def test_names_of_something_else_are_passed_over(
     records = Records(store)
     assert [found.step for found in checkpoints_of(records, RUN)] == [4, 8]
     found, more = batches(records, RUN, 0, 10)
-    assert ([batch.step for batch in found], more) == ([2], False)
+    assert ([batch.step for batch in found], more) == ([2], None)
 
 
 def test_a_later_attempt_holds_a_step_that_both_have(

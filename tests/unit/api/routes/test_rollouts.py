@@ -14,7 +14,7 @@ from ratchet.activities.storage.batch import Sample, encode_batch
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.store.records import Records
 from ratchet.api.store.rollouts import GROUP, RID, Rollouts, Wanted, rollout_id
-from ratchet.api.store.tokens import pieces_by_id
+from ratchet.api.store.tokens import Tokenizers, pieces_by_id
 from tests.unit.api.conftest import Served
 from tests.unit.api.routes.test_create import problem
 from tests.unit.api.routes.test_trainer_logprobs import scores
@@ -278,3 +278,14 @@ def test_tokens_of_byte_level_and_unigram_vocabularies_become_text() -> None:
     assert pieces == {5: " the", 6: "\ufffd", 7: "Caf\u00e9"}
     unigram = {"model": {"vocab": [["<unk>", 0.0], ["\u2581the", -1.0]]}, "added_tokens": []}
     assert pieces_by_id(unigram) == {0: "<unk>", 1: " the"}
+
+
+@pytest.mark.parametrize(
+    "file", ["[]", "{}", '{"model": {}}', '{"model": {"vocab": 3}}', '{"model": {"vocab": [[]]}}']
+)
+def test_a_tokenizer_that_is_none_leaves_no_texts(tmp_path: Path, file: str) -> None:
+    store = ArtifactStore(f"file://{tmp_path / 'store'}")
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "tokenizer.json").write_text(file)
+    store.put_folder(keys.weights("r", 0), tmp_path / "weights", attempt="t")
+    assert Tokenizers(store).texts("r", [1]) is None

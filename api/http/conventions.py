@@ -1,0 +1,97 @@
+"""What holds of every route: HEAD wherever there is GET, an `Allow` that names all methods of a
+path, and no query parameter that a route does not know.
+"""
+
+import asyncio
+import difflib
+
+from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute, Match, Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ratchet.api.schemas.problems import ApiProblem, FieldError, joined, printable
+
+MOST_REPORTED = 20
+
+
+class Head:
+    """Middleware that answers HEAD as GET, without the body, which is not made beyond its head."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                return
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            # A stream would go on for ever: the timeout below ends what makes it.
+            limit.reschedule(0.0)
+            await asyncio.get_running_loop().create_future()
+
+        try:
+            async with asyncio.timeout(None) as limit:
+                await self._app({**scope, "method": "GET"}, receive, send_head)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+
+
+def allowed(app: FastAPI, scope: Scope) -> str:
+    """The methods that a path has, as an `Allow` header names them; '' for a path that is none."""
+    methods: set[str] = set()
+    # What is mounted changes the scope's idea of where its paths begin.
+    place = {**scope, "root_path": scope.get("app_root_path", scope.get("root_path", ""))}
+    for route in app.routes:
+        if route.matches(place)[0] is not Match.NONE:
+            methods |= _methods(route)
+    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
+
+
+def _methods(route: BaseRoute) -> set[str]:
+    if isinstance(route, Mount):
+        # All that is mounted are files.
+        return {"GET"}
+    return set(route.methods or ()) if isinstance(route, Route) else set()
+
+
+def _known(route: APIRoute) -> list[str]:
+    """The query parameters of a route; one that is an object ends in '[]'."""
+    declared = [str(field.alias) for field in route.dependant.query_params]
+    further = (route.openapi_extra or {}).get("parameters", ())
+    return declared + [f"{it['name']}[]" for it in further if it["in"] == "query"]
+
+
+async def require_known_query(request: Request) -> None:
+    """Raises 422 for a query parameter that the route does not know: one that is misspelled would
+    else change nothing, in silence.
+    """
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute)
+    known = _known(route)
+    objects = tuple(name.removesuffix("]") for name in known if name.endswith("[]"))
+    errors = []
+    for name, value in request.query_params.multi_items():
+        if name in known or (name.endswith("]") and name.startswith(objects)):
+            continue
+        near = difflib.get_close_matches(name[:64], known, n=1, cutoff=0.7)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        there = f"parameters here: {', '.join(known)}" if known else "there is none here"
+        errors.append(
+            FieldError(
+                pointer="",
+                key=printable(f"query.{name}"),
+                value=printable(value),
+                message=f"unknown parameter; {hint}{there}",
+            )
+        )
+    if errors:
+        title, errors = "The request has invalid parameters", errors[:MOST_REPORTED]
+        raise ApiProblem(422, "invalid-request", title, joined(errors), errors=errors)

@@ -1,0 +1,118 @@
+"""Runs that have ended, as the API shows them once Temporal keeps nothing of them any more.
+
+    runs/<run>/ended.json        {state, started, closed, memo}, overwritten when it ends again
+    index/ended.json             {until}: all that ended before is kept
+
+Invariant: what ended while an API ran, or less than Temporal's retention before one does, is kept
+whole. Of other runs the store says what they left, and nothing says how they ended.
+"""
+
+import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any, NoReturn
+
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.retention import number_of
+from ratchet.activities.storage.store import StoreUnavailable
+from ratchet.api.schemas.problems import ApiProblem
+from ratchet.api.services.run_view import error_of, status_of
+from ratchet.api.store.artifacts import committed_at
+from ratchet.api.store.records import Records
+from ratchet.api.temporal.client import Execution, Temporal
+from ratchet.workflows.protocol.messages import TRAINING_RUN
+
+KEEP_EVERY_S = 600.0
+MARGIN = timedelta(hours=1)
+"""By how much clocks may differ, and Temporal's list of executions may lag."""
+FORGOTTEN = "forgotten"
+"""The state of an execution of which nobody knows how it ended."""
+
+logger = logging.getLogger(__name__)
+
+
+async def keeping(temporal: Temporal, records: Records) -> NoReturn:
+    """Keeps what has ended, now and every KEEP_EVERY_S."""
+    while True:
+        try:
+            await keep_ended(temporal, records)
+        except (ApiProblem, StoreUnavailable) as error:
+            logger.warning("runs that ended are not kept yet: %s", error)
+        await asyncio.sleep(KEEP_EVERY_S)
+
+
+async def keep_ended(temporal: Temporal, records: Records) -> int:
+    """Keeps the runs that ended since this was done last; returns how many executions. Raises
+    ApiProblem and StoreUnavailable.
+    """
+    store, began, count = records.store, datetime.now(UTC), 0
+    last = await asyncio.to_thread(store.read_live, keys.ENDED_UNTIL)
+    since = datetime.fromisoformat(last["until"]) - MARGIN if last else None
+    async for executions in temporal.ended_since(since):
+        for execution in executions:
+            if await asyncio.to_thread(_is_kept, records, execution):
+                continue
+            memo = execution.memo
+            if execution.state != "completed" and not memo.get("error"):
+                reason = await temporal.close_reason(execution.id)
+                if error := error_of(execution, status_of(execution), reason):
+                    memo = {**memo, "error": error.model_dump()}
+            await asyncio.to_thread(_keep, records, execution, memo)
+            count += 1
+    await asyncio.to_thread(store.write_live, keys.ENDED_UNTIL, {"until": began.isoformat()})
+    return count
+
+
+def _is_kept(records: Records, execution: Execution) -> bool:
+    """Whether the last words of an execution, or those of a later one, are kept, or the store has
+    nothing of the run any more. Blocks.
+    """
+    if records.store.committed(keys.config(execution.id)) is None:
+        return True
+    kept = records.store.read_live(keys.ended(execution.id))
+    return kept is not None and datetime.fromisoformat(kept["started"]) >= execution.started
+
+
+def _keep(records: Records, execution: Execution, memo: dict[str, Any]) -> None:
+    """Keeps the last words of an execution. Blocks."""
+    assert execution.closed is not None
+    record = {
+        "state": execution.state,
+        "started": execution.started.isoformat(),
+        "closed": execution.closed.isoformat(),
+        "memo": memo,
+    }
+    records.store.write_live(keys.ended(execution.id), record)
+
+
+def forgotten(records: Records, run_id: str) -> Execution | None:
+    """What is known of a run that Temporal does not know; None if it left nothing. Its `run` is
+    empty. Blocks.
+    """
+    kept = records.store.read_live(keys.ended(run_id))
+    if kept is not None:
+        started, closed = map(datetime.fromisoformat, (kept["started"], kept["closed"]))
+        return Execution(run_id, TRAINING_RUN, kept["state"], started, closed, kept["memo"])
+    config = records.config(run_id)
+    if config is None:
+        return None
+    attempts = records.attempts(run_id)
+    steps = [
+        number_of(key.removesuffix(".json")) or 0
+        for attempt in attempts
+        for key in records.store.committed_keys(keys.step_records(attempt))
+    ]
+    # A run whose start failed has a config, and nothing else.
+    if not steps:
+        return None
+    began = committed_at(records.store, keys.config(run_id)) or datetime.fromtimestamp(0, UTC)
+    done = config.max_steps is not None and max(steps) >= config.max_steps
+    memo = {
+        "name": config.name,
+        "created_at": began.isoformat(),
+        "metadata": config.metadata,
+        "max_steps": config.max_steps,
+        "step": max(steps),
+        "attempt": len(attempts),
+    }
+    return Execution(run_id, TRAINING_RUN, "completed" if done else FORGOTTEN, began, None, memo)

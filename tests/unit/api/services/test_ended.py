@@ -1,0 +1,112 @@
+"""Runs that Temporal has forgotten are shown as they ended; 404 is for what nobody knows."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
+
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.api.app import create_app
+from ratchet.api.services.ended import forgotten, keep_ended
+from ratchet.api.store.records import Records
+from tests.unit.api.conftest import Served, asgi, connection, eventually, put_checkpoint
+from tests.unit.api.leaving import leave
+from tests.unit.api.routes.test_create import problem
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+SSE = {"accept": "text/event-stream"}
+
+
+async def forget(served: Served, run_id: str) -> None:
+    """Has Temporal forget a run, as its retention does."""
+    request = DeleteWorkflowExecutionRequest(
+        namespace="default", workflow_execution=WorkflowExecution(workflow_id=run_id)
+    )
+    await served.env.client.workflow_service.delete_workflow_execution(request)
+    app = create_app(served.settings, connection(served.env))
+
+    async def known() -> bool:
+        return await app.state.services.temporal.describe(run_id) is None
+
+    await eventually(known, bool)
+
+
+async def test_a_run_that_temporal_forgot_is_shown_as_it_ended(
+    served: Served, tmp_path: Path
+) -> None:
+    runs = {name: (await served.start(name))["id"] for name in ("crashes", "ends", "fails")}
+    shown = {
+        name: await served.until(run_id, status="succeeded" if name == "ends" else "failed")
+        for name, run_id in runs.items()
+    }
+    put_checkpoint(served.store, runs["crashes"], 2, tmp_path)
+    app = create_app(served.settings, connection(served.env))
+    services = app.state.services
+
+    async def kept() -> bool:
+        # Temporal's list of what ended lags a moment behind.
+        await keep_ended(services.temporal, services.records)
+        places = [keys.ended(run_id) for run_id in runs.values()]
+        return all(served.store.read_live(place) for place in places)
+
+    await eventually(kept, bool)
+    for run_id in runs.values():
+        await forget(served, run_id)
+    async with asgi(app) as http:
+        for name, run_id in runs.items():
+            url = f"/v1/runs/{run_id}"
+            again = (await http.get(url)).json()
+            assert again == shown[name], name
+            assert (await http.get(f"{url}/config")).json()["config"]["name"] == name
+            for part in ("events", "logs"):
+                problem(await http.get(f"{url}/{part}"), 410, "history-forgotten")
+            assert (await http.get(f"{url}/events", headers=SSE)).status_code == 204
+            problem(await http.post(f"{url}/pause"), 409, "run-conflict")
+            problem(await http.patch(url, json={"metadata": {"a": "b"}}), 409, "run-conflict")
+            assert (await http.get(f"/v1/runs?limit=1&after={run_id}")).status_code == 200
+        # It may still go on from what it left.
+        resumed = await http.post(f"/v1/runs/{runs['crashes']}/resume")
+        assert resumed.status_code == 202 and resumed.json()["attempt"] == 2
+        assert (await http.get(f"/v1/runs/{runs['crashes']}/events")).status_code == 200
+        problem(await http.get("/v1/runs/nobody-knows"), 404, "unknown-run")
+
+
+async def test_of_a_run_whose_end_nobody_kept_the_store_says_what_it_left(tmp_path: Path) -> None:
+    store = ArtifactStore(f"file://{tmp_path}")
+    leave(store, "done", steps=5)
+    leave(store, "half", steps=3)
+    leave(store, "never-began")
+    records = Records(store)
+    done, half = forgotten(records, "done"), forgotten(records, "half")
+    assert done is not None and half is not None
+    assert (done.state, done.memo["step"], done.run) == ("completed", 5, "")
+    assert (half.state, half.memo["step"]) == ("forgotten", 3)
+    assert half.memo["metadata"] == {"owner": "ana"}
+    for run_id in ("never-began", "nobody"):
+        assert forgotten(records, run_id) is None
+
+
+async def test_it_is_failed_and_says_that_nothing_says_how(served: Served) -> None:
+    leave(served.store, "long-gone", steps=3)
+    run = (await served.http.get("/v1/runs/long-gone")).json()
+    assert (run["status"], run["step"], run["finished_at"]) == ("failed", 3, None)
+    assert run["error"]["code"] == "workflow_forgotten"
+    assert "how it ended was not recorded" in run["error"]["message"]
+    assert run["created_at"] and run["metadata"] == {"owner": "ana"}
+
+
+async def test_only_what_ended_since_is_kept_and_later_ends_stay(served: Served) -> None:
+    run_id = (await served.start("ends"))["id"]
+    await served.until(run_id, status="succeeded")
+    services = create_app(served.settings, connection(served.env)).state.services
+    kept = {"state": "failed", "started": "2999-01-01T00:00:00+00:00", "closed": "", "memo": {}}
+    served.store.write_live(keys.ended(run_id), kept)
+    await keep_ended(services.temporal, services.records)
+    assert served.store.read_live(keys.ended(run_id)) == kept
+    await asyncio.to_thread(
+        served.store.write_live, keys.ENDED_UNTIL, {"until": "2999-01-01T00:00:00+00:00"}
+    )
+    assert await keep_ended(services.temporal, services.records) == 0
