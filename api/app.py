@@ -27,10 +27,12 @@ from ratchet.api.routes import (
     metrics,
     model,
     prometheus,
+    removal,
     rollouts,
     runs,
 )
 from ratchet.api.services.core import Services
+from ratchet.api.services.disk import Disk
 from ratchet.api.services.run_list import RunList
 from ratchet.api.settings import Settings
 from ratchet.api.store.records import Records
@@ -67,6 +69,7 @@ def create_app(
         histories=histories,
         rollouts=Rollouts(records),
         run_list=RunList(temporal, RunIndex(records.store), settings.temporal_ui),
+        disk=Disk(records.store),
         keyring=keyring,
     )
     problems.install(app)
@@ -76,6 +79,7 @@ def create_app(
         runs,
         control,
         fork,
+        removal,
         metrics,
         events,
         rollouts,

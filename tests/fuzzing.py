@@ -20,6 +20,8 @@ EXAMPLES = 10
 """Requests to one operation: as many that fit its description, and as many that do not."""
 ENDS = ("stop", "cancel")
 """What ends a run: these have one of their own each."""
+AFTER = ("archive", "unarchive", "delete")
+"""What is done to a run that has ended: these have one of their own each, too."""
 UNLIKELY = {"PATCH /v1/runs/{run_id}"}
 """Hardly any change of many keys at random gives a config that can work."""
 
@@ -54,7 +56,7 @@ def fuzz(
     url: str, about: dict[str, str], after: Callable[[str], None] = lambda operation: None
 ) -> dict[str, set[int]]:
     """Asks every operation; returns the statuses that each answered with. What `about` names like
-    an operation is the run that this one ends. `after` is called when an operation was asked.
+    an operation is the run that this one is about. `after` is called when an operation was asked.
     """
     checks = [
         not_a_server_error,
@@ -65,7 +67,7 @@ def fuzz(
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     answered: dict[str, set[int]] = {}
     for operation in (result.ok() for result in schema.get_all_operations()):
-        ends = operation.path.rpartition("/")[2]
+        ends = "delete" if operation.method == "delete" else operation.path.rpartition("/")[2]
         known = {**about, "run_id": about.get(ends, about["run_id"])}
         told = ask(operation, GenerationMode.POSITIVE, known, checks)
         # An operation that is given nothing can be given nothing wrong.
