@@ -22,7 +22,7 @@ LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
 GPU_PYTHON ?= $(BIN)/python
 REDOCLY := $(VENV)/redocly
 
-.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission replay
+.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status env images pin-images lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission replay
 
 setup: $(VENV)/.ready
 
@@ -160,6 +160,10 @@ down:
 
 status: setup
 	@$(BIN)/python -m ratchet.worker.stack status
+
+# Puts `ratchet` and `temporal` on a shell's PATH and has them find the stack: eval "$(make env)"
+env:
+	@$(BIN)/python -m ratchet.worker.shell
 
 lint: setup $(REDOCLY)/.ready
 	$(BIN)/ruff check .

@@ -28,11 +28,13 @@ from ratchet.api.routes import (
     metrics,
     model,
     prometheus,
+    removal,
     rollouts,
     runs,
 )
 from ratchet.api.services import ended
 from ratchet.api.services.core import Services
+from ratchet.api.services.disk import Disk
 from ratchet.api.services.run_list import RunList
 from ratchet.api.settings import Settings
 from ratchet.api.store.records import Records
@@ -79,6 +81,7 @@ def create_app(
         histories=histories,
         rollouts=Rollouts(records),
         run_list=RunList(temporal, RunIndex(records.store), settings.temporal_ui),
+        disk=Disk(records.store),
         keyring=keyring,
     )
     problems.install(app)
@@ -88,6 +91,7 @@ def create_app(
         runs,
         control,
         fork,
+        removal,
         metrics,
         events,
         rollouts,

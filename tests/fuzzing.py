@@ -58,6 +58,8 @@ ODD_VALUES = (
 """What a header may hold on the wire, and no program of ours sends."""
 ENDS = ("stop", "cancel")
 """What ends a run: these have one of their own each."""
+AFTER = ("archive", "unarchive", "delete")
+"""What is done to a run that has ended: these have one of their own each, too."""
 UNLIKELY = {"PATCH /v1/runs/{run_id}"}
 """Hardly any change of many keys at random gives a config that can work."""
 
@@ -109,7 +111,7 @@ def fuzz(
     examples: int = EXAMPLES,
 ) -> dict[str, set[int]]:
     """Asks every operation; returns the statuses that each answered with. What `about` names like
-    an operation is the run that this one ends. `after` is called when an operation was asked. All
+    an operation is the run that this one is about. `after` is called when an operation was asked. All
     requests carry the `key`, if there is one; half of those that may be `malformed` carry headers
     as no client sends them, too.
     """
@@ -126,7 +128,7 @@ def fuzz(
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     answered: dict[str, set[int]] = {}
     for operation in (result.ok() for result in schema.get_all_operations()):
-        ends = operation.path.rpartition("/")[2]
+        ends = "delete" if operation.method == "delete" else operation.path.rpartition("/")[2]
         known = {**about, "run_id": about.get(ends, about["run_id"])}
         asked = (known, checks, headers, odd, examples)
         told = ask(operation, GenerationMode.POSITIVE, *asked)

@@ -294,7 +294,9 @@ def main(arguments: list[str]) -> int:
             return 1
         print(f"API          {where.api}  (docs: {where.api}/docs)")
         print(f"Temporal     {where.temporal}  UI: {where.temporal_ui or 'yours'}")
+        print(f"dashboard    {where.api}/dashboard/")
         print(f"state, logs  {stack.home}")
+        print('this shell   eval "$(make env)"  puts ratchet and temporal on its PATH')
         return 0
     if arguments == ["down"]:
         stack.down()

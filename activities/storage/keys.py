@@ -29,9 +29,13 @@ NOT_MODEL = (*NOT_WEIGHTS, POLICY_FILE, CANARY_FILE, FINGERPRINTS_FILE)
 """Files of weights or a checkpoint that are no part of a model in Hugging Face layout."""
 
 
+RUNS = "runs"
+"""A folder for each attempt below it."""
+
+
 def run_folder(run: str) -> str:
     """Where all artifacts of an attempt lie."""
-    return f"runs/{run}"
+    return f"{RUNS}/{run}"
 
 
 def config(run: str, revision: int = 0) -> str:
@@ -157,6 +161,9 @@ ENDED_UNTIL = "index/ended.json"
 """Up to when the ends of all runs are kept: {until}."""
 INDEXED_RUNS = "index/runs"
 """A folder for each day below it, with one for each hour of it."""
+ARCHIVED_RUNS = "index/archived"
+"""Likewise, of runs that were archived."""
+DELETED_RUNS = "index/deleted"
 RUN_INDEX = "index/runs.json"
 """Up to when all runs are in the index: {until}."""
 
@@ -166,6 +173,18 @@ def indexed_run(hour: str, created_ms: int, run: str) -> str:
     `created_ms` Unix time.
     """
     return f"{INDEXED_RUNS}/{hour}/{created_ms:013d}-{run}"
+
+
+def archived_run(hour: str, created_ms: int, run: str) -> str:
+    """The same of a run that was archived, which has no file of the other kind."""
+    return f"{ARCHIVED_RUNS}/{hour}/{created_ms:013d}-{run}"
+
+
+def deleted_run(deleted_ms: int, run: str) -> str:
+    """An empty file that hides a run that was deleted then (Unix time) until Temporal has forgotten
+    it.
+    """
+    return f"{DELETED_RUNS}/{deleted_ms:013d}-{run}"
 
 
 IDEMPOTENCY = "idempotency"

@@ -365,8 +365,27 @@ class ArtifactStore:
             self.fs.rm(self.path(ref.key + MARKER))
             self.fs.rm(self.path(ref.path), recursive=True)
 
+    def size_of(self, prefix: str) -> int:
+        """Bytes that all files below `prefix` take: on a local disk its blocks. 0 for none; what is
+        written or deleted meanwhile counts or does not.
+        """
+        path = self.path(prefix)
+        try:
+            with self._reaching("measure", prefix, FileNotFoundError):
+                if not self.local:
+                    return int(self.fs.du(path))
+                if not os.path.isdir(path):
+                    raise FileNotFoundError(path)
+                return sum(
+                    os.lstat(f"{folder}/{name}").st_blocks * 512
+                    for folder, _, names in os.walk(path)
+                    for name in names
+                )
+        except FileNotFoundError:
+            return 0
+
     def delete_folder(self, prefix: str) -> None:
-        """Deletes all below `prefix`, which nothing refers to; none is no error."""
+        """Deletes a file, or all below a folder, which nothing refers to; none is no error."""
         with (
             contextlib.suppress(FileNotFoundError),
             self._reaching("delete", prefix, FileNotFoundError),

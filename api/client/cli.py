@@ -15,32 +15,44 @@ from typing import Annotated, Any
 
 import typer
 
+from ratchet import __version__
 from ratchet.activities.contracts.controls import CONTROLS, Verb
 from ratchet.api.client import cli_read, printing
 from ratchet.api.client.assignments import nested, one_line, pairs
 from ratchet.api.client.cli_env import env_server
 from ratchet.api.client.cli_export import BestAlone, export
 from ratchet.api.client.cli_keys import keys
+from ratchet.api.client.cli_remove import archive, delete
 from ratchet.api.client.client import Ratchet, as_json
-from ratchet.api.client.options import Json, Metadata, RunId, asking, show_one, usable
+from ratchet.api.client.options import (
+    Json,
+    JsonAnywhere,
+    Metadata,
+    RunId,
+    asking,
+    show_one,
+    usable,
+)
 from ratchet.api.schemas.run import Run
 from ratchet.configs.load import load
 
 EPILOG = (
     "Exit status: 0 done; 1 refused, or the run that was followed failed or was cancelled; 2 wrong "
     "usage; 3 the API cannot be reached; 130 Ctrl-C. RATCHET_API names the API (else the stack of "
-    "`make up`), RATCHET_API_KEY is the key to send."
+    "`make up`), RATCHET_API_KEY is the key to send. --json may stand anywhere: results are JSON "
+    "then, and failures problem documents."
 )
 
 app = typer.Typer(
+    cls=JsonAnywhere,
     help="Ratchet's command line.",
     epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 runs = typer.Typer(
+    cls=JsonAnywhere,
     help="Starts, watches and steers runs.",
     epilog=EPILOG,
     no_args_is_help=True,
@@ -51,8 +63,19 @@ app.add_typer(keys, name="keys")
 app.command("env-server")(env_server)
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ratchet {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _ratchet() -> None:
+def _ratchet(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
     """Ratchet's command line."""
 
 
@@ -72,7 +95,7 @@ def _started(client: Ratchet, run: Run, *, follow: bool, as_json_: bool) -> None
     if as_json_:
         print(one_line(as_json(run)), flush=True) if follow else printing.print_json(as_json(run))
     else:
-        where = f"{client.address}{run.links.self}"
+        where = f"{client.address}{run.links.dashboard}"
         printing.console().print(f"{run.id} is {run.status}  {where}", soft_wrap=True)
     if follow:
         cli_read.watch_to_end(client, run, from_start=True, as_json_=as_json_)
@@ -145,11 +168,13 @@ def fork(
 
 for name, command in cli_read.OF_RUNS.items():
     runs.command(name)(command)
-for name, command in cli_read.OF_MACHINES.items():
+for name, command in cli_read.OF_ALL.items():
     app.command(name)(command)
 
 
 runs.command("export", cls=BestAlone)(export)
+runs.command()(archive)
+runs.command()(delete)
 
 
 # -- asking -----------------------------------------------------------------------------------

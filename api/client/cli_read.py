@@ -2,6 +2,7 @@
 
 import json
 import sys
+import webbrowser
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, cast
 
@@ -19,6 +20,7 @@ from ratchet.api.client.options import (
     Metadata,
     RunId,
     asking,
+    newest_ids,
     show_items,
     show_one,
     usable,
@@ -56,6 +58,9 @@ def list_runs(
     metadata: Metadata = None,
     limit: Annotated[int, typer.Option(min=1, max=100, help="Most runs in a page.")] = 20,
     after: Annotated[str | None, typer.Option(help="Go on after the run of this id.")] = None,
+    archived: Annotated[
+        bool, typer.Option("--archived", help="Only those that were archived.")
+    ] = False,
     whole: All = False,
     as_json_: Json = False,
 ) -> None:
@@ -68,6 +73,7 @@ def list_runs(
             metadata=usable(pairs, metadata or []),
             limit=limit,
             after=after,
+            archived=archived,
         )
         show_items(page, printing.runs_table, whole=whole, as_json_=as_json_)
 
@@ -144,6 +150,7 @@ def events(
 
 
 EVENTS = "events"
+DASHBOARD = "/dashboard/"
 
 
 def logs(
@@ -310,6 +317,28 @@ def workers(as_json_: Json = False) -> None:
         show_items(client.workers(), printing.workers_table, whole=True, as_json_=as_json_)
 
 
+def open_page(
+    run_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]", help="The run's id; else all runs.", autocompletion=newest_ids
+        ),
+    ] = None,
+    as_json_: Json = False,
+) -> None:
+    """Open the dashboard in a browser, at a run's page or at the list; prints the address, too."""
+    with asking(as_json_) as client:
+        page = client.runs.retrieve(run_id).links.dashboard if run_id else DASHBOARD
+        address = f"{client.address}{page}"
+        opened = webbrowser.open(address)
+    if as_json_:
+        printing.print_json({"url": address, "opened": opened})
+        return
+    print(address)
+    if not opened:
+        print("no browser was found here; open the address in one", file=sys.stderr)
+
+
 OF_RUNS: dict[str, Callable[..., None]] = {
     "list": list_runs,
     "show": show,
@@ -323,4 +352,8 @@ OF_RUNS: dict[str, Callable[..., None]] = {
     "checkpoints": checkpoints,
     "config": config,
 }
-OF_MACHINES: dict[str, Callable[..., None]] = {"engines": engines, "workers": workers}
+OF_ALL: dict[str, Callable[..., None]] = {
+    "open": open_page,
+    "engines": engines,
+    "workers": workers,
+}

@@ -24,7 +24,7 @@ from ratchet.api.schemas.events import Event, Level, LogLine
 from ratchet.api.schemas.machines import Engine, Health, WorkerItem
 from ratchet.api.schemas.metrics import EvalRecord, GaugeSample, LagSample, MetricsRow
 from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
-from ratchet.api.schemas.run import ResolvedConfig, Run
+from ratchet.api.schemas.run import DeletedRun, ResolvedConfig, Run
 from ratchet.configs.run import RunConfig
 
 Config = RunConfig | Mapping[str, Any]
@@ -121,10 +121,14 @@ class Runs:
         limit: int = 20,
         status: RunStatus | None = None,
         metadata: Mapping[str, str] | None = None,
+        archived: bool = False,
     ) -> Page[Run]:
-        """Runs, the newest first; `after` is the `next_after` of the page before."""
+        """Runs, the newest first; `after` is the `next_after` of the page before. Those that were
+        archived are left out, or with `archived` are all there are.
+        """
         pairs = {f"metadata[{name}]": value for name, value in (metadata or {}).items()}
-        params = {"after": after, "limit": limit, "status": status, **pairs}
+        only = {"archived": True} if archived else {}
+        params = {"after": after, "limit": limit, "status": status, **only, **pairs}
         return page_of(self._transport, Run, "/v1/runs", params, "after", lambda run: run.id)
 
     def list_events(
@@ -387,6 +391,22 @@ class Runs:
         return self._transport.ask_for(
             Run, "PATCH", _path(run_id), body=dict(changes), headers=headers
         )
+
+    # -- putting away -----------------------------------------------------------------------
+
+    def archive(self, run_id: str) -> Run:
+        """Takes a run that has ended out of the list; all that it left is kept."""
+        return self._transport.ask_for(Run, "POST", _path(run_id, "archive"))
+
+    def unarchive(self, run_id: str) -> Run:
+        """Puts an archived run back into the list."""
+        return self._transport.ask_for(Run, "POST", _path(run_id, "unarchive"))
+
+    def delete(self, run_id: str) -> DeletedRun:
+        """Deletes a run that has ended with all that it left, for good. Refused where another run
+        needs it: a fork, or one whose model is a version of it.
+        """
+        return self._transport.ask_for(DeletedRun, "DELETE", _path(run_id))
 
 
 def _joined(names: Sequence[str] | None) -> str | None:

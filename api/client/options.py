@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from pydantic import BaseModel
 from rich.console import RenderableType
+from typer.core import TyperGroup
 
 from ratchet.api.client import printing
 from ratchet.api.client.assignments import one_line
@@ -28,11 +29,28 @@ REMEDIES = {
     "scope-missing": "set RATCHET_API_KEY to a key that has the scope",
     "unknown-run": "`ratchet runs list` shows the runs there are",
     "unknown-rollout": "`ratchet runs rollouts RUN` shows the rollouts there are",
+    "run-needed": "`ratchet runs archive RUN` takes it out of the list and keeps it",
     "unknown-cursor": "without --after it begins with the first",
     "no-checkpoint": "`ratchet runs checkpoints RUN` shows the checkpoints there are",
     "damaged-checkpoint": "choose another with --step",
     "about:blank": "RATCHET_API names the API's address; `make status` tells whether it runs here",
 }
+
+
+JSON = "--json"
+COMPLETED_WITHIN_S = 2.0
+
+
+class JsonAnywhere(TyperGroup):
+    """Commands whose --json may stand before their names, too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Hands a --json that stands before a command's name on to the command."""
+        place = next((i for i, word in enumerate(args) if not word.startswith("-")), len(args))
+        head = [word for word in args[:place] if word != JSON]
+        handed_on = [JSON] if len(head) < place < len(args) else []
+        name, rest = args[place : place + 1], args[place + 1 :]
+        return super().parse_args(ctx, [*head, *name, *handed_on, *rest])
 
 
 def _input(run_id: str) -> str:
@@ -41,8 +59,33 @@ def _input(run_id: str) -> str:
     return run_id
 
 
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.", callback=_input)]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+def _ids(run_ids: list[str]) -> list[str]:
+    return [_input(run_id) for run_id in run_ids]
+
+
+def newest_ids(incomplete: str) -> list[str]:
+    """Ids of the newest runs that begin so, for a shell that completes them; none where the API
+    does not answer at once.
+    """
+    try:
+        with Ratchet(timeout_s=COMPLETED_WITHIN_S, max_retries=0) as client:
+            ids = [run.id for run in client.runs.list(limit=100).data]
+    except (RatchetError, ValueError):
+        return []
+    return [run_id for run_id in ids if run_id.startswith(incomplete)]
+
+
+RunId = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help="The run's id.", callback=_input, autocompletion=newest_ids),
+]
+RunIds = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...", help="The runs' ids.", callback=_ids, autocompletion=newest_ids
+    ),
+]
+Json = Annotated[bool, typer.Option(JSON, help="Print JSON.")]
 Metadata = Annotated[
     list[str] | None, typer.Option("--metadata", metavar="NAME=VALUE", help="May be repeated.")
 ]

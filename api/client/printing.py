@@ -60,6 +60,13 @@ def number(value: float | None) -> str:
     return f"{value:.4g}" if abs(value) < 1e6 else f"{value:.3e}"
 
 
+def amount(size: int | None) -> str:
+    """Bytes in words, '-' for what is not known."""
+    if size is None:
+        return "-"
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
 def moment(value: datetime | None, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
     """A time on this machine's clock, '-' for none."""
     return value.astimezone().strftime(pattern) if value is not None else "-"
@@ -152,7 +159,7 @@ def waits_line(run: Run) -> str:
 def runs_table(runs: Iterable[Run]) -> Table:
     """Runs, a line each; `eval` is the latest reward of each env."""
     table = listing(
-        ("id", "status", "step", "reward", "eval", "created", "waits for"),
+        ("id", "status", "step", "reward", "eval", "disk", "created", "waits for"),
         runs,
         lambda run: (
             run.id,
@@ -160,6 +167,7 @@ def runs_table(runs: Iterable[Run]) -> Table:
             _steps(run),
             number(run.reward),
             " ".join(number(result.reward) for result in run.eval.values()),
+            amount(run.disk),
             moment(run.created_at, "%m-%d %H:%M"),
             one_line(run.paused_because or (run.waiting_for.name if run.waiting_for else "")),
         ),
@@ -192,6 +200,8 @@ def run_table(run: Run) -> Table:
             ("config", f"revision {run.config_revision}" if run.config_revision else None),
             ("changed", clean(json.dumps(run.config_changes)) if run.config_changes else None),
             ("metadata", clean(", ".join(f"{k}={v}" for k, v in run.metadata.items()))),
+            ("disk", amount(run.disk) if run.disk is not None else None),
+            ("archived", "yes" if run.archived else None),
             ("created", moment(run.created_at)),
             ("started", moment(run.started_at) if run.started_at else None),
             ("finished", moment(run.finished_at) if run.finished_at else None),

@@ -15,6 +15,7 @@ from fastapi.staticfiles import StaticFiles
 from pydantic.json_schema import models_json_schema
 
 from ratchet.activities.contracts.controls import CONTROLS
+from ratchet.api.http.curl import add_calls
 from ratchet.api.http.openapi import complete
 from ratchet.api.http.security import documented_security
 from ratchet.api.schemas.bodies import ConfigPatch, ForkBody
@@ -28,6 +29,9 @@ Launches, watches and steers durable RL post-training runs.
 Create a run with `POST /v1/runs` (JSON or TOML), watch it with `GET /v1/runs/{id}`. Errors are
 [RFC 9457](https://www.rfc-editor.org/rfc/rfc9457) problem documents whose `errors` list every
 mistake with a JSON pointer to it.
+
+Each operation has its curl call: RUN stands for a run's id, and where the API has keys, add
+`-H "Authorization: Bearer $RATCHET_API_KEY"`.
 """
 
 
@@ -75,11 +79,12 @@ def install(app: FastAPI) -> None:
                 servers=[{"url": "/"}],
                 routes=app.routes,
                 tags=[
-                    {"name": "runs", "description": "Training runs."},
-                    {"name": "metrics", "description": "What a run measured."},
-                    {"name": "events", "description": "What happened to a run."},
-                    {"name": "rollouts", "description": "What the policy said."},
-                    {"name": "artifacts", "description": "What a run left besides."},
+                    {"name": "runs", "description": "Create runs, list them, look at one."},
+                    {"name": "events", "description": "Watch: what happened to a run."},
+                    {"name": "metrics", "description": "Watch: what a run measured."},
+                    {"name": "rollouts", "description": "Watch: what the policy said."},
+                    {"name": "artifacts", "description": "Watch: what a run left besides."},
+                    {"name": "control", "description": "Steer a run, and put it away at last."},
                     {"name": "machines", "description": "What carries runs out."},
                     {"name": "health", "description": "For probes."},
                 ],
@@ -89,6 +94,7 @@ def install(app: FastAPI) -> None:
             _drop_default_errors(document)
             documented_security(document)
             complete(document)
+            add_calls(document)
             app.openapi_schema = document
         return app.openapi_schema
 
@@ -103,5 +109,11 @@ def install(app: FastAPI) -> None:
             swagger_js_url="/docs/assets/swagger-ui-bundle.js",
             swagger_css_url="/docs/assets/swagger-ui.css",
             swagger_favicon_url="/docs/assets/favicon-32x32.png",
-            swagger_ui_parameters={"validatorUrl": None, "defaultModelsExpandDepth": 0},
+            swagger_ui_parameters={
+                "validatorUrl": None,
+                "filter": True,
+                "docExpansion": "list",
+                "defaultModelsExpandDepth": 0,
+                "defaultModelExpandDepth": 0,
+            },
         )

@@ -38,7 +38,7 @@ from ratchet.api.temporal.client import Execution, Unanswered
 from ratchet.configs.live import changed
 from ratchet.configs.load import ConfigError
 
-router = APIRouter(prefix="/v1/runs", tags=["runs"])
+router = APIRouter(prefix="/v1/runs", tags=["control"])
 
 REFUSALS = (400, 404, 409, 413, 415, 422, 503)
 

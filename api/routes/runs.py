@@ -119,6 +119,9 @@ async def list_runs(
         ),
     ] = None,
     status: Annotated[RunStatus | None, Query(description="Only runs in this status.")] = None,
+    archived: Annotated[
+        bool, Query(description="Only runs that were archived, which are left out otherwise.")
+    ] = False,
 ) -> Response:
     """Lists runs, the newest first. Live gauges are left out; ask for one run to get them.
 
@@ -140,7 +143,9 @@ async def list_runs(
             limit,
             status,
             (lambda run: pairs.items() <= run.metadata.items()) if pairs else None,
+            archived=archived,
         )
+        runs = [await services.disk.shown(run) for run in runs]
         following = cursor_of(rest) if rest else None
         page = RunPage(data=runs, has_more=rest is not None, next_after=following)
         return page.model_dump_json().encode()

@@ -98,6 +98,9 @@ class Links(BaseModel):
         description="Its rollouts.", examples=["/v1/runs/reverse-1a2b3c/rollouts"]
     )
     logs: str = Field(description="Its log.", examples=["/v1/runs/reverse-1a2b3c/logs"])
+    dashboard: str = Field(
+        default="", examples=["/dashboard/#/runs/reverse-1a2b3c"], description="The run's page."
+    )
     temporal_ui: str | None = Field(default=None, description="The run in Temporal's Web UI.")
 
 
@@ -131,6 +134,8 @@ RUN_EXAMPLE: dict[str, Any] = {
     "error": None,
     "end_reason": None,
     "metadata": {"owner": "ana"},
+    "disk": 31457280,
+    "archived": False,
     "progress": {
         "rollouts_inflight_train": 64,
         "rollouts_inflight_eval": 0,
@@ -152,6 +157,7 @@ RUN_EXAMPLE: dict[str, Any] = {
         "batches": "/v1/runs/reverse-1a2b3c/batches",
         "rollouts": "/v1/runs/reverse-1a2b3c/rollouts",
         "logs": "/v1/runs/reverse-1a2b3c/logs",
+        "dashboard": "/dashboard/#/runs/reverse-1a2b3c",
         "temporal_ui": "http://127.0.0.1:8233/namespaces/default/workflows/reverse-1a2b3c",
     },
 }
@@ -225,6 +231,12 @@ class Run(BaseModel):
     )
     end_reason: str | None = Field(default=None, description="Why the run ended, in words.")
     metadata: dict[str, str] = Field(default_factory=dict, description="The user's own pairs.")
+    disk: int | None = Field(
+        default=None,
+        description="Bytes that it takes in the artifact store, as they were measured in the last "
+        "minutes; null until they have been, which begins when it is first shown or listed.",
+    )
+    archived: bool = Field(default=False, description="It is left out of the list of runs.")
     progress: Progress | None = None
     links: Links
 
@@ -242,6 +254,21 @@ PLAN_EXAMPLE: dict[str, Any] = {
     "servers": {"engine": ["0"], "env": ["train/reverse-text"]},
     "unverified": "none of the weights: the engines' dtype is another than the trainer's",
 }
+class DeletedRun(BaseModel):
+    """A run that was deleted."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"id": "reverse-1a2b3c", "object": "run", "deleted": True, "freed": 31457280}
+            ]
+        }
+    )
+
+    id: str = Field(description="The run's id.")
+    object: Literal["run"] = "run"
+    deleted: Literal[True] = Field(default=True, description="It is there no more.")
+    freed: int = Field(description="Bytes that it took in the artifact store.")
 
 
 class PlannedEval(BaseModel):

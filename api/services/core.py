@@ -16,6 +16,7 @@ from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem, shown
 from ratchet.api.schemas.run import Run, WaitingFor
+from ratchet.api.services.disk import Disk
 from ratchet.api.services.ended import forgotten
 from ratchet.api.services.run_list import RunList
 from ratchet.api.services.run_view import OPEN, run_object
@@ -33,6 +34,7 @@ RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 FRESH_S = 0.25
 PROBED_S = 1.0
 READ_S = 10.0
+MEASURED_S = 0.5
 JSON = "application/json"
 
 
@@ -46,6 +48,7 @@ class Services:
     histories: Histories
     rollouts: Rollouts
     run_list: RunList
+    disk: Disk
     keyring: Keyring | None = None
     """Who may use the API; None: everyone who reaches it."""
     _executions: Shared[Execution | None] = field(default_factory=lambda: Shared(FRESH_S))
@@ -79,15 +82,19 @@ class Services:
         """The run's newest execution; raises 404 if neither Temporal nor the store knows one."""
         if RUN_ID.fullmatch(run_id) is None:
             raise unknown_run(run_id)
-
-        async def look() -> Execution | None:
-            result = await self.temporal.describe(run_id)
-            return result or await asyncio.to_thread(forgotten, self.records, run_id)
-
-        result = await self._executions.get(run_id, look)
+        result = await self._executions.get(run_id, lambda: self._described(run_id))
         if result is None:
             raise unknown_run(run_id)
         return result
+
+    async def _described(self, run_id: str) -> Execution | None:
+        """What Temporal, or else the store, knows of a run that was not deleted."""
+        # Also while the store is away a run can be looked at, and ended.
+        with contextlib.suppress(StoreUnavailable):
+            if run_id in await asyncio.to_thread(self.run_list.index.deleted):
+                return None
+        result = await self.temporal.describe(run_id)
+        return result or await asyncio.to_thread(forgotten, self.records, run_id)
 
     def touched(self, run_id: str) -> None:
         """Something was asked of the run: what was known of it is out of date."""
@@ -142,7 +149,12 @@ class Services:
             missing = await self.temporal.unpolled(self.settings.queues)
             if missing:
                 run = run.model_copy(update={"waiting_for": WaitingFor(name=a_worker_on(missing))})
-        return run
+        if execution.state not in OPEN:
+            with contextlib.suppress(StoreUnavailable):
+                row = self.run_list.row_of(execution)
+                archived = await asyncio.to_thread(self.run_list.index.archived, row)
+                run = run.model_copy(update={"archived": archived})
+        return await self.disk.shown(run, MEASURED_S)
 
 
 def unknown_run(run_id: str) -> ApiProblem:

@@ -323,5 +323,9 @@ async def start_attempt(
         first,
         again=True,
     )
+    if started:
+        # It goes on, so that it is no more done with.
+        row = services.run_list.row_of(run)
+        await asyncio.to_thread(services.run_list.index.unarchive, row)
     services.touched(run.id)
     return started

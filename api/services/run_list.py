@@ -78,11 +78,16 @@ class RunList:
         limit: int,
         status: str | None = None,
         fits: Callable[[Run], bool] | None = None,
+        *,
+        archived: bool = False,
     ) -> tuple[list[Run], Row | None]:
         """The newest runs that come after the row `after` and fit, and where the next page goes on;
-        None: there is no more. Raises ApiProblem 503.
+        None: there is no more. With `archived` those that were archived, else all others. Raises
+        ApiProblem 503.
         """
         if status is not None and status not in ENDED:
+            if archived:
+                return [], None
             runs = sorted(map(self._shown, await self.open()), key=_row, reverse=True)
             further = [
                 run
@@ -98,7 +103,7 @@ class RunList:
         filtered = status is not None or fits is not None
         while looked < MOST_LOOKED_AT:
             count = MOST_LOOKED_AT if filtered else limit + 1
-            rows = await asyncio.to_thread(self.index.before, place, count)
+            rows = await asyncio.to_thread(self.index.before, place, count, archived=archived)
             for row, run in await self._runs_of(rows):
                 if (
                     run is not None
@@ -107,7 +112,7 @@ class RunList:
                 ):
                     if len(found) == limit:
                         return found, place
-                    found.append(run)
+                    found.append(run.model_copy(update={"archived": archived}))
                 place = row
             if len(rows) < count:
                 return found, None
@@ -119,6 +124,8 @@ class RunList:
         return _row(self._shown(execution))
 
     async def _runs_of(self, rows: list[Row]) -> Iterable[tuple[Row, Run | None]]:
+        deleted = await asyncio.to_thread(self.index.deleted)
+        rows = [row for row in rows if row[1] not in deleted]
         known = await self._temporal.newest([run_id for _, run_id in rows])
         since = (datetime.now(UTC) - LAG).timestamp() * 1000
         fresh = [run_id for at, run_id in rows if run_id not in known and at > since]

@@ -80,6 +80,7 @@ def links(run_id: str, ui: str, namespace: str) -> Links:
         batches=f"{here}/batches",
         rollouts=f"{here}/rollouts",
         logs=f"{here}/logs",
+        dashboard=f"/dashboard/#/runs/{quote(run_id)}",
         temporal_ui=there,
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from cachetools import LRUCache, cachedmethod
 
+from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.storage import configs, keys, series
 from ratchet.activities.storage.lineage import attempts, segments
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
@@ -83,6 +84,13 @@ class Records:
     def remembers(self, run_id: str) -> bool:
         """Whether the run is known without a look at the store. Does not block."""
         return keys.config(run_id) in self._kept
+
+    def forget(self, run_id: str) -> None:
+        """A run was deleted: nothing of it is remembered."""
+        folders = (f"{keys.run_folder(run_id)}/", keys.run_folder(attempt_id(run_id, 2))[:-1])
+        with self._lock:
+            for key in [key for key in self._kept if key.startswith(folders)]:
+                del self._kept[key]
 
     def knows(self, run_id: str) -> bool:
         """Whether anything was ever recorded of a run."""

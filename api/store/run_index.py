@@ -1,10 +1,14 @@
 """The index of all runs, by which lists are paged: an empty file for each run, in a folder an hour.
 
     index/runs/<day>/<hour>/<created at, Unix ms>-<run>
+    index/archived/<day>/<hour>/<created at, Unix ms>-<run>
+    index/deleted/<deleted at, Unix ms>-<run>
 
 Invariants: a name is made of what never changes of a run, so that adding it again changes nothing;
 it is written before the run starts. A name whose run is not there, or was created at another
-moment, stands for nothing: whoever reads rows asks Temporal about each.
+moment, stands for nothing: whoever reads rows asks Temporal about each. A run that was archived is
+in the other list only, and adding it again changes that neither. One that was deleted is hidden
+for HIDDEN, since Temporal takes half a minute, or on a busy server more, to forget it.
 
 Memory: the names of at most KEPT hours, for KEPT_S seconds.
 """
@@ -21,6 +25,9 @@ from ratchet.activities.storage.store import ArtifactStore
 
 KEPT = 1000
 KEPT_S = 60.0
+HIDDEN = timedelta(days=1)
+HIDDEN_WITHIN_S = 2.0
+"""How soon other processes hide what one has deleted."""
 
 Row = tuple[int, str]
 """When a run was created (Unix time, ms), and its id. Rows are in the order of lists, backwards."""
@@ -45,20 +52,67 @@ class RunIndex:
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
         self._kept: TTLCache[str, list[Row]] = TTLCache(KEPT, KEPT_S)
+        self._deleted: TTLCache[str, frozenset[str]] = TTLCache(1, HIDDEN_WITHIN_S)
         self._lock = Lock()
 
     def add(self, rows: Iterable[Row]) -> None:
         """Adds runs, on the disk when this returns."""
         added = list(rows)
-        there = {row for hour in {_hour(row) for row in added} for row in self._rows(hour)}
+        there: set[Row] = set()
+        for hour in {_hour(row) for row in added}:
+            there.update(self._rows(f"{keys.INDEXED_RUNS}/{hour}"))
+            there.update(self._rows(f"{keys.ARCHIVED_RUNS}/{hour}"))
         missing = [row for row in added if row not in there]
         self._store.touch(keys.indexed_run(_hour(row), *row) for row in missing)
 
-    def before(self, row: Row | None, count: int) -> list[Row]:
-        """The newest `count` rows that come before `row`, or of all, the newest first."""
+    def archived(self, row: Row) -> bool:
+        """Whether a run was archived."""
+        return row in self._rows(f"{keys.ARCHIVED_RUNS}/{_hour(row)}")
+
+    def archive(self, row: Row) -> None:
+        """Takes a run out of the list, into that of those archived."""
+        self._store.touch([keys.archived_run(_hour(row), *row)])
+        self._store.delete_folder(keys.indexed_run(_hour(row), *row))
+        self._forget(_hour(row))
+
+    def unarchive(self, row: Row) -> None:
+        """Puts a run back into the list."""
+        self._store.touch([keys.indexed_run(_hour(row), *row)])
+        self._store.delete_folder(keys.archived_run(_hour(row), *row))
+        self._forget(_hour(row))
+
+    def delete(self, row: Row) -> None:
+        """Takes a run out of both lists, and hides it."""
+        now = datetime.now(UTC)
+        self._store.touch([keys.deleted_run(round(now.timestamp() * 1000), row[1])])
+        for key in (keys.indexed_run(_hour(row), *row), keys.archived_run(_hour(row), *row)):
+            self._store.delete_folder(key)
+        self._forget(_hour(row))
+        hidden_since = (now - HIDDEN).timestamp() * 1000
+        for moment, run in self._rows(keys.DELETED_RUNS):
+            if moment < hidden_since:
+                self._store.delete_folder(keys.deleted_run(moment, run))
+        with self._lock:
+            self._deleted.clear()
+
+    def deleted(self) -> frozenset[str]:
+        """Ids of the runs that were deleted lately, which Temporal may not have forgotten yet."""
+        with self._lock:
+            if (kept := self._deleted.get("")) is not None:
+                return kept
+        deleted = frozenset(run for _, run in self._rows(keys.DELETED_RUNS))
+        with self._lock:
+            self._deleted[""] = deleted
+        return deleted
+
+    def before(self, row: Row | None, count: int, *, archived: bool = False) -> list[Row]:
+        """The newest `count` rows that come before `row`, or of all, the newest first; with
+        `archived` of the runs that were archived, else of all others.
+        """
+        root = keys.ARCHIVED_RUNS if archived else keys.INDEXED_RUNS
         result: list[Row] = []
-        for hour in self._hours(_hour(row) if row else "9"):
-            rows = self._rows(hour)
+        for hour in self._hours(root, _hour(row) if row else "9"):
+            rows = self._rows(f"{root}/{hour}")
             end = bisect_left(rows, row) if row else len(rows)
             result += rows[max(end - (count - len(result)), 0) : end][::-1]
             if len(result) == count:
@@ -76,23 +130,30 @@ class RunIndex:
         with self._lock:
             self._kept.clear()
 
-    def _hours(self, last: str) -> Iterator[str]:
+    def _forget(self, hour: str) -> None:
+        with self._lock:
+            for root in (keys.INDEXED_RUNS, keys.ARCHIVED_RUNS):
+                self._kept.pop(f"{root}/{hour}", None)
+
+    def _hours(self, root: str, last: str) -> Iterator[str]:
         """The hours up to `last` in which runs were created, the newest first."""
-        for day in sorted(self._store.folders(keys.INDEXED_RUNS), reverse=True):
+        for day in sorted(self._store.folders(root), reverse=True):
             if day <= last[:10]:
-                for hour in sorted(self._store.folders(f"{keys.INDEXED_RUNS}/{day}"), reverse=True):
+                for hour in sorted(self._store.folders(f"{root}/{day}"), reverse=True):
                     if f"{day}/{hour}" <= last:
                         yield f"{day}/{hour}"
 
-    def _rows(self, hour: str) -> list[Row]:
+    def _rows(self, folder: str) -> list[Row]:
+        """The rows in the folder of an hour, or of all that were deleted."""
         with self._lock:
-            if (kept := self._kept.get(hour)) is not None:
+            if (kept := self._kept.get(folder)) is not None:
                 return kept
-        names = self._store.live_keys(f"{keys.INDEXED_RUNS}/{hour}", "")
+        names = self._store.live_keys(folder, "")
         parts = (name.rpartition("/")[2].partition("-") for name in names)
         rows = sorted((int(moment), run) for moment, _, run in parts)
         # What is added late is of this hour, or of one that was a moment ago.
-        if hour < _hour_of(datetime.now(UTC) - timedelta(hours=2)):
+        hour = folder[-len(_hour_of(datetime.now(UTC))) :]
+        if folder != keys.DELETED_RUNS and hour < _hour_of(datetime.now(UTC) - timedelta(hours=2)):
             with self._lock:
-                self._kept[hour] = rows
+                self._kept[folder] = rows
         return rows

@@ -5,6 +5,7 @@ workflow that an operator has paused (status 8 is missing from its enum in 1.35)
 """
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflow.v1 import WorkflowExecutionInfo
 from temporalio.api.workflowservice.v1 import (
     CountWorkflowExecutionsRequest,
+    DeleteWorkflowExecutionRequest,
     DescribeTaskQueueRequest,
     DescribeWorkflowExecutionRequest,
     GetSystemInfoRequest,
@@ -40,7 +42,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.activities.contracts.checks import CheckResult
-from ratchet.activities.contracts.names import Queues, workflow_of
+from ratchet.activities.contracts.names import ATTEMPT_MARK, Queues, workflow_of
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.api.http.audit import Caller
 from ratchet.api.temporal.connection import Connection, Missing
@@ -56,6 +58,8 @@ from ratchet.workflows.protocol.messages import (
 PAGE = 1000
 NAMED = 100
 """Most ids in one query."""
+AT_ONCE = 16
+"""Executions that are deleted side by side."""
 RUNS = f"WorkflowType = '{TRAINING_RUN}' AND ExecutionStatus != 'ContinuedAsNew'"
 
 UPDATE_AGAIN_AFTER_S = 0.3
@@ -372,3 +376,28 @@ class Temporal(Connection):
         except Missing:
             return False
         return True
+
+    async def executions(self, run_id: str) -> list[Execution]:
+        """Every execution of a run and of the workflows below it that Temporal lists."""
+        below = (f"WorkflowId STARTS_WITH '{run_id}{mark}'" for mark in ("/", ATTEMPT_MARK))
+        return await self.listed(" OR ".join([f"WorkflowId = '{run_id}'", *below]))
+
+    async def delete(self, executions: Sequence[Execution], run_id: str) -> None:
+        """Has Temporal delete `executions`, which have all ended, those of the run itself last. It
+        forgets them within half a minute or so. Raises ApiProblem 503.
+        """
+        own = [execution for execution in executions if execution.id == run_id]
+        others = [execution for execution in executions if execution.id != run_id]
+        for part in [others[i : i + AT_ONCE] for i in range(0, len(others), AT_ONCE)]:
+            await asyncio.gather(*map(self._delete, part))
+        for execution in sorted(own, key=lambda execution: execution.started):
+            await self._delete(execution)
+
+    async def _delete(self, execution: Execution) -> None:
+        request = DeleteWorkflowExecutionRequest(
+            namespace=self.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=execution.id, run_id=execution.run),
+        )
+        # What another request has deleted is not there any more.
+        with contextlib.suppress(Missing):
+            await self.call("delete_workflow_execution", request)

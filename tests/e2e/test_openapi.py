@@ -10,7 +10,7 @@ import pytest
 
 from ratchet.worker.stack import Addresses, Stack
 from tests.e2e.driving import ENDED, get, launch, wait_until
-from tests.fuzzing import ENDS, fuzz, undone
+from tests.fuzzing import AFTER, ENDS, fuzz, undone
 from tests.generated import make_client, read_every_get
 
 pytestmark = [
@@ -62,6 +62,10 @@ def test_replies_of_a_whole_stack_are_as_documented(stack: Stack) -> None:
     wait_until(where, about["run_id"], lambda run: run["checkpoint"] and run["eval"])
     for verb in ENDS:
         about[verb] = launch(where, "reverse_text", *steps, *SMALL)
+    for verb in AFTER:
+        about[verb] = launch(where, "reverse_text", *steps, *SMALL)
+        httpx.post(f"{where.api}/v1/runs/{about[verb]}/cancel", timeout=60)
+        wait_until(where, about[verb], lambda run: run["status"] == "cancelled")
     found = get(where, f"/v1/runs/{about['run_id']}/rollouts")["data"]
     known, begun = set(about.values()), Counter[str]()
     try:

@@ -93,7 +93,7 @@ def test_images_are_non_root_checked_and_pinned(target: str) -> None:
     environment = " ".join(rest for word, rest in stages()[target] if word == "ENV")
     assert "RATCHET_HEALTH_PORT=8090" in environment
     image = next(r for w, r in instructions() if w == "ARG" and r.startswith("PYTHON_IMAGE="))
-    assert re.fullmatch(r"PYTHON_IMAGE=python:3\.11\.\d+-slim-\w+", image)
+    assert re.fullmatch(r"PYTHON_IMAGE=python:3\.11\.\d+-slim-\w+(@sha256:[0-9a-f]{64})?", image)
 
 
 def test_everything_copied_or_mounted_exists(compose: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ def test_everything_copied_or_mounted_exists(compose: dict[str, Any]) -> None:
             source = volume.split(":")[0]
             if source.startswith("."):
                 assert (DOCKER / source).is_file(), source
-            else:
+            elif not source.startswith("/"):
                 assert source in compose["volumes"]
 
 
@@ -198,7 +198,119 @@ def test_start_order_and_what_is_open_to_the_network(compose: dict[str, Any]) ->
             assert port.startswith("127.0.0.1:"), "nothing here asks for a login"
         assert "latest" not in service["image"]
     server, tools = services["temporal"]["image"], services["temporal-schema"]["image"]
-    assert server.split(":", 1)[1] == tools.split(":", 1)[1], "schema and server move together"
+    assert server.split(":")[1] == tools.split(":")[1], "schema and server move together"
+
+
+NETWORKS = {
+    "postgresql": {"database"},
+    "temporal-schema": {"database"},
+    "temporal": {"database", "control", "code"},
+    "temporal-namespace": {"control"},
+    "temporal-ui": {"control"},
+    "api": {"control"},
+    "orchestrator": {"control"},
+    "rollout": {"code"},
+    "trainer": {"code"},
+    "inference": {"code"},
+}
+"""What each service can reach: code of users neither the API nor the database."""
+WRITES_ITS_ROOT = {"temporal", "temporal-ui"}
+"""They write their config when they start."""
+
+
+def test_networks_keep_database_control_and_code_of_users_apart(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    assert {name: set(service["networks"]) for name, service in services.items()} == NETWORKS
+    assert set(compose["networks"]) == set().union(*NETWORKS.values())
+    assert compose["networks"]["database"] == {"internal": True}, "no way out"
+    for name, service in services.items():
+        for other in service.get("depends_on", {}):
+            run_once = services[other].get("restart", "").startswith("on-failure")
+            assert run_once or NETWORKS[name] & NETWORKS[other], (name, other)
+
+
+def test_every_service_is_bounded_and_may_do_no_more_than_it_needs(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert re.fullmatch(r"[0-9]+[mg]", filled_in(service["mem_limit"], {})), name
+        assert service["pids_limit"] > 0, name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service.get("read_only", False) is (name not in WRITES_ITS_ROOT), name
+        # PostgreSQL's image begins as root, to own its files.
+        assert service.get("cap_drop") == (None if name == "postgresql" else ["ALL"]), name
+        if service.get("read_only"):
+            assert any(place.startswith("/tmp") for place in service["tmpfs"]), name
+
+
+def test_what_our_images_write_is_no_part_of_their_root(compose: dict[str, Any]) -> None:
+    made = " ".join(rest for word, rest in stages()["runtime"] if word == "RUN")
+    for name, service in ours(compose).items():
+        places = [volume.rpartition(":")[2] for volume in service["volumes"]]
+        assert places == ["/var/lib/ratchet/store", "/var/lib/ratchet/home", "/home/ratchet"], name
+    # A volume takes its owner over from the image.
+    assert "--create-home ratchet" in made and "-o ratchet -g ratchet" in made
+    assert "/var/lib/ratchet/home /var/lib/ratchet/store" in made
+
+
+def test_the_database_has_a_password_of_the_operators(compose: dict[str, Any]) -> None:
+    told = {
+        "postgresql": "POSTGRES_PASSWORD",
+        "temporal-schema": "SQL_PASSWORD",
+        "temporal": "POSTGRES_PWD",
+    }
+    for name, variable in told.items():
+        given = compose["services"][name]["environment"][variable]
+        with pytest.raises(LookupError, match="set POSTGRES_PASSWORD to a password"):
+            filled_in(given, {})
+        assert filled_in(given, {"POSTGRES_PASSWORD": "s3"}) == "s3"
+
+
+def test_images_are_pinned_by_tag(compose: dict[str, Any]) -> None:
+    tag = r"[a-z]+(/[a-z-]+)?:\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?"
+    for name, service in compose["services"].items():
+        assert name in ours(compose) or re.fullmatch(tag, service["image"]), name
+
+
+FAKE = """#!/bin/sh
+case "$*" in
+*broken*) echo 'no such host' >&2; exit 1 ;;
+*) echo "asked: $*" >&2; echo sha256:%s ;;
+esac
+""" % ("0123456789abcdef" * 4)
+
+
+def test_pin_images_writes_digests(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    skopeo = tmp_path / "bin" / "skopeo"
+    skopeo.write_text(FAKE)
+    skopeo.chmod(0o755)
+    for name in ("compose.yaml", "Dockerfile", "pin-images.sh"):
+        (tmp_path / name).write_text((DOCKER / name).read_text())
+
+    def pinned(path: str = f"{tmp_path}/bin:/usr/bin:/bin") -> Any:
+        return subprocess.run(
+            ["sh", str(tmp_path / "pin-images.sh")],
+            env={"PATH": path},
+            capture_output=True,
+            text=True,
+        )
+
+    for _ in range(2):
+        done = pinned()
+        assert done.returncode == 0, done.stderr
+        data = yaml.safe_load((tmp_path / "compose.yaml").read_text())
+        digest = "@sha256:" + "0123456789abcdef" * 4
+        foreign = {n: s["image"] for n, s in data["services"].items() if "build" not in s}
+        assert len(foreign) == 5 and all(image.endswith(digest) for image in foreign.values())
+        assert foreign["postgresql"] == f"postgres:16.10-bookworm{digest}"
+        text = (tmp_path / "Dockerfile").read_text()
+        assert f"ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm{digest}\n" in text
+    before = (tmp_path / "compose.yaml").read_text()
+    (tmp_path / "compose.yaml").write_text(before.replace("temporalio/ui", "broken/ui"))
+    failed = pinned()
+    assert failed.returncode == 1 and "broken/ui:2.54.1" in failed.stderr
+    skopeo.unlink()
+    missing = pinned("/bin")
+    assert missing.returncode == 1 and "apt-get install skopeo" in missing.stderr
 
 
 def test_the_server_pushes_cancellations(compose: dict[str, Any]) -> None:

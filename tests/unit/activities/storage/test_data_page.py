@@ -30,6 +30,7 @@ GIVEN: dict[str, Any] = {
     "day": "2026-01-31",
     "hour": "2026-01-31/05",
     "created_ms": 1769835600250,
+    "deleted_ms": 1769835600250,
     "digest": "0123456789abcdef",
     "epoch": "5-1/reverse-text",
     "source": "rollout-host-71",

@@ -56,13 +56,15 @@ def environment(address: str) -> dict[str, str]:
     return {**given_here, "RATCHET_API": address, "COLUMNS": "100", "TERM": "xterm"}
 
 
-async def begun(address: str, *arguments: str, out: int = subprocess.PIPE) -> Any:
+async def begun(
+    address: str, *arguments: str, out: int = subprocess.PIPE, stdin: int = subprocess.DEVNULL
+) -> Any:
     return await asyncio.create_subprocess_exec(
         *COMMAND,
         *arguments,
         cwd=ROOT,
         env=environment(address),
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=out,
         stderr=subprocess.PIPE,
     )

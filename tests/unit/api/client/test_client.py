@@ -224,6 +224,7 @@ async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_pat
             runs = client.runs
             runs.list(after=None, status="running", metadata={"owner": "ana"})
             runs.list(after=run_id)
+            runs.list(archived=True)
             assert runs.retrieve(run_id).id == run_id
             (row,) = runs.metrics(run_id, names=["loss"], until_step=9, points=9)
             assert row.step == 2 and runs.metrics(run_id).damaged == [1]

@@ -21,7 +21,7 @@ from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.app import create_app
 from ratchet.api.schemas import keys as api_keys
 from ratchet.api.store.rollouts import rollout_id
-from tests.fuzzing import ENDS, fuzz, undone
+from tests.fuzzing import AFTER, ENDS, fuzz, undone
 from tests.generated import make_client, read_every_get
 from tests.unit.api.conftest import Served, connection
 from tests.unit.api.leaving import put_whole_checkpoint
@@ -86,6 +86,9 @@ async def test_replies_are_as_documented(served: Served) -> None:
     for name in ("run_id", *ENDS):
         about[name] = (await served.start("fuzzed"))["id"]
         await served.until(about[name], status="running")
+    for name in AFTER:
+        about[name] = (await served.start("ends"))["id"]
+        await served.until(about[name], status="succeeded")
     about["rid"] = leave_everything(served, about["run_id"])
     about["name"] = "model.safetensors"
     with in_a_thread(create_app(served.settings, connection(served.env))) as url:

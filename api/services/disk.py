@@ -1,0 +1,77 @@
+"""How many bytes of the store each run takes, without a walk through its files at every request.
+
+A run is measured when somebody looks at it and what is known is out of date, in a thread of its
+own, one run at a time; until then what was measured before is told. What a run took a minute after
+its end does not change any more.
+"""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from cachetools import LRUCache
+
+from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable
+from ratchet.api.schemas.run import Run
+from ratchet.api.store.removal import size_of
+
+KEPT = 50_000
+FRESH_S = 60.0
+LATE_S = 60.0
+"""How long after its end a run's workers may still write."""
+SHARE = 20.0
+"""A run is measured again after so many times what it took to measure it."""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    size: int
+    at: float
+    """Unix time at which it began."""
+    until: float
+    """Monotonic time up to which it serves."""
+
+
+class Disk:
+    """What runs take. Made in a running event loop or before; used in one only."""
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+        self._known: LRUCache[str, _Measured] = LRUCache(KEPT)
+        self._measuring: dict[str, asyncio.Task[None]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk")
+
+    async def shown(self, run: Run, wait_s: float = 0.0) -> Run:
+        """The run with what it takes. One that was never measured is waited for so long at most."""
+        known = self._known.get(run.id)
+        if known is None or not _final(run, known):
+            if run.id not in self._measuring and (known is None or time.monotonic() > known.until):
+                self._measuring[run.id] = asyncio.create_task(self._measure(run.id))
+            if known is None and wait_s:
+                await asyncio.wait([self._measuring[run.id]], timeout=wait_s)
+                known = self._known.get(run.id)
+        return run.model_copy(update={"disk": known.size if known else None})
+
+    def forget(self, run_id: str) -> None:
+        """The run was deleted."""
+        self._known.pop(run_id, None)
+
+    async def _measure(self, run_id: str) -> None:
+        at, began = time.time(), time.monotonic()
+        try:
+            loop = asyncio.get_running_loop()
+            size = await loop.run_in_executor(self._thread, size_of, self._store, run_id)
+            now = time.monotonic()
+            serves_s = max(FRESH_S, SHARE * (now - began))
+            self._known[run_id] = _Measured(size, at, now + serves_s)
+        except StoreUnavailable:
+            # A run is shown while the store is away, too.
+            pass
+        finally:
+            del self._measuring[run_id]
+
+
+def _final(run: Run, known: _Measured) -> bool:
+    """Whether a run takes now what it took then."""
+    return run.finished_at is not None and known.at > run.finished_at.timestamp() + LATE_S
