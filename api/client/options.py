@@ -128,7 +128,9 @@ def show_one(item: Shown, shown: Callable[[Shown], RenderableType], *, as_json_:
 
 
 def show_items(page: Page[Any], table: Any, *, whole: bool, as_json_: bool) -> None:
-    """A page, or with `whole` all that follow, as a table or as JSON."""
+    """A page, or with `whole` all that follow, as a table or as JSON. A list of which the API says
+    why it is empty is no success.
+    """
     items, damaged = [*page.data], [*page.damaged]
     while whole and page.has_more:
         page = page.next_page()
@@ -137,12 +139,21 @@ def show_items(page: Page[Any], table: Any, *, whole: bool, as_json_: bool) -> N
     # What lies between two pages is named by both.
     damaged = [*dict.fromkeys(damaged)]
     if as_json_:
-        left_out = {"damaged": damaged} if damaged else {}
+        said: dict[str, Any] = {"damaged": damaged} if damaged else {}
+        said |= {"note": page.note} if page.note else {}
         data = [as_json(item) for item in items]
-        printing.print_json({"object": "list", "data": data, "has_more": page.has_more, **left_out})
-        return
-    printing.console().print(table(items))
+        printing.print_json({"object": "list", "data": data, "has_more": page.has_more, **said})
+    else:
+        _show_table(table(items), damaged, page)
+    if page.note and not items:
+        raise typer.Exit(REFUSED)
+
+
+def _show_table(table: RenderableType, damaged: list[Any], page: Page[Any]) -> None:
+    printing.console().print(table)
     err = printing.console(stderr=True)
+    if page.note:
+        err.print(printing.clean(page.note), style="yellow", soft_wrap=True)
     if damaged:
         text = f"left out, since they are damaged: {', '.join(map(str, damaged))}"
         err.print(printing.clean(text), style="yellow", soft_wrap=True)

@@ -271,6 +271,8 @@ async def test_what_a_run_left_is_listed(served: Served) -> None:
         left = await runs("rollouts", run_id)
         assert "left out, since they are damaged: train/1" in left.err
         assert (await runs("rollouts", run_id, "--json")).json["damaged"] == ["train/1"]
+        none = await ratchet(address, "runs", "rollouts", run_id, "--step", "900")
+        assert none.status == 1 and "no batch of step 900 has been written" in none.err
 
         log = (await runs("logs", run_id)).out.splitlines()
         told = (await runs("events", run_id)).out.splitlines()
