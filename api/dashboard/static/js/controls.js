@@ -72,7 +72,8 @@ async function perform(verb, run, done) {
 	const act = (given) => (name === "config" ? api.change(sent, run.id, body(given)) : api.act(sent, run.id, name, body(given)));
 	const made = await ask({ title: `${label} ${run.id}`, text, fields, verb: confirm || label, dismiss, danger, act });
 	if (!made) return;
-	toast(name === "fork" ? `Forked ${run.id}` : `${label}: ${run.id} was told`, "good");
+	const later = Object.entries(made.pending ?? {}).map(([key, value]) => `${key} = ${JSON.stringify(value)}`);
+	toast(name === "fork" ? `Forked ${run.id}` : name === "config" && later.length ? `Holds from the next step on: ${later.join(", ")}` : `${label}: ${run.id} was told`, "good");
 	after?.(made);
 	done();
 }

@@ -177,6 +177,7 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
     async with serving(served) as address, config_file(tmp_path, "cli") as path:
         plan = await ratchet(address, "runs", "create", path, "max_steps=8", "--dry-run")
         assert plan.status == 0 and "128 at least" in plan.out
+        assert "workers have checked what it names" in plan.err
         made = await ratchet(
             address, "runs", "create", path, "max_steps=8", "metadata.owner=cli", "--json"
         )
@@ -236,6 +237,16 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         assert followed.status == 0 and len(followed.lines) == len(told.out.splitlines())
         verbs = [e["data"]["asked"] for e in followed.lines if e["type"] == "run.asked"]
         assert verbs == ["trigger_eval", "checkpoint", "pause", "resume", "stop"]
+
+
+@on_server
+async def test_a_dry_run_that_no_worker_checked_is_no_success(
+    served: Served, tmp_path: Path
+) -> None:
+    async with serving(served) as address, config_file(tmp_path, "broken-preflight") as path:
+        plan = await ratchet(address, "runs", "create", path, "--dry-run")
+        assert plan.status == 3 and "128 at least" in plan.out
+        assert "the config is valid; not checked: environments, model" in plan.err
 
 
 @on_server
