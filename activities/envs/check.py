@@ -69,8 +69,9 @@ class EnvActivities:
                 asyncio.gather(*calls), asyncio.gather(*addresses)
             )
         examples: dict[str, int] = {}
+        found: list[CheckProblem] = []
         for finding in itertools.chain.from_iterable(outcomes):
-            problems += [CheckProblem(**problem) for problem in finding["problems"]]
+            found += [CheckProblem(**problem) for problem in finding["problems"]]
             if finding["examples"] is not None:
                 examples[finding["name"]] = finding["examples"]
                 kind, _, name = finding["name"].partition("/")
@@ -78,8 +79,8 @@ class EnvActivities:
                 await asyncio.to_thread(
                     load_times.note_load, self.ctx.store, env, finding["seconds"]
                 )
-        problems += [problem for problem in answers if problem is not None]
-        return CheckResult(once(problems), examples)
+        problems += once(found) + [problem for problem in answers if problem is not None]
+        return CheckResult(sorted(problems, key=lambda p: p.pointer), examples)
 
     async def _check_path(
         self, path: str | None, requests: list[dict[str, Any]], limit_s: float

@@ -245,7 +245,7 @@ async def test_a_dry_run_that_no_worker_checked_is_no_success(
 ) -> None:
     async with serving(served) as address, config_file(tmp_path, "broken-preflight") as path:
         plan = await ratchet(address, "runs", "create", path, "--dry-run")
-        assert plan.status == 3 and "128 at least" in plan.out
+        assert plan.status == 3 and "80 at least" in plan.out
         assert "the config is valid; not checked: environments, model" in plan.err
 
 

@@ -31,7 +31,9 @@ COLORS = """
     ...document.querySelectorAll(".legend .chip")
 ].map((chip) => {
     const mark = chip.querySelector("i");
-    return [chip.textContent, getComputedStyle(mark).borderTopColor, mark.className];
+    const style = getComputedStyle(mark);
+    const hatched = mark.className === "hatched";
+    return [chip.textContent, hatched ? style.backgroundImage : style.borderTopColor];
 })
 """
 
@@ -76,7 +78,7 @@ async def test_a_dead_trainer_is_no_work(served: Served) -> None:
         await page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 80)
         assert "No rollout worker tells" in await page.locator(".timeline .tip").inner_text()
         colors = await page.evaluate(COLORS)
-        assert len({(color, kind) for _, color, kind in colors}) == len(colors), colors
+        assert len({color for _, color in colors}) == len(colors) > 10, colors
         found = await page.evaluate(
             COMPUTED,
             [
