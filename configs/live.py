@@ -107,3 +107,35 @@ def _without_nulls(config: dict[str, Any]) -> dict[str, Any]:
 def needs_revision(patch: dict[str, Any]) -> bool:
     """Whether some change of the patch holds from the next step on, and not at once."""
     return any(_is_one_of(key, FROM_NEXT_STEP) for key in _leaves(patch))
+
+
+Diff = dict[str, list[Any]]
+"""Old and new value by dotted key."""
+
+
+def _value(config: Any, key: Key) -> Any:
+    for name in key:
+        if isinstance(config, list):
+            config = next((entry for entry in config if entry["name"] == name), None)
+        else:
+            config = (config or {}).get(name)
+    return config
+
+
+def differences(before: dict[str, Any], after: dict[str, Any], patch: dict[str, Any]) -> Diff:
+    """What a patch changes: old and new value of each of its keys whose value differs between two
+    whole configs.
+    """
+    values = {".".join(key): [_value(before, key), _value(after, key)] for key in _leaves(patch)}
+    return {key: value for key, value in values.items() if value[0] != value[1]}
+
+
+def pending(config: RunConfig, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Values of the changes that are to hold from the next step on, by dotted key."""
+    plain = config.model_dump(mode="json")
+    return {
+        ".".join(key): value
+        for key in _leaves(overrides)
+        if _is_one_of(key, FROM_NEXT_STEP)
+        and (value := _value(overrides, key)) != _value(plain, key)
+    }

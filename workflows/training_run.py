@@ -46,6 +46,7 @@ from ratchet.workflows.protocol.activities import PREPARE, PREPARE_POLICY, RESTO
 from ratchet.workflows.protocol.errors import Paused, RunFailed, Stopped, cause_of
 from ratchet.workflows.protocol.messages import (
     CHANGE_CONFIG,
+    MEMO_KEY,
     TRAINING_RUN,
     DispatchReport,
     PreflightInput,
@@ -74,6 +75,8 @@ from ratchet.workflows.run.trainer import MOST_RECORDED, Trainer
 QUEUED_AT_MOST = timedelta(days=7)
 OWN_ENV_SERVERS = "own-env-servers"
 CLOSE_AT_MOST = timedelta(seconds=60)
+RESTORED_FROM = ("step", "reward", "eval", "checkpoint")
+"""What a run says of itself by what it goes on from, until it is restored."""
 
 
 def _hears_controls(run: "type[TrainingRun]") -> "type[TrainingRun]":
@@ -114,6 +117,9 @@ class TrainingRun:
         self._context = context = Context.of(arg, config, self._state)
         self._fleet, self._log, self._news = context.fleet, context.log, context.news
         self._outages = context.outages
+        if arg.restore is not None:
+            said = workflow.memo_value(MEMO_KEY, {}, type_hint=dict)
+            self._log.before = {key: said[key] for key in RESTORED_FROM if key in said}
         state = self._state
         curriculum = Curriculum(config, state.lifecycle.examples, state.curriculum)
         sink = TrainSink(config, state.train)
@@ -187,9 +193,9 @@ class TrainingRun:
     @workflow.update(name=CHANGE_CONFIG)
     def change_config(self, patch: dict[str, Any]) -> dict[str, Any]:
         """Changes the config of the running run; returns all that was changed so far."""
-        self._config_changes.take(patch)
+        diff = self._config_changes.take(patch)
         self._log.note(f"config changed: {json.dumps(patch)}")
-        self._log.publish()
+        self._log.publish(config_diff=diff)
         self._news.wake()
         return self._state.live.overrides
 
@@ -346,21 +352,21 @@ class TrainingRun:
             return self._log.perform(name, work, PREPARE.timeout, stoppable=True)
 
         result = await self._outages.perform("the checkpoint", read)
-        for refused in result.refused:
-            self._log.note(refused)
         result = replace(result, run_state=CHECKPOINT_STATE.upgraded(result.run_state))
         found: RunState = decoded(RunState, result.run_state["state"])
         state = restored(restore, result, found, self._config)
+        restoring = RunLog(self._arg.run_id, self._config, state)
         life, mine = state.lifecycle, self._state.lifecycle
         life.created_at = life.created_at or mine.created_at
         life.started_at = life.started_at or workflow.now().isoformat()
         life.examples = life.examples or mine.examples
         # Asked for while the checkpoint was read.
         state.requests = self._state.requests
+        # What is noted here is gone with this execution.
+        for refused in result.refused:
+            restoring.warn(refused)
         state.evals.requested = self._state.evals.requested
-        RunLog(self._arg.run_id, self._config, state).continue_as(
-            replace(self._arg, restore=None, state=state)
-        )
+        restoring.continue_as(replace(self._arg, restore=None, state=state))
 
     def _start_loops(self) -> None:
         loops = [self._servers.keep_engine(host) for host in self._fleet.of("engine")]

@@ -50,7 +50,8 @@ class HostReport:
 
     `queue` reaches the very process that owns the server (trainer steps, weight pushes).
     `model` is the served model name, unique per epoch, so that a stale address cannot be
-    mistaken for a fresh server.
+    mistaken for a fresh server. With 'starting', `seen_at` is when the worker that kept the epoch
+    before was last known to be alive (ISO 8601; '' where none did).
     """
 
     role: ServerRole
@@ -63,6 +64,7 @@ class HostReport:
     name: str = ""
     detail: str = ""
     run_id: str = ""
+    seen_at: str = ""
 
 
 @dataclass(frozen=True)

@@ -238,7 +238,8 @@ class BatchResult:
 
     `ref` is None, and no batch is stored, if the filters left no sample to train on. `metrics` are
     the few rollout-side numbers that a workflow needs; `metrics_ref` has all of them, as an object
-    of numbers.
+    of numbers. `unusual_rewards` are the lowest and highest reward of each env that gave one
+    outside of [0, 1].
     """
 
     ref: ArtifactRef | None
@@ -247,3 +248,4 @@ class BatchResult:
     rollouts: int
     metrics: dict[str, float] = field(default_factory=dict)
     metrics_ref: ArtifactRef | None = None
+    unusual_rewards: dict[str, tuple[float, float]] = field(default_factory=dict)

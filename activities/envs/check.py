@@ -8,9 +8,12 @@ requests from stdin and writes a list of findings to stdout.
 import asyncio
 import itertools
 import json
+import platform
 import sys
 import time
 from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from temporalio import activity
@@ -66,8 +69,9 @@ class EnvActivities:
                 asyncio.gather(*calls), asyncio.gather(*addresses)
             )
         examples: dict[str, int] = {}
+        found: list[CheckProblem] = []
         for finding in itertools.chain.from_iterable(outcomes):
-            problems += [CheckProblem(**problem) for problem in finding["problems"]]
+            found += [CheckProblem(**problem) for problem in finding["problems"]]
             if finding["examples"] is not None:
                 examples[finding["name"]] = finding["examples"]
                 kind, _, name = finding["name"].partition("/")
@@ -75,7 +79,7 @@ class EnvActivities:
                 await asyncio.to_thread(
                     load_times.note_load, self.ctx.store, env, finding["seconds"]
                 )
-        problems += [problem for problem in answers if problem is not None]
+        problems += once(found) + [problem for problem in answers if problem is not None]
         return CheckResult(sorted(problems, key=lambda p: p.pointer), examples)
 
     async def _check_path(
@@ -108,6 +112,19 @@ class EnvActivities:
             raise RuntimeError(f"the env check ended with {process.returncode}: {err.decode()}")
         findings: list[dict[str, Any]] = json.loads(out.splitlines()[-1])
         return findings
+
+
+def once(problems: list[CheckProblem]) -> list[CheckProblem]:
+    """Each problem at the first place that has it, train before eval, with the other places."""
+    found: dict[str, list[CheckProblem]] = {}
+    for problem in sorted(problems, key=lambda p: (not p.pointer.startswith("/train"), p.pointer)):
+        found.setdefault(problem.message, []).append(problem)
+    return [
+        replace(first, message=f"{message} (the same: {', '.join(other.key for other in others)})")
+        if others
+        else first
+        for message, (first, *others) in found.items()
+    ]
 
 
 def _requests(config: RunConfig) -> list[dict[str, Any]]:
@@ -215,15 +232,7 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         # verifiers wraps the import error; the one below it names what was not found.
         inner = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
-        if inner.name in (None, module):
-            where = f" in {request['path']!r}" if request["path"] else ""
-            message = (
-                f"no environment {env_id!r}{where}: module {module!r} cannot be imported; "
-                f"{loading.suggestion(env_id, request['path'])}"
-            )
-        else:
-            message = f"environment {env_id!r} needs a package that is missing: {inner}"
-        finding["problems"].append(_problem(f"{pointer}/id", message))
+        finding["problems"].append(_not_found(request, inner, module))
         return finding
     except Exception as error:
         # The environment is the user's code: whatever it raises is theirs to read.
@@ -259,6 +268,32 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
         )
         finding["problems"].append(_problem(request["count_pointer"], message))
     return finding
+
+
+def _not_found(request: dict[str, Any], error: ModuleNotFoundError, module: str) -> dict[str, str]:
+    """What of an env is not there, and what to run for it."""
+    pointer, env_id, path = request["pointer"], request["id"], request["path"]
+    if path and not Path(path).is_dir():
+        message = (
+            f"there is no folder {path!r} on this worker's machine ({platform.node()}); put the "
+            f"environment's module {module!r} there, on every machine with rollout or env workers"
+        )
+        return _problem(f"{pointer}/path", message)
+    install = f"{sys.executable} -m pip install"
+    if error.name not in (None, module):
+        package = str(error.name).partition(".")[0]
+        message = (
+            f"environment {env_id!r} needs a package that is missing: {error}; run `{install} "
+            f"{package}`, or the package that has it, wherever rollout and env workers run"
+        )
+        return _problem(f"{pointer}/id", message)
+    where = f" in {path!r}" if path else ""
+    remedy = "" if path else f"; run `{install} FOLDER` for one of your own, or name it by `path`"
+    message = (
+        f"no environment {env_id!r}{where}: module {module!r} cannot be imported; "
+        f"{loading.suggestion(env_id, path)}{remedy}"
+    )
+    return _problem(f"{pointer}/id", message)
 
 
 def _count(taskset: Any) -> int:

@@ -41,7 +41,7 @@ from ratchet.activities.hosting.process import ServerProcess, describe_exit
 from ratchet.activities.hosting.spec import ServerSpec, SpecBuilder
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import failure_of, final
-from ratchet.activities.runtime.heartbeat import heartbeats
+from ratchet.activities.runtime.heartbeat import heartbeats, last_beat
 
 log = logging.getLogger(__name__)
 
@@ -112,10 +112,10 @@ class HostActivities:
         reported so: the next attempt starts the next epoch. A builder's non-retryable error
         passes through.
         """
-        epoch = host.epoch_base + activity.info().attempt
+        epoch, seen_at = host.epoch_base + activity.info().attempt, last_beat()
         async with heartbeats():
             try:
-                starting = self._report(host, epoch, "starting")
+                starting = self._report(host, epoch, "starting", seen_at=seen_at)
                 await self._signal(host.run_id, REPORT_SIGNAL, starting)
                 await self._serve(host, epoch)
             except _RunClosed:

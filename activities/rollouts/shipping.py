@@ -38,9 +38,10 @@ def ship(
     *,
     attempt: str,
 ) -> BatchResult:
-    """The batch of `given.groups`, without the rollouts that `judge` removes, and its metrics.
+    """The batch of `given.groups`, without the rollouts that `judge` removes, the names of these
+    groups, and its metrics.
 
-    If nothing is left, no file is written. Raises ApplicationError (not retryable) if the store's
+    If nothing is left, no batch is written. Raises ApplicationError (not retryable) if the store's
     groups are not those of `given.digest`, or if its batch of that step is of others;
     CorruptArtifact if a group is damaged.
     """
@@ -77,6 +78,8 @@ def ship(
     metrics["progress/decode_tokens"] = float(decoded)
     metrics["progress/problems"] = float(len(documents))
     batch = _put(store, input, encode_batch(rows), attempt) if rows else None
+    cut = {"step": input.step, "groups": input.groups}
+    store.put_json(keys.step_groups(input.run_id, input.step, digest), cut, attempt=attempt)
     # Last, since it vouches for the batch.
     key = keys.batch_metrics(input.run_id, input.step, digest)
     return _result(batch, metrics, store.put_json(key, metrics, attempt=attempt))
@@ -112,4 +115,5 @@ def _result(
 ) -> BatchResult:
     samples, tokens, rollouts = (int(metrics.get(name, 0)) for name in COUNTED)
     headline = {name: metrics[name] for name in batches.HEADLINE if name in metrics}
-    return BatchResult(batch, samples, tokens, rollouts, headline, metrics_ref)
+    unusual = subsets.rewards_outside(metrics, 0.0, 1.0)
+    return BatchResult(batch, samples, tokens, rollouts, headline, metrics_ref, unusual)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 from temporalio import activity
 
@@ -11,14 +12,14 @@ HEARTBEAT_S = 1.0
 
 @contextlib.asynccontextmanager
 async def heartbeats() -> AsyncIterator[None]:
-    """Heartbeats every HEARTBEAT_S for as long as the block runs.
+    """Heartbeats every HEARTBEAT_S for as long as the block runs, with the time of each.
 
     It shows that the event loop is alive, not that the block makes progress: bound every wait.
     """
 
     async def beat() -> None:
         while True:
-            activity.heartbeat()
+            activity.heartbeat(datetime.now(UTC).isoformat(timespec="milliseconds"))
             await asyncio.sleep(HEARTBEAT_S)
 
     task = asyncio.create_task(beat())
@@ -26,3 +27,11 @@ async def heartbeats() -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
+
+
+def last_beat() -> str:
+    """When the attempt before this one was last known to be alive (ISO 8601); '' without one, and
+    for one of an older build, which says no time.
+    """
+    told = activity.info().heartbeat_details
+    return str(told[0]) if told else ""

@@ -6,7 +6,8 @@ not err, whatever filters said of it, and 'effective' those that train. A subset
 has no keys. Statistics are mean, max, min, p10 and p90; rates and shares have none.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from ratchet.activities.contracts.quantiles import quantile
@@ -85,3 +86,21 @@ def summarize(groups: Sequence[BatchGroup]) -> dict[str, float]:
         for subset, belongs in _SUBSETS.items()
         for name, value in _subset(own, belongs).items()
     }
+
+
+_REWARDS = re.compile(r"train/(?P<env>[^/]+)/all/reward/min")
+
+
+def rewards_outside(
+    metrics: Mapping[str, float], low: float, high: float
+) -> dict[str, tuple[float, float]]:
+    """Lowest and highest reward of each env of which one lies outside of [low, high], by what
+    `summarize` has made of a batch.
+    """
+    result = {}
+    for name, least in metrics.items():
+        if (found := _REWARDS.fullmatch(name)) and found["env"] != AGGREGATE:
+            most = metrics[name.removesuffix("min") + "max"]
+            if least < low or most > high:
+                result[found["env"]] = (least, most)
+    return result

@@ -63,6 +63,13 @@ def batch(run: str, step: int) -> str:
     return f"runs/{run}/batches/step-{step:08d}.parquet"
 
 
+def step_groups(run: str, step: int, digest: str) -> str:
+    """Ids of the groups that were cut for a step, and of those that filters left nothing of, too:
+    {step, groups}. Retention leaves it; the `digest` is as in `batch_metrics`.
+    """
+    return f"runs/{run}/step_groups/step-{step:08d}-{digest[:16]}.json"
+
+
 def token_logprobs(run: str, step: int) -> str:
     """The trainer's log-probability of every token of a step's batch (Parquet)."""
     return f"runs/{run}/token_logprobs/step-{step:08d}.parquet"

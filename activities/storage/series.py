@@ -17,6 +17,8 @@ from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
 
 CHUNK_SAMPLES = 360
+CHUNK_SPAN_S = 4000.0
+"""A chunk of samples that are taken every ten seconds is full by then."""
 
 Sample = dict[str, Any]
 """JSON values by name; 'time' is in Unix seconds."""
@@ -114,3 +116,16 @@ def page(
     while 0 < end < len(samples) and samples[end]["time"] == samples[end - 1]["time"]:
         end += 1
     return samples[:end], more or len(samples) > end
+
+
+def last_heard(store: ArtifactStore, run: str, now: float) -> dict[str, float]:
+    """When the newest sample of each role was taken (Unix seconds)."""
+    result: dict[str, float] = {}
+    for key in reversed(store.live_keys(keys.series_folder(run), ".jsonl")):
+        start, source = _name(key)
+        role = role_of(source)
+        # Whoever still adds to a chunk began it lately; of older ones the newest will do.
+        wanted = role not in result or start > (now - CHUNK_SPAN_S) * 1000
+        if wanted and (samples := store.read_lines(key)):
+            result[role] = max(result.get(role, 0.0), samples[-1]["time"])
+    return result

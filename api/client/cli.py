@@ -4,7 +4,7 @@ Here is what starts and steers runs; what only looks is in `ratchet.api.client.c
 
 What is asked for goes to standard output, everything else to standard error. Exit status: 0 done;
 1 the request was refused, or the run that was followed did not succeed; 2 wrong usage; 3 the API
-cannot be reached; 130 Ctrl-C, which never touches a run.
+cannot be reached, or no worker for a dry run; 130 Ctrl-C, which never touches a run.
 """
 
 import json
@@ -25,6 +25,7 @@ from ratchet.api.client.cli_keys import keys
 from ratchet.api.client.cli_remove import archive, delete
 from ratchet.api.client.client import Ratchet, as_json
 from ratchet.api.client.options import (
+    UNREACHABLE,
     Json,
     JsonAnywhere,
     Metadata,
@@ -33,14 +34,14 @@ from ratchet.api.client.options import (
     show_one,
     usable,
 )
-from ratchet.api.schemas.run import Run
+from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.configs.load import load
 
 EPILOG = (
     "Exit status: 0 done; 1 refused, or the run that was followed failed or was cancelled; 2 wrong "
-    "usage; 3 the API cannot be reached; 130 Ctrl-C. RATCHET_API names the API (else the stack of "
-    "`make up`), RATCHET_API_KEY is the key to send. --json may stand anywhere: results are JSON "
-    "then, and failures problem documents."
+    "usage; 3 the API cannot be reached, or no worker for a dry run; 130 Ctrl-C. RATCHET_API names "
+    "the API (else the stack of `make up`), RATCHET_API_KEY is the key to send. "
+    "--json may stand anywhere: results are JSON then, and failures problem documents."
 )
 
 app = typer.Typer(
@@ -80,7 +81,9 @@ def _ratchet(
 
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Watch the run until it ends.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Validate and plan; start nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check, on workers too, and plan; start nothing.")
+]
 Key = Annotated[
     str | None,
     typer.Option("--idempotency-key", help="The same key and config are one run, however often."),
@@ -99,6 +102,17 @@ def _started(client: Ratchet, run: Run, *, follow: bool, as_json_: bool) -> None
         printing.console().print(f"{run.id} is {run.status}  {where}", soft_wrap=True)
     if follow:
         cli_read.watch_to_end(client, run, from_start=True, as_json_=as_json_)
+
+
+def _planned(answer: ResolvedConfig, *, as_json_: bool) -> None:
+    """Shows a dry run; one that no worker has checked is no success."""
+    show_one(answer, printing.plan_table, as_json_=as_json_)
+    err = printing.console(stderr=True)
+    if answer.unchecked is not None:
+        text = f"the config is valid; not checked: {printing.clean(answer.unchecked)}"
+        err.print(text, style="yellow", soft_wrap=True)
+        raise typer.Exit(UNREACHABLE)
+    err.print("the config is valid, and workers have checked what it names", style="dim")
 
 
 def _reported(run: Run, *, as_json_: bool, what: str = "") -> None:
@@ -127,7 +141,7 @@ def create(
     with asking(as_json_) as client:
         checked = load(config, changes or [])
         if dry_run:
-            show_one(client.runs.plan(checked), printing.plan_table, as_json_=as_json_)
+            _planned(client.runs.plan(checked), as_json_=as_json_)
             return
         run = client.runs.create(checked, idempotency_key=idempotency_key)
         _started(client, run, follow=follow, as_json_=as_json_)
@@ -156,8 +170,7 @@ def fork(
             "metadata": usable(pairs, metadata) if metadata else None,
         }
         if dry_run:
-            plan = client.runs.plan_fork(run_id, **reported)
-            show_one(plan, printing.plan_table, as_json_=as_json_)
+            _planned(client.runs.plan_fork(run_id, **reported), as_json_=as_json_)
             return
         run = client.runs.fork(run_id, **reported, idempotency_key=idempotency_key)
         _started(client, run, follow=follow, as_json_=as_json_)
@@ -238,4 +251,6 @@ def set_config(
     with asking(as_json_) as client:
         run = client.runs.update(run_id, usable(nested, changes))
         reported = f"changed so far: {printing.clean(json.dumps(run.config_changes))}"
+        if pending := printing.pending_line(run):
+            reported += f"; pending until the next step: {pending}"
         _reported(run, as_json_=as_json_, what=reported)

@@ -25,7 +25,7 @@ from ratchet.api.client.options import (
     show_one,
     usable,
 )
-from ratchet.api.client.watch import Watch, ending
+from ratchet.api.client.watch import Connection, Watch, ending
 from ratchet.api.schemas.events import Level
 from ratchet.api.schemas.run import Run
 
@@ -134,14 +134,9 @@ def events(
             )
             show_items(page, printing.event_lines, whole=whole, as_json_=as_json_)
             return
-        err = printing.console(stderr=True)
-
-        def on_trouble(why: str) -> None:
-            if why:
-                err.print(f"connection lost ({why}); trying again", soft_wrap=True)
-
+        err, hear = printing.console(stderr=True), Connection().hear
         try:
-            for event in client.runs.stream_events(run_id, after=after, on_trouble=on_trouble):
+            for event in client.runs.stream_events(run_id, after=after, on_trouble=hear):
                 line = one_line(as_json(event)) if as_json_ else printing.event_line(event)
                 print(line, flush=True)
         except KeyboardInterrupt:

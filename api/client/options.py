@@ -171,7 +171,9 @@ def show_one(item: Shown, shown: Callable[[Shown], RenderableType], *, as_json_:
 
 
 def show_items(page: Page[Any], table: Any, *, whole: bool, as_json_: bool) -> None:
-    """A page, or with `whole` all that follow, as a table or as JSON."""
+    """A page, or with `whole` all that follow, as a table or as JSON. A list of which the API says
+    why it is empty is no success.
+    """
     items, damaged = [*page.data], [*page.damaged]
     while whole and page.has_more:
         page = page.next_page()
@@ -180,17 +182,22 @@ def show_items(page: Page[Any], table: Any, *, whole: bool, as_json_: bool) -> N
     # What lies between two pages is named by both.
     damaged = [*dict.fromkeys(damaged)]
     if as_json_:
-        shown = {
-            "object": "list",
-            "data": [as_json(item) for item in items],
-            "has_more": page.has_more,
-            "next_after": page.next_after,
-            **({"damaged": damaged} if damaged else {}),
-        }
-        printing.print_json(shown)
-        return
-    printing.console().print(table(items))
+        said: dict[str, Any] = {"damaged": damaged} if damaged else {}
+        said |= {"note": page.note} if page.note else {}
+        shown = {"object": "list", "data": [as_json(item) for item in items]}
+        follows = {"has_more": page.has_more, "next_after": page.next_after}
+        printing.print_json({**shown, **follows, **said})
+    else:
+        _show_table(table(items), damaged, page)
+    if page.note and not items:
+        raise typer.Exit(REFUSED)
+
+
+def _show_table(table: RenderableType, damaged: list[Any], page: Page[Any]) -> None:
+    printing.console().print(table)
     err = printing.console(stderr=True)
+    if page.note:
+        err.print(printing.clean(page.note), style="yellow", soft_wrap=True)
     if damaged:
         text = f"left out, since they are damaged: {', '.join(map(str, damaged))}"
         err.print(printing.clean(text), style="yellow", soft_wrap=True)

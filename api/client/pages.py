@@ -17,6 +17,7 @@ class _Cursored(ListOf[Item], Generic[Item]):
     """A list, and what it leaves out."""
 
     damaged: list[int | str] = Field(default_factory=list)
+    note: str | None = None
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Page(Generic[Item]):
     """A page of a list. Iterating goes through it and, asking as needed, all that follow.
 
     `damaged` names what it leaves out since it cannot be read: steps, or groups of rollouts.
-    `next_after` is the cursor that leads on, where the API names one.
+    `next_after` is the cursor that leads on, where the API names one; `note` says why a list is
+    empty, where that needs a word.
     """
 
     data: Sequence[Item]
@@ -32,6 +34,7 @@ class Page(Generic[Item]):
     _following: Callable[[], "Page[Item]"] = field(repr=False)
     damaged: Sequence[int | str] = ()
     next_after: str | None = None
+    note: str | None = None
 
     def next_page(self) -> "Page[Item]":
         """The page after this one; raises ValueError after the last."""
@@ -72,4 +75,4 @@ def page_of(
             further = {cursor: cursor_of(page.data[-1])}
         return page_of(transport, model, path, {**params, **further}, cursor, cursor_of)
 
-    return Page(page.data, page.has_more, following, page.damaged, page.next_after)
+    return Page(page.data, page.has_more, following, page.damaged, page.next_after, page.note)

@@ -156,6 +156,16 @@ def waits_line(run: Run) -> str:
     return one_line(waiting.message.removeprefix("waiting for ")) if waiting else ""
 
 
+def pending_line(run: Run) -> str:
+    """Changes of the config that do not hold yet; '' for none."""
+    return clean(", ".join(f"{key} = {json.dumps(value)}" for key, value in run.pending.items()))
+
+
+def silent_line(run: Run) -> str:
+    """Which workers are missing, and for how long; '' for none."""
+    return ", ".join(f"no {role} worker for {s:.0f} s" for role, s in run.silent.items())
+
+
 def runs_table(runs: Iterable[Run]) -> Table:
     """Runs, a line each; `eval` is the latest reward of each env."""
     table = listing(
@@ -169,7 +179,11 @@ def runs_table(runs: Iterable[Run]) -> Table:
             " ".join(number(result.reward) for result in run.eval.values()),
             amount(run.disk),
             moment(run.created_at, "%m-%d %H:%M"),
-            one_line(run.paused_because or (run.waiting_for.name if run.waiting_for else "")),
+            one_line(
+                run.paused_because
+                or run.pause_reason
+                or (run.waiting_for.name if run.waiting_for else "")
+            ),
         ),
     )
     table.columns[-1].no_wrap, table.columns[-1].overflow = True, "ellipsis"
@@ -185,7 +199,8 @@ def run_table(run: Run) -> Table:
             ("id", run.id),
             ("status", run.status),
             ("waits for", waits_line(run)),
-            ("paused because", clean(run.paused_because or "")),
+            ("no worker", silent_line(run)),
+            ("paused because", clean(run.paused_because or run.pause_reason or "")),
             ("error", error_line(run)),
             ("warned", clean("; ".join(run.warnings))),
             ("ended", clean(run.end_reason or "")),
@@ -199,6 +214,7 @@ def run_table(run: Run) -> Table:
             ("restarts", servers),
             ("config", f"revision {run.config_revision}" if run.config_revision else None),
             ("changed", clean(json.dumps(run.config_changes)) if run.config_changes else None),
+            ("from the next step on", pending_line(run)),
             ("metadata", clean(", ".join(f"{k}={v}" for k, v in run.metadata.items()))),
             ("disk", amount(run.disk) if run.disk is not None else None),
             ("archived", "yes" if run.archived else None),
@@ -208,6 +224,13 @@ def run_table(run: Run) -> Table:
             ("Temporal", run.links.temporal_ui),
         ]
     )
+
+
+def estimate_line(parts: Mapping[str, int]) -> str:
+    """An estimate: all of it, and its parts, the largest first."""
+    large = sorted((name for name in parts if parts[name]), key=lambda name: -parts[name])
+    shown = ", ".join(f"{name} {amount(parts[name])}" for name in large)
+    return clean(f"{amount(sum(parts.values()))} ({shown})")
 
 
 def plan_table(answer: ResolvedConfig) -> Table:
@@ -233,6 +256,7 @@ def plan_table(answer: ResolvedConfig) -> Table:
             ),
             ("checkpoints", str(plan.checkpoints) if plan.checkpoints else None),
             *(("servers", f"{role}: {', '.join(names)}") for role, names in plan.servers.items()),
+            *((what, estimate_line(parts)) for what, parts in answer.estimates.items()),
             ("unverified", plan.unverified),
         ]
     )
@@ -348,7 +372,8 @@ def rollouts_table(items: Iterable[RolloutItem]) -> Table:
             number(item.advantage),
             str(item.sampled_tokens),
             _versions(item.versions),
-            one_line(str((item.error or {}).get("type", "")) or item.stop or "", 60),
+            one_line(str((item.error or {}).get("type", "")) or item.stop or "", 60)
+            + (" (filtered)" if item.filtered else ""),
         ),
         failed=lambda item: item.error,
     )

@@ -39,9 +39,9 @@ class EventStream:
     its client is closed.
 
     `cursor` None: from the first; 'latest': only what is still to come. It moves along, and is
-    where another stream would go on. `on_trouble` is told why nothing comes, and '' once something
-    does again. A stream silent for `silence_s` seconds is broken. Raises Refused, and Unreachable
-    once nothing was heard for `patience_s` seconds.
+    where another stream would go on. `on_trouble` is told once why nothing comes, and '' once
+    something does again. A stream silent for `silence_s` seconds is broken. Raises Refused, and
+    Unreachable once nothing was heard for `patience_s` seconds.
     """
 
     def __init__(
@@ -117,7 +117,8 @@ class EventStream:
         if time.monotonic() - self._heard_at > self._patience_s:
             raise Unreachable(self._transport.address, why)
         self._failures += 1
-        self._on_trouble(why)
+        if self._failures == 1:
+            self._on_trouble(why)
         time.sleep(backoff_s(self._failures))
 
     def _wait_out(self, refused: Refused) -> None:

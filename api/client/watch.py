@@ -90,6 +90,23 @@ class View:
         return row
 
 
+class Connection:
+    """Reports on standard error, once each, that a connection was lost and that it is back."""
+
+    def __init__(self) -> None:
+        self._lost_at: float | None = None
+
+    def hear(self, why: str) -> None:
+        """Takes why nothing comes, or '' once something does again."""
+        err = printing.console(stderr=True)
+        if why and self._lost_at is None:
+            self._lost_at = time.monotonic()
+            err.print(f"connection lost ({why}); trying again", soft_wrap=True)
+        elif not why and self._lost_at is not None:
+            err.print(f"back after {time.monotonic() - self._lost_at:.0f} s", soft_wrap=True)
+            self._lost_at = None
+
+
 def tells(event: Event) -> bool:
     """Whether an event is worth a line while watching."""
     return event.level != "info" or event.type not in QUIET
@@ -110,6 +127,8 @@ def _gauges(run: Run) -> str:
 
 
 def _waits(run: Run) -> str:
+    if run.silent:
+        return printing.silent_line(run)
     if run.paused_because:
         return printing.clean(f"paused because {run.paused_because}")
     return printing.waits_line(run)
@@ -149,6 +168,7 @@ class Watch:
         self._after = None if from_start else LATEST
         self._renewed = time.monotonic()
         self._stale = False
+        self._connection = Connection()
 
     def follow(self) -> Run:
         """Watches until the run has ended; returns it. Raises RatchetError, KeyboardInterrupt."""
@@ -199,9 +219,8 @@ class Watch:
                 raise item
             if isinstance(item, str):
                 self._view.trouble = item
-                if live is None and item:
-                    text = f"connection lost ({item}); trying again"
-                    printing.console(stderr=True).print(text, soft_wrap=True)
+                if live is None:
+                    self._connection.hear(item)
                 continue
             self._view.take(item)
             self._stale = True

@@ -3,19 +3,18 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from fastapi import Request, Response
+from fastapi import Query, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from ratchet.api.http.audit import Caller
 from ratchet.api.http.bodies import optional_json, read_bytes
 from ratchet.api.http.idempotency import Once, replied
 from ratchet.api.schemas.problems import ApiProblem, FieldError, joined, shown
-from ratchet.api.schemas.run import ResolvedConfig, Run
+from ratchet.api.schemas.run import Run
 from ratchet.api.services.core import JSON, Services
-from ratchet.api.services.launch import Start, admitted, launch, plan_of, resolved
+from ratchet.api.services.launch import Start, launch, planned
 from ratchet.api.services.run_view import status_of
 from ratchet.api.temporal.client import Execution
 from ratchet.configs.load import MOST_REPORTED
@@ -103,12 +102,14 @@ async def answer_once(
     return run
 
 
-def _shown(services: Services, start: Start) -> str:
-    """What a dry run answers; raises 413 or 422."""
-    admitted(services, start.config, start.place)
-    return ResolvedConfig(
-        config=resolved(start.config), plan=plan_of(start.config)
-    ).model_dump_json()
+DryRun = Annotated[bool, Query(description="Check and plan; start nothing.")]
+Preflight = Annotated[
+    bool,
+    Query(
+        description="With `dry_run`: have workers check it, too, as at a start, which takes some "
+        "seconds. Without it, and where no worker answers, `unchecked` says what was not checked."
+    ),
+]
 
 
 async def answer_start(
@@ -116,6 +117,7 @@ async def answer_start(
     request: Request,
     data: bytes,
     dry_run: bool,
+    preflight: bool,
     prepare: Callable[[], Awaitable[Start]],
 ) -> Response:
     """What is answered to a request for a run: the run, as it was answered to the same request
@@ -126,7 +128,8 @@ async def answer_start(
         return replied(input, 201, located=True)
     start = await prepare()
     if dry_run:
-        return Response(await services.aside(partial(_shown, services, start)), media_type=JSON)
+        answer = await planned(services, start, preflight=preflight)
+        return Response(answer.model_dump_json(), media_type=JSON)
     run_id = await launch(services, start, Caller.of(request), once)
     run = (await services.show(await newest(services, run_id))).model_dump(mode="json")
     kept = {"run_id": run_id, "run": run}

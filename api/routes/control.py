@@ -159,7 +159,8 @@ for _verb in CONTROLS.values():
 )
 async def change_run(run_id: RunId, request: Request, services: Served) -> Any:
     """Changes what may change of a running run's config, and its metadata. Limits and metadata hold
-    when this answers; everything else holds from the next step on, as another revision.
+    when this answers; everything else is `pending` and holds from the next step on, as another
+    revision.
 
     The body is a merge patch (RFC 7396): sections are merged, and null takes a pair out of the
     metadata. A key of the config that is null is set to none, where none is one of its values.
@@ -181,7 +182,7 @@ async def _change(
     config = await asyncio.to_thread(services.records.config, run_id)
     before = execution.memo.get("config_changes") or {}
     try:
-        together, after = await services.aside(
+        await services.aside(
             lambda: changed(config.model_dump(mode="json") if config else {}, before, patch)
         )
     except ConfigError as error:
@@ -200,9 +201,4 @@ async def _change(
         raise ApiProblem(503, "no-worker", "No worker answers", detail, retry_after_s=5) from None
     if not reported:
         raise conflict("change", await newest(services, run_id))
-    services.touched(run_id)
-    shown_run = await services.show(execution)
-    told_of = {"config_changes": together}
-    if "metadata" in patch:
-        told_of["metadata"] = after.metadata
-    return shown_run.model_copy(update=told_of)
+    return await services.show(await newest(services, run_id))

@@ -1,9 +1,9 @@
 """Going on from a checkpoint: a run that ended is resumed, or another one is forked from it."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 
 from ratchet.activities.contracts.training import RestoreInput
 from ratchet.activities.storage.policies import Held
@@ -13,6 +13,8 @@ from ratchet.api.http.idempotency import DOCUMENTED, Once
 from ratchet.api.http.problems import documented
 from ratchet.api.routes._common import (
     MAX_BODY,
+    DryRun,
+    Preflight,
     answer_start,
     conflict,
     newest,
@@ -163,7 +165,8 @@ async def fork_run(
     run_id: RunId,
     request: Request,
     services: Served,
-    dry_run: Annotated[bool, Query(description="Validate only; start nothing.")] = False,
+    dry_run: DryRun = False,
+    preflight: Preflight = True,
 ) -> Any:
     """Starts another run from a committed checkpoint of this one, whatever this one does.
 
@@ -185,4 +188,4 @@ async def fork_run(
             {"source": execution.id, "step": source.step, "kind": "fork"},
         )
 
-    return await answer_start(services, request, data, dry_run, prepare)
+    return await answer_start(services, request, data, dry_run, preflight, prepare)

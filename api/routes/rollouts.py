@@ -22,7 +22,12 @@ async def list_rollouts(
     services: Served,
     step: Annotated[
         int | None,
-        Query(ge=0, le=2**53, description="Those that this step trained on, or its evals."),
+        Query(
+            ge=0,
+            le=2**53,
+            description="Those of the groups that were cut for this step, filtered "
+            "ones too, and of its evals; `note` says why there are none.",
+        ),
     ] = None,
     env: Annotated[str | None, Query(max_length=64, description="Those of one env.")] = None,
     group: Annotated[

@@ -9,7 +9,7 @@ from ratchet.activities.contracts.statuses import RunStatus
 from ratchet.api.http.bodies import media_of, read_bytes
 from ratchet.api.http.idempotency import DOCUMENTED
 from ratchet.api.http.problems import documented
-from ratchet.api.routes._common import answer_start
+from ratchet.api.routes._common import DryRun, Preflight, answer_start
 from ratchet.api.schemas.common import ListOf
 from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.api.services.core import RunId, Served, asked
@@ -84,7 +84,8 @@ FILTERS = {
 async def create_run(
     request: Request,
     services: Served,
-    dry_run: Annotated[bool, Query(description="Validate only; start nothing.")] = False,
+    dry_run: DryRun = False,
+    preflight: Preflight = True,
 ) -> Any:
     """Starts a training run.
 
@@ -99,7 +100,7 @@ async def create_run(
     async def prepare() -> Start:
         return Start(await services.aside(lambda: read_config(data, media)))
 
-    return await answer_start(services, request, data, dry_run, prepare)
+    return await answer_start(services, request, data, dry_run, preflight, prepare)
 
 
 class RunPage(ListOf[Run]):

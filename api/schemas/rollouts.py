@@ -41,7 +41,10 @@ class RolloutItem(BaseModel):
     env: str = Field(description="The env's name.")
     example: int = Field(description="The example's index in the env's own task list.")
     step: int | None = Field(
-        default=None, description="The step whose batch or eval it belongs to, where it was asked."
+        default=None,
+        description="The step whose eval it belongs to, or whose batch its group was cut for, "
+        "whatever filters then said of it; null while it waits for a batch, if pre-batch filters, "
+        "errors or its age kept its group from any, and in batches that older builds wrote.",
     )
     attempt: str = Field(description=ATTEMPT)
     reward: float | None = Field(default=None, description="Its reward; none: it has none.")
@@ -65,6 +68,9 @@ class RolloutPage(ListOf[RolloutItem]):
     damaged: list[str] = Field(
         default_factory=list,
         description="Groups of the page that are left out, since their files are damaged.",
+    )
+    note: str | None = Field(
+        default=None, description="Why there are no train rollouts of the step that was asked for."
     )
 
 

@@ -60,6 +60,11 @@ class EvalSummary(BaseModel):
     error: str | None = Field(
         default=None, description="What most of them failed with, and where in the user's code."
     )
+    rollouts: int | None = Field(default=None, description="Rollouts of the eval.")
+    versions: tuple[int, int] | None = Field(
+        default=None, description="Lowest and highest policy version that served it."
+    )
+    epoch: str | None = Field(default=None, description="Its id, '<step>-<count>/<env>'.")
 
 
 class Progress(BaseModel):
@@ -130,7 +135,9 @@ RUN_EXAMPLE: dict[str, Any] = {
     "restarts": {"engine": 0, "env": 0, "trainer": 0},
     "lineage": None,
     "paused_because": None,
+    "pause_reason": None,
     "config_revision": 0,
+    "pending": {},
     "error": None,
     "end_reason": None,
     "metadata": {"owner": "ana"},
@@ -146,6 +153,7 @@ RUN_EXAMPLE: dict[str, Any] = {
         "queued_eval": 0,
         "waiting_for": "a free permit",
     },
+    "silent": {},
     "links": {
         "self": "/v1/runs/reverse-1a2b3c",
         "metrics": "/v1/runs/reverse-1a2b3c/metrics",
@@ -221,6 +229,9 @@ class Run(BaseModel):
     paused_because: str | None = Field(
         default=None, description="Why the run paused itself; it goes on once that is mended."
     )
+    pause_reason: str | None = Field(
+        default=None, description="With what reason the run was paused, by whom or what ever."
+    )
     error: RunError | None = None
     config_revision: int = Field(
         default=0, description="Revision of the config that holds; 0: as it began."
@@ -228,6 +239,11 @@ class Run(BaseModel):
     config_changes: dict[str, Any] = Field(
         default_factory=dict,
         description="What was changed of the config while the run ran, as nested sections.",
+    )
+    pending: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Changes of the config that hold from the next step on, by dotted key; until "
+        "then everything else here is of the config before.",
     )
     end_reason: str | None = Field(default=None, description="Why the run ended, in words.")
     metadata: dict[str, str] = Field(default_factory=dict, description="The user's own pairs.")
@@ -238,6 +254,11 @@ class Run(BaseModel):
     )
     archived: bool = Field(default=False, description="It is left out of the list of runs.")
     progress: Progress | None = None
+    silent: dict[str, float] = Field(
+        default_factory=dict,
+        description="Seconds since any worker of a role that keeps servers of the run was heard, "
+        "while it runs and where that is long ago: none may be left.",
+    )
     links: Links
 
 
@@ -318,3 +339,18 @@ class ResolvedConfig(BaseModel):
     object: Literal["config"] = "config"
     config: dict[str, Any] = Field(description="The config, every default written out.")
     plan: Plan
+    examples: dict[str, int] = Field(
+        default_factory=dict, description="By '<kind>/<env>', as workers counted them."
+    )
+    estimates: dict[str, dict[str, int]] = Field(
+        default_factory=dict,
+        description="What the run will take, in bytes by part, of 'trainer memory', 'engine memory' "
+        "(one engine) and 'disk', as workers estimate it; empty for a model of a kind that they do "
+        "not know.",
+        examples=[{"disk": {"versions": 8800000, "checkpoints": 11000000}}],
+    )
+    unchecked: str | None = Field(
+        default=None,
+        description="What was not checked of it, and why; null: workers have found the "
+        "environments, the model and all else that it names.",
+    )

@@ -19,7 +19,7 @@ from ratchet.api.schemas.run import Run, WaitingFor
 from ratchet.api.services.disk import Disk
 from ratchet.api.services.ended import forgotten
 from ratchet.api.services.run_list import RunList
-from ratchet.api.services.run_view import OPEN, run_object
+from ratchet.api.services.run_view import OPEN, run_object, status_of
 from ratchet.api.settings import Settings
 from ratchet.api.store.records import Records
 from ratchet.api.store.rollouts import Rollouts
@@ -35,6 +35,8 @@ FRESH_S = 0.25
 PROBED_S = 1.0
 READ_S = 10.0
 MEASURED_S = 0.5
+SILENT_AFTER_S = 25.0
+"""Workers tell of themselves every ten seconds."""
 JSON = "application/json"
 
 
@@ -130,12 +132,17 @@ class Services:
     async def show(self, execution: Execution) -> Run:
         """The whole run object, with live gauges, or with the reason of an unannounced end."""
         progress, reason = None, ""
+        silent: dict[str, float] = {}
         if execution.state in OPEN:
             # A run is shown while the store is away: why it waits is what one wants to know then.
             with contextlib.suppress(StoreUnavailable):
                 progress = await asyncio.to_thread(
                     self.records.progress, execution.id, self.settings.live_max_age_s
                 )
+                if status_of(execution) == "running":
+                    silent = await asyncio.to_thread(
+                        self.records.silent, execution.id, SILENT_AFTER_S
+                    )
         elif execution.run and execution.state != "completed" and not execution.memo.get("error"):
             reason = await self.temporal.close_reason(execution.id)
         run = run_object(
@@ -145,6 +152,7 @@ class Services:
             progress=progress,
             reason=reason,
         )
+        run.silent = silent
         if run.status == "queued" and run.waiting_for is None:
             missing = await self.temporal.unpolled(self.settings.queues)
             if missing:

@@ -23,7 +23,7 @@ from ratchet.api.http.bodies import decode, require_portable
 from ratchet.api.http.idempotency import Once
 from ratchet.api.http.redact import redacted
 from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, invalid_config, shown
-from ratchet.api.schemas.run import Plan, PlannedEval
+from ratchet.api.schemas.run import Plan, PlannedEval, ResolvedConfig
 from ratchet.api.services.core import Services
 from ratchet.api.store.run_index import row_of
 from ratchet.api.temporal.client import Unanswered, a_worker_on
@@ -220,6 +220,49 @@ class Start:
     lineage: dict[str, Any] | None = None
 
 
+async def _verdict(
+    services: Services, start: Start, document: dict[str, Any], run_id: str
+) -> CheckResult:
+    """What workers find of a config; raises 422 for what is wrong, Unanswered if none answers."""
+    settings = services.settings
+    input = PreflightInput(document, settings.queues, start.source is not None)
+    verdict = await services.temporal.preflight(run_id, input, settings.preflight_timeout_s)
+    _refuse(verdict, document, start.place)
+    return verdict
+
+
+async def planned(services: Services, start: Start, *, preflight: bool) -> ResolvedConfig:
+    """What a run would be; starts nothing. With `preflight` workers check what they alone can see.
+
+    Raises 413 or 422. What was not checked is said, since only a worker can say it.
+    """
+    document = await services.aside(lambda: admitted(services, start.config, start.place))
+    unchecked: str | None = "the preflight was left out"
+    verdict = CheckResult()
+    if preflight:
+        try:
+            name = f"dry-run-{secrets.token_hex(6)}"
+            verdict = await _verdict(services, start, document, name)
+            unchecked = None
+        except Unanswered as error:
+            unchecked = f"it waits for {error}"
+        except ApiProblem as error:
+            if error.document.status != 503:
+                raise
+            unchecked = error.document.detail
+    if unchecked is not None:
+        unchecked = f"environments, model and what algorithms name: {unchecked}"
+    return await services.aside(
+        lambda: ResolvedConfig(
+            config=resolved(start.config),
+            plan=plan_of(start.config),
+            examples=verdict.examples,
+            estimates=verdict.estimates,
+            unchecked=unchecked,
+        )
+    )
+
+
 async def launch(services: Services, start: Start, caller: Caller, once: Once | None = None) -> str:
     """Starts a run and returns its id; raises ApiProblem if it cannot start. With `once` a run that
     the same request has started is returned as it is.
@@ -232,12 +275,7 @@ async def launch(services: Services, start: Start, caller: Caller, once: Once | 
     missing = a_worker_on([settings.queues.orchestrator])
     verdict: CheckResult | None = None
     try:
-        verdict = await services.temporal.preflight(
-            run_id,
-            PreflightInput(document, settings.queues, source is not None),
-            settings.preflight_timeout_s,
-        )
-        _refuse(verdict, document, start.place)
+        verdict = await _verdict(services, start, document, run_id)
     except Unanswered as error:
         missing = str(error)
     if once is not None:
@@ -248,6 +286,7 @@ async def launch(services: Services, start: Start, caller: Caller, once: Once | 
         **first_memo(config, created_at, missing),
         "lineage": lineage,
         "asked": caller.record,
+        **({"step": source.step} if source is not None and source.step else {}),
     }
     restore = RestoreInput(run_id, source.source, source.step) if source is not None else None
     await asyncio.to_thread(records.save_config, run_id, config)

@@ -126,11 +126,13 @@ def run_object(
             "paused_because": None
             if ended
             else redacted_all(memo.get("paused_because") or memo.get("trouble")) or None,
+            "pause_reason": None if ended else redacted_all(memo.get("pause_reason")) or None,
             "warnings": redacted_all(memo.get("warnings")) or [],
             "alarm": None if ended else redacted_all(memo.get("alarm")),
             "config_revision": memo.get("config_revision") or 0,
             "error": error_of(execution, status, reason),
             "config_changes": memo.get("config_changes") or {},
+            "pending": {} if ended else memo.get("config_pending") or {},
             "end_reason": redacted_all(memo.get("end_reason")) or None,
             "metadata": memo.get("metadata") or {},
             "progress": None if ended else progress,

@@ -12,6 +12,7 @@ from typing import Any
 from cachetools import LRUCache, cachedmethod
 
 from ratchet.activities.contracts.names import attempt_id
+from ratchet.activities.contracts.roles import SERVERS
 from ratchet.activities.storage import configs, keys, series
 from ratchet.activities.storage.lineage import attempts, segments
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
@@ -24,6 +25,8 @@ from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import read_config
 
 KEPT = 4096
+KEEPERS = sorted({role.kept_by for role in SERVERS.values()})
+"""Roles of workers that carry out some activity of a run for as long as it runs."""
 
 ERRORS = ("error", "frames")
 """Of an eval's record, what comes from code of the user's."""
@@ -193,6 +196,15 @@ class Records:
             queued_eval=gauges.get("queued_eval", 0),
             waiting_for=gauges.get("waiting_for") or None,
         )
+
+    def silent(self, run_id: str, after_s: float) -> dict[str, float]:
+        """Seconds since a worker of each role that keeps servers was last heard, where that is more
+        than `after_s`; what was never heard is left out.
+        """
+        now = time.time()
+        heard = series.last_heard(self.store, run_id, now)
+        ages = {role: now - heard[role] for role in KEEPERS if role in heard}
+        return {role: round(age, 1) for role, age in ages.items() if age > after_s}
 
     def gauges(
         self, run_id: str, after: float, limit: int, role: str | None

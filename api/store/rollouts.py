@@ -1,12 +1,11 @@
 """Finished rollouts as the store holds them: found by step, env, kind or group, and read whole.
 
 A rollout's id is its group's with ':' for '/', then ':' and its place: 'train:12:3' is rollout 3 of
-group 'train/12'. What a step trained on is read from its batch file, and how the trainer scored it
-from the file of the step's scores. Where attempts of a run hold groups of the same id, the newest
-attempt's is the run's. Everything blocks.
+group 'train/12'. Which groups are a step's, `step_groups.py` says; how the trainer scored tokens is
+read from the file of the step's scores. Where attempts of a run hold groups of the same id, the
+newest attempt's is the run's. Everything blocks.
 """
 
-import io
 import logging
 import re
 import threading
@@ -27,6 +26,7 @@ from ratchet.activities.storage.token_logprobs import decode_token_logprobs
 from ratchet.api.http.redact import redacted_all
 from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem, RolloutPage, TokenStrip
 from ratchet.api.store.records import Records
+from ratchet.api.store.step_groups import LISTING_SHARE, LISTINGS, StepGroups
 from ratchet.api.store.tokens import Tokenizers
 
 _NUMBER, _ENV = "[0-9]{1,18}", "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -39,9 +39,6 @@ EPOCH = re.compile(f"({_NUMBER})-({_NUMBER})")
 PAST = 999_999
 """A place behind all of any group."""
 KEPT = 4096
-LISTINGS = 16
-LISTING_SHARE = 5
-"""A listing that took t seconds serves for so many t: listing takes a bounded share of time."""
 SCAN_S = 1.5
 """Longest that one page is looked for; what comes after is another page's. A group's step, too."""
 
@@ -55,6 +52,14 @@ class GroupAt:
     attempt: str
     group: str
     step: int | None = None
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A group in short; `version_start`: the oldest policy version that its tokens may be of."""
+
+    items: list[RolloutItem]
+    version_start: int
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,10 @@ def items_of(document: dict[str, Any], attempt: str) -> list[RolloutItem]:
     ]
 
 
+def _group(document: dict[str, Any], attempt: str) -> _Group:
+    return _Group(items_of(document, attempt), document.get("version_start", 0))
+
+
 def _counter(name: str) -> tuple[int, int]:
     """What 'train/<counter>.<again>' is sorted by."""
     number, _, again = name.rpartition("/")[2].partition(".")
@@ -141,6 +150,7 @@ class Rollouts:
     def __init__(self, records: Records) -> None:
         self._records = records
         self._store = records.store
+        self._steps = StepGroups(records)
         self._tokens = Tokenizers(records.store)
         self._kept: LRUCache[str, Any] = LRUCache(KEPT)
         self._lock = threading.Lock()
@@ -149,30 +159,12 @@ class Rollouts:
 
     # -- which groups -----------------------------------------------------------------------
 
-    def _trained_at(self, run_id: str, step: int) -> list[GroupAt]:
-        """Groups of the batch that step `step` trained on, in its order."""
-        for span in self._records.spans(run_id):
-            if not (span.first < step and (span.last is None or step <= span.last)):
-                continue
-            key = keys.batch(span.attempt, step)
-            ref = self._store.committed(key)
-            if ref is not None:
-                try:
-                    result = self._groups_in(ref)
-                except CorruptArtifact:
-                    # Retention deletes batches while a run goes on.
-                    if self._store.committed(key) is not None:
-                        raise
-                    continue
-                return [GroupAt(span.attempt, group, step) for group in result]
-        return []
-
-    @cachedmethod(lambda self: self._kept, lambda _, ref: ref.key, lambda self: self._lock)
-    def _groups_in(self, ref: ArtifactRef) -> list[str]:
-        import pyarrow.parquet as pq
-
-        table = pq.read_table(io.BytesIO(self._store.get(ref)), columns=["group"])
-        return list(dict.fromkeys(table["group"].to_pylist()))
+    def _trained_at(self, run_id: str, step: int) -> Iterator[GroupAt]:
+        """Groups that were cut for step `step`, in the order of its batch."""
+        for span, holders in self._steps.spans_of(run_id, step):
+            for group in self._steps.cut_for(span.attempt, step) or ():
+                held = (one.attempt for one in holders if self._has(one.attempt, group))
+                yield GroupAt(next(held, span.attempt), group, step)
 
     @cachedmethod(
         lambda self: self._listings, lambda _, attempt: attempt, condition=lambda self: self._listed
@@ -279,7 +271,7 @@ class Rollouts:
                 ref = self._store.committed(named[-1]) if named else None
                 if ref is None:
                     continue
-                if at.group in self._groups_in(ref):
+                if at.group in self._steps.groups_in(ref):
                     return ref
                 if time.monotonic() > deadline:
                     return None
@@ -303,18 +295,30 @@ class Rollouts:
         return {row.sample: row.trainer_logprobs for row in rows}
 
     @cachedmethod(lambda self: self._kept, lambda _, key, attempt: key, lambda self: self._lock)
-    def _items_in(self, key: str, attempt: str) -> list[RolloutItem]:
-        return items_of(self._store.get_json(self._store.require(key)), attempt)
+    def _items_in(self, key: str, attempt: str) -> _Group:
+        return _group(self._store.get_json(self._store.require(key)), attempt)
 
-    def _items(self, at: GroupAt) -> list[RolloutItem]:
+    def _items(self, run_id: str, at: GroupAt) -> list[RolloutItem]:
         try:
-            result = self._items_in(keys.group(at.attempt, at.group), at.attempt)
+            found = self._items_in(keys.group(at.attempt, at.group), at.attempt)
         except FileNotFoundError:
             # Of a run that is being taken out of the store.
             return []
-        if at.step is None:
-            return result
-        return [item.model_copy(update={"step": at.step}) for item in result]
+        return self._with_step(run_id, at, found)
+
+    def _with_step(self, run_id: str, at: GroupAt, found: _Group) -> list[RolloutItem]:
+        step = at.step
+        if step is None:
+            epoch = EPOCH.fullmatch(at.group.split("/")[1])
+            ageless = all(item.versions is None for item in found.items)
+            step = (
+                int(epoch[1])
+                if epoch
+                else self._steps.step_of(run_id, at.group, found.version_start, ageless=ageless)
+            )
+        if step is None:
+            return found.items
+        return [item.model_copy(update={"step": step}) for item in found.items]
 
     def page(self, run_id: str, wanted: Wanted, after: str | None, limit: int) -> RolloutPage:
         """Rollouts after the one of id `after`, at most `limit`. A page may be short, or empty, and
@@ -326,16 +330,20 @@ class Rollouts:
         result: list[RolloutItem] = []
         damaged: list[str] = []
         last = after
+        of_step = wanted.step if wanted.kind != "eval" and wanted.group is None else None
+        note = self._steps.missing(run_id, of_step) if of_step is not None else None
 
         def page(cursor: str | None) -> RolloutPage:
             more = cursor is not None
-            return RolloutPage(data=result, has_more=more, next_after=cursor, damaged=damaged)
+            return RolloutPage(
+                data=result, has_more=more, next_after=cursor, damaged=damaged, note=note
+            )
 
         for at in self._groups(run_id, wanted, begin[0] if begin else None):
             if begin is not None and at.group != begin[0]:
                 continue
             try:
-                items = self._items(at)
+                items = self._items(run_id, at)
             except CorruptArtifact as damage:
                 logger.error("group %s of %s is left out: %s", at.group, at.attempt, damage)
                 items = []
@@ -363,7 +371,7 @@ class Rollouts:
             return None
         index = int(matched[2])
         document = self._store.get_json(self._store.require(keys.group(at.attempt, at.group)))
-        members = items_of(document, at.attempt)
+        members = self._with_step(run_id, at, _group(document, at.attempt))
         if index >= len(members):
             return None
         stored = self._store.committed(keys.rollout(at.attempt, at.group, index))

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from temporalio.api.common.v1 import Payload, Payloads
+from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 
@@ -42,6 +43,14 @@ WORK = frozenset(
     }
 )
 """Activities whose completion is an event; failures of any activity are."""
+
+HARMLESS = (
+    WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND,
+    WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_STICKY_TASK_QUEUE,
+)
+"""Why Temporal has a workflow task done again in the normal course of things: a signal came while
+the last one was being closed, or a worker gave up its cache.
+"""
 
 CURSOR = re.compile(
     r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.([0-9]{1,9})\.([0-9]{1,9})", re.ASCII
@@ -110,6 +119,26 @@ def _reason(value: Any) -> str:
     return redacted(said, 200) if isinstance(said, str) else ""
 
 
+def _said(value: Any) -> str:
+    """A value of a config in a message."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _eval_line(env: str, result: dict[str, Any]) -> str:
+    """What came of an eval; what older builds do not say is left out."""
+    text, failed = f"eval of {env} at step {result['step']:.0f}", result.get("failed")
+    reward = result.get("reward")
+    text += " has no reward" if reward is None else f": reward {reward:.3f}"
+    if count := result.get("rollouts"):
+        text += f" over {count - (failed or 0)} rollouts"
+    if "version" in result:
+        versions = dict.fromkeys(result.get("versions") or [result["version"]])
+        text += f", policy v{' to v'.join(f'{version:.0f}' for version in versions)}"
+    if failed:
+        text += f"; {failed} of {result['of']} failed: {result['error']}"
+    return text
+
+
 @dataclass
 class _Begun:
     """An activity that was scheduled and has not ended."""
@@ -138,6 +167,8 @@ class Teller:
         self._finalized: dict[str, str] = {}
         self._changed_by: dict[str, str] = {}
         """Epoch of the last eval of each env that was finalized."""
+        self._lost: dict[tuple[str, Any], datetime] = {}
+        """Since when there is none of a server that was lost, by role and index."""
         self.began: datetime | None = None
         self.predecessor = ""
         """Temporal's id of the execution that this one goes on from, if it continued as new."""
@@ -182,7 +213,7 @@ class Teller:
                 self._on_failed(given.scheduled_event_id, f"timed out: {_cause(given.failure)}")
             case "activity_task_canceled":
                 self._begun.pop(given.scheduled_event_id, None)
-            case "workflow_task_failed":
+            case "workflow_task_failed" if given.cause not in HARMLESS:
                 text = f"a workflow task failed and is tried again: {_cause(given.failure)}"
                 self._tell("run.stuck", text, level="error", source="orchestrator")
             case "workflow_execution_continued_as_new":
@@ -272,23 +303,14 @@ class Teller:
             if not same or step == f"{result['step']:.0f}":
                 epoch = self._finalized.pop(env, None)
                 data = {"env": env, **result, **({"epoch": epoch} if epoch else {})}
-                failed, text = result.get("failed"), f"eval of {env} is done"
-                if failed:
-                    text = f"{text}, {failed} of {result['of']} failed: {result['error']}"
-                level: Level = "warning" if failed else "info"
-                self._tell("run.eval", text, level=level, data=data)
+                level: Level = "warning" if result.get("failed") else "info"
+                self._tell("run.eval", _eval_line(env, result), level=level, data=data)
         if changed("checkpoint") and memo.get("checkpoint"):
             saved = memo["checkpoint"]
             text = f"checkpoint of step {saved.get('step')} is committed"
             self._tell("run.checkpoint", text, source="trainer", data=saved)
         if changed("config_changes") or changed("config_revision"):
-            data = {
-                "revision": memo.get("config_revision") or 0,
-                "changes": memo.get("config_changes") or {},
-                **self._changed_by,
-            }
-            self._changed_by = {}
-            self._tell("run.config", "the config was changed", data=data)
+            self._on_config(memo, before)
         if "metadata" in before and changed("metadata"):
             self._tell("run.metadata", "the metadata was changed", data=memo.get("metadata") or {})
         trouble = memo.get("paused_because") or memo.get("trouble")
@@ -301,12 +323,31 @@ class Teller:
             if text not in (before.get("warnings") or ()):
                 self._tell("run.warning", text, level="warning", data={"reason": text})
         if changed("status"):
-            status = memo.get("status")
+            status, reason = memo.get("status"), memo.get("pause_reason")
             data = {"status": status, "from": before.get("status")}
-            self._tell("run.status", f"the run is {status}", data=data)
+            data |= {"reason": reason} if reason else {}
+            text = f"the run is {status}{f': {redacted(reason, 300)}' if reason else ''}"
+            self._tell("run.status", text, data=data)
         waiting = memo.get("waiting_for") or {}
         if waiting.get("name") and waiting != before.get("waiting_for"):
             self._tell("run.waiting", f"waiting for {waiting['name']}", data=waiting)
+
+    def _on_config(self, memo: dict[str, Any], before: dict[str, Any]) -> None:
+        """A change that was asked for, or the revision that it has made."""
+        revision, changes = memo.get("config_revision") or 0, memo.get("config_changes") or {}
+        diff = _dict(memo.get("config_diff"))
+        data = {"revision": revision, "changes": changes, "diff": diff, **self._changed_by}
+        self._changed_by = {}
+        text = "the config was changed"
+        if diff:
+            said = ", ".join(
+                f"{key} {_said(old)} → {_said(new)}" for key, (old, new) in diff.items()
+            )
+            waits = diff.keys() & _dict(memo.get("config_pending")).keys()
+            text = f"the config was changed{' from the next step on' if waits else ''}: {said}"
+        elif revision != (before.get("config_revision") or 0):
+            text = f"the changes hold: the config is at revision {revision}"
+        self._tell("run.config", text, data=data)
 
     def _on_end(self, status: str, reason: str) -> None:
         self.ended = True
@@ -351,11 +392,35 @@ class Teller:
         where = f"{report['role']} {report.get('name') or report.get('index')}"
         text = f"{where} (epoch {report.get('epoch')}) is {state}"
         lost = state in ("down", "failed")
+        if fault := self._fault_of(report, state):
+            data |= fault
+            if "back_after_s" in fault:
+                text = f"{text}, back after {fault['back_after_s']:.0f} s"
+            elif not lost:
+                text = f"{text}; the one before was last seen at {fault['lost_at'][11:19]}"
         if lost and report.get("detail"):
             data["detail"] = redacted(str(report["detail"]), 10**6)[-1000:]
             text = f"{text}: {data['detail']}"
         level: Level = "error" if state == "failed" else "warning" if lost else "info"
         self._tell(f"server.{state}", text, level=level, source=str(report["role"]), data=data)
+
+    def _fault_of(self, report: dict[str, Any], state: str) -> dict[str, Any]:
+        """When a server was lost, and once one is up again how long there was none; nothing where
+        none was lost, as where a pause closed it.
+        """
+        place, now = (str(report["role"]), report.get("index")), self._event.event_time
+        moment = now.ToDatetime(UTC)
+        if state == "up":
+            lost_at = self._lost.pop(place, None)
+            if lost_at is None:
+                return {}
+            seconds = max((moment - lost_at).total_seconds(), 0.0)
+            return {"lost_at": _iso(lost_at), "back_after_s": round(seconds, 3)}
+        seen_at = _moment(report.get("seen_at")) if state == "starting" else moment
+        if seen_at is None:
+            return {}
+        lost_at = self._lost.setdefault(place, min(seen_at, moment))
+        return {"lost_at": _iso(lost_at)}
 
     # -- work -------------------------------------------------------------------------------
 
@@ -401,6 +466,15 @@ class Teller:
             "finished_at": _iso(self._event.event_time.ToDatetime(UTC)),
             "attempt": begun.attempt,
         }
+
+
+def _moment(text: Any) -> datetime | None:
+    """A time in UTC that a worker told, if it is one."""
+    try:
+        moment = datetime.fromisoformat(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return moment if moment is not None and moment.tzinfo is not None else None
 
 
 def _iso(moment: datetime) -> str:

@@ -1,10 +1,13 @@
 """Changes of a running run's config that hold from the next step on."""
 
+import json
 from collections import Counter
+from typing import Any
 
 import pytest
 from temporalio.client import Client, WorkflowUpdateFailedError
 
+from ratchet.workflows.protocol.messages import MEMO_KEY
 from tests.workflow.running import change, check_exactly_once, memo, start, until, world_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
@@ -23,13 +26,21 @@ async def test_changes_hold_from_the_next_step_and_lose_nothing(temporal: Client
             "eval": {"interval": 5},
             "checkpoint": {"interval": 4},
         }
+        told: list[dict[str, Any]] = []
         await change(handle, patch)
+        async for event in handle.fetch_history_events():
+            said = event.workflow_properties_modified_event_attributes.upserted_memo.fields
+            if MEMO_KEY in said:
+                told.append(json.loads(said[MEMO_KEY].data))
+        (changes,) = [one for one in told if "config_diff" in one]
+        assert changes["config_diff"]["max_steps"] == [1000, 10]
+        assert changes["config_pending"]["trainer.optim.lr"] == 0.5
         # One more may be under way, with the config of before.
         latest = len(world.trained) + 2
         world.flowing.set()
         result = await handle.result()
         assert result["step"] == 10 and result["config_revision"] == 1
-        assert result["config_changes"] == patch
+        assert result["config_changes"] == patch and result["config_pending"] == {}
         config = world.configs[handle.id, 1]
         assert config["trainer"]["optim"]["lr"] == 0.5 and config["max_steps"] == 10
         check_exactly_once(world, 10)

@@ -38,6 +38,7 @@ async def test_pause_frees_every_server_and_resume_goes_on_where_it_stood(
         seen = await status(handle, "paused")
         world.flowing.set()
         assert world.checkpoints[-1] == seen["step"] == len(world.trained) < 8
+        assert seen["pause_reason"] == "the machine is needed" and seen["paused_because"] is None
         await rests(world, handle)
         cancelled = [event for event in world.events if event.startswith("cancelled")]
         assert bool(cancelled) == (mode == "cancel")
@@ -46,6 +47,8 @@ async def test_pause_frees_every_server_and_resume_goes_on_where_it_stood(
         result = await handle.result()
         assert result["status"] == "succeeded" and result["step"] == 8
         assert world.epochs["trainer/0"] == 2 and world.epochs["engine/0"] == 2
+        assert set(result["restarts"].values()) == {0}, "a pause is no restart"
+        assert result["pause_reason"] is None
         assert world.loaded == [0, seen["step"]], "the trainer came back from the checkpoint"
         if mode == "drain":
             check_exactly_once(world, 8)

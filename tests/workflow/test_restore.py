@@ -1,6 +1,7 @@
 """From a checkpoint: an ended run that goes on under its id, and forks of a run."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from temporalio.common import WorkflowIDReusePolicy
 
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.contracts.training import RestoreInput
-from ratchet.workflows.protocol.messages import RunInput
+from ratchet.workflows.protocol.messages import MEMO_KEY, RunInput
 from tests.workflow.running import (
     WITHIN_S,
     config,
@@ -160,3 +161,60 @@ async def test_checkpoint_signal_commits_one_before_the_next_step(temporal: Clie
                 await asyncio.sleep(0.05)
         await handle.signal("stop")
         await handle.result()
+
+
+async def statuses(handle: WorkflowHandle[Any, Any]) -> list[str]:
+    """What the newest execution of a run has said that it is, in order."""
+    told: list[str] = []
+    async for event in handle.fetch_history_events():
+        started = event.workflow_execution_started_event_attributes
+        modified = event.workflow_properties_modified_event_attributes
+        for fields in (started.memo.fields, modified.upserted_memo.fields):
+            if MEMO_KEY in fields:
+                told.append(json.loads(fields[MEMO_KEY].data).get("status"))
+    return told
+
+
+async def test_a_fork_that_goes_on_was_never_paused(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=6)
+        await handle.result()
+        world.trained.clear()
+        forked = await fork(world, handle.id, 4, max_steps=6)
+        await forked.result()
+        said = await statuses(temporal.get_workflow_handle(forked.id))
+        assert "paused" not in said and "starting" in said
+
+
+async def test_a_run_that_is_cancelled_before_it_is_restored_stands_where_it_stood(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=9)
+        await until(lambda: 4 in world.checkpoints)
+        await handle.cancel()
+        await ended(handle)
+        world.holds.add("restore")
+        arg = RunInput(
+            f"{handle.id}+2",
+            config(max_steps=9),
+            world.queues,
+            restore=RestoreInput(f"{handle.id}+2", handle.id),
+        )
+        said = {"step": 4, "checkpoint": {"step": 4}, "reward": 0.5}
+        again = await world.client.start_workflow(
+            "TrainingRun",
+            arg,
+            id=handle.id,
+            task_queue=world.queues.orchestrator,
+            id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+            memo={MEMO_KEY: {"status": "queued", **said}},
+        )
+        await until(lambda: "restoring" in world.events)
+        assert (await memo(again))["step"] == 4
+        await again.cancel()
+        await ended(again)
+        seen = await memo(again)
+        assert seen["status"] == "cancelled"
+        assert {key: seen[key] for key in said} == said
+        world.holds.clear()

@@ -117,6 +117,9 @@ class World:
     fail_group: set[str] = field(default_factory=set)
     slow_groups: set[str] = field(default_factory=set)
     empty_ships: int = 0
+    trainable: dict[int, int] = field(default_factory=dict)
+    """Rollouts that train of the batch of a step; of others all do."""
+    unusual_rewards: dict[str, tuple[float, float]] = field(default_factory=dict)
     eval_examples: int = 5000
     eval_error: str = ""
     group_error: str = ""
@@ -362,7 +365,9 @@ class World:
         self.shipped.add((arg.run_id, arg.step))
         self.batches[arg.step] = arg.groups
         metrics = {"reward/all/mean": 0.5, "time/scoring": self.scoring_s.get(arg.step, 0.0)}
-        return BatchResult(ref(f"batch/{arg.step}"), 8, 64, 8, metrics)
+        rollouts = self.trainable.get(arg.step, 8)
+        batch, unusual = ref(f"batch/{arg.step}"), self.unusual_rewards
+        return BatchResult(batch, 8, 64, rollouts, metrics, unusual_rewards=unusual)
 
     # -- trainer ----------------------------------------------------------------------------
 
@@ -437,6 +442,8 @@ class World:
 
     @activity.defn(name=names.RESTORE_RUN)
     async def restore_run(self, arg: RestoreInput) -> RestoreResult:
+        self.events.append("restoring")
+        await self._let_go("restore")
         saved = self.saved[arg.source]
         step = max(saved) if arg.step is None else arg.step
         self.events.append(f"restored {arg.source} at {step}")

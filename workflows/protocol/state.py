@@ -375,8 +375,9 @@ class EvalsState:
 
     `count` numbers epochs; `fired` is the last step whose evals were opened; `requested` are envs
     to evaluate once there is a version. `last` is the newest result of each env: its step, version,
-    reward (null if no rollout has one) and, where rollouts failed, how many of how many, and the
-    error. `best` is, by env, the step of the highest reward, the later one at a tie.
+    lowest and highest of its versions, rollouts, epoch, reward (null if no rollout has one) and,
+    where rollouts failed, how many of how many, and the error. `best` is, by env, the step of the
+    highest reward, the later one at a tie.
     """
 
     open: list[EvalProgress] = field(default_factory=list)

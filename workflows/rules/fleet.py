@@ -14,6 +14,8 @@ from ratchet.workflows.protocol.state import HostState
 
 MAX_DOWNS = 5
 """Times a server may fail to come up before its run gives up."""
+PUT_AWAY = "closed for a pause"
+"""The detail of a server that a pause has closed: its next start is no restart."""
 TOLD_OF_WAIT = 500
 """Characters kept of what a host waits for: every one is in the run's state."""
 
@@ -73,12 +75,15 @@ class Fleet(EnginePool):
     def on_report(self, report: HostReport) -> bool:
         """Takes a host's report; False if it is about an epoch that is already over."""
         host = self.host(report.role, report.index)
-        if report.state != "failed" and report.epoch < host.epoch:
+        put_away = host.detail == PUT_AWAY
+        over = report.epoch < host.epoch or (put_away and report.epoch == host.epoch)
+        if report.state != "failed" and over:
             return False
         if report.epoch > host.epoch:
             # Whatever came before is gone, seen going down or not.
-            host.restarts += host.epoch > 0
+            host.restarts += host.epoch > 0 and not put_away
             host.epoch, host.up, host.verified = report.epoch, False, -1
+            host.detail = "" if put_away else host.detail
         if report.state == "starting":
             if host.up:
                 return False
@@ -107,7 +112,7 @@ class Fleet(EnginePool):
 
     def put_away(self, host: HostState) -> None:
         """A server was closed for a pause; what keeps it next is another Host workflow."""
-        host.up, host.verified = False, -1
+        host.up, host.verified, host.detail = False, -1, PUT_AWAY
         host.opened += 1
 
     def forgive(self) -> None:

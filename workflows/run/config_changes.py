@@ -7,7 +7,7 @@ it, and the run goes on as a new execution whose every part knows it.
 from typing import Any
 
 from ratchet.activities.contracts.training import SaveConfigInput
-from ratchet.configs.live import changed, needs_revision
+from ratchet.configs.live import Diff, changed, differences, needs_revision
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document
 from ratchet.workflows.protocol.activities import SAVE_CONFIG
@@ -53,11 +53,13 @@ class ConfigChanges:
                 "way; use `stop` to end the run sooner"
             )
 
-    def take(self, patch: dict[str, Any]) -> None:
-        """Takes what `check` let pass."""
+    def take(self, patch: dict[str, Any]) -> Diff:
+        """Takes what `check` let pass; returns what it changes, old and new."""
+        before = self.current()
         self._part.overrides, config = self._changed(patch)
         self._permits.change(config)
         self._part.pending = self._part.pending or needs_revision(patch)
+        return differences(before, _plain(config), patch)
 
     async def make(self) -> None:
         """Makes the next revision, if one is due."""

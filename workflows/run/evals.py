@@ -132,6 +132,9 @@ class Evals:
             "step": float(result.step),
             "reward": result.reward_mean,
             "version": float(result.versions[1]),
+            "versions": list(result.versions),
+            "rollouts": result.rollouts,
+            "epoch": epoch.epoch,
             **_failures(result),
         }
         self._part.note(epoch.env, result.step, result.reward_mean)

@@ -161,7 +161,7 @@ class Generations:
         lost, deaths = self._leases.on_death(generation), self._state.dispatch.deaths
         if lost is None:
             return
-        self._log.note(
+        self._log.warn(
             f"dispatch generation {generation.number} ended without handing over; "
             f"{len(lost)} groups in flight are leased anew"
         )

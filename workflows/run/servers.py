@@ -120,7 +120,8 @@ class Servers:
         """Notes once, and again if it changes, what of an engine's weights is not compared."""
         if result.unverified != self._unverified.get(host.index, ""):
             self._unverified[host.index] = result.unverified
-            self._log.note(f"{host.name}: {result.unverified or 'all bits are compared'}")
+            text = f"{host.name}: {result.unverified or 'all bits are compared'}"
+            (self._log.warn if result.unverified else self._log.note)(text)
 
     async def _push(self, push: Push) -> SyncResult:
         engine = push.engine

@@ -15,6 +15,7 @@ from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSear
 from temporalio.exceptions import ActivityError
 
 from ratchet.activities.contracts.names import LOG_LINE, LOG_VIEW, attempt_of
+from ratchet.configs.live import pending
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.errors import Paused, RunFailed, Stopped, cause_of
 from ratchet.workflows.protocol.messages import MEMO_KEY, RunInput
@@ -39,7 +40,8 @@ class RunLog:
     """The run's lifecycle, waits, notes, memo and search attributes.
 
     `failure` is what a loop ended with.
-    `mended` counts holds that are over: what waits meanwhile is given its time anew.
+    `mended` counts holds that are over: what waits meanwhile is given its time anew. `before` is
+    what the memo says of a run that is yet to be restored.
     """
 
     def __init__(self, run_id: str, config: RunConfig, state: RunState) -> None:
@@ -53,6 +55,7 @@ class RunLog:
         self._viewed: datetime | None = None
         self.failure: RunFailed | None = None
         self.mended = 0
+        self.before: dict[str, Any] = {}
 
     @property
     def waiting(self) -> Waiting | None:
@@ -204,7 +207,7 @@ class RunLog:
 
     def memo(self, **ended: Any) -> dict[str, Any]:
         """The run as the API shows it."""
-        return memo(self._config, self._state, self._waiting, **ended)
+        return memo(self._config, self._state, self._waiting, **{**self.before, **ended})
 
     def continue_as(self, arg: RunInput) -> NoReturn:
         """Goes on as a new execution, which shows the run as it is from its first moment."""
@@ -236,8 +239,8 @@ class RunLog:
         """What the run can be searched by."""
         steps = self._state.steps
         pairs: list[SearchAttributePair[Any]] = [
-            SearchAttributePair(STATUS, self._state.lifecycle.status),
-            SearchAttributePair(STEP, steps.step),
+            SearchAttributePair(STATUS, shown_status(self._state)),
+            SearchAttributePair(STEP, self.before.get("step", steps.step)),
             SearchAttributePair(VERSION, max(steps.version, 0)),
             SearchAttributePair(ENV, self._config.train.env[0].name),
         ]
@@ -254,19 +257,31 @@ class RunLog:
         self.view(now=True)
 
 
+def shown_status(state: RunState) -> str:
+    """The run's status as people read it: what holds a run that runs pauses it, and one at rest
+    that nobody wants to pause any more, as one that was just restored, is about to start.
+    """
+    status = state.lifecycle.status
+    if status == "running" and state.outages.holds:
+        return "paused"
+    return "starting" if status == "paused" and not state.requests.pause else status
+
+
 def memo(
     config: RunConfig, state: RunState, waiting: Waiting | None, **ended: Any
 ) -> dict[str, Any]:
     """The run as a small JSON object; `ended` adds finished_at, end_reason and error."""
     life, steps, live = state.lifecycle, state.steps, state.live
     checkpoint, origin, holds = state.trainer.checkpoint, life.origin, state.outages.holds
+    status, requests = shown_status(state), state.requests
     return {
-        "status": "paused" if holds and life.status == "running" else life.status,
+        "status": status,
         "attempt": life.attempt,
         "lineage": {"source": origin.source, "step": origin.step, "kind": origin.kind}
         if origin
         else config.model.lineage,
-        "paused_because": "; ".join(holds.values()) or state.requests.trouble or None,
+        "paused_because": "; ".join(holds.values()) or requests.trouble or None,
+        "pause_reason": requests.pause_reason if status in ("pausing", "paused") else None,
         "name": config.name,
         "created_at": life.created_at,
         "started_at": life.started_at or None,
@@ -294,6 +309,7 @@ def memo(
         "alarm": steps.alarm or None,
         "warnings": life.warnings,
         "config_changes": live.overrides,
+        "config_pending": pending(config, live.overrides) if live.pending else {},
         **ended,
     }
 
@@ -302,7 +318,7 @@ def progress(config: RunConfig, state: RunState, waiting: Waiting | None) -> dic
     """How far a run is, and what is in flight, as a small JSON object."""
     live = [g for g in state.dispatch.generations if g.state != "closed"]
     return {
-        "status": state.lifecycle.status,
+        "status": shown_status(state),
         "step": state.steps.step,
         "max_steps": config.max_steps,
         "policy_version": state.steps.version,
@@ -341,7 +357,7 @@ def details(config: RunConfig, state: RunState, waiting: Waiting | None, notes: 
     collected = sum(group.survivors for group in state.train.ready)
     wanted = config.train.batch_size or f"{config.train.token_batch_size} tokens"
     lines = [
-        f"**{state.lifecycle.status}** · step {steps.step}"
+        f"**{shown_status(state)}** · step {steps.step}"
         f"{'' if config.max_steps is None else f' of {config.max_steps}'} · "
         f"policy v{max(steps.version, 0)} · reward {reward}",
         "",

@@ -108,6 +108,7 @@ class Steps:
         self._news = context.news
         self.shipping = False
         self._waited = timedelta()
+        self._low = False
 
     def begin(self) -> None:
         """Version 0 is there."""
@@ -158,11 +159,28 @@ class Steps:
             return
         self._sink.on_shipped()
         rollouts = sum(group.survivors for group in groups)
-        if batch.rollouts <= rollouts * LOW_SHARE:
-            self._log.note(f"batch {step}: only {batch.rollouts} of {rollouts} rollouts can train")
+        self._watch_share(step, batch.rollouts, rollouts)
+        self._watch_rewards(batch.unusual_rewards)
         seconds = (workflow.now() - began).total_seconds()
         shipped = ShippedBatch(step, batch.ref, batch.metrics, batch.metrics_ref, seconds)
         self._part.shipped.append(shipped)
+
+    def _watch_share(self, step: int, trainable: int, rollouts: int) -> None:
+        """Warns when batches begin to have little to train on, and notes each that has."""
+        before, self._low = self._low, trainable <= rollouts * LOW_SHARE
+        if self._low:
+            text = f"batch {step}: only {trainable} of {rollouts} rollouts can train"
+            (self._log.note if before else self._log.warn)(text)
+
+    def _watch_rewards(self, unusual: dict[str, tuple[float, float]]) -> None:
+        """Warns once of an env whose rewards leave [0, 1]."""
+        for env, (low, high) in unusual.items():
+            about = f"env {env} gives rewards outside of [0, 1]"
+            if not any(text.startswith(about) for text in self._state.lifecycle.warnings):
+                self._log.warn(
+                    f"{about}, from {low:g} to {high:g} so far: solve rates, gates by correctness "
+                    "and difficulty pools take 1 for solved and 0 for not; scale its rewards"
+                )
 
     def _requeue_damaged(self, error: ActivityError, filters: FilterTally) -> None:
         """Groups that cannot be read any more are rolled out anew; raises any other error."""
@@ -170,7 +188,7 @@ class Steps:
         damaged = [g for g in self._state.train.cut if f"/groups/{g.group}.json" in reason]
         if type_of(error) != names.CORRUPT or not damaged:
             raise error
-        self._log.note(f"rolled out anew, since it is damaged: {reason}")
+        self._log.warn(f"rolled out anew, since it is damaged: {reason}")
         self._sink.uncut(filters)
         for group in self._sink.take_out(damaged):
             self._leases.requeue(group.group)

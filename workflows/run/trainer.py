@@ -170,7 +170,7 @@ class Trainer:
         part = self._part
         assert part.older is not None and part.checkpoint is not None
         damaged, older = part.checkpoint, part.older
-        self._log.note(
+        self._log.warn(
             f"checkpoint of step {damaged.step} is damaged ({reason}): that of step "
             f"{older.checkpoint.step} and the batches since are used instead"
         )

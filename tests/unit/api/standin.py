@@ -21,6 +21,8 @@ from ratchet.workflows.protocol.messages import (
 )
 from ratchet.workflows.protocol.state import RunState
 
+ESTIMATES = {"disk": {"versions": 5 << 20, "checkpoints": 3 << 20}}
+
 
 @workflow.defn(name=PREFLIGHT)
 class Preflight:
@@ -35,7 +37,7 @@ class Preflight:
                 return CheckResult([CheckProblem("/model/name", "model.name", "was removed")])
             case "broken-preflight":
                 raise ApplicationError("the disk is on fire", non_retryable=True)
-        return CheckResult(examples={"train/reverse-text": 512})
+        return CheckResult(examples={"train/reverse-text": 512}, estimates=ESTIMATES)
 
 
 @workflow.defn(name=TRAINING_RUN)
@@ -109,16 +111,20 @@ class TrainingRun:
             raise ApplicationError("not now")
         pairs = {**self.memo["metadata"], **(patch.get("metadata") or {})}
         metadata = {name: value for name, value in pairs.items() if value is not None}
-        self.tell(config_changes=patch, metadata=metadata)
+        later = {"max_steps": patch["max_steps"]} if "max_steps" in patch else {}
+        self.tell(config_changes=patch, metadata=metadata, config_pending=later)
         return patch
 
     @workflow.signal
     def pause(self, arg: Any = None, *rest: Any) -> None:
-        self.tell(signals=[*self.memo["signals"], ["pause", arg]], status="paused")
+        reason = (arg or {}).get("reason") if isinstance(arg, dict) else None
+        signals = [*self.memo["signals"], ["pause", arg]]
+        self.tell(signals=signals, status="paused", pause_reason=reason)
 
     @workflow.signal
     def resume(self, arg: Any = None, *rest: Any) -> None:
-        self.tell(signals=[*self.memo["signals"], ["resume", arg]], status="running")
+        signals = [*self.memo["signals"], ["resume", arg]]
+        self.tell(signals=signals, status="running", pause_reason=None)
 
     @workflow.signal
     def checkpoint(self, arg: Any = None, *rest: Any) -> None:

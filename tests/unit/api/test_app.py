@@ -48,7 +48,8 @@ def test_without_temporal_every_call_says_how_to_mend_it(away: TestClient, tmp_p
 
 def test_config_mistakes_are_found_without_temporal(away: TestClient) -> None:
     assert away.post("/v1/runs", json=config(max_steps=0)).status_code == 422
-    assert away.post("/v1/runs?dry_run=true", json=config()).status_code == 200
+    dry = away.post("/v1/runs?dry_run=true", json=config())
+    assert dry.status_code == 200 and "127.0.0.1:1" in dry.json()["unchecked"]
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -4,9 +4,11 @@ import { CONTROLS, ENDED, LIVE, STATUSES } from "../contract.js";
 import { api } from "./api.js";
 import { ask } from "./dialog.js";
 import { checkbox, h, pageOf, toast } from "./dom.js";
-import { KeyValues } from "./keyvalues.js";
 
 const live = (key) => LIVE.includes(key.replace(".0.", ".<name>.")) || key.startsWith("metadata.");
+
+/** A field for config keys and their values. Its code is fetched with the first dialog that has one. */
+const keyValues = async (label) => new (await import("./keyvalues.js")).KeyValues(label);
 
 /** The dialog of a verb of the service: it asks for what the run is told. */
 async function dialogOf({ text, labels, fields }, run) {
@@ -34,7 +36,7 @@ const OWN = [
 		always: true,
 		dialog: async (_, run) => {
 			const { data } = await api.checkpoints(run.id);
-			const change = new KeyValues("Changed config keys (optional)");
+			const change = await keyValues("Changed config keys (optional)");
 			await change.load(run.id);
 			return {
 				text: "Starts another run from a checkpoint of this one. This one goes on as it is.",
@@ -53,7 +55,7 @@ const OWN = [
 		label: "Change config",
 		offered: STATUSES.filter((s) => s !== "stopping" && !ENDED.includes(s)),
 		dialog: async (_, run) => {
-			const change = new KeyValues("Keys to change");
+			const change = await keyValues("Keys to change");
 			await change.load(run.id, live);
 			change.add(LIVE[0]);
 			return { text: "Limits and metadata hold at once, all else from the next step on.", fields: [change.element], body: () => change.nested() };
@@ -72,7 +74,8 @@ async function perform(verb, run, done) {
 	const act = (given) => (name === "config" ? api.change(sent, run.id, body(given)) : api.act(sent, run.id, name, body(given)));
 	const made = await ask({ title: `${label} ${run.id}`, text, fields, verb: confirm || label, dismiss, danger, act });
 	if (!made) return;
-	toast(name === "fork" ? `Forked ${run.id}` : `${label}: ${run.id} was told`, "good");
+	const later = Object.entries(made.pending ?? {}).map(([key, value]) => `${key} = ${JSON.stringify(value)}`);
+	toast(name === "fork" ? `Forked ${run.id}` : name === "config" && later.length ? `Holds from the next step on: ${later.join(", ")}` : `${label}: ${run.id} was told`, "good");
 	after?.(made);
 	done();
 }

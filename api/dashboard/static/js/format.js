@@ -63,6 +63,9 @@ export const badge = (status) => h("span", { class: `badge ${TONES[status] ?? "o
 /** What the run waits for, why it failed, or nothing. */
 export function waitingText(run) {
 	if (run.error) return `${run.error.code}: ${run.error.message}`;
+	const silent = Object.entries(run.silent ?? {}).map(([role, s]) => `no ${role} worker for ${duration(s)}`);
+	if (silent.length) return silent.join(", ");
+	if (run.pause_reason) return `${run.status}: ${run.pause_reason}`;
 	if (!run.waiting_for) return run.end_reason ?? "";
 	const { name, since } = run.waiting_for;
 	return since ? `${name} · ${duration(Date.now() / 1000 - unix(since))}` : name;

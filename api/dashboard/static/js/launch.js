@@ -1,5 +1,5 @@
 // The launch form: the keys most runs set, any other by name, or the whole config as text. The
-// schema is checked as one types, everything else by the API's dry run.
+// schema is checked as one types, everything else by the API's dry run, and at last by workers.
 
 import { api } from "./api.js";
 import { debounced, fill, h, pageOf, pairs, ready, refusal, toast, trouble } from "./dom.js";
@@ -25,6 +25,7 @@ export function show(root, { params }) {
 	let config = structuredClone(BASE);
 	let known = new Map();
 	let toml = false;
+	let preflight = null;
 	const fields = new Map();
 	const text = h("textarea", { rows: "24", spellcheck: "false", "aria-label": "Config as text", oninput: () => typed() });
 	const kind = h("select", { "aria-label": "Language of the text", onchange: () => translate() }, h("option", { value: "json" }, "JSON"), h("option", { value: "toml" }, "TOML"));
@@ -123,20 +124,31 @@ export function show(root, { params }) {
 		fill(verdict, refusal({ title: error.title, errors: elsewhere.length ? elsewhere : errors, message: error.message }));
 	}
 
+	/** What a valid config comes to; `note` says how far it was checked. */
+	function planned({ plan = {}, estimates = {} }, note) {
+		const taken = Object.entries(estimates).map(([what, parts]) => [what, `${(Object.values(parts).reduce((sum, size) => sum + size, 0) / 2 ** 30).toFixed(2)} GiB`]);
+		const rows = Object.entries(plan).map(([name, v]) => [name, name === "servers" ? Object.entries(v).map(([role, some]) => `${some.length} ${role}`).join(", ") : v]).filter(([, v]) => v !== null && typeof v !== "object");
+		fill(verdict, note, pairs([...rows.map(([name, value]) => [name.replaceAll("_", " "), value]), ...taken], "plan"));
+	}
+
+	/** The text is read at once; workers are asked only once it is valid, and for what it is now. */
 	const check = debounced(async () => {
 		const asked = text.value;
+		preflight?.abort();
+		const { signal } = (preflight = new AbortController());
+		const [content, type] = body();
 		try {
-			const answer = await api.check(...body());
-			if (asked !== text.value) return;
+			planned(await api.check(content, type, { signal }), h("p", {}, "The config is valid. Workers check its environments and model, which takes 5 to 10 seconds…"));
 			launch.disabled = false;
-			const plan = Object.entries(answer.plan ?? {}).map(([name, v]) => [name, name === "servers" ? Object.entries(v).map(([role, some]) => `${some.length} ${role}`).join(", ") : v]).filter(([, v]) => v !== null && typeof v !== "object");
-			fill(verdict, h("b", { class: "fine" }, "This config can be launched."), pairs(plan.map(([name, value]) => [name.replaceAll("_", " "), value]), "plan"));
+			ready("launch");
+			const answer = await api.check(content, type, { preflight: true, signal });
+			planned(answer, answer.unchecked ? h("p", {}, h("b", {}, "The config is valid, and not checked: "), `${answer.unchecked}.`) : h("p", {}, h("b", { class: "fine" }, "This config can be launched."), " Workers have checked it."));
 		} catch (error) {
-			if (asked !== text.value) return;
+			if (signal.aborted || asked !== text.value) return;
 			launch.disabled = true;
 			refused(error);
+			ready("launch");
 		}
-		ready("launch");
 	}, 400);
 
 	async function start() {
@@ -164,5 +176,5 @@ export function show(root, { params }) {
 		write();
 	}
 	load();
-	return {};
+	return { destroy: () => preflight?.abort() };
 }

@@ -2,10 +2,12 @@
 
 import { ENDED } from "../contract.js";
 import { follow } from "./api.js";
-import { throttled } from "./dom.js";
+import { throttled, toast } from "./dom.js";
+import { duration } from "./format.js";
 
 const POLL_MS = 2000;
 const GAUGES_MS = 5000;
+const BRIEF_MS = 3000;
 const LABELS = { live: "Live", polling: "Every 2 s", reconnecting: "Reconnecting…", ended: "" };
 
 export const ended = (run) => ENDED.includes(run?.status);
@@ -30,6 +32,17 @@ export function keepUp(id, tick, onEvent = () => {}, onGap = () => {}) {
 	let over = false;
 	let busy = false;
 	let again = false;
+	let lostAt = null;
+
+	/** Says once, and only after a loss that people noticed, that the page is up to date again. */
+	const linked = (state) => {
+		if (state === "reconnecting") lostAt ??= Date.now();
+		else if (lostAt !== null) {
+			if (Date.now() - lostAt > BRIEF_MS) toast(`Back after ${duration((Date.now() - lostAt) / 1000)}`, "good");
+			lostAt = null;
+		}
+		showLink(over ? "ended" : state);
+	};
 
 	const refresh = async () => {
 		if (stop.signal.aborted || document.hidden) return;
@@ -70,7 +83,7 @@ export function keepUp(id, tick, onEvent = () => {}, onGap = () => {}) {
 		const streamed = await follow(id, {
 			signal,
 			last,
-			onState: (state) => showLink(over ? "ended" : state),
+			onState: linked,
 			onGap: () => {
 				last = null;
 				onGap();

@@ -20,6 +20,7 @@ export function show(root, data, params) {
 	let items = [];
 	let cursor = null;
 	let damaged = [];
+	let note = null;
 	// Rewards of all that fits the filters, whatever bar is chosen; and which filters those were.
 	let rewards = [];
 	let rewardsOf = null;
@@ -75,10 +76,10 @@ export function show(root, data, params) {
 		paintHistogram();
 		const current = asked.get("r");
 		const rows = items.map((r) =>
-			h("a", { class: "rollout", href: address({ r: r.id }), "aria-current": r.id === current ? "true" : null }, h("span", {}, h("b", {}, `${r.group} · ${r.index}`), h("small", { class: "sub" }, ` ${r.env}`)), h("span", { class: "n" }, r.error ? h("span", { class: "wrong" }, "error") : num(r.reward), r.advantage === null ? null : h("small", { class: r.advantage < 0 ? "minus" : "plus" }, ` ${r.advantage < 0 ? "−" : "+"}${num(Math.abs(r.advantage))}`))),
+			h("a", { class: "rollout", href: address({ r: r.id }), "aria-current": r.id === current ? "true" : null }, h("span", {}, h("b", {}, `${r.group} · ${r.index}`), h("small", { class: "sub" }, ` ${r.env}${r.filtered ? " · filtered" : ""}`)), h("span", { class: "n" }, r.error ? h("span", { class: "wrong" }, "error") : num(r.reward), r.advantage === null ? null : h("small", { class: r.advantage < 0 ? "minus" : "plus" }, ` ${r.advantage < 0 ? "−" : "+"}${num(Math.abs(r.advantage))}`))),
 		);
 		const damage = damageLine("groups", damaged);
-		fill(list, damage && h("p", { class: "wrong", role: "status" }, damage), rows.length ? rows : notice("No rollouts", cursor ? "None among those looked through so far." : "None that is finished fits; choose another step, or clear the filters.", { action: linkTo(pageOf(data.id, "rollouts"), "Clear filters") }), cursor && h("button", { onclick: () => load(true) }, "More"));
+		fill(list, damage && h("p", { class: "wrong", role: "status" }, damage), note && h("p", { class: "sub", role: "status" }, `There are no train rollouts of this step: ${note}.`), rows.length ? rows : notice("No rollouts", cursor ? "None among those looked through so far." : "None that is finished fits; choose another step, or clear the filters.", { action: linkTo(pageOf(data.id, "rollouts"), "Clear filters") }), cursor && h("button", { onclick: () => load(true) }, "More"));
 	}
 
 	function paintReader() {
@@ -130,6 +131,7 @@ export function show(root, data, params) {
 			if (mine !== serial) return;
 			items = more ? [...items, ...found.data] : found.data;
 			damaged = more ? [...damaged, ...found.damaged] : found.damaged;
+			note = found.note;
 			cursor = found.has_more ? found.next_after : null;
 			if (all || !asked.has("low")) rewards = (all?.data ?? items).map((r) => r.reward).filter((r) => r !== null);
 			rewardsOf = text;

@@ -4,12 +4,14 @@
 import { api } from "./api.js";
 import { fill, h, loading, notice, ready, table, trouble } from "./dom.js";
 import { loadEvents } from "./events.js";
+import { faultsOf, gapsOf, without } from "./faults.js";
 import { clock, damageLine, duration, num } from "./format.js";
 import { bindKeys } from "./keyboard.js";
 import { cssVar, onTheme } from "./theme.js";
 
 const KEYS = ["time/wait_for_batch", "time/train", "time/sync_weights", "time/scoring"];
-const GAP_S = 40;
+/** Workers tell every ten seconds what is in flight: what nobody tells for longer, nobody knows. */
+const GAP_S = 15;
 const MARKED = "server,work.failed,run.asked,run.status,run.resumed,run.config,run.ended,run.stuck,run.trouble,run.warning,run.alarm,run.eval,run.eval_started";
 const LANES = [
 	{ id: "flight", label: "Rollouts in flight", height: 120 },
@@ -21,8 +23,13 @@ const LANES = [
 ];
 const HEAD = 20;
 const AXIS = 26;
-const LEGEND = { train: ["train rollouts, training", 0], eval: ["eval rollouts, evals", 3], wait: ["trainer waits for rollouts", 7], scoring: ["trainer waits for scoring", 6], sync: ["weight sync", 2], work: ["checkpoint and other work", 5] };
-const MARKS = [["fault", "bad"], ["trouble", "warn"], ["recovery", "good"], ["request", "busy"]];
+// One colour for one meaning; what is hatched is missing.
+const LEGEND = { train: ["train rollouts", 0], eval: ["eval rollouts", 3], trains: ["trainer trains", 1], wait: ["trainer waits for rollouts", 7], scoring: ["trainer waits for scoring", 6], sync: ["weight sync", 2], evals: ["evals", 4], work: ["checkpoint and other work", 5] };
+const MARKS = [["fault", "bad"], ["trouble", "warn"], ["recovery", "good"], ["request", "text"]];
+const HATCHED = [["server lost", "bad"], ["nobody tells what is in flight", "muted"]];
+/** In which lane the loss of a server shows, beside that of faults. */
+const LANE_OF = { trainer: "trainer", engine: "sync" };
+const HATCH_PX = 6;
 const NICE_S = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 604800];
 
 /** The first place in `list`, ascending by `value`, that is not below `wanted`. */
@@ -37,17 +44,43 @@ function place(list, wanted, value) {
 	return low;
 }
 
-/** Spans [lane, from, to, colour, text] of a step's record: it was written as the step ended. */
-function spansOf({ step, time, metrics }) {
+/**
+ * Spans [lane, from, to, colour, text] of a step's record: it was written as the step ended. Of what
+ * the record counts as training, that is none in which there was no trainer.
+ */
+function spansOf({ step, time, metrics }, faults) {
 	const [wait, train, sync, scoring] = KEYS.map((key) => metrics[key] ?? 0);
 	const trained = time - sync;
 	const began = trained - train;
+	const trainer = faults.filter((fault) => fault.role === "trainer");
+	const cut = (from, to, tone, text) => {
+		const { parts, lost } = without(from, to, trainer);
+		const said = text(duration(to - from - lost)) + (lost ? `, and ${duration(lost)} without a trainer` : "");
+		return parts.map(([a, b]) => ["trainer", a, b, tone, said]);
+	};
 	return [
-		["trainer", began - scoring - wait, began - scoring, "wait", `Step ${step}: trainer waits for rollouts, ${duration(wait)}`],
-		...(scoring ? [["trainer", began - scoring, began, "scoring", `Step ${step}: trainer waits for scoring, ${duration(scoring)}`]] : []),
-		["trainer", began, trained, "train", `Step ${step}: trains for ${duration(train)}`],
+		...cut(began - scoring - wait, began - scoring, "wait", (time) => `Step ${step}: trainer waits for rollouts, ${time}`),
+		...(scoring ? cut(began - scoring, began, "scoring", (time) => `Step ${step}: trainer waits for scoring, ${time}`) : []),
+		...cut(began, trained, "trains", (time) => `Step ${step}: trains for ${time}`),
 		["sync", trained, time, "sync", `Step ${step}: weights reach the engines in ${duration(sync)}`],
 	];
+}
+
+/** Draws lines across a rectangle: something is missing there. */
+function hatch(pen, x, y, width, height, color) {
+	pen.save();
+	pen.beginPath();
+	pen.rect(x, y, Math.max(width, 1), height);
+	pen.clip();
+	pen.strokeStyle = color;
+	pen.lineWidth = 1.5;
+	pen.beginPath();
+	for (let at = x - height - ((x - height) % HATCH_PX); at < x + width; at += HATCH_PX) {
+		pen.moveTo(at, y + height);
+		pen.lineTo(at + height, y);
+	}
+	pen.stroke();
+	pen.restore();
 }
 
 export function show(root, data) {
@@ -71,7 +104,7 @@ export function show(root, data) {
 			button("Last 10 min", "The last ten minutes", last(600)),
 			button("+", "Zoom in", () => zoom(0.6)),
 			button("−", "Zoom out", () => zoom(1 / 0.6)),
-			h("span", { class: "legend" }, [...Object.values(LEGEND).map(([text, color]) => [text, `series-${color}`]), ...MARKS].map(([text, color]) => h("span", { class: "chip", vars: { "--c": `var(--${color})` } }, h("i", { class: "d0" }), text))),
+			h("span", { class: "legend" }, [...Object.values(LEGEND).map(([text, color]) => [text, `series-${color}`]), ...MARKS].map(([text, color]) => h("span", { class: "chip", vars: { "--c": `var(--${color})` } }, h("i", { class: "d0" }), text)), HATCHED.map(([text, color]) => h("span", { class: "chip", vars: { "--c": `var(--${color})` } }, h("i", { class: "hatched" }), text))),
 		),
 		frame,
 		damage,
@@ -87,6 +120,10 @@ export function show(root, data) {
 	let marks = [];
 	let works = [];
 	const evals = {};
+	let reports = [];
+	let loads = [];
+	let faults = [];
+	let gaps = [];
 	const seen = new Set();
 	let view = null;
 	let follow = true;
@@ -166,12 +203,20 @@ export function show(root, data) {
 			pen.fill();
 			if (tone === "error" || tone === "warning") pen.fillRect(x(time) - 0.5, 0, 1, height - AXIS);
 		}
+		for (const { role, from: lost, to: back } of faults) {
+			if (back < from || lost > to) continue;
+			for (const lane of [LANE_OF[role], "faults"]) {
+				if (!lane) continue;
+				const { top: y, height: tall } = top[lane];
+				hatch(pen, x(lost), y, x(back) - x(lost), tall, colors.error);
+			}
+		}
 		pen.fillStyle = colors.text;
 		for (const { label, top: y } of laid) pen.fillText(label, 6, y - 6);
 	}
 
 	/** Evals from their first group to their result; those still under way reach to the end. */
-	const evalSpans = () => Object.values(evals).map(({ from, to, text }) => ["eval", from ?? to, to >= (from ?? to) ? to : end(), "eval", text]).sort((a, b) => a[1] - b[1]);
+	const evalSpans = () => Object.values(evals).map(({ from, to, text }) => ["eval", from ?? to, to >= (from ?? to) ? to : end(), "evals", text]).sort((a, b) => a[1] - b[1]);
 
 	/** Train and eval rollouts as areas on each other, the most of each pixel, and permits as a line. */
 	function flights(pen, x, width, { top, height }) {
@@ -180,7 +225,7 @@ export function show(root, data) {
 		let most = 1;
 		for (let i = Math.max(0, place(gauges, view[0], (g) => g.time) - 2); i < gauges.length && gauges[i].time <= view[1]; i++) {
 			const g = gauges[i];
-			const till = Math.min(gauges[i + 1]?.time ?? g.time + 5, g.time + GAP_S);
+			const till = Math.min(gauges[i + 1]?.time ?? g.time + 5, g.time + (g.worker_inflight === 0 ? 0 : GAP_S));
 			most = Math.max(most, g.permits ?? 0, (g.inflight_train ?? 0) + (g.inflight_eval ?? 0));
 			for (let c = Math.max(0, Math.floor(x(g.time))); c <= Math.min(cells.length - 1, x(till)); c++) {
 				const cell = cells[c];
@@ -197,9 +242,12 @@ export function show(root, data) {
 			pen.fillStyle = colors.text;
 			if (permits) pen.fillRect(c, top + height - permits * scale, 1, 1);
 		});
+		for (const [from, to] of gaps) if (to > view[0] && from < view[1]) hatch(pen, x(from), top, x(to) - x(from), height, colors.muted);
 		pen.fillStyle = colors.muted;
 		pen.fillText(`permits ${num(most)}`, 130, top - 6);
 	}
+
+	const missing = (time, wanted) => faults.filter((one) => one.from <= time && time <= one.to && wanted(one)).map(({ role, index, from, to }) => `No ${role} ${index} for ${duration(to - from)}`);
 
 	function point(event) {
 		if (!view) return;
@@ -211,11 +259,12 @@ export function show(root, data) {
 		const lines = [clock(time)];
 		if (lane?.id === "flight") {
 			const g = data.gauges[Math.max(0, place(data.gauges, time, (one) => one.time) - 1)];
-			if (g) lines.push(`${g.inflight_train ?? 0} train and ${g.inflight_eval ?? 0} eval rollouts of ${g.permits ?? "?"} permits`, g.waiting_for && `no more since: ${g.waiting_for}`);
+			if (gaps.some(([from, to]) => from <= time && time <= to)) lines.push("No rollout worker tells what is in flight.");
+			else if (g) lines.push(`${g.inflight_train ?? 0} train and ${g.inflight_eval ?? 0} eval rollouts of ${g.permits ?? "?"} permits`, g.waiting_for && `no more since: ${g.waiting_for}`);
 		} else if (lane?.id === "faults") {
-			lines.push(...marks.filter(([at]) => Math.abs(at - time) < near).slice(0, 4).map(([, , text]) => text));
+			lines.push(...marks.filter(([at]) => Math.abs(at - time) < near).slice(0, 4).map(([, , text]) => text), ...missing(time, () => true));
 		} else if (lane) {
-			lines.push(...[...spans, ...works, ...evalSpans()].filter(([id, from, to]) => id === lane.id && from - near / 3 <= time && to + near / 3 >= time).slice(0, 3).map((s) => s[4]));
+			lines.push(...missing(time, ({ role }) => LANE_OF[role] === lane.id), ...[...spans, ...works, ...evalSpans()].filter(([id, from, to]) => id === lane.id && from - near / 3 <= time && to + near / 3 >= time).slice(0, 3).map((s) => s[4]));
 		}
 		fill(tip, lines.filter(Boolean).map((line) => h("div", {}, line)));
 		tip.hidden = false;
@@ -250,6 +299,8 @@ export function show(root, data) {
 			seen.add(event.id);
 			const time = Date.parse(event.created_at) / 1000;
 			const { type, level, message, data: told } = event;
+			if (type.startsWith("server.")) reports.push({ time, role: told.role, index: told.index, state: told.state, lostAt: told.lost_at ? Date.parse(told.lost_at) / 1000 : null });
+			if (type === "work.done" && told.work === "load_trainer") loads.push([Date.parse(told.started_at) / 1000, Date.parse(told.finished_at) / 1000]);
 			if (type === "work.done" && !/train_step|sync_weights|ship_batch|eval/.test(told.work)) {
 				works.push(["work", Date.parse(told.started_at) / 1000, Date.parse(told.finished_at) / 1000, "work", message]);
 			}
@@ -263,9 +314,19 @@ export function show(root, data) {
 			if (level !== "info" || fine) marks.push([time, level === "info" ? (/server\.up|resumed|running/.test(`${type} ${message}`) ? "good" : "asked") : level, message]);
 		}
 		works.sort((a, b) => a[1] - b[1]);
+		reports.sort((a, b) => a.time - b.time);
+		loads.sort((a, b) => a[0] - b[0]);
+		lay();
 		marks.sort((a, b) => a[0] - b[0]);
 		const rows = marks.slice(-200).reverse().map(([time, tone, text]) => h("tr", { class: `level-${tone}` }, h("td", {}, h("button", { class: "small", onclick: () => (look(time - 60, time + 60), frame.scrollIntoView({ block: "center" })) }, clock(time))), h("td", {}, text)));
 		fill(list, rows.length ? table("Faults, recoveries and requests", "events", null, rows) : h("p", { class: "sub" }, "Nothing broke, and nothing was asked of the run."));
+	}
+
+	/** Lays the spans anew: what an event says may change those of records that are known. */
+	function lay() {
+		faults = faultsOf(reports, loads, end());
+		gaps = gapsOf(data.gauges, GAP_S, (gauge) => gauge.worker_inflight !== 0);
+		spans = records.flatMap((record) => spansOf(record, faults)).sort((a, b) => a[1] - b[1]);
 	}
 
 	async function newer() {
@@ -277,11 +338,11 @@ export function show(root, data) {
 		}
 		damage.textContent = damageLine("steps", [...damaged]);
 		await data.loadGauges(stop.signal);
-		spans = records.flatMap(spansOf).sort((a, b) => a[1] - b[1]);
+		lay();
 	}
 
 	function paletted() {
-		colors = { text: cssVar("--text"), muted: cssVar("--muted"), grid: cssVar("--grid"), error: cssVar("--bad"), warning: cssVar("--warn"), good: cssVar("--good"), asked: cssVar("--busy") };
+		colors = { text: cssVar("--text"), muted: cssVar("--muted"), grid: cssVar("--grid"), error: cssVar("--bad"), warning: cssVar("--warn"), good: cssVar("--good"), asked: cssVar("--text") };
 		for (const [name, [, at]] of Object.entries(LEGEND)) colors[name] = cssVar(`--series-${at}`);
 		draw();
 	}

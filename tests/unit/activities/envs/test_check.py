@@ -1,5 +1,6 @@
 """What the preflight says about environments that cannot work."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,13 @@ import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 
-from ratchet.activities.contracts.checks import CheckInput, CheckResult, load_limits
-from ratchet.activities.envs.check import EnvActivities
+from ratchet.activities.contracts.checks import (
+    CheckInput,
+    CheckProblem,
+    CheckResult,
+    load_limits,
+)
+from ratchet.activities.envs.check import EnvActivities, once
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.configs.load import validate
 
@@ -142,3 +148,34 @@ def test_environments_of_one_path_are_waited_for_together() -> None:
     ]
     config = validate({"max_steps": 1, "train": {"env": envs}})
     assert load_limits(config) == {"/p": 3600 + 600, None: 600}
+
+
+async def test_what_is_not_there_says_what_to_run_and_says_it_once(
+    tmp_path: Path, own_path: str
+) -> None:
+    nowhere = {"id": "own-env", "path": str(tmp_path / "nowhere")}
+    broken = {"id": "broken-env", "path": own_path}
+    none: dict[str, Any] = {"id": "some-env-of-mine"}
+    envs = [nowhere, broken, none]
+    result = await _check(tmp_path, train={"env": envs}, eval={"env": envs, "num_examples": 3})
+    found = {problem.pointer: problem.message for problem in result.problems}
+    assert sorted(found) == ["/train/env/0/path", "/train/env/1/id", "/train/env/2/id"]
+    folder, package, module = (found[pointer] for pointer in sorted(found))
+    assert "there is no folder" in folder and "'own_env'" in folder
+    assert f"run `{sys.executable} -m pip install a_package_nobody_has`" in package
+    assert f"run `{sys.executable} -m pip install FOLDER`" in module and "`path`" in module
+    assert all("(the same: eval.env[" in message for message in found.values())
+
+
+def test_a_problem_of_one_place_is_as_it_was() -> None:
+    problems = [
+        CheckProblem("/eval/env/0/id", "eval.env[0].id", "no such env"),
+        CheckProblem("/train/env/1/args", "train.env[1].args", "bad args"),
+        CheckProblem("/train/env/0/id", "train.env[0].id", "no such env"),
+    ]
+    assert once(problems) == [
+        CheckProblem(
+            "/train/env/0/id", "train.env[0].id", "no such env (the same: eval.env[0].id)"
+        ),
+        CheckProblem("/train/env/1/args", "train.env[1].args", "bad args"),
+    ]

@@ -179,6 +179,7 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
     async with serving(served) as address, config_file(tmp_path, "cli") as path:
         plan = await ratchet(address, "runs", "create", path, "max_steps=8", "--dry-run")
         assert plan.status == 0 and "128 at least" in plan.out
+        assert "workers have checked what it names" in plan.err
         made = await ratchet(
             address, "runs", "create", path, "max_steps=8", "metadata.owner=cli", "--json"
         )
@@ -241,6 +242,16 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
 
 
 @on_server
+async def test_a_dry_run_that_no_worker_checked_is_no_success(
+    served: Served, tmp_path: Path
+) -> None:
+    async with serving(served) as address, config_file(tmp_path, "broken-preflight") as path:
+        plan = await ratchet(address, "runs", "create", path, "--dry-run")
+        assert plan.status == 3 and "80 at least" in plan.out
+        assert "the config is valid; not checked: environments, model" in plan.err
+
+
+@on_server
 async def test_what_a_run_left_is_listed(served: Served) -> None:
     run_id = (await served.start("listed"))["id"]
     await served.until(run_id, step=3)
@@ -273,6 +284,8 @@ async def test_what_a_run_left_is_listed(served: Served) -> None:
         left = await runs("rollouts", run_id)
         assert "left out, since they are damaged: train/1" in left.err
         assert (await runs("rollouts", run_id, "--json")).json["damaged"] == ["train/1"]
+        none = await ratchet(address, "runs", "rollouts", run_id, "--step", "900")
+        assert none.status == 1 and "no batch of step 900 has been written" in none.err
 
         log = (await runs("logs", run_id)).out.splitlines()
         told = (await runs("events", run_id)).out.splitlines()

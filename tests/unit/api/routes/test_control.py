@@ -1,6 +1,7 @@
 """Cancel, checkpoint, resume of what has ended, and fork: what is told, started and refused."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,43 @@ async def test_changes_and_metadata_of_a_run_hold_in_its_next_attempt(
     saved = configs.document(served.store, f"{run_id}+2")
     assert saved["dispatch"]["tasks_per_minute"] == 77
     assert saved["metadata"] == {"owner": "ana", "note": "slow"}
+
+
+async def test_a_change_that_does_not_hold_yet_is_pending(served: Served) -> None:
+    run_id = (await served.start("patched"))["id"]
+    await served.until(run_id, status="running")
+    answer = await served.http.patch(f"/v1/runs/{run_id}", json={"max_steps": 7})
+    assert answer.status_code == 200, answer.text
+    run = answer.json()
+    assert run["pending"] == {"max_steps": 7} and run["max_steps"] == 5
+    assert run["config_changes"] == {"max_steps": 7}
+    patch = {"dispatch": {"tasks_per_minute": 77}}
+    run = (await served.http.patch(f"/v1/runs/{run_id}", json=patch)).json()
+    assert run["pending"] == {}, "a limit holds at once"
+
+
+async def test_a_paused_run_says_why(served: Served) -> None:
+    run_id = (await served.start("why"))["id"]
+    await served.until(run_id, status="running")
+    await served.http.post(f"/v1/runs/{run_id}/pause", json={"reason": "a look"})
+    run = await served.until(run_id, status="paused")
+    assert run["pause_reason"] == "a look" and run["paused_because"] is None
+    await served.http.post(f"/v1/runs/{run_id}/resume")
+    assert (await served.until(run_id, status="running"))["pause_reason"] is None
+
+
+async def test_a_fork_is_at_its_checkpoint_from_the_first_moment(
+    served: Served, tmp_path: Path
+) -> None:
+    run_id = (await served.start("forked"))["id"]
+    await served.until(run_id, status="running")
+    put_checkpoint(served.store, run_id, 2, tmp_path)
+    forked = (await served.http.post(f"/v1/runs/{run_id}/fork", json={})).json()
+    handle = served.env.client.get_workflow_handle(forked["id"])
+    async for event in handle.fetch_history_events():
+        fields = event.workflow_execution_started_event_attributes.memo.fields
+        assert json.loads(fields["ratchet"].data)["step"] == 2
+        break
 
 
 async def test_what_cannot_be_resumed_says_why(served: Served, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from ratchet.activities.contracts.names import Queues
 from ratchet.activities.storage import configs
 from ratchet.api.app import create_app
 from tests.unit.api.conftest import Served, asgi, config, connection
+from tests.unit.api.standin import ESTIMATES
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -61,6 +62,28 @@ async def test_dry_run_starts_nothing(served: Served) -> None:
     assert answer.json()["config"]["train"]["max_lag"] == 1
     listed = (await served.http.get("/v1/runs?limit=100")).json()["data"]
     assert "dry" not in {run["name"] for run in listed}
+
+
+async def test_a_dry_run_is_checked_by_workers_too(served: Served) -> None:
+    url = "/v1/runs?dry_run=true"
+    checked = (await served.http.post(url, json=config("dry"))).json()
+    assert checked["unchecked"] is None and checked["examples"] == {"train/reverse-text": 512}
+    assert checked["estimates"] == ESTIMATES
+    refused = problem(await served.http.post(url, json=config("bad-env")), 422, "invalid-config")
+    assert refused["errors"][0]["message"] == "no such environment"
+    left_out = await served.http.post(f"{url}&preflight=false", json=config("bad-env"))
+    assert left_out.status_code == 200 and "was left out" in left_out.json()["unchecked"]
+
+
+async def test_a_dry_run_that_nobody_checked_says_so(served: Served) -> None:
+    settings = replace(served.settings, queues=Queues.prefixed("nobody"), preflight_timeout_s=0.5)
+    async with asgi(create_app(settings, connection(served.env))) as http:
+        answer = await http.post("/v1/runs?dry_run=true", json=config("lonely-dry"))
+    assert answer.status_code == 200
+    assert "environments, model" in answer.json()["unchecked"]
+    assert "nobody-env" in answer.json()["unchecked"]
+    broken = await served.http.post("/v1/runs?dry_run=true", json=config("broken-preflight"))
+    assert "the disk is on fire" in broken.json()["unchecked"]
 
 
 async def test_every_mistake_is_listed_with_its_place(served: Served) -> None:

@@ -14,7 +14,9 @@ from ratchet.activities.storage.batch import Sample, encode_batch
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.store.records import Records
 from ratchet.api.store.rollouts import GROUP, RID, Rollouts, Wanted, rollout_id
+from ratchet.api.store.step_groups import StepGroups
 from ratchet.api.store.tokens import Tokenizers, pieces_by_id
+from ratchet.configs.load import validate
 from tests.unit.api.conftest import Served
 from tests.unit.api.routes.test_create import problem
 from tests.unit.api.routes.test_trainer_logprobs import scores
@@ -118,6 +120,51 @@ async def test_rollouts_are_found_by_step_env_kind_and_reward(served: Served) ->
     assert item["step"] == 3 and item["env"] == "hard" and item["versions"] == [4, 5]
 
 
+def cut(served: Served, run: str, step: int, *groups: str, digest: str = "0" * 16) -> None:
+    """What is recorded when a batch is written."""
+    value = {"step": step, "groups": [*groups]}
+    served.store.put_json(keys.step_groups(run, step, digest), value)
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_step_has_the_groups_that_were_cut_for_it(served: Served) -> None:
+    run = (await served.start("cut"))["id"]
+    for name in ("train/2", "train/10", "train/10.1", "train/11"):
+        group(served, run, name, "easy", [0.0, 1.0])
+    # Nothing of the second trained, and of the first batch of step 6 nothing did.
+    batch(served, run, 6, "train/10")
+    cut(served, run, 6, "train/10", "train/2", digest="b" * 16)
+    cut(served, run, 6, "train/10.1", digest="a" * 16)
+    in_step = [f"train:{g}:{i}" for g in ("10.1", "10", "2") for i in (0, 1)]
+    assert await ids(served, run, "&step=6") == in_step
+    served.store.delete(served.store.require(keys.batch(run, 6)))
+    assert await ids(served, run, "&step=6") == in_step
+    page = (await served.http.get(f"/v1/runs/{run}/rollouts?step=6")).json()
+    assert page["note"] is None
+    listed = (await served.http.get(f"/v1/runs/{run}/rollouts")).json()["data"]
+    assert {item["group"]: item["step"] for item in listed} == {
+        "train/11": None,
+        "train/10.1": 6,
+        "train/10": 6,
+        "train/2": 6,
+    }
+    whole = (await served.http.get(f"/v1/runs/{run}/rollouts/train:2:1")).json()
+    assert whole["step"] == 6 and {member["step"] for member in whole["members"]} == {6}
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_step_without_rollouts_says_why(served: Served) -> None:
+    run = (await served.start("pruned"))["id"]
+    served.store.put_json(keys.step_record(run, 5), {"step": 5, "time": 1.0, "metrics": {}})
+    url = f"/v1/runs/{run}/rollouts"
+    pruned = (await served.http.get(f"{url}?step=5")).json()
+    assert pruned["data"] == [] and "retention.batches has removed" in pruned["note"]
+    beyond = (await served.http.get(f"{url}?step=900&kind=train")).json()
+    assert beyond["note"] == "no batch of step 900 has been written"
+    for query in ("step=0", "step=5&kind=eval", "kind=train"):
+        assert (await served.http.get(f"{url}?{query}")).json()["note"] is None, query
+
+
 @pytest.mark.asyncio(loop_scope="session")
 async def test_a_rollout_is_read_token_by_token(served: Served, tmp_path: Any) -> None:
     run = (await served.start("whole"))["id"]
@@ -210,6 +257,28 @@ def test_pages_share_the_listing_of_a_long_run(
     order = [("11", "x+2"), ("2", "x+2"), ("10", "x"), ("2.1", "x"), ("1", "x"), ("0", "x")]
     assert found == [(f"train/{name}", i, attempt) for name, attempt in order for i in (0, 1)]
     assert store.listings == 2
+
+
+def test_a_group_gets_its_step_from_as_few_records_as_may_hold_it(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    config = validate(
+        {"max_steps": 9, "train": {"env": [{"id": "reverse-text"}], "max_off_policy_steps": 2}}
+    )
+    for attempt in ("x", "x+2"):
+        store.put_json(keys.config(attempt), config.model_dump(mode="json"))
+    store.put_json(keys.lineage("x+2"), {"source": "x", "step": 3, "kind": "resume"})
+    for attempt, step, group in (("x", 3, 1), ("x", 4, 2), ("x+2", 4, 3), ("x+2", 6, 4)):
+        value = {"step": step, "groups": [f"train/{group}"]}
+        store.put_json(keys.step_groups(attempt, step, "0" * 16), value)
+    steps = StepGroups(Records(store))
+
+    def step_of(group: int, version: int, *, ageless: bool = False) -> int | None:
+        return steps.step_of("x", f"train/{group}", version, ageless=ageless)
+
+    assert step_of(1, 2) == 3 and step_of(3, 1) == 4
+    assert step_of(2, 1) is None, "the attempt was left before that step"
+    assert step_of(1, 3) is None, "a batch trains on no later version than the one before it"
+    assert step_of(4, 2) is None and step_of(4, 2, ageless=True) == 6 and step_of(4, 3) == 6
 
 
 def test_evals_are_paged_through_attempts(tmp_path: Path) -> None:

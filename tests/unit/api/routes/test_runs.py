@@ -64,6 +64,7 @@ async def test_a_running_run_shows_what_it_does(served: Served) -> None:
     assert re.fullmatch(r"waiting for rollouts of batch 4 for \d+ s", message)
     assert shown["checkpoint"] == {"step": 2}
     good = {"failed": None, "of": None, "error": None}
+    good |= {"rollouts": None, "versions": None, "epoch": None}
     assert shown["eval"] == {"reverse-text": {"step": 0, "reward": 0.2, **good}}
     assert shown["restarts"] == {"engine": 1}
     assert shown["error"] is None and shown["finished_at"] is None

@@ -50,7 +50,9 @@ def test_a_run_without_an_end_is_planned_by_the_step() -> None:
     plan = plan_of(validate({"max_steps": None, "train": env, "eval": env}))
     assert (plan.steps, plan.train_rollouts, plan.checkpoints) == (None, None, None)
     assert plan.rollouts_per_step == 128 and [e.count for e in plan.evals] == [None]
-    answer = ResolvedConfig(config={"name": "r"}, plan=plan)
+    disk = {"checkpoints": 3 << 20, "being written": 0, "versions": 5 << 20}
+    answer = ResolvedConfig(config={"name": "r"}, plan=plan, estimates={"disk": disk})
     out = io.StringIO()
     Console(file=out, width=100).print(plan_table(answer))
+    assert "8.0 MiB (versions 5.0 MiB, checkpoints 3.0 MiB)" in out.getvalue()
     assert "until it is stopped" in out.getvalue() and "None" not in out.getvalue()

@@ -29,6 +29,28 @@ def test_engine_is_offered_only_while_up_and_verified_in_its_epoch() -> None:
     assert fleet.host("engine", 0).up
 
 
+def test_a_pause_is_no_restart() -> None:
+    fleet = Fleet(hosts_of(config()))
+    fleet.on_report(report(1, "up"))
+    fleet.on_report(report(2, "up"))
+    host = fleet.host("engine", 0)
+    assert fleet.restarts()["engine"] == 1
+    fleet.put_away(host)
+    assert not fleet.on_report(report(2, "down")), "it comes late, and changes nothing"
+    fleet.on_report(report(3, "starting"))
+    fleet.on_report(report(3, "up"))
+    assert fleet.restarts()["engine"] == 1 and host.up and host.detail == ""
+    fleet.on_report(report(4, "starting"))
+    assert fleet.restarts()["engine"] == 2, "a loss after a pause is one"
+
+
+def test_a_server_that_cannot_come_back_after_a_pause_is_known() -> None:
+    fleet = Fleet(hosts_of(config()))
+    fleet.on_report(report(1, "up"))
+    fleet.put_away(fleet.host("engine", 0))
+    assert fleet.on_report(report(1, "failed")) and fleet.broken() is not None
+
+
 def test_server_that_never_comes_up_breaks_its_run() -> None:
     fleet = Fleet(hosts_of(config()))
     for epoch in range(1, MAX_DOWNS + 1):

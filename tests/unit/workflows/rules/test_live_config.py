@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.configs.live import LIVE_KEYS, changed, needs_revision
+from ratchet.configs.live import LIVE_KEYS, changed, differences, needs_revision, pending
 from ratchet.configs.load import ConfigError, validate
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.state import Limits, Shares
@@ -211,3 +211,13 @@ def test_a_run_may_lose_its_end_and_get_another() -> None:
     falling = {**plain, "trainer": {"scheduler": {"type": "cosine"}}}
     with pytest.raises(ConfigError, match=r"trainer\.scheduler\.type 'cosine'.*max_steps"):
         changed(falling, {}, {"max_steps": None})
+
+
+def test_a_change_is_told_from_old_to_new() -> None:
+    patch = {"max_steps": 10, "train": {"env": {"a": {"ratio": 2.0}}}, "metadata": {"who": "me"}}
+    before = validate(PLAIN)
+    together, after = changed(before.model_dump(mode="json"), {}, patch)
+    told = differences(before.model_dump(mode="json"), after.model_dump(mode="json"), patch)
+    assert told == {"train.env.a.ratio": [1.0, 2.0], "metadata.who": [None, "me"]}
+    assert pending(before, together) == {"train.env.a.ratio": 2.0}, "metadata holds at once"
+    assert pending(after, together) == {}

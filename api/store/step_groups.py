@@ -1,0 +1,139 @@
+"""Which groups were cut for which step. Everything blocks.
+
+It is recorded when a batch is written, with the groups that filters left nothing of, and retention
+leaves it. Of batches that older builds wrote the batch file alone says it, as long as it is kept.
+"""
+
+import io
+import re
+import threading
+import time
+from dataclasses import dataclass
+from math import inf
+
+from cachetools import LRUCache, TLRUCache, cachedmethod
+
+from ratchet.activities.contracts.refs import ArtifactRef
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import CorruptArtifact
+from ratchet.api.store.curves import Span
+from ratchet.api.store.records import Records
+
+RECORD = re.compile(r"step-([0-9]{8,})-[0-9a-f]{16}\.json")
+KEPT = 1024
+LISTINGS = 16
+LISTING_SHARE = 5
+"""A listing that took t seconds serves for so many t: listing takes a bounded share of time."""
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """Keys of an attempt's records by step, and how long it took to list them. A batch that turned
+    out empty leaves its step to another.
+    """
+
+    keys: dict[int, list[str]]
+    took_s: float
+
+
+def _lasts(_: str, listing: _Listing, now: float) -> float:
+    return now + LISTING_SHARE * listing.took_s
+
+
+def _within(span: Span, step: int) -> bool:
+    return span.first < step and (span.last is None or step <= span.last)
+
+
+class StepGroups:
+    """Reads what was cut for the steps of any run."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._store = records.store
+        self._kept: LRUCache[str, list[str]] = LRUCache(KEPT)
+        self._lock = threading.Lock()
+        self._listings = TLRUCache[str, _Listing](LISTINGS, _lasts)
+        self._listed = threading.Condition()
+
+    def spans_of(self, run_id: str, step: int) -> list[tuple[Span, list[Span]]]:
+        """The spans of a run that a step belongs to, each with those before it, the newest first,
+        where groups of its batch may lie: a restored run goes on with what was cut before.
+        """
+        spans = self._records.spans(run_id)
+        return [
+            (span, spans[place::-1] if place else [span])
+            for place, span in enumerate(spans)
+            if _within(span, step)
+        ]
+
+    def cut_for(self, attempt: str, step: int) -> list[str] | None:
+        """Ids of the groups that were cut for a step, in order; None if nothing says which."""
+        if recorded := self._listing(attempt).keys.get(step):
+            named = [group for key in recorded for group in self._records.read(key)["groups"]]
+            return list(dict.fromkeys(named))
+        key = keys.batch(attempt, step)
+        ref = self._store.committed(key)
+        try:
+            return self.groups_in(ref) if ref is not None else None
+        except CorruptArtifact:
+            # Retention deletes batches while a run goes on.
+            if self._store.committed(key) is not None:
+                raise
+            return None
+
+    @cachedmethod(
+        lambda self: self._listings, lambda _, attempt: attempt, condition=lambda self: self._listed
+    )
+    def _listing(self, attempt: str) -> _Listing:
+        began = time.monotonic()
+        result: dict[int, list[str]] = {}
+        folder = keys.step_groups(attempt, 0, "").rpartition("/")[0]
+        for key in self._store.committed_keys(folder):
+            if named := RECORD.fullmatch(key.rpartition("/")[2]):
+                result.setdefault(int(named[1]), []).append(key)
+        return _Listing(result, time.monotonic() - began)
+
+    @cachedmethod(lambda self: self._kept, lambda _, ref: ref.key, lambda self: self._lock)
+    def groups_in(self, ref: ArtifactRef) -> list[str]:
+        """Ids of the groups of a batch, or of the scores of its tokens."""
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(io.BytesIO(self._store.get(ref)), columns=["group"])
+        return list(dict.fromkeys(table["group"].to_pylist()))
+
+    def step_of(self, run_id: str, group: str, version_start: int, *, ageless: bool) -> int | None:
+        """The step that a train group was cut for; None if it was for none, or no record says.
+
+        `version_start` is the oldest version that sampled it: it trains after that, and unless it
+        is `ageless`, which what frozen models say is, before it is too old.
+        """
+        spans = self._records.spans(run_id)
+        cut = [(span, step) for span in spans for step in sorted(self._listing(span.attempt).keys)]
+        later = [(span, step) for span, step in cut if _within(span, step) and step > version_start]
+        last = inf if ageless or not later else version_start + 1 + self._oldest(run_id)
+        for span, step in later:
+            if step <= last and group in (self.cut_for(span.attempt, step) or ()):
+                return step
+        return None
+
+    def _oldest(self, run_id: str) -> float:
+        """How many versions behind a group may be that trains."""
+        try:
+            config = self._records.config(run_id)
+        except CorruptArtifact:
+            # What was recorded besides can be read without it.
+            return inf
+        return config.train.max_off_policy_steps if config is not None else inf
+
+    def missing(self, run_id: str, step: int) -> str | None:
+        """Why nothing says which groups a step trained on; None where something does."""
+        own = [span.attempt for span, _ in self.spans_of(run_id, step)]
+        if step == 0 or any(self.cut_for(attempt, step) is not None for attempt in own):
+            return None
+        if any(self._store.committed(keys.step_record(attempt, step)) for attempt in own):
+            return (
+                f"retention.batches has removed the batch of step {step}, and the older build "
+                "that wrote it recorded nowhere else what it trained on; the rollouts are kept, "
+                "and listed without a step"
+            )
+        return f"no batch of step {step} has been written"

@@ -1,0 +1,102 @@
+"""The timeline in real Chromium: no work is drawn where nobody was there to do it."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from ratchet.activities.contracts.hosting import HostReport
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.series import Series
+from ratchet.api.app import create_app
+from tests.e2e.browsing import browsing, reading
+from tests.unit.api.conftest import Served, connection, listening
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+COMPUTED = """
+async ([reports, loads, end, spans, samples]) => {
+    const { faultsOf, without, gapsOf } = await import("/dashboard/js/faults.js");
+    const faults = faultsOf(reports, loads, end);
+    return {
+        faults: faults.map(({ role, from, to }) => [role, from, to]),
+        cut: spans.map(([from, to]) => without(from, to, faults)),
+        gaps: gapsOf(samples.map(([time, n]) => ({ time, n })), 15, ({ n }) => n > 0),
+    };
+}
+"""
+COLORS = """
+() => [...document.querySelectorAll(".timeline canvas")].length && [
+    ...document.querySelectorAll(".legend .chip")
+].map((chip) => {
+    const mark = chip.querySelector("i");
+    const style = getComputedStyle(mark);
+    const hatched = mark.className === "hatched";
+    return [chip.textContent, hatched ? style.backgroundImage : style.borderTopColor];
+})
+"""
+
+
+def told(time: float, state: str, role: str = "trainer", lost_at: float | None = None) -> Any:
+    return {"time": time, "role": role, "index": 0, "state": state, "lostAt": lost_at}
+
+
+async def test_a_dead_trainer_is_no_work(served: Served) -> None:
+    run = (await served.start("dies"))["id"]
+    await served.until(run, step=3)
+    now = time.time()
+    for step, took in ((1, 4.0), (2, 37.0)):
+        metrics = {"time/train": took, "time/wait_for_batch": 1.0, "time/sync_weights": 0.0}
+        value = {"step": step, "time": now - 40 * (2 - step), "metrics": metrics}
+        served.store.put_json(keys.step_record(run, step), value)
+    gauge = {"worker_inflight": 8, "inflight_train": 8, "inflight_eval": 0, "permits": 8}
+    series = Series(run, "rollout-a-1-aaaaaa")
+    for at in (-60.0, -50.0, 0.0):
+        series.add({"time": now + at, **gauge}).write(served.store)
+    handle = served.env.client.get_workflow_handle(run)
+    seen_at = datetime.fromtimestamp(now - 35, UTC).isoformat()
+    await handle.signal("host_report", HostReport("trainer", 0, 1, "up"))
+    starting = HostReport("trainer", 0, 2, "starting", seen_at=seen_at)
+    await handle.signal("host_report", starting)
+    await handle.signal("host_report", HostReport("trainer", 0, 2, "up"))
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        page = reader.page
+        await reader.open(f"#/runs/{run}/timeline", '="timeline"')
+        await page.get_by_role("cell", name="back after").wait_for()
+        box = await page.locator(".timeline canvas").bounding_box()
+        # The lane of the trainer, near the end: within the loss.
+        await page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 172)
+        tip = await page.locator(".timeline .tip").inner_text()
+        assert "No trainer 0 for 3" in tip and "trains for" not in tip, tip
+        # Between the second sample and the last nobody told what was in flight.
+        await page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 80)
+        assert "No rollout worker tells" in await page.locator(".timeline .tip").inner_text()
+        colors = await page.evaluate(COLORS)
+        assert len({color for _, color in colors}) == len(colors) > 10, colors
+        found = await page.evaluate(
+            COMPUTED,
+            [
+                [
+                    told(5, "up"),
+                    told(40, "starting", lost_at=31),
+                    told(42, "down", "engine"),
+                    told(45, "up"),
+                    told(90, "starting", "env", lost_at=88),
+                ],
+                [[45.5, 47]],
+                100,
+                [[30, 67], [0, 10], [33, 44]],
+                [[0, 8], [10, 8], [60, 0], [90, 8], [100, 8]],
+            ],
+        )
+        assert found["faults"] == [["trainer", 31, 47], ["engine", 42, 100], ["env", 88, 100]]
+        assert found["cut"][1] == {"parts": [[0, 10]], "lost": 0}
+        assert found["cut"][2]["parts"] == [] and found["cut"][2]["lost"] == 11
+        assert found["gaps"] == [[25, 60]], "after a sample without any there is nothing to tell"
+        assert reader.complaints == []

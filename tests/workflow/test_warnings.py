@@ -1,0 +1,31 @@
+"""What people should know of a run reaches them: once, and not in Temporal's details alone."""
+
+import pytest
+from temporalio.client import Client
+
+from tests.workflow.running import start, world_of
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
+
+
+async def test_unusual_rewards_and_batches_that_hardly_train_are_warned_of_once(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        world.unusual_rewards = {"reverse-text": (0.0, 5.0)}
+        world.trainable = {2: 0, 3: 0, 4: 8, 5: 0}
+        handle = await start(world, max_steps=6, eval={})
+        result = await handle.result()
+        rewards, low, again = result["warnings"]
+        assert rewards.startswith("env reverse-text gives rewards outside of [0, 1], from 0 to 5")
+        assert low == "batch 2: only 0 of 8 rollouts can train"
+        assert again == "batch 5: only 0 of 8 rollouts can train", "it was better in between"
+
+
+async def test_an_eval_says_what_it_was_made_of(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=2)
+        told = (await handle.result())["eval"]["reverse-text"]
+        assert told["epoch"].startswith("2-") and told["epoch"].endswith("/reverse-text")
+        assert told["rollouts"] > 0 and len(told["versions"]) == 2
+        assert told["versions"][1] == told["version"]
