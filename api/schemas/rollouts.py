@@ -17,6 +17,7 @@ ROLLOUT_EXAMPLE: dict[str, Any] = {
     "example": 1099,
     "step": 2,
     "attempt": "reverse-1a2b3c",
+    "prompt": "reverse the pawl wheel",
     "reward": 0.57,
     "advantage": 0.12,
     "error": None,
@@ -44,6 +45,9 @@ class RolloutItem(BaseModel):
         default=None, description="The step whose batch or eval it belongs to, where it was asked."
     )
     attempt: str = Field(description=ATTEMPT)
+    prompt: str | None = Field(
+        default=None, description="How its prompt begins, in a list; null where none is kept."
+    )
     reward: float | None = None
     advantage: float | None = Field(
         default=None, description="Mean over its sampled tokens; none in evals."

@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Path, Request, Response
 
 from ratchet.activities.contracts.names import attempt_id
+from ratchet.activities.contracts.roles import WorkerRole
 from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.shared_call import Shared
@@ -32,6 +33,7 @@ RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 FRESH_S = 0.25
 PROBED_S = 1.0
 READ_S = 10.0
+POLLED_S = 5.0
 JSON = "application/json"
 
 
@@ -51,6 +53,8 @@ class Services:
     _replies: Shared[bytes] = field(default_factory=lambda: Shared(FRESH_S))
     probes: Shared[None] = field(default_factory=lambda: Shared(PROBED_S))
     """Whether Temporal answers and the store can be written."""
+    polled: Shared[set[WorkerRole]] = field(default_factory=lambda: Shared(POLLED_S))
+    """Roles of which a worker is there."""
     _reader: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="configs")
     )

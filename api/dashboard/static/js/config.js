@@ -12,7 +12,7 @@ const keyCell = (key, more) => h("th", { scope: "row" }, h("code", {}, key), mor
 export function show(root, data) {
 	const place = h("div", {}, loading());
 	const search = searchField("Filter keys", () => paint());
-	const only = checkbox({ onchange: () => paint() }, "Only what differs from the defaults");
+	const only = checkbox({ checked: true, onchange: () => paint() }, "Only what differs from the defaults");
 	let config = null;
 	let before = null;
 	let known = new Map();
@@ -35,7 +35,7 @@ export function show(root, data) {
 				if (only.firstChild.checked && !differs) return null;
 				return h("tr", { class: differs ? "differs" : "" }, keyCell(key, leaf?.description && h("p", { class: "sub" }, leaf.description)), h("td", {}, changed && [h("s", {}, shown(before.get(key))), " "], shown(value), changed && h("span", { class: "tag" }, "changed while it ran")));
 			});
-		fill(place, table("Config", "config", ["Key", "Value"], rows));
+		fill(place, rows.some(Boolean) ? table("Config", "config", ["Key", "Value"], rows) : notice("No keys", "None that differs from the defaults fits; show all of them, or clear the text."));
 	}
 
 	const load = async () => {

@@ -4,7 +4,6 @@ import { CONTROLS, ENDED, LIVE, STATUSES } from "../contract.js";
 import { api } from "./api.js";
 import { ask } from "./dialog.js";
 import { checkbox, h, pageOf, toast } from "./dom.js";
-import { KeyValues } from "./keyvalues.js";
 
 const live = (key) => LIVE.includes(key.replace(".0.", ".<name>.")) || key.startsWith("metadata.");
 
@@ -25,6 +24,14 @@ async function dialogOf({ text, labels, fields }, run) {
 	};
 }
 
+/** Rows of config keys, which only dialogs need. */
+async function keyValues(label, id, admits) {
+	const { KeyValues } = await import("./keyvalues.js");
+	const rows = new KeyValues(label);
+	await rows.load(id, admits);
+	return rows;
+}
+
 // These take more than fields.
 const OWN = [
 	{
@@ -34,8 +41,7 @@ const OWN = [
 		always: true,
 		dialog: async (_, run) => {
 			const { data } = await api.checkpoints(run.id);
-			const change = new KeyValues("Changed config keys (optional)");
-			await change.load(run.id);
+			const change = await keyValues("Changed config keys (optional)", run.id);
 			return {
 				text: "Starts another run from a checkpoint of this one. This one goes on as it is.",
 				fields: [
@@ -53,8 +59,7 @@ const OWN = [
 		label: "Change config",
 		offered: STATUSES.filter((s) => s !== "stopping" && !ENDED.includes(s)),
 		dialog: async (_, run) => {
-			const change = new KeyValues("Keys to change");
-			await change.load(run.id, live);
+			const change = await keyValues("Keys to change", run.id, live);
 			change.add(LIVE[0]);
 			return { text: "Limits and metadata hold at once, all else from the next step on.", fields: [change.element], body: () => change.nested() };
 		},
