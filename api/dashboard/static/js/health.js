@@ -12,11 +12,10 @@ const share = (value) => `${Math.round(100 * value)} %`;
 const figures = (health) =>
 	[
 		["a step", health.seconds_per_step, duration],
-		["left", health.seconds_left, duration],
+		["left", health.seconds_left || null, duration],
 		["errors", health.errors, share],
 		["without signal", health.without_signal, share],
-		["stalest, versions", health.worst_staleness, num],
-		["waits", health.waits, String],
+		["versions stale at most", health.worst_staleness, num],
 	]
 		.filter(([, value]) => value !== null)
 		.map(([name, value, show]) => [name, show(value)]);
@@ -38,6 +37,7 @@ export function healthLine(id, signal) {
 			element,
 			h("p", {}, h("span", { class: `badge ${TONES[health.verdict]}` }, health.verdict), " ", health.message),
 			h("dl", {}, figures(health).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+			health.waits && h("p", { class: "sub" }, health.waits),
 			advice.length ? h("details", { open }, h("summary", {}, `What to do (${advice.length})`), h("ul", {}, advice)) : null,
 		);
 	}

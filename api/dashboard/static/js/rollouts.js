@@ -92,10 +92,10 @@ export function show(root, data, params) {
 
 	/** What is known of a rollout, in one line. */
 	function head(r) {
-		const signed = r.advantage === null ? null : `advantage ${r.advantage < 0 ? "−" : "+"}${num(Math.abs(r.advantage))}`;
-		const some = [r.error ? "failed" : `reward ${num(r.reward)}`, signed, `${num(r.sampled_tokens)} tokens`, r.turns === null ? null : `${num(r.turns)} turns`, r.stop];
+		const signed = r.advantage === null ? "" : ` (${r.advantage < 0 ? "−" : "+"}${num(Math.abs(r.advantage))})`;
+		const some = [r.error ? "failed" : `${num(r.reward)}${signed}`, `${num(r.sampled_tokens)} tok`, r.turns === null ? null : `${num(r.turns)} turns`, r.stop];
 		const text = some.filter(Boolean).join(" · ");
-		return h("header", { title: text }, h("a", { href: address({ r: r.id }) }, `Rollout ${r.index}`), " ", h("span", { class: "sub" }, text));
+		return h("header", { title: `Reward (advantage) · sampled tokens · turns · ended by: ${text}` }, h("a", { href: address({ r: r.id }) }, `Rollout ${r.index}`), " ", h("span", { class: "sub" }, text));
 	}
 
 	/** One that failed early has no tokens, or nothing that was said: what there is is shown. */
