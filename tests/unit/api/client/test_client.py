@@ -228,6 +228,7 @@ async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_pat
             (row,) = runs.metrics(run_id, names=["loss"], until_step=9, points=9)
             assert row.step == 2 and runs.metrics(run_id).damaged == [1]
             assert runs.metrics_csv(run_id).splitlines()[0] == "step,time,loss"
+            assert runs.health(run_id).run_id == run_id
             assert not runs.evals(run_id).data and not runs.batches(run_id).data
             assert not runs.gauges(run_id, role="trainer").data
             first = runs.list_events(run_id, limit=1, types=["run"]).data[0]
