@@ -60,6 +60,7 @@ def orchestrator(
     With a `deployment` the worker is one build of it.
     """
     from ratchet.activities.hosting.liveness import LivenessActivities
+    from ratchet.activities.runtime.health_watch import HealthWatch
     from ratchet.activities.runtime.store_activities import StoreActivities
     from ratchet.worker.versioning import interceptors_of, options_of, workflows_of
 
@@ -68,7 +69,9 @@ def orchestrator(
             client,
             task_queue=queues.orchestrator,
             workflows=workflows_of(deployment),
-            activities=activities_of(StoreActivities(ctx), LivenessActivities(client)),
+            activities=activities_of(
+                StoreActivities(ctx, HealthWatch(ctx.store, client)), LivenessActivities(client)
+            ),
             interceptors=[StorageFailures(), *watching, *interceptors_of(deployment)],
             max_concurrent_workflow_tasks=8,
             max_concurrent_activities=32,

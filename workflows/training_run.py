@@ -31,6 +31,7 @@ from ratchet.activities.contracts.controls import (
     Verb,
     verb_of,
 )
+from ratchet.activities.contracts.health import HEALTH_REPORT, HealthReport
 from ratchet.activities.contracts.hosting import ENGINE_LOAD, EngineLoad, HostReport
 from ratchet.activities.contracts.training import (
     PolicyResult,
@@ -219,6 +220,11 @@ class TrainingRun:
             if report.state != "up":
                 text = f"{report.role} {report.index} (epoch {report.epoch}) is {report.state}"
                 self._log.note(f"{text}: {report.detail[-200:]}")
+
+    @workflow.signal(name=HEALTH_REPORT)
+    def health_report(self, report: HealthReport) -> None:
+        """Something began to be the matter with the run: its event log tells it by this signal."""
+        self._log.note(f"step {report.step}: {report.finding.message}")
 
     @workflow.signal(name=ENGINE_LOAD)
     def engine_load(self, load: EngineLoad) -> None:

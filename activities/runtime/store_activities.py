@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from temporalio import activity
 
 from ratchet.activities.contracts import names
+from ratchet.activities.contracts.names import workflow_of
 from ratchet.activities.contracts.training import (
     RestoreInput,
     RestoreResult,
@@ -15,6 +16,7 @@ from ratchet.activities.contracts.training import (
 )
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.failing import final
+from ratchet.activities.runtime.health_watch import HealthWatch
 from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.activities.runtime.heartbeat_url import ping
 from ratchet.activities.storage import configs, curves, keys
@@ -24,19 +26,24 @@ from ratchet.configs.upgrades import read_config
 
 @dataclass(frozen=True)
 class StoreActivities:
-    """Activities of the orchestrator role."""
+    """Activities of the orchestrator role. Without a `watch` nobody judges a run's steps."""
 
     ctx: WorkerContext
+    watch: HealthWatch | None = None
 
     @activity.defn(name=names.RECORD_STEP)
     async def record_step(self, record: StepRecord) -> None:
         """Commits a step's metrics; a step that is recorded already stays as it is. The last of a
-        hundred also commits the chunk of them. Then the run's monitor is pinged, if it has one.
+        hundred also commits the chunk of them. Then the run is told what began to be the matter
+        with it, and its monitor is pinged, if it has one.
 
         Raises CorruptArtifact if a part is missing or damaged.
         """
         async with heartbeats():
             await asyncio.to_thread(self._record_step, record, attempt_token())
+            if self.watch is not None:
+                begun = await asyncio.to_thread(self.watch.reports, record.run_id, record.step)
+                await self.watch.send(workflow_of(record.run_id), begun)
             if record.heartbeat_url or record.heartbeat_var:
                 what = f"step {record.step} of {record.run_id}"
                 await ping(record.heartbeat_url, record.heartbeat_var, what)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from ratchet.activities.contracts.statuses import STATUSES, RunStatus
-from ratchet.api.client import printing
+from ratchet.api.client import metric_names, printing
 from ratchet.api.client.assignments import one_line, pairs
 from ratchet.api.client.client import Ratchet, as_json
 from ratchet.api.client.options import (
@@ -25,7 +25,7 @@ from ratchet.api.client.options import (
     show_one,
     usable,
 )
-from ratchet.api.client.watch import Connection, Watch, ending
+from ratchet.api.client.watch import Connection, Watch, ending, health_of
 from ratchet.api.schemas.events import Level
 from ratchet.api.schemas.run import Run
 
@@ -79,9 +79,21 @@ def list_runs(
 
 
 def show(run_id: RunId, as_json_: Json = False) -> None:
-    """Show one run."""
+    """Show one run, headed by how it is."""
     with asking(as_json_) as client:
-        show_one(client.runs.retrieve(run_id), printing.run_table, as_json_=as_json_)
+        run = client.runs.retrieve(run_id)
+        # What cannot be judged at the moment can be shown.
+        judged = None if as_json_ else health_of(client, run_id)
+        show_one(run, lambda run: printing.run_table(run, judged), as_json_=as_json_)
+
+
+def health(run_id: RunId, as_json_: Json = False) -> None:
+    """Show how a run is: a verdict with its reasons, and its pace, errors and waits."""
+    with asking(as_json_) as client:
+        shown = client.runs.health(run_id)
+        show_one(
+            shown, lambda it: printing.pairs_table(printing.health_rows(it)), as_json_=as_json_
+        )
 
 
 def watch(
@@ -198,7 +210,12 @@ def logs(
 def metrics(
     run_id: RunId,
     names: Annotated[
-        str | None, typer.Option("--keys", help="Only these metrics, separated by commas.")
+        str | None,
+        typer.Option(
+            "--keys",
+            help="These metrics, separated by commas; 'time/*' are all that match, '*' all. By "
+            "default the headline ones, and with --json or --csv all.",
+        ),
     ] = None,
     after_step: Annotated[int, typer.Option(min=-1, help="Only steps above this one.")] = -1,
     until_step: Annotated[int | None, typer.Option(min=0, help="Only steps up to this.")] = None,
@@ -213,7 +230,7 @@ def metrics(
         raise typer.BadParameter("--csv and --json exclude each other")
     with asking(as_json_) as client:
         wanted: dict[str, Any] = {
-            "names": names.split(",") if names is not None else None,
+            "names": _meant(client, run_id, names, headline_only=not (as_csv or as_json_)),
             "after_step": after_step,
             "until_step": until_step,
             "points": points,
@@ -224,6 +241,29 @@ def metrics(
             return
         page = client.runs.metrics(run_id, **wanted)
         show_items(page, printing.metrics_table, whole=True, as_json_=as_json_)
+
+
+def _meant(
+    client: Ratchet, run_id: str, patterns: str | None, *, headline_only: bool
+) -> list[str] | None:
+    """Names of metrics that the run measures; None: all. Names that it does not are an error."""
+    if patterns is None and not headline_only:
+        return None
+    rows = client.runs.metrics(run_id, points=4).data
+    known = {name for row in rows for name in row.metrics}
+    if patterns is None:
+        return metric_names.headline(known)
+    if not known:
+        # Nothing was measured so far.
+        return []
+    try:
+        meant = metric_names.meant(patterns.split(","), known)
+        return None if len(meant) == len(known) else metric_names.short_enough(meant)
+    except ValueError as error:
+        printing.console(stderr=True).print(
+            f"ratchet: {printing.clean(str(error))}", soft_wrap=True
+        )
+        raise typer.Exit(REFUSED) from None
 
 
 def evals(run_id: RunId, as_json_: Json = False) -> None:
@@ -337,6 +377,7 @@ def open_page(
 OF_RUNS: dict[str, Callable[..., None]] = {
     "list": list_runs,
     "show": show,
+    "health": health,
     "watch": watch,
     "events": events,
     "logs": logs,

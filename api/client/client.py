@@ -21,6 +21,7 @@ from ratchet.api.client.streams import SILENCE_S, EventStream
 from ratchet.api.client.transport import IDEMPOTENCY, Transport, default_address
 from ratchet.api.schemas.artifacts import Batch, Checkpoint, Model, RunConfigView
 from ratchet.api.schemas.events import Event, Level, LogLine
+from ratchet.api.schemas.health import RunHealth
 from ratchet.api.schemas.machines import Engine, Health, WorkerItem
 from ratchet.api.schemas.metrics import EvalRecord, GaugeSample, LagSample, MetricsRow
 from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
@@ -233,6 +234,10 @@ class Runs:
         """The same as CSV text, a line a step; all steps without a `limit`."""
         params = {**_range(names, after_step, until_step, points, limit), "format": "csv"}
         return self._transport.ask("GET", _path(run_id, "metrics"), params=params).text
+
+    def health(self, run_id: str) -> RunHealth:
+        """How a run is, at a glance."""
+        return self._transport.ask_for(RunHealth, "GET", _path(run_id, "health"))
 
     def evals(self, run_id: str) -> Page[EvalRecord]:
         """All evals, by step."""

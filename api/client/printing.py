@@ -16,6 +16,7 @@ from rich.text import Text
 
 from ratchet.api.schemas.artifacts import Batch, Checkpoint
 from ratchet.api.schemas.events import Event, LogLine
+from ratchet.api.schemas.health import RunHealth
 from ratchet.api.schemas.machines import Engine, WorkerItem
 from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
 from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
@@ -167,35 +168,82 @@ def silent_line(run: Run) -> str:
 
 
 def runs_table(runs: Iterable[Run]) -> Table:
-    """Runs, a line each; `eval` is the latest reward of each env."""
-    table = listing(
-        ("id", "status", "step", "reward", "eval", "disk", "created", "waits for"),
+    """Runs, a line each; `eval` is the latest reward of each env, `why` what it waits for or why it
+    ended.
+    """
+    return listing(
+        ("id", "status", "env", "model", "step", "reward", "eval", "took", "disk", "created", "why"),
         runs,
         lambda run: (
             run.id,
             Text(run.status, STYLES.get(run.status, "")),
+            clean(" + ".join(run.envs)),
+            clean(run.model or ""),
             _steps(run),
             number(run.reward),
             " ".join(number(result.reward) for result in run.eval.values()),
+            lasting(took) if (took := run.took_s) is not None else "-",
             amount(run.disk),
             moment(run.created_at, "%m-%d %H:%M"),
             one_line(
                 run.paused_because
                 or run.pause_reason
                 or (run.waiting_for.name if run.waiting_for else "")
-            ),
+            )
+            or error_line(run)
+            or clean(run.end_reason or ""),
         ),
     )
-    table.columns[-1].no_wrap, table.columns[-1].overflow = True, "ellipsis"
-    return table
 
 
-def run_table(run: Run) -> Table:
-    """One run, all that matters of it."""
+HEALTH_STYLES = {"healthy": "green", "attention": "yellow", "paused": "yellow", "failed": "red"}
+
+
+def lasting(seconds: float) -> str:
+    """A time span in its two largest units."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    hours = seconds // 3600
+    return f"{hours:.0f} h {seconds % 3600 // 60:.0f} min"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.0f} %"
+
+
+def health_rows(health: RunHealth) -> list[tuple[str, RenderableType | None]]:
+    """How a run is: the verdict, the figures, and what to do about each finding."""
+    style = HEALTH_STYLES.get(health.verdict, "")
+    pace, left = health.seconds_per_step, health.seconds_left
+    stale = health.worst_staleness
+    figures = (
+        ("", f"{lasting(pace)} a step" if pace is not None else ""),
+        ("", f"{lasting(left)} left" if left is not None else ""),
+        ("errors ", _share(health.errors)),
+        ("without signal ", _share(health.without_signal)),
+        ("stale by at most ", f"{stale:.0f}" if stale is not None else ""),
+        ("", health.waits or ""),
+    )
+    found: list[tuple[str, RenderableType | None]] = [
+        ("do" if i == 0 else "", clean(f"{item.title}: {item.advice} ({item.help})"))
+        for i, item in enumerate(health.findings)
+    ]
+    return [
+        ("health", Text(clean(f"{health.verdict}: {health.message}"), style)),
+        ("lately", ", ".join(f"{name}{value}" for name, value in figures if value)),
+        *found,
+    ]
+
+
+def run_table(run: Run, health: RunHealth | None = None) -> Table:
+    """One run, all that matters of it, headed by how it is."""
     lineage = run.lineage
     servers = ", ".join(f"{role} {count}" for role, count in run.restarts.items() if count)
     return pairs_table(
         [
+            *(health_rows(health) if health is not None else ()),
             ("id", run.id),
             ("status", run.status),
             ("waits for", waits_line(run)),
@@ -204,6 +252,8 @@ def run_table(run: Run) -> Table:
             ("error", error_line(run)),
             ("warned", clean("; ".join(run.warnings))),
             ("ended", clean(run.end_reason or "")),
+            ("env", clean(" + ".join(run.envs))),
+            ("model", clean(run.model or "")),
             ("step", _steps(run)),
             ("policy version", str(run.policy_version) if run.policy_version is not None else ""),
             ("reward", number(run.reward)),
@@ -284,7 +334,7 @@ def log_lines(lines: Iterable[LogLine]) -> str:
 
 
 def metrics_table(rows: Sequence[MetricsRow], width: int = 40) -> Table:
-    """Each metric over the steps asked for."""
+    """Each metric over the steps asked for, in the order in which they come."""
     series: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.metrics.items():
@@ -292,7 +342,7 @@ def metrics_table(rows: Sequence[MetricsRow], width: int = 40) -> Table:
                 series.setdefault(name, []).append(value)
     return listing(
         ("metric", "first", "last", "lowest", "highest", "over the steps"),
-        sorted(series.items()),
+        series.items(),
         lambda item: (
             clean(item[0]),
             *map(number, (item[1][0], item[1][-1], min(item[1]), max(item[1]))),
@@ -362,7 +412,7 @@ def checkpoints_table(items: Iterable[Checkpoint]) -> Table:
 def rollouts_table(items: Iterable[RolloutItem]) -> Table:
     """Rollouts, a line each."""
     return listing(
-        ("id", "env", "step", "reward", "advantage", "tokens", "versions", "ended by"),
+        ("id", "env", "step", "reward", "advantage", "tokens", "versions", "ended by", "prompt"),
         items,
         lambda item: (
             item.id,
@@ -374,6 +424,7 @@ def rollouts_table(items: Iterable[RolloutItem]) -> Table:
             _versions(item.versions),
             one_line(str((item.error or {}).get("type", "")) or item.stop or "", 60)
             + (" (filtered)" if item.filtered else ""),
+            one_line(item.prompt or "", 50),
         ),
         failed=lambda item: item.error,
     )

@@ -24,6 +24,7 @@ from ratchet.api.client.client import Ratchet, as_json
 from ratchet.api.client.errors import RatchetError, Refused
 from ratchet.api.client.streams import LATEST
 from ratchet.api.schemas.events import Event
+from ratchet.api.schemas.health import RunHealth
 from ratchet.api.schemas.run import Run
 
 REWARD = "reward/all/mean"
@@ -46,6 +47,7 @@ class View:
     rewards: dict[int, float] = field(default_factory=dict)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=SHOWN_EVENTS))
     trouble: str = ""
+    health: RunHealth | None = None
 
     def take(self, event: Event) -> None:
         """Takes an event in."""
@@ -65,6 +67,8 @@ class View:
         if run.attempt > 1:
             head.append(f"  attempt {run.attempt}")
         rows: list[tuple[str, RenderableType | None]] = [("steps", self._bar(width))]
+        if self.health is not None:
+            rows += printing.health_rows(self.health)
         if self.rewards:
             values = [*self.rewards.values()]
             line = printing.sparkline(values, max(width - 32, 8))
@@ -132,6 +136,16 @@ def _waits(run: Run) -> str:
     if run.paused_because:
         return printing.clean(f"paused because {run.paused_because}")
     return printing.waits_line(run)
+
+
+def health_of(client: Ratchet, run_id: str) -> RunHealth | None:
+    """How a run is; None while that cannot be judged, as where the store is away."""
+    try:
+        return client.runs.health(run_id)
+    except Refused as error:
+        if not error.transient:
+            raise
+        return None
 
 
 def ending(run: Run) -> str:
@@ -238,6 +252,8 @@ class Watch:
             return
         try:
             self._view.run = self._client.runs.retrieve(self._view.run.id)
+            if self._live:
+                self._view.health = health_of(self._client, self._view.run.id)
             self._stale = False
         except RatchetError as error:
             # The stream finds out whether that lasts, and how long to bear it.

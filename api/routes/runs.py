@@ -11,8 +11,10 @@ from ratchet.api.http.idempotency import DOCUMENTED
 from ratchet.api.http.problems import documented
 from ratchet.api.routes._common import DryRun, Preflight, answer_start
 from ratchet.api.schemas.common import ListOf
+from ratchet.api.schemas.health import RunHealth
 from ratchet.api.schemas.run import ResolvedConfig, Run
 from ratchet.api.services.core import RunId, Served, asked
+from ratchet.api.services.health import health_of
 from ratchet.api.services.launch import Start, read_config
 from ratchet.api.services.run_list import cursor_of, row_at
 
@@ -163,3 +165,11 @@ async def get_run(run_id: RunId, request: Request, services: Served) -> Response
         return run.model_dump_json().encode()
 
     return await services.reply(run_id, shown)
+
+
+@router.get("/{run_id}/health", responses=documented(404, 503))
+async def get_health(run_id: RunId, services: Served) -> RunHealth:
+    """How a run is, at a glance: a verdict with its reasons, each with what to do about it, and the
+    figures of its last steps.
+    """
+    return await health_of(services, await services.execution(run_id))

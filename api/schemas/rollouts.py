@@ -17,6 +17,7 @@ ROLLOUT_EXAMPLE: dict[str, Any] = {
     "example": 1099,
     "step": 2,
     "attempt": "reverse-1a2b3c",
+    "prompt": "reverse the pawl wheel",
     "reward": 0.57,
     "advantage": 0.12,
     "error": None,
@@ -47,6 +48,9 @@ class RolloutItem(BaseModel):
         "errors or its age kept its group from any, and in batches that older builds wrote.",
     )
     attempt: str = Field(description=ATTEMPT)
+    prompt: str | None = Field(
+        default=None, description="How its prompt begins, in a list; null where none is kept."
+    )
     reward: float | None = Field(default=None, description="Its reward; none: it has none.")
     advantage: float | None = Field(
         default=None, description="Mean over its sampled tokens; none in evals."

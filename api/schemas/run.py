@@ -125,6 +125,8 @@ RUN_EXAMPLE: dict[str, Any] = {
     },
     "step": 12,
     "max_steps": 40,
+    "envs": ["reverse-text"],
+    "model": "ratchet/tiny",
     "policy_version": 12,
     "checkpoint": {"step": 10},
     "reward": 0.58,
@@ -202,6 +204,10 @@ class Run(BaseModel):
     max_steps: int | None = Field(
         default=None, description="Steps that it ends with; null: it goes on until it is stopped."
     )
+    envs: list[str] = Field(
+        default_factory=list, description="Train envs; empty of runs that older builds ended."
+    )
+    model: str | None = Field(default=None, description="What it trains, as its config names it.")
     policy_version: int | None = Field(default=None, description="Version the engines serve.")
     reward: float | None = Field(default=None, description="Mean train reward of the last step.")
     rollouts: dict[str, int] = Field(
@@ -260,6 +266,13 @@ class Run(BaseModel):
         "while it runs and where that is long ago: none may be left.",
     )
     links: Links
+
+    @property
+    def took_s(self) -> float | None:
+        """Seconds since it started to its end, or to this moment; None before it has started."""
+        if self.started_at is None:
+            return None
+        return ((self.finished_at or datetime.now(UTC)) - self.started_at).total_seconds()
 
 
 CONFIG_EXAMPLE: dict[str, Any] = {"name": "reverse", "max_steps": 40, "seed": 0}

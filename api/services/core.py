@@ -11,6 +11,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Path, Request, Response
 
 from ratchet.activities.contracts.names import attempt_id
+from ratchet.activities.contracts.roles import WorkerRole
 from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.shared_call import Shared
@@ -37,6 +38,7 @@ READ_S = 10.0
 MEASURED_S = 0.5
 SILENT_AFTER_S = 25.0
 """Workers tell of themselves every ten seconds."""
+POLLED_S = 5.0
 JSON = "application/json"
 
 
@@ -57,6 +59,8 @@ class Services:
     _replies: Shared[bytes] = field(default_factory=lambda: Shared(FRESH_S))
     probes: Shared[None] = field(default_factory=lambda: Shared(PROBED_S))
     """Whether Temporal answers and the store can be written."""
+    polled: Shared[set[WorkerRole]] = field(default_factory=lambda: Shared(POLLED_S))
+    """Roles of which a worker is there."""
     _reader: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="configs")
     )

@@ -201,6 +201,8 @@ def first_memo(config: RunConfig, created_at: str, missing: str) -> dict[str, An
         "created_at": created_at,
         "metadata": config.metadata,
         "max_steps": config.max_steps,
+        "envs": [env.name for env in config.train.env],
+        "model": config.model.name,
         "step": 0,
         "attempt": 1,
         "lineage": None,

@@ -114,6 +114,8 @@ def run_object(
             "waiting_for": waiting,
             "step": memo.get("step") or 0,
             "max_steps": memo.get("max_steps"),
+            "envs": memo.get("envs") or [],
+            "model": memo.get("model"),
             "policy_version": version if version is not None and version >= 0 else None,
             "reward": memo.get("reward"),
             "rollouts": memo.get("rollouts") or {},

@@ -39,6 +39,10 @@ EPOCH = re.compile(f"({_NUMBER})-({_NUMBER})")
 PAST = 999_999
 """A place behind all of any group."""
 KEPT = 4096
+PREVIEW = 160
+"""Characters of a prompt that a list shows."""
+ASKED = 2
+"""Rollouts of a group that are looked at for its prompt."""
 SCAN_S = 1.5
 """Longest that one page is looked for; what comes after is another page's. A group's step, too."""
 
@@ -83,6 +87,18 @@ class Wanted:
             and (low is None or (reward is not None and reward >= low))
             and (high is None or (reward is not None and reward <= high))
         )
+
+
+def prompt_of(rollout: dict[str, Any]) -> str | None:
+    """The beginning of what the user said last in a rollout's first prompt, in one line."""
+    prompts = rollout.get("prompts") or [rollout]
+    said = [m["content"] for m in prompts[0].get("messages") or [] if m.get("role") == "user"]
+    if not said:
+        return None
+    content = said[-1 if rollout.get("prompts") else 0]
+    parts = content if isinstance(content, list) else [{"text": content}]
+    text = " ".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
+    return " ".join(text[: 4 * PREVIEW].split())[:PREVIEW] or None
 
 
 def rollout_id(group: str, index: int) -> str:
@@ -320,6 +336,23 @@ class Rollouts:
             return found.items
         return [item.model_copy(update={"step": step}) for item in found.items]
 
+    @cachedmethod(
+        lambda self: self._kept,
+        lambda _, attempt, group: f"prompt of {keys.group(attempt, group)}",
+        lambda self: self._lock,
+    )
+    def _prompt(self, attempt: str, group: str) -> str | None:
+        """How the prompt of a group begins, by the first of its rollouts that has one."""
+        for index in range(ASKED):
+            try:
+                ref = self._store.committed(keys.rollout(attempt, group, index))
+                document: dict[str, Any] = self._store.get_json(ref) if ref is not None else {}
+            except CorruptArtifact:
+                continue
+            if text := prompt_of(document):
+                return text
+        return None
+
     def page(self, run_id: str, wanted: Wanted, after: str | None, limit: int) -> RolloutPage:
         """Rollouts after the one of id `after`, at most `limit`. A page may be short, or empty, and
         yet have a cursor.
@@ -357,7 +390,8 @@ class Rollouts:
                     return page(last)
                 last = item.id
                 if wanted.admits(item):
-                    result.append(item)
+                    prompt = self._prompt(item.attempt, item.group)
+                    result.append(item.model_copy(update={"prompt": prompt}))
             begin = None
             if time.monotonic() > deadline:
                 return page(last)

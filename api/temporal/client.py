@@ -42,6 +42,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.activities.contracts.checks import CheckResult
+from ratchet.activities.contracts.controls import CONTROLS
 from ratchet.activities.contracts.names import ATTEMPT_MARK, Queues, workflow_of
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.api.http.audit import Caller
@@ -63,6 +64,8 @@ AT_ONCE = 16
 RUNS = f"WorkflowType = '{TRAINING_RUN}' AND ExecutionStatus != 'ContinuedAsNew'"
 
 UPDATE_AGAIN_AFTER_S = 0.3
+MOST_SUMMARY = 120
+"""Characters; Temporal takes 400 bytes at most."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,33 @@ def a_worker_on(queues: list[str]) -> str:
 
 def _length(max_steps: int | None) -> str:
     return "until it is stopped" if max_steps is None else f"{max_steps} steps"
+
+
+def summary_of(memo: dict[str, Any]) -> str:
+    """A run in a line of Temporal's UI: 'reverse-text · ratchet/tiny · 400 steps'."""
+    envs, length = " + ".join(memo["envs"]), _length(memo["max_steps"])
+    summary = f"{envs} · {memo['model']} · {length}"
+    return summary if len(summary) <= MOST_SUMMARY else f"{summary[: MOST_SUMMARY - 1]}…"
+
+
+def details_of(run_id: str, memo: dict[str, Any]) -> str:
+    """What Temporal's UI shows of a run that does not change, in Markdown."""
+    pairs = [f"- {key}: {value}" for key, value in memo["metadata"].items()]
+    lines = [
+        f"**{memo['name']}** trains `{memo['model']}` on {', '.join(memo['envs'])}: "
+        f"{_length(memo['max_steps'])}.",
+        *([f"Attempt {memo['attempt']}."] if memo["attempt"] > 1 else []),
+        *(["", *pairs] if pairs else []),
+        "",
+        'Steer it by signal, with `--input \'{"reason": "…"}\'` if you like:',
+        "",
+        *(
+            f"    temporal workflow signal --workflow-id {run_id} --name {verb.signal}"
+            for verb in CONTROLS.values()
+            if verb.signal
+        ),
+    ]
+    return "\n".join(lines)
 
 
 async def _updated(handle: WorkflowHandle[Any, Any], patch: dict[str, Any], caller: Caller) -> bool:
@@ -316,7 +346,8 @@ class Temporal(Connection):
                     id=workflow_of(arg.run_id),
                     task_queue=arg.queues.orchestrator,
                     memo={MEMO_KEY: memo},
-                    static_summary=f"{memo['name']}: {_length(memo['max_steps'])}",
+                    static_summary=summary_of(memo),
+                    static_details=details_of(workflow_of(arg.run_id), memo),
                     id_reuse_policy=policy.ALLOW_DUPLICATE if again else policy.REJECT_DUPLICATE,
                     id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                     rpc_timeout=self.timeout,

@@ -21,6 +21,7 @@ from temporalio.api.history.v1 import HistoryEvent
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.controls import CONTROLS, Verb, verb_of
+from ratchet.activities.contracts.health import HEALTH_REPORT, RULES, Finding
 from ratchet.activities.contracts.wire import decoded
 from ratchet.api.http.audit import record_of
 from ratchet.api.http.redact import redacted, redacted_all
@@ -373,6 +374,8 @@ class Teller:
     async def _on_signal(self, given: Any) -> None:
         if given.signal_name == "host_report":
             self._on_report(await self._first(given.input))
+        elif given.signal_name == HEALTH_REPORT:
+            self._on_health(await self._first(given.input))
         elif verb := verb_of(given.signal_name):
             self._on_asked(verb, given.identity, await self._first(given.input))
 
@@ -421,6 +424,14 @@ class Teller:
             return {}
         lost_at = self._lost.setdefault(place, min(seen_at, moment))
         return {"lost_at": _iso(lost_at)}
+    def _on_health(self, report: Any) -> None:
+        finding, step = _dict(_dict(report).get("finding")), _dict(report).get("step")
+        if (rule := RULES.get(str(finding.get("rule")))) is None:
+            return
+        found = Finding(finding["rule"], str(finding.get("message")), str(finding.get("subject")))
+        data = {"step": step, "rule": found.rule, "subject": found.subject, "help": found.help}
+        text = f"{rule.title}: {found.message}"
+        self._tell("run.health", text, level=rule.level, data=data)
 
     # -- work -------------------------------------------------------------------------------
 

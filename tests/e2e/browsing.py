@@ -21,6 +21,18 @@ from tests import ROOT
 AXE = Path(__file__).parent / "vendor" / "axe-core" / "axe.min.js"
 DESKTOP = {"width": 1440, "height": 1000}
 PHONE = {"width": 390, "height": 844}
+FRAMES = """
+async () => {
+    const times = [];
+    let on = true;
+    const tick = (t) => { times.push(t); if (on) requestAnimationFrame(tick); };
+    requestAnimationFrame(tick);
+    await new Promise((done) => { window.stopFrames = done; });
+    on = false;
+    return times.slice(1).map((t, i) => t - times[i]);
+}
+"""
+"""How long each frame took to be drawn, until `stopFrames` is called, in milliseconds."""
 IN_SIGHT = """
 () => {
     const waits = (e) => !e.hidden && e.textContent === "Loading…";

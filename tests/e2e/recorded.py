@@ -102,6 +102,8 @@ def record_of(step: int, rng: random.Random, steps: int, began: float) -> dict[s
     metrics: dict[str, float] = {}
     for i, scope in enumerate(("all", *ENVS)):
         metrics |= _scope(rng, scope, reward - 0.06 * i, 20 + 12 * part + rng.gauss(0, 1))
+        if scope != "all":
+            metrics[f"metrics/{scope}/exact"] = max(0.0, reward - 0.2)
         for kind in ("all", "effective"):
             at = f"train/{'agg' if scope == 'all' else scope}/{kind}"
             metrics |= {
@@ -391,6 +393,8 @@ async def show(
         "started_at": stamp,
         "metadata": config["metadata"],
         "max_steps": steps,
+        "envs": [*ENVS],
+        "model": "ratchet/tiny",
         "step": steps,
         "policy_version": steps,
         "reward": 0.88,

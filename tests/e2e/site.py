@@ -3,16 +3,18 @@
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+from temporalio import activity
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner
 
 from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.roles import WORKER_ROLES
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.worker.compat import Worker
@@ -35,6 +37,11 @@ PAGES = {
     "launch": ("#/launch", '="launch"'),
 }
 """Each page: where it is, and the end of the selector of its mark once it is there."""
+
+
+@activity.defn
+async def stands_by() -> None:
+    """Nobody calls it."""
 
 
 @dataclass
@@ -73,7 +80,19 @@ async def recorded_site(home: Path, *, long: int) -> AsyncIterator[Site]:
             workflows=[TrainingRun, Preflight],
             workflow_runner=UnsandboxedWorkflowRunner(),
         )
-        async with standin:
+        # Runs miss no worker of any role.
+        roles = [
+            Worker(
+                env.client,
+                task_queue=Queues.prefixed("standin").of(role),
+                activities=[stands_by],
+            )
+            for role in WORKER_ROLES
+            if role != "orchestrator"
+        ]
+        async with AsyncExitStack() as up:
+            for worker in (standin, *roles):
+                await up.enter_async_context(worker)
             with serving(home, address, "standin") as api:
                 # The first reader of a run has the API read its records from the store.
                 async with httpx.AsyncClient(base_url=api, timeout=120) as http:

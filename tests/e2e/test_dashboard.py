@@ -20,7 +20,7 @@ from playwright.async_api import expect
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.schemas.keys import digest
 from tests.e2e import recorded
-from tests.e2e.browsing import DESKTOP, PHONE, act, confirm, reading, serving
+from tests.e2e.browsing import DESKTOP, FRAMES, PHONE, act, confirm, reading, serving
 from tests.e2e.site import PAGES, Site, recorded_site
 
 pytestmark = [
@@ -33,17 +33,6 @@ pytestmark = [
 MOST, FEWER = 10_000, 2_500
 """Steps of the long run: where time is measured, and where it is only thinned out."""
 OPENS_S = 2.0
-FRAMES = """
-async () => {
-    const times = [];
-    let on = true;
-    const tick = (t) => { times.push(t); if (on) requestAnimationFrame(tick); };
-    requestAnimationFrame(tick);
-    await new Promise((done) => { window.stopFrames = done; });
-    on = false;
-    return times.slice(1).map((t, i) => t - times[i]);
-}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +242,10 @@ async def test_the_model_that_is_chosen_is_the_one_to_export(site: Site) -> None
 async def test_reading_a_rollout(site: Site) -> None:
     async with reading(site.browser, site.api) as reader:
         page = reader.page
+        await reader.open("#/runs/short/rollouts", '="rollouts"')
+        # The first of the list is open at once.
+        await page.locator("article.card.current").wait_for()
+        await expect(page.locator("a.rollout .preview").first).to_contain_text("reverse ")
         await reader.open("#/runs/short/rollouts?group=train/5", '="rollouts"')
         await expect(page.locator("a.rollout")).to_have_count(8)
         await page.locator("a.rollout").nth(2).click()
@@ -267,6 +260,8 @@ async def test_reading_a_rollout(site: Site) -> None:
         await expect(said).to_have_count(4)
         # A card that was just made has no text to be read on the screen before the next frame.
         await expect(said.nth(2)).to_contain_text("Not yet, try again.", use_inner_text=True)
+        await page.get_by_role("button", name="Whitespace").click()
+        await expect(said.nth(2)).to_contain_text("Not·yet,·try·again.")
         bar = page.locator(".histogram button:not([disabled])").first
         await bar.click()
         await page.wait_for_selector(".histogram button[aria-pressed=true]")
@@ -349,6 +344,7 @@ async def test_the_config_shows_what_was_changed(site: Site) -> None:
     async with reading(site.browser, site.api) as reader:
         await reader.page.route("**/short/config*", changed)
         await reader.open("#/runs/short/config", '="config"')
+        await expect(reader.page.get_by_label("Only what differs")).to_be_checked()
         row = reader.page.locator("tr", has_text="changed while it ran")
         said = " ".join((await row.inner_text()).split())
         assert said.startswith(f"train.env.{recorded.ENVS[1]}.ratio")
@@ -428,6 +424,7 @@ async def test_keyboard_theme_and_filters(site: Site) -> None:
     async with reading(site.browser, site.api) as reader:
         page = reader.page
         await reader.open("#/runs", '="runs"')
+        await expect(page.locator("tbody tr").first).to_contain_text("reverse-retry · ratchet/tiny")
         await page.keyboard.press("/")
         await page.keyboard.type("oth")
         await expect(page.locator("tbody tr")).to_have_count(1)

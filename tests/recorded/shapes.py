@@ -14,6 +14,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
+from ratchet.activities.contracts.health import HealthReport
 from ratchet.activities.contracts.hosting import EngineLoad, HostReport
 from ratchet.activities.contracts.rollouts import Released
 from ratchet.activities.contracts.versioned import VERSIONED, hints_of
@@ -24,7 +25,7 @@ from tests.recorded import HERE
 
 SHAPES = HERE / "shapes"
 SIGNALS_FILE = SHAPES / "signals.json"
-SIGNALS = (Control, DispatchReport, EngineLoad, HostReport, Released)
+SIGNALS = (Control, DispatchReport, EngineLoad, HealthReport, HostReport, Released)
 ABOUT = ("title", "description", "default", "examples", "discriminator")
 """What a JSON schema says of a key besides its type."""
 

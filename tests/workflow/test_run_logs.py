@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from temporalio.client import Client
 
+from ratchet.activities.contracts.health import HEALTH_REPORT, Finding, HealthReport
 from ratchet.worker.run_logs import LOGGER, RunLogs, log_file
 from tests.workflow.running import start, world_of
 
@@ -20,7 +21,9 @@ async def test_a_run_tells_its_pipeline_and_its_steps(
     writing = asyncio.create_task(logs.run())
     async with world_of(temporal) as world:
         world.rollout_s = 1.5
-        handle = await start(world, max_steps=2, log={"interval": 1})
+        report = HealthReport(1, Finding("env_failing", "40 % of the rollouts fail"))
+        told = (HEALTH_REPORT, report)
+        handle = await start(world, told, max_steps=2, log={"interval": 1})
         assert (await handle.result())["status"] == "succeeded"
     logs.write(time.time())
     writing.cancel()
@@ -28,6 +31,7 @@ async def test_a_run_tells_its_pipeline_and_its_steps(
     text = log_file(tmp_path, handle.id).read_text().splitlines()
     steps = [line for line in text if " INFO step " in line]
     assert [line.split(" INFO ")[1].split(" | ")[0] for line in steps] == ["step 1", "step 2"]
+    assert any("WARNING step 1: 40 % of the rollouts fail" in line for line in text)
     for part in ("time ", "reward ", "tokens ", "throughput "):
         assert part in steps[0]
     shown = [line for line in text if "INFO pipeline: " in line]

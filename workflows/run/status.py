@@ -288,6 +288,8 @@ def memo(
         "finished_at": life.finished_at or None,
         "step": steps.step,
         "max_steps": config.max_steps,
+        "envs": [env.name for env in config.train.env],
+        "model": config.model.name,
         "policy_version": steps.version,
         "policy": state.servers.policy_origin,
         "reward": steps.reward,
@@ -357,6 +359,8 @@ def details(config: RunConfig, state: RunState, waiting: Waiting | None, notes: 
     collected = sum(group.survivors for group in state.train.ready)
     wanted = config.train.batch_size or f"{config.train.token_batch_size} tokens"
     lines = [
+        f"{' + '.join(env.name for env in config.train.env)} · {config.model.name}",
+        "",
         f"**{shown_status(state)}** · step {steps.step}"
         f"{'' if config.max_steps is None else f' of {config.max_steps}'} · "
         f"policy v{max(steps.version, 0)} · reward {reward}",

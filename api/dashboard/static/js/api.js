@@ -92,6 +92,7 @@ async function send(sent, method, path, body, type) {
 export const api = {
 	runs: (params, signal) => get("/runs", params, signal),
 	run: (id, signal) => get(run(id), {}, signal),
+	health: (id, signal) => get(`${run(id)}/health`, {}, signal),
 	/** `keys`: metrics wanted; `points`: at most so many steps, extremes kept. */
 	metrics: (id, { keys, after = -1, until, points, limit = 10000 }, signal) =>
 		get(`${run(id)}/metrics`, { after_step: after, until_step: until, keys: keys?.join(","), points, limit }, signal),

@@ -53,7 +53,8 @@ export class Chart {
 	}
 
 	/**
-	 * Shows `series`: {label, xs, ys, color index, dash index, said} each. `view` is {axis, smooth,
+	 * Shows `series`: {label, xs, ys, color index, dash index, said} each, with `low` and `high` where
+	 * they are a mean over runs. `view` is {axis, smooth,
 	 * log, range}. Drawn once the chart is on screen.
 	 */
 	show(series, view, { loading = false } = {}) {
@@ -69,7 +70,7 @@ export class Chart {
 		this.empty.hidden = any;
 		this.empty.textContent = loading ? "Loading…" : "Not measured in this run so far.";
 		this.place.hidden = !any;
-		const form = JSON.stringify([series.map((s) => [s.label, s.color, s.dash, s.said?.length > 0]), view.axis, view.log, view.smooth > 0, document.documentElement.dataset.theme, any]);
+		const form = JSON.stringify([series.map((s) => [s.label, s.color, s.dash, s.said?.length > 0, Boolean(s.low)]), view.axis, view.log, view.smooth > 0, document.documentElement.dataset.theme, any]);
 		this.series = series;
 		this.view = view;
 		if (!any) {
@@ -98,9 +99,14 @@ export class Chart {
 	#data() {
 		const { log } = this.view;
 		const smooth = this.smoothing;
-		const [x, ...raw] = aligned(this.series.map(({ xs, ys }) => [xs, ys]));
+		const { series } = this;
+		const banded = series.some((s) => s.low);
+		const [x, ...all] = aligned([...series.map((s) => [s.xs, s.ys]), ...(banded ? series.flatMap((s) => [[s.xs, s.low], [s.xs, s.high]]) : [])]);
+		const raw = all.slice(0, series.length);
 		const positive = (ys) => (log ? ys.map((y) => (y === null || y > 0 ? y : null)) : ys);
 		this.raw = raw;
+		// A band stands for what single values tell elsewhere.
+		if (banded) return [x, ...all.map((ys) => positive(smoothed(ys, smooth)))];
 		if (this.panel.stack && !log) return [x, ...stacked(raw.map((ys) => smoothed(ys, smooth))).reverse()];
 		if (!smooth) return [x, ...raw.map(positive)];
 		return [x, ...raw.map(positive), ...raw.map((ys) => positive(smoothed(ys, smooth)))];
@@ -112,6 +118,10 @@ export class Chart {
 		const stack = panel.stack && !view.log;
 		const line = (i, more) => ({ label: this.series[i].label, stroke: colors[i], width: 1.6, dash: DASHES[this.series[i].dash ?? 0], spanGaps: true, points: { show: panel.points === true, size: 6, fill: colors[i] }, show: !this.hidden.has(this.series[i].label), ...more });
 		const all = this.series.map((_, i) => i);
+		if (this.series.some((s) => s.low)) {
+			const edge = { width: 0.5, dash: [], points: { show: false } };
+			return [...all.map((i) => line(i, { width: 2 })), ...all.flatMap((i) => [line(i, edge), line(i, edge)])];
+		}
 		if (stack) {
 			return all.reverse().map((i) => line(i, { fill: resolved(faded(colors[i], 70)), width: 0.5, points: { show: false } }));
 		}
@@ -138,13 +148,16 @@ export class Chart {
 				x: { time: false },
 				y: view.log
 					? { distr: 3 }
-					: { range: (u, low, high) => (low === null ? [0, 1] : window.uPlot.rangeNum(panel.zero || panel.stack ? Math.min(0, low) : low, high, 0.08, !(panel.zero || panel.stack))) },
+					: panel.share
+						? { range: [0, 1] }
+						: { range: (u, low, high) => (low === null ? [0, 1] : window.uPlot.rangeNum(panel.zero || panel.stack ? Math.min(0, low) : low, high, 0.08, !(panel.zero || panel.stack))) },
 			},
 			axes: [
 				{ stroke: text, grid, ticks: grid, font, values: xValues, space: view.axis === "step" ? 60 : 90, size: 28 },
 				{ stroke: text, grid, ticks: grid, font, values: (u, ticks) => ticks.map((v) => (v === null ? "" : tick(v))), size: 56 },
 			],
 			series: [{}, ...this.#lines()],
+			bands: this.series.flatMap((s, i) => (s.low ? [{ series: [this.series.length + 2 * i + 2, this.series.length + 2 * i + 1], fill: resolved(faded(seriesColor(s.color), 18)) }] : [])),
 			cursor: {
 				sync: { key: this.sync, scales: ["x", null], setSeries: false, filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
 				drag: { x: true, y: false, setScale: false },

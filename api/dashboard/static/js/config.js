@@ -5,6 +5,7 @@ import { checkbox, fill, h, linkTo, loading, notice, ready, searchField, table, 
 import { flat, leaves, schemaOf } from "./schema.js";
 
 const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+const isEmpty = (value) => value === null || (typeof value === "object" && !Object.keys(value).length);
 const shown = (value) => (value === undefined ? h("span", { class: "sub" }, "–") : h("code", {}, JSON.stringify(value)));
 const valuesOf = (config) => new Map(flat(config).map(({ key, value }) => [key, value]));
 const keyCell = (key, more) => h("th", { scope: "row" }, h("code", {}, key), more);
@@ -12,7 +13,7 @@ const keyCell = (key, more) => h("th", { scope: "row" }, h("code", {}, key), mor
 export function show(root, data) {
 	const place = h("div", {}, loading());
 	const search = searchField("Filter keys", () => paint());
-	const only = checkbox({ onchange: () => paint() }, "Only what differs from the defaults");
+	const only = checkbox({ checked: true, onchange: () => paint() }, "Only what differs from the defaults");
 	let config = null;
 	let before = null;
 	let known = new Map();
@@ -31,11 +32,13 @@ export function show(root, data) {
 			.map(({ key, generic, value }) => {
 				const leaf = known.get(generic);
 				const changed = before && !same(before.get(key), value);
-				const differs = changed || (leaf && !same(leaf.default ?? null, value));
+				// Of what is made anew for each config the schema has no default.
+				const usual = leaf?.default === undefined ? isEmpty(value) : same(leaf.default, value);
+				const differs = changed || (leaf && !usual);
 				if (only.firstChild.checked && !differs) return null;
 				return h("tr", { class: differs ? "differs" : "" }, keyCell(key, leaf?.description && h("p", { class: "sub" }, leaf.description)), h("td", {}, changed && [h("s", {}, shown(before.get(key))), " "], shown(value), changed && h("span", { class: "tag" }, "changed while it ran")));
 			});
-		fill(place, table("Config", "config", ["Key", "Value"], rows));
+		fill(place, rows.some(Boolean) ? table("Config", "config", ["Key", "Value"], rows) : notice("No keys", "None that differs from the defaults fits; show all of them, or clear the text."));
 	}
 
 	const load = async () => {

@@ -7,9 +7,6 @@ import { checkbox, h, pageOf, toast } from "./dom.js";
 
 const live = (key) => LIVE.includes(key.replace(".0.", ".<name>.")) || key.startsWith("metadata.");
 
-/** A field for config keys and their values. Its code is fetched with the first dialog that has one. */
-const keyValues = async (label) => new (await import("./keyvalues.js")).KeyValues(label);
-
 /** The dialog of a verb of the service: it asks for what the run is told. */
 async function dialogOf({ text, labels, fields }, run) {
 	const names = Object.keys(fields);
@@ -27,6 +24,14 @@ async function dialogOf({ text, labels, fields }, run) {
 	};
 }
 
+/** Rows of config keys, which only dialogs need. */
+async function keyValues(label, id, admits) {
+	const { KeyValues } = await import("./keyvalues.js");
+	const rows = new KeyValues(label);
+	await rows.load(id, admits);
+	return rows;
+}
+
 // These take more than fields.
 const OWN = [
 	{
@@ -36,8 +41,7 @@ const OWN = [
 		always: true,
 		dialog: async (_, run) => {
 			const { data } = await api.checkpoints(run.id);
-			const change = await keyValues("Changed config keys (optional)");
-			await change.load(run.id);
+			const change = await keyValues("Changed config keys (optional)", run.id);
 			return {
 				text: "Starts another run from a checkpoint of this one. This one goes on as it is.",
 				fields: [
@@ -55,8 +59,7 @@ const OWN = [
 		label: "Change config",
 		offered: STATUSES.filter((s) => s !== "stopping" && !ENDED.includes(s)),
 		dialog: async (_, run) => {
-			const change = await keyValues("Keys to change");
-			await change.load(run.id, live);
+			const change = await keyValues("Keys to change", run.id, live);
 			change.add(LIVE[0]);
 			return { text: "Limits and metadata hold at once, all else from the next step on.", fields: [change.element], body: () => change.nested() };
 		},

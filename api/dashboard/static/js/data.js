@@ -228,3 +228,9 @@ export class RunData {
 		return [xs, some.map(([, value]) => value)];
 	}
 }
+
+/** A dialog's list of other runs to lay over `id`. */
+export async function otherRuns(id) {
+	const page = await api.runs({ limit: 100 });
+	return page.data.filter((run) => run.id !== id);
+}

@@ -1,16 +1,16 @@
 // The panels of one run, or of several over each other, with the controls that hold for all.
 
 import { Chart } from "./chart.js";
-import { api } from "./api.js";
 import { RunData } from "./data.js";
 import { debounced, fill, h, ready, searchField, trouble } from "./dom.js";
 import { bindKeys } from "./keyboard.js";
-import { keysOf, panelOf, PANELS, seriesOf } from "./panels.js";
+import { keysOf, MATCHES, matchOf, panelOf, PANELS, SECTIONS, seriesOf } from "./panels.js";
 import { onTheme } from "./theme.js";
 
 const SETTINGS = "ratchet.view";
 const LONG = 300;
 const GAUGES_MS = 8000;
+const MOST_MATCHES = 12;
 let serial = 0;
 
 export class Metrics {
@@ -25,10 +25,14 @@ export class Metrics {
 		this.sync = `sync-${serial++}`;
 		this.gauged = 0;
 		this.charts = [];
-		this.grid = h("div", { class: "panels" });
+		this.said = h("p", { class: "sub", role: "status" });
+		this.sections = new Map(SECTIONS.map((name) => [name, this.#section(name, h("div", { class: "panels" }))]));
+		this.evals = h("div", {});
 		this.state = h("div", {});
 		this.damage = h("p", { class: "wrong", role: "status" });
-		fill(root, this.#toolbar(), this.state, this.damage, this.grid);
+		const evals = this.#section("Evals", this.evals).element;
+		evals.open = false;
+		fill(root, this.#toolbar(), this.said, this.state, this.damage, [...this.sections.values()].map((section) => section.element), evals);
 		this.panels = [...PANELS, ...this.picked.map(panelOf)];
 		this.panels.forEach((panel) => this.#addChart(panel));
 		this.unbind = bindKeys({
@@ -37,6 +41,7 @@ export class Metrics {
 			"]": ["Smooth more", () => this.#smooth(this.view.smooth + 0.1)],
 			"[": ["Smooth less", () => this.#smooth(this.view.smooth - 0.1)],
 			z: ["Reset zoom", () => this.zoom(null)],
+			"/": ["Find a panel", () => this.finder.focus()],
 		});
 		this.offTheme = onTheme(() => this.paint());
 		this.refine = debounced(() => this.#refine(), 250);
@@ -49,7 +54,9 @@ export class Metrics {
 		this.log = h("button", { "aria-pressed": view.log, onclick: () => this.#log() }, "Log");
 		this.reset = h("button", { hidden: true, onclick: () => this.zoom(null) }, "Reset zoom");
 		this.options = h("datalist", { id: "metric-names" });
-		this.finder = searchField("Add a panel: any metric", null, { list: "metric-names", onchange: (e) => this.#pick(e.target) });
+		this.search = debounced(() => this.#search(), 250);
+		this.finder = searchField("Find or add a panel: name or regex", () => this.search(), { list: "metric-names", onchange: (e) => this.#pick(e.target) });
+		this.group = h("select", { "aria-label": "Group", hidden: this.runs.length < 2, onchange: () => this.paint() });
 		return h(
 			"div",
 			{ class: "tools view", role: "toolbar", "aria-label": "Charts" },
@@ -57,7 +64,9 @@ export class Metrics {
 			h("label", { class: "inline" }, "Smoothing", this.slider),
 			this.log,
 			this.reset,
+			this.group,
 			h("span", { class: "grow" }),
+			h("button", { title: "The steps that are shown, of the panels that are shown, as CSV", onclick: () => this.#download() }, "Download"),
 			this.finder,
 			this.options,
 		);
@@ -104,21 +113,87 @@ export class Metrics {
 			},
 		});
 		this.charts.push(chart);
-		this.grid.append(chart.element);
+		this.sections.get(panel.section).place.append(chart.element);
 		return chart;
 	}
 
+	#section(name, place) {
+		return { place, element: h("details", { class: "section", open: true }, h("summary", {}, h("h2", {}, name)), place) };
+	}
+
+	get names() {
+		return [...new Set(this.runs.flatMap((run) => run.names))].sort();
+	}
+
+	/** Adds a panel for the metric that is named; what is no name is searched for. */
 	async #pick(input) {
 		const key = input.value;
-		if (!this.runs.some((run) => run.names.includes(key)) || this.picked.includes(key)) return;
+		if (!this.names.includes(key)) return;
 		input.value = "";
-		this.picked.push(key);
-		const panel = panelOf(key);
-		this.panels.push(panel);
-		const chart = this.#addChart(panel);
-		await Promise.all(this.runs.map((run) => run.loadSteps([key], run.range, this.stop.signal)));
-		this.#keep();
+		this.#search();
+		let chart = this.charts.find((it) => it.panel.picked && it.panel.title === key);
+		if (!chart) {
+			this.picked.push(key);
+			const panel = panelOf(key);
+			this.panels.push(panel);
+			chart = this.#addChart(panel);
+			await this.#fetch([key]);
+			this.#keep();
+		}
+		this.sections.get(chart.panel.section).element.open = true;
 		chart.element.scrollIntoView({ block: "center" });
+	}
+
+	#fetch(keys) {
+		return Promise.all(this.runs.map((run) => run.loadSteps(keys, run.range, this.stop.signal)));
+	}
+
+	/** Shows the panels whose title or metrics match what is searched for, and metrics that have none. */
+	#search() {
+		const text = this.finder.value;
+		let pattern = null;
+		try {
+			pattern = new RegExp(text, "i");
+		} catch {
+			this.said.textContent = `${text} is no regular expression yet.`;
+			return;
+		}
+		for (const chart of this.charts.filter((it) => it.panel.section === MATCHES)) chart.destroy();
+		this.charts = this.charts.filter((it) => it.panel.section !== MATCHES);
+		this.panels = this.panels.filter((panel) => panel.section !== MATCHES);
+		const shown = new Set();
+		for (const { panel, element } of this.charts) {
+			const keys = keysOf([panel], this.runs[0]);
+			element.hidden = Boolean(text) && ![panel.title, ...keys].some((name) => pattern.test(name));
+			if (!element.hidden) keys.forEach((key) => shown.add(key));
+		}
+		const found = text ? this.names.filter((name) => pattern.test(name) && !shown.has(name)) : [];
+		for (const key of found.slice(0, MOST_MATCHES)) {
+			const panel = matchOf(key);
+			this.panels.push(panel);
+			this.#addChart(panel);
+		}
+		const nothing = text && !found.length && this.charts.every((it) => it.element.hidden);
+		const more = found.length > MOST_MATCHES ? ` The first ${MOST_MATCHES} of ${found.length} metrics without a panel are shown.` : "";
+		this.said.textContent = nothing ? `No panel and no metric of ${this.runs.length > 1 ? "these runs" : "this run"} matches ${text}.` : more;
+		this.#fold();
+		if (found.length) this.#fetch(found.slice(0, MOST_MATCHES)).then(() => this.paint(), (error) => error.name === "AbortError" || this.#trouble(error));
+		else this.paint();
+	}
+
+	/** Sections without a panel are not there. */
+	#fold() {
+		for (const { element, place } of this.sections.values()) element.hidden = [...place.children].every((it) => it.hidden);
+	}
+
+	/** A file of what is shown: steps in sight, metrics of panels that are not hidden or folded. */
+	async #download() {
+		const shown = this.charts.filter((it) => it.element.checkVisibility()).map((it) => it.panel);
+		const keys = [...new Set(this.runs.flatMap((run) => keysOf(shown, run)))];
+		const { range, axis } = this.view;
+		const steps = (run) => (!range ? [0, Infinity] : axis === "step" ? range : range.map((x) => run.stepOf(x + run.began)));
+		const { csvOf, save } = await import("./extracts.js");
+		save(csvOf(this.runs, keys, steps), `${this.runs.map((run) => run.id).join("+")}.csv`);
 	}
 
 	/** Shows [from, to] of the x axis in every panel; null: all of it. */
@@ -176,8 +251,12 @@ export class Metrics {
 	}
 
 	#names() {
-		const names = [...new Set(this.runs.flatMap((run) => run.names))].sort();
-		fill(this.options, names.map((name) => h("option", { value: name })));
+		fill(this.options, this.names.map((name) => h("option", { value: name })));
+		if (this.runs.length < 2) return;
+		const keys = [...new Set(this.runs.flatMap(({ run }) => Object.keys(run.metadata)))].sort();
+		const chosen = this.group.value;
+		fill(this.group, h("option", { value: "" }, "Each run"), h("option", { value: "all" }, "Mean ± deviation of all"), keys.map((key) => h("option", { value: `by ${key}` }, `Mean ± deviation by ${key}`)));
+		this.group.value = chosen;
 	}
 
 	/** Takes in what was recorded since. */
@@ -201,10 +280,18 @@ export class Metrics {
 	}
 
 	paint() {
+		// What charts do without comes after them.
+		if (!this.extracts) {
+			this.extracts = {};
+			import("./extracts.js").then((module) => ((this.extracts = module), this.paint()));
+		}
+		const { evalsTable, pooled } = this.extracts;
 		const many = this.runs.length > 1;
 		fill(this.damage, this.runs.map(({ id, damage }) => damage && `${many ? `${id}: ` : ""}${damage} `));
+		this.#fold();
+		fill(this.evals, evalsTable?.(this.runs) ?? h("p", { class: "sub" }, this.loaded ? "No eval so far." : "Loading…"));
 		for (const chart of this.charts) {
-			const series = this.runs.flatMap((run, r) => {
+			const series = this.group.value && pooled ? this.#grouped(chart.panel) : this.runs.flatMap((run, r) => {
 				const own = seriesOf(chart.panel, run);
 				// Of several runs each panel shows the first two series, the run by colour, the series by dash.
 				return (many ? own.slice(0, chart.panel.id === "reward" ? 1 : 2) : own).map((s, i) => {
@@ -216,6 +303,20 @@ export class Metrics {
 			});
 			chart.show(series, this.view, { loading: !this.loaded });
 		}
+	}
+
+	/** The first series of a panel, or of rewards that of all environments, over each group of runs. */
+	#grouped(panel) {
+		const groups = new Map();
+		for (const run of this.runs) {
+			const key = this.group.value.slice(3);
+			const name = this.group.value === "all" ? "all" : `${key}: ${run.run.metadata[key] ?? "–"}`;
+			groups.set(name, [...(groups.get(name) ?? []), run]);
+		}
+		return [...groups].map(([name, runs], color) => {
+			const curves = runs.flatMap((run) => seriesOf(panel, run).slice(0, 1).map((s) => run.points(s, this.view.axis)));
+			return { label: `${name} (${runs.length})`, color, dash: 0, ...this.extracts.pooled(curves) };
+		});
 	}
 
 	destroy() {
@@ -233,8 +334,9 @@ export async function runsOf(ids, signal) {
 	return found.filter(Boolean);
 }
 
-/** A dialog's list of other runs to lay over `id`. */
-export async function otherRuns(id) {
-	const page = await api.runs({ limit: 100 });
-	return page.data.filter((run) => run.id !== id);
+/** The tab of one run. */
+export function show(root, data) {
+	const view = new Metrics(root, [data]);
+	view.load();
+	return view;
 }

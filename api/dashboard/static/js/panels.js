@@ -4,6 +4,8 @@
 // of the workers of a role, if none is named of rollout workers (`from: 'gauges'`, `value` of a
 // sample, `sum` over workers or the `worst` of them).
 
+const MOST_OWN = 12;
+
 const step = (key, label) => ({ key, label });
 
 /** `name/<scope>/mean` for all scopes there are, else the plain `name`. */
@@ -38,35 +40,51 @@ const together =
 
 const gauge = (label, value, more = {}) => ({ from: "gauges", label, value, ...more });
 
+/** What the environments measure themselves, by env where there are several. */
+const own = ({ names, envs }) =>
+	[...names]
+		.filter((name) => name.startsWith("metrics/"))
+		.slice(0, MOST_OWN)
+		.map((name) => {
+			const [, env, ...rest] = name.split("/");
+			return step(name, envs.length > 1 ? `${env} · ${rest.join("/")}` : rest.join("/"));
+		});
+
+/** Sections in their order; those that a reader adds come first. */
+export const YOURS = "Your panels";
+export const MATCHES = "All metrics that match";
+export const SECTIONS = [MATCHES, YOURS, "Learning", "Policy", "Rollouts", "Speed and system"];
+
 export const PANELS = [
-	{ id: "reward", title: "Reward", note: "Mean train reward of each batch, by environment.", wide: true, series: scoped("reward") },
+	{ id: "reward", section: "Learning", title: "Reward", note: "Mean train reward of each batch, by environment.", wide: true, series: scoped("reward") },
 	{
-		id: "eval",
+		id: "eval", section: "Learning",
 		title: "Eval reward",
 		note: "Mean reward of each eval; the legend names the policy versions that served it.",
 		points: true,
 		series: ({ evalEnvs }) => evalEnvs.map((env) => ({ from: "evals", env, label: env })),
 	},
-	{ id: "entropy", title: "Entropy", note: "Of the policy at its sampled tokens, nats.", series: scoped("entropy") },
+	{ id: "own", section: "Learning", title: "The environment's own metrics", note: "What environments count of their rollouts, on average over a batch.", series: own },
+	{ id: "entropy", section: "Policy", title: "Entropy", note: "Of the policy at its sampled tokens, nats.", series: scoped("entropy") },
 	{
-		id: "mismatch",
+		id: "mismatch", section: "Policy",
 		title: "Mismatch KL",
 		note: "How far the trainer's log-probabilities are from the engine's, nats.",
 		series: together(scoped("mismatch_kl"), those(["mismatch_kl/all/max", "max"])),
 	},
-	{ id: "grad", title: "Gradient norm", note: "Before clipping.", series: either("norm", "optim/grad_norm", "grad_norm") },
+	{ id: "grad", section: "Policy", title: "Gradient norm", note: "Before clipping.", series: either("norm", "optim/grad_norm", "grad_norm") },
 	{
-		id: "lengths",
+		id: "lengths", section: "Policy",
 		title: "Lengths",
 		note: "Tokens of a rollout: sampled by the policy, and in all.",
 		unit: "tokens",
 		series: those(["decode_len/all/mean", "sampled"], ["decode_len/all/max", "sampled, max"], ["seq_len/all/mean", "all"]),
 	},
-	{ id: "truncation", title: "Truncation", note: "Share of rollouts cut off at a limit.", zero: true, series: scoped("is_truncated") },
-	{ id: "errors", title: "Error rate", note: "Share of rollouts that failed, in a batch or not.", zero: true, series: (known) => (known.names.has("errors/all/rate") ? scoped("errors", { statistic: "rate" }) : scoped("errored"))(known) },
-	{ id: "dropped", title: "Dropped groups", note: "Groups that gave nothing to train on.", zero: true, series: scoped("dropped", { statistic: "groups" }) },
+	{ id: "truncation", section: "Policy", title: "Truncation", note: "Share of rollouts cut off at a limit.", share: true, series: scoped("is_truncated") },
+	{ id: "errors", section: "Rollouts", title: "Error rate", note: "Share of rollouts that failed, in a batch or not.", share: true, series: (known) => (known.names.has("errors/all/rate") ? scoped("errors", { statistic: "rate" }) : scoped("errored"))(known) },
+	{ id: "dropped", section: "Rollouts", title: "Dropped groups", note: "Groups that gave nothing to train on.", zero: true, series: scoped("dropped", { statistic: "groups" }) },
 	{
-		id: "staleness",
+		id: "staleness", section: "Rollouts",
 		title: "Staleness",
 		note: "Versions between the policy that sampled a batch and the one trained on it.",
 		unit: "versions",
@@ -74,26 +92,29 @@ export const PANELS = [
 		series: those(["staleness/mean", "mean"], ["staleness/max", "max"], ["off_policy/max", "off-policy, max"]),
 	},
 	{
-		id: "drops",
+		id: "drops", section: "Rollouts",
 		title: "Drops",
-		note: "Groups given up for their age, and the share that filters removed.",
+		note: "Groups given up for their age.",
 		zero: true,
-		series: those(
-			["off_policy/dropped/in_flight", "too old in flight"],
-			["off_policy/dropped/in_queue", "too old in queue"],
-			["pre_filters/all/dropped_rate", "pre-batch filters"],
-			["filters/all/is_filtered", "filters"],
-		),
+		series: those(["off_policy/dropped/in_flight", "too old in flight"], ["off_policy/dropped/in_queue", "too old in queue"]),
 	},
 	{
-		id: "variance",
+		id: "filtered",
+		section: "Rollouts",
+		title: "Filtered",
+		note: "Share of rollouts that filters removed.",
+		share: true,
+		series: those(["pre_filters/all/dropped_rate", "pre-batch filters"], ["filters/all/is_filtered", "filters"]),
+	},
+	{
+		id: "variance", section: "Learning",
 		title: "Groups without signal",
 		note: "Share of groups whose rollouts all earned the same: none solved, all solved, either.",
-		zero: true,
+		share: true,
 		series: those(["zero_advantage/all", "no advantage"], ["solve_none/all", "none solved"], ["solve_all/all", "all solved"]),
 	},
 	{
-		id: "waits",
+		id: "waits", section: "Speed and system",
 		title: "Who waits for whom",
 		note: "Seconds of each step: the trainer waits for rollouts or for their scoring, trains, the engines take the weights; and the checkpoint before it.",
 		unit: "s",
@@ -101,7 +122,7 @@ export const PANELS = [
 		series: those(["time/wait_for_batch", "trainer waits for rollouts"], ["time/scoring", "waits for scoring"], ["time/train", "trains"], ["time/sync_weights", "engines take weights"], ["time/checkpoint", "checkpoint"]),
 	},
 	{
-		id: "throughput",
+		id: "throughput", section: "Speed and system",
 		title: "Throughput",
 		note: "Tokens a second: sampled by the engines, and trained on.",
 		unit: "tokens/s",
@@ -109,7 +130,7 @@ export const PANELS = [
 		series: together(() => [gauge("sampled", (g) => g.tokens_per_s, { sum: true })], those(["perf/throughput", "trained"])),
 	},
 	{
-		id: "inflight",
+		id: "inflight", section: "Speed and system",
 		title: "Rollouts in flight",
 		note: "Train and eval rollouts that execute, and how many may.",
 		zero: true,
@@ -120,17 +141,21 @@ export const PANELS = [
 		],
 	},
 	{
-		id: "lag",
+		id: "lag", section: "Speed and system",
 		title: "Event-loop lag",
 		note: "99th percentile of how late the event loop of each role's worst worker woke, seconds.",
 		unit: "s",
 		zero: true,
 		series: ({ roles }) => roles.map((role) => gauge(role, (g) => g.event_loop_lag?.p99, { role, worst: true })),
 	},
+	{ id: "memory", section: "Speed and system", title: "Trainer memory", note: "The most that the trainer's device held during a step.", unit: "GiB", zero: true, series: those(["perf/peak_memory", "peak"]) },
 ];
 
 /** A panel of one metric that the reader picked. */
-export const panelOf = (key) => ({ id: `key:${key}`, title: key, note: "Picked from all metrics.", picked: true, series: those([key, key]) });
+export const panelOf = (key) => ({ id: `key:${key}`, section: YOURS, title: key, note: "Picked from all metrics.", picked: true, series: those([key, key]) });
+
+/** One that was searched for. */
+export const matchOf = (key) => ({ ...panelOf(key), id: `match:${key}`, section: MATCHES, note: "Matches what you search for.", picked: false });
 
 /** What a panel draws for a run, of what the run is known to measure. */
 export function seriesOf(panel, data) {

@@ -2,10 +2,10 @@
 // members of a group side by side, of a large group those around the one that was chosen.
 
 import { api } from "./api.js";
-import { fill, h, linkTo, loading, notice, pageOf, pairs, ready, trouble } from "./dom.js";
+import { fill, h, linkTo, loading, notice, pageOf, ready, trouble } from "./dom.js";
 import { damageLine, num } from "./format.js";
 import { bindKeys } from "./keyboard.js";
-import { MODES, scaleOf, strip, turns } from "./strip.js";
+import { marked, MODES, scaleOf, strip, turns } from "./strip.js";
 
 const LIMIT = 200;
 const BINS = 20;
@@ -29,6 +29,7 @@ export function show(root, data, params) {
 	const whole = new Map();
 	let mode = "advantage";
 	let reading = "tokens";
+	let spaces = false;
 	let serial = 0;
 	let reads = 0;
 
@@ -54,6 +55,8 @@ export function show(root, data, params) {
 		}
 		return pageOf(data.id, `rollouts?${next}`);
 	};
+	/** The rollout that is open: the one that was asked for, else the first of the list. */
+	const chosen = () => asked.get("r") ?? items[0]?.id ?? null;
 	const go = (changes) => (location.hash = address(changes));
 
 	function paintHistogram() {
@@ -74,16 +77,37 @@ export function show(root, data, params) {
 
 	function paintList() {
 		paintHistogram();
-		const current = asked.get("r");
+		const current = chosen();
 		const rows = items.map((r) =>
-			h("a", { class: "rollout", href: address({ r: r.id }), "aria-current": r.id === current ? "true" : null }, h("span", {}, h("b", {}, `${r.group} · ${r.index}`), h("small", { class: "sub" }, ` ${r.env}${r.filtered ? " · filtered" : ""}`)), h("span", { class: "n" }, r.error ? h("span", { class: "wrong" }, "error") : num(r.reward), r.advantage === null ? null : h("small", { class: r.advantage < 0 ? "minus" : "plus" }, ` ${r.advantage < 0 ? "−" : "+"}${num(Math.abs(r.advantage))}`))),
+			h("a", { class: "rollout", href: address({ r: r.id }), "aria-current": r.id === current ? "true" : null }, h("span", {}, h("b", {}, `${r.group} · ${r.index}`), h("small", { class: "sub" }, ` ${r.env}${r.filtered ? " · filtered" : ""}`)), h("span", { class: "n" }, r.error ? h("span", { class: "wrong" }, "error") : num(r.reward), r.advantage === null ? null : h("small", { class: r.advantage < 0 ? "minus" : "plus" }, ` ${r.advantage < 0 ? "−" : "+"}${num(Math.abs(r.advantage))}`)), preview(r)),
 		);
 		const damage = damageLine("groups", damaged);
 		fill(list, damage && h("p", { class: "wrong", role: "status" }, damage), note && h("p", { class: "sub", role: "status" }, `There are no train rollouts of this step: ${note}.`), rows.length ? rows : notice("No rollouts", cursor ? "None among those looked through so far." : "None that is finished fits; choose another step, or clear the filters.", { action: linkTo(pageOf(data.id, "rollouts"), "Clear filters") }), cursor && h("button", { onclick: () => load(true) }, "More"));
 	}
 
+	/** The step and how the prompt begins. */
+	const preview = (r) => {
+		const text = [r.step === null ? null : `step ${r.step}`, r.prompt].filter(Boolean).join(" · ");
+		return text && h("small", { class: "sub preview", title: r.prompt ?? "" }, text);
+	};
+
+	/** What is known of a rollout, in one line. */
+	function head(r) {
+		const signed = r.advantage === null ? "" : ` (${r.advantage < 0 ? "−" : "+"}${num(Math.abs(r.advantage))})`;
+		const some = [r.error ? "failed" : `${num(r.reward)}${signed}`, `${num(r.sampled_tokens)} tok`, r.turns === null ? null : `${num(r.turns)} turns`, r.stop];
+		const text = some.filter(Boolean).join(" · ");
+		return h("header", { title: `Reward (advantage) · sampled tokens · turns · ended by: ${text}` }, h("a", { href: address({ r: r.id }) }, `Rollout ${r.index}`), " ", h("span", { class: "sub" }, text));
+	}
+
+	/** One that failed early has no tokens, or nothing that was said: what there is is shown. */
+	function body(r, most) {
+		const look = spaces ? marked : String;
+		if (!r.samples.length && !r.messages.length) return h("p", { class: "sub" }, "Nothing was said before it ended.");
+		return reading === "tokens" && r.samples.length ? r.samples.map((sample) => strip(sample, mode, most, look)) : turns(r, look);
+	}
+
 	function paintReader() {
-		const current = asked.get("r");
+		const current = chosen();
 		if (!current) {
 			fill(reader, notice("Choose a rollout", "Its whole group is shown side by side. j and k go through the list."));
 			return;
@@ -93,6 +117,7 @@ export function show(root, data, params) {
 			{ class: "tools" },
 			h("h2", {}, members[0] ? `${members[0].group} · ${members[0].env} · example ${members[0].example}` : current),
 			h("span", { class: "switch", role: "group", "aria-label": "View" }, ["tokens", "turns"].map((name) => h("button", { "aria-pressed": reading === name, onclick: () => ((reading = name), paintReader()) }, name === "tokens" ? "Tokens" : "Turns"))),
+			h("button", { "aria-pressed": spaces, title: "Show spaces as ·, tabs as → and newlines as ↵ (w)", onclick: () => ((spaces = !spaces), paintReader()) }, "Whitespace"),
 			reading === "tokens" && h("label", { class: "inline" }, "Colour", h("select", { onchange: (e) => ((mode = e.target.value), paintReader()) }, Object.entries(MODES).map(([key, { label }]) => h("option", { value: key, selected: key === mode }, label)))),
 		);
 		// One scale for the whole group, so that its members can be compared.
@@ -101,12 +126,12 @@ export function show(root, data, params) {
 			h(
 				"article",
 				{ class: r.id === current ? "card current" : "card" },
-				h("header", {}, h("a", { href: address({ r: r.id }) }, `Rollout ${r.index}`), pairs([["reward", num(r.error ? null : r.reward)], ["advantage", num(r.advantage)], ["tokens", num(r.sampled_tokens)], ["turns", num(r.turns)], ["ended by", r.stop ?? "–"]])),
+				head(r),
 				r.error && h("p", { class: "wrong" }, `${r.error.type}: ${r.error.message}`),
 				r.error?.frames?.map((at) => h("p", {}, `${at.file}:${at.line} in ${at.function}`)),
 				r.truncated && h("span", { class: "tag" }, "truncated"),
 				r.filtered && h("span", { class: "tag" }, "kept from training by a filter"),
-				reading === "tokens" ? r.samples.map((sample) => strip(sample, mode, most)) : turns(r),
+				body(r, most),
 			),
 		);
 		fill(reader, tools, reading === "tokens" && h("p", { class: "sub" }, MODES[mode].note), pager(), h("div", { class: "members" }, cards));
@@ -137,6 +162,7 @@ export function show(root, data, params) {
 			rewardsOf = text;
 			fill(envs, [...new Set(items.map((r) => r.env))].map((name) => h("option", { value: name })));
 			paintList();
+			if (!asked.has("r")) choose();
 		} catch (error) {
 			if (error.name === "AbortError") return;
 			fill(list, trouble(error));
@@ -153,7 +179,7 @@ export function show(root, data, params) {
 	/** Shows the group of the chosen rollout. */
 	async function choose() {
 		const mine = ++reads;
-		const current = asked.get("r");
+		const current = chosen();
 		if (!current || members.some((r) => r.id === current)) return paintReader();
 		try {
 			if (!group.some((r) => r.id === current)) {
@@ -168,17 +194,17 @@ export function show(root, data, params) {
 			group = first.members;
 			members = around;
 			paintReader();
-			if (innerWidth < 900) reader.scrollIntoView();
+			if (innerWidth < 900 && asked.has("r")) reader.scrollIntoView();
 		} catch (error) {
 			if (error.name !== "AbortError" && mine === reads) fill(reader, trouble(error));
 		}
 	}
 
 	function hop(by) {
-		const next = items[items.findIndex((r) => r.id === asked.get("r")) + by];
+		const next = items[items.findIndex((r) => r.id === chosen()) + by];
 		if (next) go({ r: next.id });
 	}
-	const unbind = bindKeys({ j: ["Next rollout", () => hop(1)], k: ["Rollout before", () => hop(-1)], c: ["Next colouring", () => ((mode = Object.keys(MODES)[(Object.keys(MODES).indexOf(mode) + 1) % 4]), paintReader())] });
+	const unbind = bindKeys({ j: ["Next rollout", () => hop(1)], k: ["Rollout before", () => hop(-1)], c: ["Next colouring", () => ((mode = Object.keys(MODES)[(Object.keys(MODES).indexOf(mode) + 1) % 4]), paintReader())], w: ["Show whitespace", () => ((spaces = !spaces), paintReader())] });
 
 	const listed = (params) => [...FILTERS, "low", "high"].map((name) => params.get(name)).join();
 	function open(next) {

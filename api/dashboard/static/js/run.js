@@ -1,17 +1,18 @@
 // A run's page: what it is and does, its controls, and the tabs below.
 
 import { controls } from "./controls.js";
-import { RunData } from "./data.js";
+import { otherRuns, RunData } from "./data.js";
 import { ask } from "./dialog.js";
 import { checkbox, fill, h, linkTo, notice, pageOf, pairs, trouble } from "./dom.js";
 import { badge, count, duration, num, unix, waitingText } from "./format.js";
+import { healthLine } from "./health.js";
 import { bindKeys } from "./keyboard.js";
 import { ended, keepUp } from "./live.js";
-import { Metrics, otherRuns } from "./metrics.js";
 
 const TABS = { metrics: "Metrics", timeline: "Timeline", rollouts: "Rollouts", events: "Events", config: "Config", model: "Model" };
 
 const LOADERS = {
+	metrics: () => import("./metrics.js"),
 	timeline: () => import("./timeline.js"),
 	rollouts: () => import("./rollouts.js"),
 	events: () => import("./events.js"),
@@ -42,7 +43,9 @@ function facts(run) {
 export function show(root, asked) {
 	const data = new RunData(asked.id);
 	const [title, tools, summary] = ["title", "tools", ""].map((kind) => h("div", { class: kind }));
-	const header = h("div", { class: "run-head" }, h("div", { class: "head" }, title, tools), summary);
+	const stop = new AbortController();
+	const health = healthLine(asked.id, stop.signal);
+	const header = h("div", { class: "run-head" }, h("div", { class: "head" }, title, tools), health.element, summary);
 	const tabs = h("nav", { class: "tabs", "aria-label": "Run" });
 	const place = h("section", { class: "tab", "aria-live": "off" });
 	const alarm = h("div", {});
@@ -111,11 +114,6 @@ export function show(root, asked) {
 		fill(tabs, Object.entries(TABS).map(([key, label]) => h("a", { href: pageOf(data.id, key), "aria-current": key === name ? "page" : null }, label)));
 		tabs.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
 		fill(place);
-		if (name === "metrics") {
-			view = new Metrics(place, [data]);
-			view.load();
-			return;
-		}
 		const load = LOADERS[name];
 		if (!load) {
 			fill(place, notice("No such tab", "The address leads nowhere."));
@@ -133,6 +131,7 @@ export function show(root, asked) {
 			try {
 				const run = await data.loadRun();
 				paint(run);
+				health.update();
 				if (failed) fill(alarm);
 				failed = false;
 				await view?.update?.();
@@ -162,6 +161,7 @@ export function show(root, asked) {
 		navigate: (next) => open(next.tab, next.params),
 		destroy() {
 			live.stop();
+			stop.abort();
 			unbind();
 			view?.destroy?.();
 			document.title = "Ratchet";

@@ -3,7 +3,7 @@
 import { STATUSES } from "../contract.js";
 import { api } from "./api.js";
 import { debounced, fill, h, linkTo, loading, notice, pageOf, ready, searchField, svg, table, trouble } from "./dom.js";
-import { ago, badge, count, damageLine, num, waitingText } from "./format.js";
+import { ago, badge, bytes, count, damageLine, duration, num, unix, waitingText } from "./format.js";
 import { bindKeys } from "./keyboard.js";
 import { showLink } from "./live.js";
 
@@ -79,8 +79,9 @@ export function show(root, { params }) {
 			fill(cells[0], box);
 			// A link that is pressed, or has the focus, must stay.
 			const tags = h("div", { class: "tags" });
-			fill(cells[1], h("a", { class: "run-name", href: pageOf(run.id) }, run.id), tags);
-			entry = { element: h("tr", {}, cells.slice(0, 5), spark, cells.slice(5)), cells, tags, spark };
+			const about = h("div", { class: "sub" });
+			fill(cells[1], h("a", { class: "run-name", href: pageOf(run.id) }, run.id), about, tags);
+			entry = { element: h("tr", {}, cells.slice(0, 5), spark, cells.slice(5)), cells, about, tags, spark };
 			rows.set(run.id, entry);
 		}
 		const text = JSON.stringify(run);
@@ -88,13 +89,16 @@ export function show(root, { params }) {
 		entry.text = text;
 		const [, , state, steps, reward, evals, created] = entry.cells;
 		fill(entry.tags, Object.entries(run.metadata).map(([k, v]) => h("span", { class: "tag" }, `${k}: ${v}`)));
-		fill(state, badge(run.status), h("div", { class: "sub" }, waitingText(run)));
+		fill(entry.about, [run.envs.join(" + "), run.model].filter(Boolean).join(" · "));
+		fill(state, badge(run.status), h("div", { class: run.error ? "sub why" : "sub" }, waitingText(run)));
 		const share = run.max_steps ? run.step / run.max_steps : 0;
 		fill(steps, h("div", {}, count(run.step), run.max_steps ? h("span", { class: "sub" }, ` / ${count(run.max_steps)}`) : null), run.max_steps ? h("progress", { max: 1, value: Math.min(1, share), "aria-label": `Steps of ${run.id}` }) : null);
 		reward.className = evals.className = "n";
 		fill(reward, num(run.reward));
 		fill(evals, Object.entries(run.eval).map(([env, e]) => h("div", { title: env }, num(e.reward))));
-		fill(created, h("time", { datetime: run.created_at, title: run.created_at }, ago(run.created_at)));
+		const took = run.started_at && duration((unix(run.finished_at) ?? Date.now() / 1000) - unix(run.started_at));
+		const more = [took && `${run.finished_at ? "took" : "for"} ${took}`, run.disk && bytes(run.disk)].filter(Boolean).join(" · ");
+		fill(created, h("time", { datetime: run.created_at, title: run.created_at }, ago(run.created_at)), h("div", { class: "sub" }, more));
 		drawSpark(run, entry.spark);
 		return entry.element;
 	}

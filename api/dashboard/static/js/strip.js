@@ -18,15 +18,22 @@ export const MODES = {
 /** The largest value of `mode` at any sampled token of `samples`: what full colour stands for. */
 export const scaleOf = (samples, mode) => largest(samples.map((s) => largest((MODES[mode].values(s) ?? []).filter((_, i) => s.loss_mask[i]))));
 
-/** The tokens of `sample` coloured by `mode`; those that the policy did not sample are grey. */
-export function strip(sample, mode, most) {
+/** `text` with its spaces, tabs and newlines to be seen. */
+export const marked = (text) => text.replaceAll(" ", "·").replaceAll("\t", "→\t").replaceAll("\r", "␍").replaceAll("\n", "↵\n");
+
+/**
+ * The tokens of `sample` coloured by `mode`, each as `look` shows its text; those that the policy
+ * did not sample are grey.
+ */
+export function strip(sample, mode, most, look = String) {
 	const { values: of, tone } = MODES[mode];
 	const values = of(sample);
 	const parts = (from, to) =>
 		sample.token_ids.slice(from, to).map((id, k) => {
 			const i = from + k;
-			const text = sample.pieces?.[i] ?? `${id} `;
-			const told = `${JSON.stringify(text)} · id ${id}`;
+			const piece = sample.pieces?.[i] ?? `${id} `;
+			const text = sample.pieces ? look(piece) : piece;
+			const told = `${JSON.stringify(piece)} · id ${id}`;
 			if (!sample.loss_mask[i]) return h("span", { class: "given", title: told }, text);
 			const { tone: name, series, share } = values ? tone(values[i], most) : { share: 0 };
 			const ground = series === undefined ? `var(--${name ?? "plus"})` : `var(--series-${series})`;
@@ -45,15 +52,17 @@ export function strip(sample, mode, most) {
 
 const said = (content) => (typeof content === "string" ? content : JSON.stringify(content, null, 1));
 
-/** What was said, message by message, and what it earned. */
-export function turns(rollout) {
+/** What was said, message by message, each text as `look` shows it, and what it earned. */
+export function turns(rollout, look = String) {
 	let turn = 0;
+	const plain = rollout.samples.map((s) => h("div", { class: "message sampled" }, h("small", {}, `sampled · ${s.token_ids.length} tokens`), h("pre", {}, look(s.pieces ? s.pieces.join("") : s.token_ids.join(" ")))));
 	return h(
 		"div",
 		{ class: "turns" },
+		rollout.messages.length ? null : plain,
 		rollout.messages.map((m) => {
 			if (m.sampled) turn++;
-			return h("div", { class: m.sampled ? "message sampled" : "message" }, h("small", {}, m.sampled ? `${m.role} · turn ${turn}` : m.role, m.tokens ? ` · ${m.tokens} tokens` : ""), h("pre", {}, said(m.content ?? ""), m.tool_calls ? `\n${said(m.tool_calls)}` : ""));
+			return h("div", { class: m.sampled ? "message sampled" : "message" }, h("small", {}, m.sampled ? `${m.role} · turn ${turn}` : m.role, m.tokens ? ` · ${m.tokens} tokens` : ""), h("pre", {}, look(said(m.content ?? "")), m.tool_calls ? `\n${said(m.tool_calls)}` : ""));
 		}),
 		pairs([...Object.entries(rollout.rewards), ...Object.entries(rollout.metrics)].map(([name, value]) => [name, num(value)])),
 	);

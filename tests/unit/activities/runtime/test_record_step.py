@@ -2,13 +2,17 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
+from temporalio.client import Client
 from temporalio.testing import ActivityEnvironment
 
+from ratchet.activities.contracts.health import Finding, HealthReport
 from ratchet.activities.contracts.training import StepRecord
 from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.runtime.health_watch import HealthWatch
 from ratchet.activities.runtime.store_activities import StoreActivities
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import CorruptArtifact
@@ -108,3 +112,31 @@ async def test_a_ping_that_fails_warns_and_fails_nothing(
     (line,) = [r.getMessage() for r in caplog.records if r.name.endswith("heartbeat_url")]
     assert line.startswith("step 1 of r: ") and words in line and "hush" not in line
     assert monitor.pinged == (0 if url else 1)
+
+
+class Told:
+    """A Temporal client that keeps what is signalled."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str, HealthReport]] = []
+
+    def get_workflow_handle(self, workflow_id: str) -> "Told":
+        self.workflow_id = workflow_id
+        return self
+
+    async def signal(self, name: str, arg: HealthReport, **_: Any) -> None:
+        self.heard.append((self.workflow_id, name, arg))
+
+
+async def test_a_run_is_told_once_what_begins_to_be_the_matter(tmp_path: Path) -> None:
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    told, run = Told(), ActivityEnvironment().run
+    store = StoreActivities(ctx, HealthWatch(ctx.store, cast(Client, told)))
+    for step in range(1, 9):
+        if step == 6:
+            # Another process goes on, which has seen none of the steps before.
+            store = StoreActivities(ctx, HealthWatch(ctx.store, cast(Client, told)))
+        rate = 0.0 if step < 2 else 0.9
+        await run(store.record_step, StepRecord("r+2", step, {"errors/reverse/rate": rate}))
+    finding = Finding("env_failing", "60 % of the rollouts of reverse fail", "reverse")
+    assert told.heard == [("r", "health_report", HealthReport(3, finding))]

@@ -196,6 +196,9 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         while "3/8" not in (shown := await ratchet(address, "runs", "show", run_id)).out:
             assert shown.status == 0
         assert "reverse-text 0.2 at step 0" in shown.out
+        assert shown.out.startswith("health") and "attention: no worker is there" in shown.out
+        judged = await ratchet(address, "runs", "health", run_id, "--json")
+        assert judged.json["verdict"] == "attention" and judged.json["findings"][0]["advice"]
         listed = await eventually(
             lambda: ratchet(address, "runs", "list", "--metadata", "owner=cli", "--json"),
             lambda done: bool(done.json["data"]),
@@ -205,6 +208,10 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         await eventually(lambda: ratchet(address, *table), lambda done: run_id in done.out)
         metrics = await ratchet(address, "runs", "metrics", run_id)
         assert "reward/all/mean" in metrics.out and "▁▅█" in metrics.out
+        wrong = await ratchet(address, "runs", "metrics", run_id, "--keys", "rewards/all/mean")
+        assert wrong.status == 1 and "did you mean reward/all/mean?" in wrong.err
+        every = await ratchet(address, "runs", "metrics", run_id, "--keys", "rew*", "--json")
+        assert every.json["data"][0]["metrics"] == {"reward/all/mean": 0.1}
         as_csv = await ratchet(address, "runs", "metrics", run_id, "--csv")
         assert len(as_csv.out.splitlines()) == 4
         rollouts = await ratchet(address, "runs", "rollouts", run_id)

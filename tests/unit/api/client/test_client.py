@@ -231,6 +231,7 @@ async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_pat
             assert [row.step for row in runs.metrics(run_id, after="1")] == [2]
             assert runs.metrics_csv(run_id).splitlines()[0] == "step,time,loss"
             assert not runs.evals(run_id).data and not runs.batches(run_id, after="0").data
+            assert runs.health(run_id).run_id == run_id
             assert not runs.gauges(run_id, role="trainer").data
             first = runs.list_events(run_id, limit=1, types=["run"]).data[0]
             assert runs.list_events(run_id, after=first.id).data[0].id != first.id

@@ -161,3 +161,66 @@ async def test_lag_is_charted_by_role_and_counts_among_no_rollout_workers(served
         assert found["lag"] == {"rollout": 0.007, "env": 0.03, "orchestrator": 0.002}
         assert found["inflight"]["permits"] == 64, "a lag sample is no rollout worker's"
         assert reader.complaints == []
+
+
+async def test_panels_are_found_added_and_taken_away(served: Served) -> None:
+    """By name and by pattern, of one run and of several as one; the run's health heads them."""
+    runs = [(await served.start("found", metadata={"arm": "ab"[i > 1]}))["id"] for i in range(3)]
+    for place, run in enumerate(runs):
+        await served.until(run, step=3)
+        for step in (1, 2, 3):
+            said = {"reward/all/mean": step / 10 + place, "metrics/reverse-text/exact": 0.5}
+            record(served.store, run, step, **said, **{"odd/thing": 7.0, "errors/all/rate": 0.02})
+        value = {
+            "env": "e",
+            "step": 3,
+            "reward_mean": 0.5,
+            "errored": 2,
+            "error": "no",
+            "metrics": {},
+        }
+        served.store.put_json(
+            keys.eval_record(run, "3-1/e"), {**value, "metrics": {"avg@4": 0.375}}
+        )
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/"), instruments=True) as reader,
+    ):
+        page = reader.page
+        await reader.open(f"#/runs/{runs[0]}", '="all"')
+        await expect(page.locator(".health")).to_contain_text("no worker is there for rollout")
+        await page.locator(".health summary").click()
+        await appears(page, "docs/reading-a-run.md#no-worker")
+        await expect(page.locator("#panel-own .legend")).to_contain_text("exact")
+        finder = page.get_by_label("Find or add a panel")
+        await finder.fill("^odd/|reward")
+        await expect(page.locator("figure.panel:visible")).to_have_count(3)
+        await finder.fill("odd/thnig")
+        await appears(page, "No panel and no metric of this run matches odd/thnig.")
+        await finder.fill("odd/thing")
+        await finder.press("Enter")
+        added = page.locator("figure", has=page.get_by_label("Remove panel odd/thing"))
+        await expect(added).to_be_in_viewport()
+        await page.get_by_role("heading", name="Evals").click()
+        await appears(page, "avg@4 0.375")
+        async with page.expect_download() as taken:
+            await page.get_by_role("button", name="Download").click()
+        lines = (await (await taken.value).path()).read_text().splitlines()
+        assert lines[0].startswith("run,step,time,") and "odd/thing" in lines[0]
+        assert len(lines) == 4 and lines[3].startswith(f"{runs[0]},3,")
+        assert await reader.serious() == []
+        await reader.open(f"#/compare?runs={','.join(runs)}", '="all"')
+        await page.get_by_label("Group").select_option("by arm")
+        legend = page.locator("#panel-reward .legend")
+        await expect(legend).to_contain_text("arm: a (2)")
+        await expect(legend).to_contain_text("arm: b (1)")
+        curves = "[[[1, 2, 3], [0, 1, 2]], [[1, 3], [2, 6]], [[2], [null]]]"
+        pooled = f"import('/dashboard/js/extracts.js').then((m) => m.pooled({curves}))"
+        mean = await page.evaluate(pooled)
+        assert (mean["xs"], mean["ys"]) == ([1, 2, 3], [1, 2.5, 4])
+        assert [high - low for low, high in zip(mean["low"], mean["high"], strict=True)] == [
+            pytest.approx(2 * spread) for spread in (2**0.5, 1.5 * 2**0.5, 8**0.5)
+        ]
+        assert reader.complaints == []

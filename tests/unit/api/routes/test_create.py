@@ -1,15 +1,19 @@
 """POST /v1/runs: what is accepted, what is refused and how it is said."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import tomli_w
 
+from ratchet.activities.contracts.controls import CONTROLS
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.storage import configs
 from ratchet.api.app import create_app
-from tests.unit.api.conftest import Served, asgi, config, connection
+from ratchet.api.temporal.client import summary_of
+from tests import ROOT
+from tests.unit.api.conftest import Served, asgi, config, connection, eventually
 from tests.unit.api.standin import ESTIMATES
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -43,6 +47,35 @@ async def test_json_body_starts_a_run(served: Served) -> None:
     # The counts of the preflight reach the run.
     told = await (await served.env.client.get_workflow_handle(run["id"]).describe()).memo()
     assert told["ratchet"]["examples"] == {"train/reverse-text": 512}
+
+
+async def test_temporal_shows_what_a_run_is_and_lists_runs_alone(served: Served) -> None:
+    """The README names the filters."""
+    run = await served.start("seen")
+    assert (run["envs"], run["model"]) == (["reverse-text"], "ratchet/tiny")
+    execution = await served.env.client.get_workflow_handle(run["id"]).describe()
+    assert await execution.static_summary() == "reverse-text · ratchet/tiny · 5 steps"
+    details = await execution.static_details() or ""
+    assert details.startswith("**seen** trains `ratchet/tiny` on reverse-text: 5 steps.\n\n- owner")
+    assert f"temporal workflow signal --workflow-id {run['id']} --name trigger_eval" in details
+    memo = {"envs": ["e" * 90, "f" * 90], "model": "m", "max_steps": None}
+    assert len(summary_of(memo)) == 120 and summary_of(memo).endswith("…")
+    page = (ROOT / "README.md").read_text()
+    for query in ('WorkflowType="TrainingRun"', "ParentWorkflowId is null"):
+        assert f"`{query}`" in page
+
+        async def listed(query: str = query) -> list[str]:
+            return [found.id async for found in served.env.client.list_workflows(query)]
+
+        found = await eventually(listed, lambda ids: run["id"] in ids)
+        assert "Parent" in query or not any("/" in workflow for workflow in found)
+
+
+async def test_every_signal_has_its_tctl_spelling() -> None:
+    page = (ROOT / "README.md").read_text()
+    signals = [verb.signal for verb in CONTROLS.values() if verb.signal]
+    for command in ("temporal workflow signal --workflow-id", "tctl workflow signal --workflow_id"):
+        assert sorted(re.findall(rf"^{command} RUN --name (\w+)", page, re.M)) == sorted(signals)
 
 
 async def test_toml_body_starts_a_run(served: Served) -> None:

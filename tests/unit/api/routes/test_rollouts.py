@@ -13,7 +13,7 @@ from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import Sample, encode_batch
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.store.records import Records
-from ratchet.api.store.rollouts import GROUP, RID, Rollouts, Wanted, rollout_id
+from ratchet.api.store.rollouts import GROUP, RID, Rollouts, Wanted, prompt_of, rollout_id
 from ratchet.api.store.step_groups import StepGroups
 from ratchet.api.store.tokens import Tokenizers, pieces_by_id
 from ratchet.configs.load import validate
@@ -118,6 +118,38 @@ async def test_rollouts_are_found_by_step_env_kind_and_reward(served: Served) ->
     assert await ids(served, run, "&errored=true") == ["train:10:1"]
     item = (await served.http.get(f"/v1/runs/{run}/rollouts?step=3&limit=1")).json()["data"][0]
     assert item["step"] == 3 and item["env"] == "hard" and item["versions"] == [4, 5]
+    assert item["prompt"] is None, "none is kept of it"
+
+
+PARTS = [{"type": "text", "text": "of an"}, {"type": "image"}, {"type": "text", "text": "image"}]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "begins"),
+    [
+        ({}, None),
+        ({"messages": [{"role": "system", "content": "be brief"}]}, None),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}, "a"),
+        ({"prompts": [{"messages": [{"role": "user", "content": " two\n lines "}]}]}, "two lines"),
+        ({"prompts": [{"messages": [{"role": "user", "content": PARTS}]}]}, "of an image"),
+        ({"prompts": [{"messages": [{"role": "user", "content": "x" * 999}]}]}, "x" * 160),
+        ({"prompts": [{"messages": [{"role": "user", "content": None}]}]}, None),
+    ],
+)
+def test_a_prompt_is_told_by_its_beginning(rollout: dict[str, Any], begins: str | None) -> None:
+    assert prompt_of(rollout) == begins
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_list_shows_how_prompts_begin(served: Served) -> None:
+    """That of the group's first rollout that has one."""
+    run = (await served.start("prompted"))["id"]
+    group(served, run, "train/1", "easy", [None, 1.0])
+    told = {"messages": [{"role": "user", "content": "reverse it"}]}
+    group(served, run, "train/2", "easy", [None])
+    served.store.put_json(keys.rollout(run, "train/2", 0), told)
+    page = (await served.http.get(f"/v1/runs/{run}/rollouts")).json()["data"]
+    assert [item["prompt"] for item in page] == ["reverse it", None, None]
 
 
 def cut(served: Served, run: str, step: int, *groups: str, digest: str = "0" * 16) -> None:

@@ -386,3 +386,19 @@ async def test_pause_and_resume_tell_the_run_and_show_what_comes(served: Served)
     await served.until(run["id"], status="succeeded")
     for verb in ("pause", "resume"):
         assert problem(await served.http.post(f"{url}/{verb}"), 409, "run-conflict")
+
+
+async def test_a_run_says_how_it_is(served: Served) -> None:
+    """By its recorded steps, and by the workers that are there."""
+    run = (await served.start("ails"))["id"]
+    await served.until(run, step=3)
+    for step in range(1, 6):
+        metrics = {"errors/reverse-text/rate": 0.5, "time/step": 4.0, "time/train": 3.0}
+        value = {"step": step, "time": 100.0 + 5 * step, "metrics": metrics}
+        served.store.put_json(keys.step_record(run, step), value)
+    health = (await served.http.get(f"/v1/runs/{run}/health")).json()
+    assert health["verdict"] == "attention" and health["seconds_per_step"] == 5.0
+    assert health["message"].startswith("no worker is there for rollout, trainer, inference, env")
+    assert [finding["rule"] for finding in health["findings"]] == ["no_worker", "env_failing"]
+    assert health["waits"] == "the engines run ahead while the trainer trains 75 % of the time"
+    problem(await served.http.get("/v1/runs/none-such/health"), 404, "unknown-run")

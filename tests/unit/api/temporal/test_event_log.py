@@ -3,9 +3,12 @@
 import gzip
 
 import pytest
+from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import WorkflowHistory
 
+from ratchet.activities.contracts.health import HEALTH_REPORT, Finding, HealthReport
 from ratchet.activities.contracts.names import FINALIZE_EVAL
+from ratchet.activities.contracts.wire import WIRE
 from ratchet.api.temporal.event_log import LoggedEvent, Teller, parse_cursor
 from ratchet.api.temporal.histories import _decode
 from tests import ROOT
@@ -110,3 +113,24 @@ async def test_an_eval_has_the_time_that_it_took() -> None:
         for epoch, step in ((first, 0), (last, 3))
         for kind in ("run.eval_started", "run.eval")
     ]
+
+
+async def test_what_begins_to_be_the_matter_is_an_event() -> None:
+    """As whoever records steps signals it; a rule of a later build is left out."""
+    found: list[LoggedEvent] = []
+    teller = Teller(EXECUTION, _decode)
+    for finding in (Finding("env_failing", "40 % fail", "reverse"), Finding("unheard-of", "?")):
+        heard = HistoryEvent(event_id=len(found) + 1)
+        signal = heard.workflow_execution_signaled_event_attributes
+        signal.signal_name = HEALTH_REPORT
+        signal.input.payloads.extend(await WIRE.encode([HealthReport(7, finding)]))
+        found += await teller.take(heard)
+    (event,) = found
+    assert (event.type, event.level) == ("run.health", "warning")
+    assert event.message == "An environment fails: 40 % fail"
+    assert event.data == {
+        "step": 7,
+        "rule": "env_failing",
+        "subject": "reverse",
+        "help": "docs/reading-a-run.md#env-failing",
+    }

@@ -1,0 +1,313 @@
+"""Whether a run is healthy, judged from what its steps measured. Pure functions of step metrics.
+
+`RULES` names every rule, with what to do about it; `docs/reading-a-run.md` has a section on each,
+whose anchor is the rule's name with dashes. A rule is silent where its metrics are missing or too
+few steps are there to judge by. Rows are the metrics of one step each, ascending, at most WINDOW.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, variance
+from typing import Literal
+
+PAGE = "docs/reading-a-run.md"
+WINDOW = 50
+"""Steps that the slowest rule looks at."""
+LATELY = 10
+"""Steps that stand for 'now', over which noise of single batches averages out."""
+ENDS_AFTER = 10
+"""A finding that was away for fewer steps than these has not begun again."""
+
+WITHOUT_SIGNAL = "zero_advantage/all"
+REWARD = "reward/all/mean"
+TRUNCATED = "is_truncated/all/mean"
+STEP_TIME = "time/step"
+WAITS = {
+    "time/wait_for_batch": "the trainer waits for rollouts",
+    "time/scoring": "the trainer waits for scoring",
+    "time/train": "the engines run ahead while the trainer trains",
+    "time/sync_weights": "the engines take new weights",
+}
+"""What a step's time goes to, by metric."""
+NAMES = (
+    WITHOUT_SIGNAL,
+    REWARD,
+    TRUNCATED,
+    STEP_TIME,
+    *WAITS,
+    "entropy/all/mean",
+    "entropy",
+    "solve_none/all",
+    "solve_all/all",
+    "errors/all/rate",
+    "staleness/max",
+)
+ERRORS, RATE = "errors/", "/rate"
+
+Row = Mapping[str, float]
+Level = Literal["warning", "info"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule by its title and its advice. 'info': worth knowing, and yet the run is healthy."""
+
+    title: str
+    advice: str
+    level: Level = "warning"
+
+
+RULES: dict[str, Rule] = {
+    "no_variance": Rule(
+        "Groups without signal",
+        "Make examples easier or harder so that some rollouts of a group succeed and some fail: "
+        "another difficulty, more rollouts a group, a curriculum, or a reward with partial credit.",
+    ),
+    "flat_reward": Rule(
+        "The reward does not move",
+        "Look whether rollouts earn what they should (the reader), then at the learning rate, at "
+        "groups without signal and at the gradient norm.",
+    ),
+    "entropy_collapse": Rule(
+        "The entropy collapsed",
+        "The policy says the same whatever it samples. Go back to a checkpoint before the fall and "
+        "fork from it with a lower learning rate or a stronger KL term.",
+    ),
+    "mismatch": Rule(
+        "Trainer and engines drift apart",
+        "They give the same tokens unlike probabilities. Look at the panel Mismatch KL, at the "
+        "dtypes of both sides, and at staleness.",
+    ),
+    "truncation": Rule(
+        "Rollouts are cut off",
+        "Replies hit a limit and earn what a cut-off one earns. Raise sampling.max_tokens and "
+        "trainer.seq_len, or penalise length.",
+    ),
+    "env_failing": Rule(
+        "An environment fails",
+        "Read the errors in the reader (Errors: failed) and the env's log: "
+        "`ratchet runs logs RUN --env NAME`.",
+    ),
+    "trainer_idle": Rule(
+        "The trainer is idle",
+        "Rollouts are the bottleneck: more engines, more permits "
+        "(dispatch.max_inflight_rollouts), shorter replies, or a faster environment.",
+        "info",
+    ),
+    "engines_idle": Rule(
+        "The engines wait for the trainer",
+        "The trainer is the bottleneck: a larger trainer, smaller batches, packing, or more steps "
+        "off-policy (train.max_off_policy_steps).",
+        "info",
+    ),
+    "no_worker": Rule(
+        "No worker for a role",
+        "Start a worker of that role: `make status` tells what runs on this machine, "
+        "`ratchet workers` who polls.",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is the matter with a run; `subject` is the env or role, where it is of one."""
+
+    rule: str
+    message: str
+    subject: str = ""
+
+    @property
+    def level(self) -> Level:
+        """How bad it is."""
+        return RULES[self.rule].level
+
+    @property
+    def help(self) -> str:
+        """Where the documentation says what to do."""
+        return f"{PAGE}#{self.rule.replace('_', '-')}"
+
+
+@dataclass(frozen=True)
+class HealthReport:
+    """A signal to the run from whoever records its steps: `finding` began at `step`."""
+
+    step: int
+    finding: Finding
+
+
+HEALTH_REPORT = "health_report"
+"""The name of that signal."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A run in numbers, of its last steps; None: not measured.
+
+    `errors` and `without_signal` are shares, `waits` shares of a step's time by metric.
+    """
+
+    errors: float | None
+    without_signal: float | None
+    worst_staleness: float | None
+    waits: dict[str, float]
+
+
+def relevant(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What the rules look at of a step's metrics."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name in NAMES or (name.startswith(ERRORS) and name.endswith(RATE))
+    }
+
+
+def figures(rows: Sequence[Row]) -> Figures:
+    """The figures of the newest of some rows."""
+    lately = rows[-LATELY:]
+    stale = _values(lately, "staleness/max")
+    return Figures(
+        errors=_mean(lately, "errors/all/rate"),
+        without_signal=_mean(lately, WITHOUT_SIGNAL),
+        worst_staleness=max(stale, default=None),
+        waits=_waits(lately),
+    )
+
+
+def findings(rows: Sequence[Row]) -> list[Finding]:
+    """What is the matter with a run of which these are the newest rows, in the order of `RULES`."""
+    return [finding for judge in _JUDGES for finding in judge(rows[-WINDOW:])]
+
+
+def begun(rows: Sequence[Row]) -> list[Finding]:
+    """What is the matter now and was not in the ENDS_AFTER steps before; of rows that older ones
+    than WINDOW belong to, too.
+    """
+    before = {
+        (finding.rule, finding.subject)
+        for back in range(1, min(ENDS_AFTER, len(rows)) + 1)
+        for finding in findings(rows[: len(rows) - back])
+    }
+    return [found for found in findings(rows) if (found.rule, found.subject) not in before]
+
+
+def _values(rows: Sequence[Row], name: str) -> list[float]:
+    return [row[name] for row in rows if name in row]
+
+
+def _mean(rows: Sequence[Row], name: str, at_least: int = 1) -> float | None:
+    values = _values(rows, name)
+    return fmean(values) if len(values) >= at_least else None
+
+
+def _waits(rows: Sequence[Row]) -> dict[str, float]:
+    total = sum(_values(rows, STEP_TIME))
+    if total <= 0:
+        return {}
+    return {name: sum(_values(rows, name)) / total for name in WAITS}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+MOST_WITHOUT_SIGNAL = 0.8
+
+
+def _no_variance(rows: Sequence[Row]) -> Iterator[Finding]:
+    lately = rows[-LATELY:]
+    share = _mean(lately, WITHOUT_SIGNAL, LATELY)
+    if share is None or share < MOST_WITHOUT_SIGNAL:
+        return
+    none, solved = (_mean(lately, name) or 0.0 for name in ("solve_none/all", "solve_all/all"))
+    why = ""
+    if max(none, solved) >= 0.5:
+        why = "; most groups earn nothing" if none > solved else "; most groups solve all"
+    text = f"{_percent(share)} of the rollouts of the last {LATELY} steps teach nothing{why}"
+    yield Finding("no_variance", text)
+
+
+GOOD_REWARD = 0.95
+"""A reward that stays here is a task that is solved."""
+
+
+def _flat_reward(rows: Sequence[Row]) -> Iterator[Finding]:
+    values = _values(rows, REWARD)
+    if len(values) < WINDOW:
+        return
+    half = WINDOW // 2
+    first, last = values[:half], values[-half:]
+    gain, noise = fmean(last) - fmean(first), ((variance(first) + variance(last)) / half) ** 0.5
+    if abs(gain) <= 2 * noise and fmean(last) < GOOD_REWARD:
+        text = f"the reward has stayed at {fmean(values):.3g} for {WINDOW} steps, within its noise"
+        yield Finding("flat_reward", text)
+
+
+COLLAPSED_SHARE, COLLAPSED_NATS = 0.1, 0.01
+
+
+def _entropy_collapse(rows: Sequence[Row]) -> Iterator[Finding]:
+    name = "entropy/all/mean" if _values(rows, "entropy/all/mean") else "entropy"
+    before, now = (_mean(part, name, 5) for part in (rows[:LATELY], rows[-5:]))
+    reward = _mean(rows[-5:], REWARD)
+    if len(rows) < 2 * LATELY or before is None or now is None:
+        return
+    # Of a task that is solved, there is one thing to say.
+    solved = reward is not None and reward >= 0.9
+    if not solved and (now < COLLAPSED_SHARE * before or now < COLLAPSED_NATS):
+        text = f"the policy's entropy is {now:.2g} nats, after {before:.2g} some {len(rows)} steps"
+        yield Finding("entropy_collapse", f"{text} ago")
+
+
+MANY_TRUNCATED, RISE = 0.5, 0.1
+
+
+def _truncation(rows: Sequence[Row]) -> Iterator[Finding]:
+    now = _mean(rows[-LATELY:], TRUNCATED, LATELY)
+    before = _mean(rows[:LATELY], TRUNCATED, LATELY) if len(rows) >= 2 * LATELY else None
+    if now is None:
+        return
+    if before is not None and now >= before + RISE:
+        text = f"rollouts cut off at a limit rose from {_percent(before)} to {_percent(now)}"
+        yield Finding("truncation", text)
+    elif now >= MANY_TRUNCATED:
+        yield Finding("truncation", f"{_percent(now)} of the rollouts are cut off at a limit")
+
+
+MANY_ERRORS = 0.2
+
+
+def _env_failing(rows: Sequence[Row]) -> Iterator[Finding]:
+    names = {name for row in rows[-5:] for name in row if name.startswith(ERRORS)}
+    for name in sorted(names):
+        env = name.removeprefix(ERRORS).removesuffix(RATE)
+        share = _mean(rows[-5:], name, 3)
+        if name.endswith(RATE) and env != "all" and share is not None and share >= MANY_ERRORS:
+            yield Finding("env_failing", f"{_percent(share)} of the rollouts of {env} fail", env)
+
+
+IDLE_SHARE, BUSY_SHARE, NO_WAIT = 0.8, 0.9, 0.02
+
+
+def _idle(rows: Sequence[Row]) -> Iterator[Finding]:
+    lately = rows[-LATELY:]
+    if len(_values(lately, STEP_TIME)) < LATELY:
+        return
+    waits = _waits(lately)
+    waiting = waits["time/wait_for_batch"]
+    training = waits["time/train"] + waits["time/sync_weights"]
+    if waiting >= IDLE_SHARE:
+        text = f"the trainer waits for rollouts {_percent(waiting)} of the time"
+        yield Finding("trainer_idle", text)
+    elif waiting <= NO_WAIT and training >= BUSY_SHARE:
+        text = f"the trainer is busy {_percent(training)} of the time, and the engines wait for it"
+        yield Finding("engines_idle", text)
+
+
+_JUDGES: Sequence[Callable[[Sequence[Row]], Iterator[Finding]]] = (
+    _no_variance,
+    _flat_reward,
+    _entropy_collapse,
+    _truncation,
+    _env_failing,
+    _idle,
+)

@@ -1,0 +1,66 @@
+"""Tells a run what is the matter with it, once when that begins, as soon as a step is recorded.
+
+The run's workflow does not judge: it gets a signal, which its history keeps and the event log
+shows, so that no order of commands depends on the rules. A signal that cannot be sent is dropped:
+the API judges by the same rules whenever somebody looks.
+"""
+
+import contextlib
+import functools
+import logging
+from datetime import timedelta
+
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from ratchet.activities.contracts.health import (
+    ENDS_AFTER,
+    HEALTH_REPORT,
+    WINDOW,
+    HealthReport,
+    Row,
+    begun,
+    relevant,
+)
+from ratchet.activities.storage import keys
+from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
+
+log = logging.getLogger(__name__)
+
+KEPT = 2000
+"""Steps whose metrics are kept, of all runs."""
+RPC_TIMEOUT = timedelta(seconds=5)
+
+
+class HealthWatch:
+    """One per orchestrator process."""
+
+    def __init__(self, store: ArtifactStore, client: Client) -> None:
+        self._store = store
+        self._client = client
+        # What is missing or damaged raises, which is not kept.
+        self._row = functools.lru_cache(KEPT)(self._read)
+
+    def reports(self, attempt: str, step: int) -> list[HealthReport]:
+        """What began with `step`, by the steps of its attempt that are recorded. Blocks; raises
+        StoreUnavailable.
+        """
+        rows: list[Row] = []
+        for number in range(max(1, step - WINDOW - ENDS_AFTER + 1), step + 1):
+            with contextlib.suppress(FileNotFoundError, CorruptArtifact):
+                rows.append(self._row(attempt, number))
+        return [HealthReport(step, finding) for finding in begun(rows)]
+
+    def _read(self, attempt: str, step: int) -> Row:
+        """A step's metrics, as far as rules look at them."""
+        record = self._store.get_json(self._store.require(keys.step_record(attempt, step)))
+        return relevant(record["metrics"])
+
+    async def send(self, workflow_id: str, reports: list[HealthReport]) -> None:
+        """Tells the run."""
+        handle = self._client.get_workflow_handle(workflow_id)
+        for report in reports:
+            try:
+                await handle.signal(HEALTH_REPORT, report, rpc_timeout=RPC_TIMEOUT)
+            except RPCError as error:
+                log.warning("%s was not told of %s: %s", workflow_id, report, error)

@@ -1,0 +1,154 @@
+"""The rules of a run's health: what each says of which steps, and that none ever raises."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratchet.activities.contracts.health import (
+    ENDS_AFTER,
+    NAMES,
+    RULES,
+    WINDOW,
+    Row,
+    begun,
+    figures,
+    findings,
+    relevant,
+)
+from tests import ROOT
+
+
+def steps(count: int, **later: Any) -> list[Row]:
+    """Rows of a run that learns; `later` are other values, plain or by the step's place."""
+    rows = []
+    for i in range(count):
+        row = {
+            "reward/all/mean": 0.2 + 0.01 * i,
+            "zero_advantage/all": 0.2,
+            "solve_none/all": 0.1,
+            "solve_all/all": 0.1,
+            "is_truncated/all/mean": 0.02,
+            "entropy/all/mean": 1.0,
+            "errors/all/rate": 0.0,
+            "errors/reverse-text/rate": 0.0,
+            "staleness/max": 1.0,
+            "time/step": 10.0,
+            "time/wait_for_batch": 3.0,
+            "time/train": 6.0,
+            "time/sync_weights": 1.0,
+        }
+        row |= {
+            name.replace("__", "/").replace("DASH", "-"): of(i) if callable(of) else of
+            for name, of in later.items()
+        }
+        rows.append(row)
+    return rows
+
+
+def rules_of(rows: list[Row]) -> list[str]:
+    return [finding.rule for finding in findings(rows)]
+
+
+def test_a_run_that_learns_is_healthy() -> None:
+    assert findings(steps(WINDOW)) == []
+    assert findings([]) == findings(steps(1)) == []
+    assert figures(steps(WINDOW)).waits["time/train"] == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "count", "later", "message"),
+    [
+        (
+            "no_variance",
+            10,
+            {"zero_advantage__all": 0.9, "solve_none__all": 0.9},
+            "90 % of the rollouts of the last 10 steps teach nothing; most groups earn nothing",
+        ),
+        (
+            "flat_reward",
+            50,
+            {"reward__all__mean": lambda i: 0.3 + 0.01 * (i % 2)},
+            "the reward has stayed at 0.305 for 50 steps, within its noise",
+        ),
+        (
+            "entropy_collapse",
+            30,
+            {"entropy__all__mean": lambda i: 1.0 if i < 20 else 0.05},
+            "the policy's entropy is 0.05 nats, after 1 some 30 steps ago",
+        ),
+        (
+            "truncation",
+            30,
+            {"is_truncated__all__mean": lambda i: 0.01 * i},
+            "rollouts cut off at a limit rose from 4 % to 25 %",
+        ),
+        (
+            "truncation",
+            10,
+            {"is_truncated__all__mean": 0.6},
+            "60 % of the rollouts are cut off at a limit",
+        ),
+        (
+            "env_failing",
+            5,
+            {"errors__reverseDASHtext__rate": 0.4},
+            "40 % of the rollouts of reverse-text fail",
+        ),
+        (
+            "trainer_idle",
+            10,
+            {"time__wait_for_batch": 8.5, "time__train": 1.0, "time__sync_weights": 0.5},
+            "the trainer waits for rollouts 85 % of the time",
+        ),
+        (
+            "engines_idle",
+            10,
+            {"time__wait_for_batch": 0.0, "time__train": 9.0},
+            "the trainer is busy 100 % of the time, and the engines wait for it",
+        ),
+    ],
+)
+def test_each_rule_says_what_is_the_matter(
+    rule: str, count: int, later: dict[str, Any], message: str
+) -> None:
+    (finding,) = findings(steps(count, **later))
+    assert (finding.rule, finding.message) == (rule, message)
+    # One step less than it needs, and it is silent.
+    assert rule not in rules_of(steps(min(count, 10) // 5, **later))
+
+
+def test_what_is_solved_is_neither_flat_nor_collapsed() -> None:
+    solved = {"reward__all__mean": 0.97, "entropy__all__mean": lambda i: 1.0 if i < 20 else 0.001}
+    assert rules_of(steps(WINDOW, **solved)) == []
+
+
+def test_a_finding_begins_once_and_again_only_after_a_while() -> None:
+    def failing(i: int) -> float:
+        return 0.5 if 10 <= i < 20 or 24 <= i < 30 or i >= 60 else 0.0
+
+    rows = steps(80, errors__reverseDASHtext__rate=failing)
+    told = [i for i in range(1, 81) if begun(rows[max(0, i - WINDOW - ENDS_AFTER) : i])]
+    assert len(told) == 2 and 11 <= told[0] <= 15 and 61 <= told[1] <= 65
+
+
+values = st.floats(allow_nan=False, allow_infinity=False, width=32)
+names = st.sampled_from([*NAMES, "errors/a/rate", "errors/b/rate", "errors/a/by_type/x", "loss"])
+
+
+@given(st.lists(st.dictionaries(names, values), max_size=WINDOW + ENDS_AFTER))
+def test_rules_take_whatever_was_measured(rows: list[dict[str, float]]) -> None:
+    known = findings([relevant(row) for row in rows])
+    assert known == findings(rows), "what is left out is not looked at"
+    assert all(finding.rule in RULES and finding.message for finding in known)
+    assert set(begun(rows)) <= set(known)
+    figures(rows)
+
+
+def test_every_rule_has_its_section() -> None:
+    page = (ROOT / "docs" / "reading-a-run.md").read_text()
+    sections = [title.replace(" ", "-") for title in re.findall(r"^## (.+)$", page, re.M)]
+    assert sections == [rule.replace("_", "-") for rule in RULES]
+    assert "(docs/reading-a-run.md)" in (ROOT / "README.md").read_text()
