@@ -110,6 +110,7 @@ export const api = {
 	create: (sent, body, type) => send(sent, "POST", "/runs", body, type),
 	/** What a config comes to, or why it cannot be; nothing is started. */
 	check: (body, type) => request("POST", "/runs", { params: { dry_run: true }, body, type }),
+	services: (signal) => get("/services", {}, signal),
 	document: () => get("/../openapi.json"),
 };
 
