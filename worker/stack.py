@@ -65,8 +65,11 @@ DYNAMIC_CONFIG = (
     "history.timerProcessorMaxPollRPS=1000",
     "history.visibilityProcessorMaxPollRPS=1000",
 )
-# SQLite's default journal limits the dev server to some 50 activities a second.
-SQLITE_PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL")
+SQLITE_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL")
+"""SQLite's default journal limits the dev server to some 50 activities a second. FULL has each
+transaction on the disk before it is answered, as the store has its artifacts: a power cut takes
+neither back.
+"""
 
 
 log = logging.getLogger(__name__)

@@ -10,6 +10,8 @@ business of the runs' own hosts. Invariants:
 - What answered once and then is silent for SILENT_S, or has not answered for READY_WITHIN_S after
   its start, is ended by SIGKILL and started again: a stalled worker holds work that another must
   take. Work that a worker has is lost to Temporal after HEARTBEAT anyway.
+- What is silent since it computes, or waits for a core, is starved and not stalled, and has
+  STARVED_S: on a busy machine an end would only make it start over.
 - A service that runs when the supervisor begins is adopted, by what stack.json says of it.
 - States are written wherever they change, for `make status` and the API.
 """
@@ -23,6 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 import psutil
@@ -48,8 +51,11 @@ HUNG_S = 9.0
 """How long the event loop of one that answers may stand still. Its work would be lost a second
 later (HEARTBEAT); this is as long as leaves time to replace it within 15 s.
 """
+STARVED_S = 60.0
 MISSES = 3
 """Probes that must have failed besides: a supervisor that was itself stalled has seen none."""
+TURNS_EVERY_S = 2.0
+"""A lag below this is none."""
 LONGEST_REST_S = 30.0
 STEADY_S = 30.0
 LOOPS_AFTER = 3
@@ -67,7 +73,8 @@ class Watched:
     """What is known of one service. Pure; times are monotonic seconds.
 
     It was `begun`, last `seen` (None: not since), and is to be started at `start_at` (None: it
-    runs). `ends` are those in a row, `misses` probes in a row without an answer.
+    runs). `ends` are those in a row, `misses` probes in a row without an answer. When it was last
+    well its threads had had a `demand` of so many seconds, see `demand_of`.
     """
 
     begun: float
@@ -77,6 +84,7 @@ class Watched:
     ends: int = 0
     restarts: int = 0
     misses: int = 0
+    demand: float = 0.0
 
     def on_ended(self, now: float) -> None:
         """It was found to have ended."""
@@ -90,9 +98,10 @@ class Watched:
         self.restarts += 1
         self.misses = 0
 
-    def on_answer(self, now: float, lag_s: float) -> None:
+    def on_answer(self, now: float, lag_s: float, demand: float = 0.0) -> None:
         """It answered, that its event loop last turned `lag_s` ago."""
         self.seen, self.misses = now - lag_s, 0
+        self.demand = demand if lag_s < TURNS_EVERY_S else self.demand
         self.steady_from = now if self.steady_from is None else self.steady_from
         if now - self.steady_from >= STEADY_S:
             self.ends = 0
@@ -101,13 +110,16 @@ class Watched:
         """It did not answer."""
         self.misses += 1
 
-    def is_lost(self, now: float) -> bool:
+    def is_lost(self, now: float, demand: float = 0.0) -> bool:
         """Whether it runs and is to be ended."""
         if self.seen is None:
             return now - self.begun >= READY_WITHIN_S
+        silent_s = now - self.seen
+        if demand - self.demand >= silent_s / 2:
+            return silent_s >= STARVED_S
         if self.misses == 0:
-            return now - self.seen >= HUNG_S
-        return now - self.seen >= SILENT_S and self.misses >= MISSES
+            return silent_s >= HUNG_S
+        return silent_s >= SILENT_S and self.misses >= MISSES
 
     @property
     def state(self) -> ServiceStatus:
@@ -117,6 +129,17 @@ class Watched:
         if self.start_at is not None:
             return "down"
         return "starting" if self.seen is None else "up"
+
+
+def demand_of(pid: int) -> float:
+    """Seconds that the threads of a process have computed, or waited for a core to do so."""
+    total = 0
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        # Threads end while they are counted.
+        with contextlib.suppress(OSError):
+            computed, waited, _ = file.read_text().split()
+            total += int(computed) + int(waited)
+    return total / 1e9
 
 
 class Supervisor:
@@ -145,13 +168,14 @@ class Supervisor:
             self._revive(name, watched)
             return
         lag_s = await self._lag(http, name)
-        now = time.monotonic()
+        now, demand = time.monotonic(), demand_of(process.pid)
         if lag_s is None:
             watched.on_silence()
         else:
-            watched.on_answer(now, lag_s)
-        if watched.is_lost(now):
-            log.warning("%s is silent and is ended, to be started again", name)
+            watched.on_answer(now, lag_s, demand)
+        if watched.is_lost(now, demand):
+            how = "is silent" if lag_s is None else f"stands still for {lag_s:.0f} s"
+            log.warning("%s %s and is ended, to be started again", name, how)
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 

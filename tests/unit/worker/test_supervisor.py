@@ -30,9 +30,11 @@ from ratchet.worker.supervisor import (
     MISSES,
     PROBE_LIMIT_S,
     SILENT_S,
+    STARVED_S,
     STEADY_S,
     Supervisor,
     Watched,
+    demand_of,
     rest_before_start,
 )
 from ratchet.workflows.protocol.activities import FOREVER, HEARTBEAT, TAKEN_WITHIN
@@ -94,6 +96,39 @@ def test_what_is_silent_or_hangs_is_lost() -> None:
     assert not service.is_lost(20.0)
     service.on_answer(21.0, HUNG_S)
     assert service.is_lost(21.0), "it answers, and its event loop stands still"
+
+
+def test_what_is_starved_of_cores_is_not_stalled() -> None:
+    service = Watched(0.0)
+    service.on_answer(10.0, 0.0, 100.0)
+    for _ in range(MISSES):
+        service.on_silence()
+    now = 10.0 + SILENT_S + 1
+    assert service.is_lost(now, 100.5) and not service.is_lost(now, 100.0 + SILENT_S)
+    assert service.is_lost(10.0 + STARVED_S, 100.0 + STARVED_S), "it may compute for ever"
+    service.on_answer(now, HUNG_S, 100.0 + HUNG_S)
+    assert not service.is_lost(now, 100.0 + HUNG_S), "its event loop waits for a core"
+
+
+def test_who_computes_demands_cores_and_who_is_stopped_does_not() -> None:
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: pass"])
+    try:
+        deadline = time.monotonic() + WITHIN_S
+        while demand_of(process.pid) < 0.2:
+            assert time.monotonic() < deadline
+        process.send_signal(signal.SIGSTOP)
+        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline
+        before = demand_of(process.pid)
+        assert before >= 0.2
+        # Time passes for the others.
+        mine = demand_of(os.getpid())
+        while demand_of(os.getpid()) < mine + 0.1:
+            assert time.monotonic() < deadline
+        assert demand_of(process.pid) == before
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_what_never_answers_has_the_time_that_a_start_has() -> None:
