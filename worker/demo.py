@@ -1,7 +1,8 @@
 """`python -m ratchet.worker.demo CONFIG [key=value …]`: the stack, a run over REST, its curves.
 
 Progress and curves go to standard error, the summary is one JSON line on standard output. The
-stack is stopped at the end if it was started here (RATCHET_DEMO_KEEP=1 leaves it up). A config that
+stack is stopped at the end if it was started here (RATCHET_DEMO_KEEP=1 leaves it up). Ctrl-C,
+SIGTERM and SIGHUP cancel the run first, else the next `make up` would go on with it. A config that
 names the teacher at its default address gets it for the time of the demo, if nothing answers
 there. Exit status 0 only if the run succeeded.
 """
@@ -19,6 +20,7 @@ from typing import Any
 import plotext
 from rich.console import Console
 
+from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.client import Ratchet, RatchetError, printing
 from ratchet.api.client.watch import Watch
 from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
@@ -29,10 +31,11 @@ from ratchet.configs.load import ConfigError, load
 from ratchet.configs.reference import FrozenModelConfig
 from ratchet.configs.run import RunConfig
 from ratchet.worker import teacher
-from ratchet.worker.stack import Stack, StackError, answers
+from ratchet.worker.stack import Ended, Stack, StackError, answers, end_in_order
 
 REWARD = "reward/all/mean"
 LAST_STEPS = 5
+GIVEN_UP_WITHIN_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -62,16 +65,43 @@ def rests(run: Run) -> bool:
 
 
 def perform(address: str, config: RunConfig, console: Console) -> Outcome:
-    """One run at the API's address, watched until it ends, or rests. Raises RatchetError."""
+    """One run at the API's address, watched until it ends, or rests. Raises RatchetError.
+
+    An interrupt cancels the run, unless the stack is to be left up with it.
+    """
     began = time.monotonic()
     with Ratchet(address) as client:
         run = client.runs.create(config)
         console.print(f"run         {address}{run.links.self}", highlight=False)
         watch = Watch(client, run, console, from_start=True, lines_of_json=False, until=rests)
-        run = watch.follow()
+        try:
+            run = watch.follow()
+        except KeyboardInterrupt:
+            if not kept_up():
+                give_up(address, run.id, console)
+            raise
         wall_s = time.monotonic() - began
         steps = client.runs.metrics(run.id, limit=10_000).data
         return Outcome(run, steps, client.runs.evals(run.id).data, wall_s)
+
+
+def kept_up() -> bool:
+    """Whether the stack, and what runs on it, is to outlive the demo."""
+    return os.environ.get("RATCHET_DEMO_KEEP") == "1"
+
+
+def give_up(address: str, run_id: str, console: Console) -> None:
+    """Cancels a run and waits for its end, if the API gets there within GIVEN_UP_WITHIN_S."""
+    console.print(f"cancelling {run_id}", highlight=False)
+    deadline = time.monotonic() + GIVEN_UP_WITHIN_S
+    try:
+        with Ratchet(address, timeout_s=GIVEN_UP_WITHIN_S, max_retries=0) as client:
+            run = client.runs.cancel(run_id, reason="the demo was interrupted")
+            while run.status not in ENDED and time.monotonic() < deadline:
+                time.sleep(0.2)
+                run = client.runs.retrieve(run_id)
+    except RatchetError as error:
+        console.print(f"{run_id} could not be cancelled: {error}", markup=False)
 
 
 def tell(outcome: Outcome, console: Console) -> int:
@@ -134,13 +164,14 @@ def demo(config_path: str, overrides: list[str], console: Console) -> int:
             console.print(f"state, logs {stack.home}", highlight=False)
             return tell(perform(where.api, config, console), console)
         finally:
-            if started_here and os.environ.get("RATCHET_DEMO_KEEP") != "1":
+            if started_here and not kept_up():
                 console.print("stopping the stack (`make up` brings it back with all its runs)")
                 stack.down()
 
 
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit status."""
+    end_in_order()
     console = printing.console(stderr=True)
     if not arguments or not Path(arguments[0]).suffix:
         console.print("usage: python -m ratchet.worker.demo CONFIG [key=value …]")
@@ -150,6 +181,9 @@ def main(arguments: list[str]) -> int:
     except (ConfigError, StackError, RatchetError) as error:
         console.print(f"demo: {error}", markup=False)
         return 1
+    except Ended as error:
+        console.print(f"ended by {error}")
+        return error.status
     except KeyboardInterrupt:
         console.print("interrupted")
         return 130

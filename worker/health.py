@@ -30,7 +30,12 @@ class Pulse:
         """HTTP status and body."""
         lag = max(0.0, time.monotonic() - self._beat - TICK_S)
         healthy = self.ready and lag < STALLED_AFTER_S
-        body = {"healthy": healthy, "roles": self.roles, "event_loop_lag_s": round(lag, 3)}
+        body = {
+            "healthy": healthy,
+            "ready": self.ready,
+            "roles": self.roles,
+            "event_loop_lag_s": round(lag, 3),
+        }
         return (200 if healthy else 503), body
 
 

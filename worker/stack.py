@@ -1,14 +1,18 @@
 """The whole stack on one machine: Temporal, API and a worker per role, in the background.
 
-`python -m ratchet.worker.stack up|down|status`. Invariants:
+`python -m ratchet.worker.stack up|down|status`; `up` leaves a supervisor behind
+(`ratchet.worker.supervisor`). Invariants:
 
 - `up` is idempotent: what runs is left alone, what is missing is started, on the ports of last
   time if they are still free.
+- While a supervisor lives, it alone starts services.
 - `down` leaves no process and no port behind, servers of runs included.
 - A process is ours only if its pid and its start time are those recorded in stack.json.
 - A crash of the machine, at any moment, is mended by `up`.
 """
 
+import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -18,14 +22,17 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import IO, Any
 
 import httpx
 import psutil
 
 from ratchet.activities.contracts.roles import WORKER_ROLES
+from ratchet.activities.contracts.services import read_services
 from ratchet.activities.hosting.keeper import write_record
 from ratchet.activities.hosting.reaper import sweep
 from ratchet.activities.runtime.children import module_command
@@ -44,6 +51,9 @@ TEMPORAL = Path(sys.executable).parent / "temporal"
 RETENTION = "3650d"
 """Of ended runs in the stack's own Temporal."""
 GRACE_S = 20.0
+LOCK = "supervisor.lock"
+SUPERVISOR_ENDS_WITHIN_S = 90.0
+"""It stops the whole stack first."""
 
 # Cancellations reach activities at once only with both switches on.
 DYNAMIC_CONFIG = (
@@ -55,8 +65,11 @@ DYNAMIC_CONFIG = (
     "history.timerProcessorMaxPollRPS=1000",
     "history.visibilityProcessorMaxPollRPS=1000",
 )
-# SQLite's default journal limits the dev server to some 50 activities a second.
-SQLITE_PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL")
+SQLITE_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL")
+"""SQLite's default journal limits the dev server to some 50 activities a second. FULL has each
+transaction on the disk before it is answered, as the store has its artifacts: a power cut takes
+neither back.
+"""
 
 
 log = logging.getLogger(__name__)
@@ -82,11 +95,17 @@ class Stack:
         self.home = home
         self.file = home / "stack.json"
         self.record = _recorded(self.file)
+        self.services: dict[str, tuple[list[str], dict[str, str]]] = {}
+        """Command and environment of each, once `up` was called."""
 
     # -- up ---------------------------------------------------------------------------------
 
     def up(self) -> Addresses:
-        """Starts what is missing and waits until all of it answers."""
+        """Starts what is missing, or leaves that to its supervisor, and waits until all of it
+        answers.
+        """
+        if supervisor_of(self.home) not in (None, os.getpid()):
+            return self._until_kept()
         private_folder(self.home)
         free = shutil.disk_usage(self.home).free
         if free < MIN_FREE_BYTES:
@@ -116,6 +135,35 @@ class Stack:
             health = self.record["ports"][f"worker-{role}"]
             self._wait(f"worker-{role}", lambda health=health: _healthy(health))  # type: ignore[misc]
         return self.addresses()
+
+    def _until_kept(self) -> Addresses:
+        """Waits until all that a supervisor keeps answers."""
+        names = {"api", *(f"worker-{role}" for role in WORKER_ROLES)}
+        names |= set() if os.environ.get("TEMPORAL_ADDRESS") else {"temporal"}
+        deadline = time.monotonic() + READY_WITHIN_S
+        while True:
+            self.record = _recorded(self.file)
+            known = names & set(self.record["processes"])
+            silent = [
+                name for name in sorted(names) if name not in known or not self._answers(name)
+            ]
+            if not silent:
+                return self.addresses()
+            if time.monotonic() > deadline:
+                raise StackError(
+                    f"{', '.join(silent)} did not answer within {READY_WITHIN_S:.0f} s; "
+                    f"`make status` says how they are, and {self.home}/logs why"
+                )
+            time.sleep(0.2)
+
+    def _answers(self, name: str) -> bool:
+        port = self.record["ports"][name]
+        return answers(port) if name == "temporal" else _healthy(port)
+
+    def health_url(self, name: str) -> str:
+        """Where a service says that it is healthy; Temporal's Web UI is of its server's process."""
+        port = self.record["ports"]["temporal_ui" if name == "temporal" else name]
+        return f"http://127.0.0.1:{port}/healthz"
 
     def addresses(self) -> Addresses:
         """Where the recorded stack answers."""
@@ -152,7 +200,7 @@ class Stack:
     def _port(self, name: str, process: str) -> int:
         """The port `name` has or gets: of last time, preferred, or any that is free."""
         ports: dict[str, int] = self.record["ports"]
-        if self._alive(process) is not None and name in ports:
+        if self.alive(process) is not None and name in ports:
             return ports[name]
         variable = PORT_VARIABLES.get(name, "")
         if wanted := os.environ.get(variable):
@@ -171,11 +219,19 @@ class Stack:
         return ports[name]
 
     def _start(self, name: str, command: list[str], env: dict[str, str]) -> None:
-        if self._alive(name) is not None:
+        self.services[name] = (command, env)
+        if self.alive(name) is not None:
             return
-        log = self.home / "logs" / f"{name}.log"
-        with log.open("ab") as output:
-            process = subprocess.Popen(
+        process = self._spawn(name, command, env)
+        started = psutil.Process(process.pid).create_time()
+        self.record["processes"][name] = {"pid": process.pid, "started": started}
+        self._save()
+
+    def _spawn(
+        self, name: str, command: list[str], env: dict[str, str]
+    ) -> "subprocess.Popen[bytes]":
+        with (self.home / "logs" / f"{name}.log").open("ab") as output:
+            return subprocess.Popen(
                 command,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -183,25 +239,46 @@ class Stack:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        started = psutil.Process(process.pid).create_time()
-        self.record["processes"][name] = {"pid": process.pid, "started": started}
-        self._save()
+
+    def supervise(self) -> None:
+        """Leaves a supervisor behind that keeps what `up` started, unless there is one."""
+        if supervisor_of(self.home) is not None:
+            return
+        env = {**os.environ, "RATCHET_HOME": str(self.home)}
+        process = self._spawn("supervisor", module_command("ratchet.worker.supervisor"), env)
+        while supervisor_of(self.home) is None:
+            if process.poll() is not None:
+                raise StackError(f"the supervisor ended; the end of {self._tail('supervisor')}")
+            time.sleep(0.05)
+
+    def dead(self) -> list[str]:
+        """Names of services that were started and have ended."""
+        return [name for name in self.services if self.alive(name) is None]
+
+    def revive(self, name: str) -> None:
+        """Starts a dead service as it was started before. Raises OSError."""
+        self._start(name, *self.services[name])
 
     def _wait(self, name: str, ready: Any) -> None:
         deadline = time.monotonic() + READY_WITHIN_S
-        log = self.home / "logs" / f"{name}.log"
         while not ready():
-            dead = self._alive(name) is None
+            dead = self.alive(name) is None
             if dead or time.monotonic() > deadline:
-                tail = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-8:])
                 what = "ended" if dead else f"did not answer within {READY_WITHIN_S:.0f} s"
-                raise StackError(f"{name} {what}; the end of {log}:\n{tail}")
+                raise StackError(f"{name} {what}; the end of {self._tail(name)}")
             time.sleep(0.1)
+
+    def _tail(self, name: str) -> str:
+        log = self.home / "logs" / f"{name}.log"
+        return f"{log}:\n{''.join(log.read_text(errors='replace').splitlines(keepends=True)[-8:])}"
 
     # -- down -------------------------------------------------------------------------------
 
     def down(self) -> None:
-        """Stops workers, then the API, then Temporal; reaps every server of every run."""
+        """Stops the supervisor, workers, then the API, then Temporal; reaps every server of every
+        run.
+        """
+        self._stop_supervisor()
         names = [f"worker-{role}" for role in WORKER_ROLES]
         self._stop(names)
         sweep(self.home, everything=True)
@@ -211,8 +288,20 @@ class Stack:
         if self.home.exists():
             self._save()
 
+    def _stop_supervisor(self) -> None:
+        """Ends a supervisor that is not this process; what it started is recorded."""
+        deadline = time.monotonic() + SUPERVISOR_ENDS_WITHIN_S
+        number = signal.SIGTERM
+        while (pid := supervisor_of(self.home)) not in (None, os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+            if time.monotonic() > deadline:
+                number = signal.SIGKILL
+            time.sleep(0.2)
+            self.record = _recorded(self.file)
+
     def _stop(self, names: list[str]) -> None:
-        processes = [p for p in (self._alive(name) for name in names) if p is not None]
+        processes = [p for p in (self.alive(name) for name in names) if p is not None]
         for process in processes:
             process.send_signal(signal.SIGTERM)
         _, stubborn = psutil.wait_procs(processes, timeout=GRACE_S)
@@ -224,9 +313,9 @@ class Stack:
 
     def running(self) -> list[str]:
         """Names of the recorded processes that are alive."""
-        return [name for name in self.record["processes"] if self._alive(name) is not None]
+        return [name for name in self.record["processes"] if self.alive(name) is not None]
 
-    def _alive(self, name: str) -> psutil.Process | None:
+    def alive(self, name: str) -> psutil.Process | None:
         recorded = self.record["processes"].get(name)
         if recorded is None or not psutil.pid_exists(recorded["pid"]):
             return None
@@ -256,6 +345,46 @@ def _recorded(file: Path) -> dict[str, dict[str, Any]]:
         return empty
 
 
+@contextlib.contextmanager
+def only_supervisor(home: Path) -> Iterator[None]:
+    """Makes this process the supervisor of a home folder; raises StackError if it has one. The
+    kernel ends that with the process, however it ends.
+    """
+    with (private_folder(home) / LOCK).open("a+") as file:
+        deadline = time.monotonic() + 1.0
+        # Who asks for the supervisor holds the lock for a moment, too.
+        while not _locked(file, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise StackError(f"{home} has a supervisor already; `make down` ends it")
+            time.sleep(0.01)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def supervisor_of(home: Path) -> int | None:
+    """The process that supervises a home folder; None if there is none."""
+    if not (home / LOCK).exists():
+        return None
+    with (home / LOCK).open() as file:
+        while not _locked(file, fcntl.LOCK_SH):
+            file.seek(0)
+            if pid := file.read():
+                return int(pid)
+            # It has the lock and is about to say who it is.
+            time.sleep(0.01)
+    return None
+
+
+def _locked(file: IO[str], kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
 def answers(port: int) -> bool:
     """Whether anything listens at a port of this machine."""
     with socket.socket() as probe:
@@ -283,12 +412,45 @@ def _healthy(port: int) -> bool:
         return False
 
 
+class Ended(KeyboardInterrupt):
+    """A signal asks this process to end, as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number
+
+
+def end_in_order() -> None:
+    """Has the first SIGTERM or SIGHUP raise Ended; what comes while that is cleaned up after, as
+    from `timeout` and `make` together, is ignored.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for one in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(one, signal.SIG_IGN)
+        raise Ended(number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+
+
+def told(stack: Stack) -> str:
+    """What runs, a service a line, with how it is if it is not well."""
+    states = {state.name: state for state in read_services(stack.home) or ()}
+    lines = []
+    for name in dict.fromkeys([*stack.running(), *states]):
+        state = states.get(name)
+        lines.append(name if state is None or state.state == "up" else f"{name}  {state.said}")
+    return "\n".join(lines) or "nothing runs"
+
+
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit status."""
     stack = Stack(home_folder())
     if arguments == ["up"]:
         try:
             where = stack.up()
+            stack.supervise()
         except StackError as error:
             print(f"up: {error}", file=sys.stderr)
             return 1
@@ -302,7 +464,9 @@ def main(arguments: list[str]) -> int:
         stack.down()
         return 0
     if arguments == ["status"]:
-        print("\n".join(stack.running()) or "nothing runs")
+        print(told(stack))
+        if stack.running() and supervisor_of(stack.home) is None:
+            print("no supervisor: what ends stays down; `make up` starts one", file=sys.stderr)
         return 0
     print("usage: python -m ratchet.worker.stack up|down|status", file=sys.stderr)
     return 2

@@ -246,8 +246,26 @@ class Dispatch:
         self._generation.on_rested(attempt)
 
     async def _place(self, attempt: Attempt) -> None:
-        await workflow.wait_condition(lambda: self._generation.has_place(attempt))
-        self._generation.place(attempt)
+        """Waits for an engine and an env server; a group that finds none goes back to the queue."""
+        generation = self._generation
+
+        def there() -> bool:
+            return generation.has_place(attempt)
+
+        if not there() and workflow.patched("bounded-wait-for-a-place"):
+            generation.on_waits(attempt)
+            summary = f"an engine and an env server for {attempt.work.group}"
+            try:
+                await workflow.wait_condition(
+                    there, timeout=placement.PLACED_WITHIN, timeout_summary=summary
+                )
+            except TimeoutError:
+                generation.on_unplaced(attempt)
+            finally:
+                generation.on_waited(attempt)
+        # One that is to go back is cancelled at the next turn.
+        await workflow.wait_condition(there)
+        generation.place(attempt)
 
     async def _with_patience(
         self,

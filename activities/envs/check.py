@@ -40,8 +40,8 @@ from ratchet.configs.env import ALL
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import read_config
 
-COUNT_S = 20.0
-"""Counting the examples of one env stops here; those found so far are what is used."""
+ENDLESS_COUNT_S = 20.0
+"""A taskset without an end is read so long; what that gave is one epoch of it."""
 ADDRESS_S = 5.0
 
 
@@ -297,10 +297,12 @@ def _not_found(request: dict[str, Any], error: ModuleNotFoundError, module: str)
 
 
 def _count(taskset: Any) -> int:
-    limit = loading.MAX_EXAMPLES if taskset.bounded else loading.INFINITE_EXAMPLES
-    deadline = time.monotonic() + COUNT_S
+    """All examples of a taskset with an end: the parent's time limit is the only bound."""
+    if taskset.bounded:
+        return sum(1 for _ in taskset)
+    deadline = time.monotonic() + ENDLESS_COUNT_S
     count = 0
-    for _ in itertools.islice(iter(taskset), limit):
+    for _ in itertools.islice(iter(taskset), loading.INFINITE_EXAMPLES):
         count += 1
         if time.monotonic() > deadline:
             break

@@ -17,10 +17,8 @@ from ratchet.configs.variables import variable_of
 SHIPPED_DIR = Path(__file__).resolve().parent / "shipped"
 
 HARNESS = "ratchet-chat"
-MAX_EXAMPLES = 100_000
-"""A finite taskset is used up to here."""
 INFINITE_EXAMPLES = 10_000
-"""What counts as one epoch of a taskset without an end."""
+"""What counts as one epoch of a taskset without an end, where it gives as many in time."""
 
 
 def process_env(env_path: str | None, scratch: Path) -> dict[str, str]:

@@ -96,7 +96,7 @@ def node() -> str:
     return os.uname().nodename
 
 
-def write_record(path: Path, record: dict[str, Any]) -> None:
+def write_record(path: Path, record: dict[str, Any] | list[dict[str, Any]]) -> None:
     """Replaces the record at `path`; a reader sees the old one or the new one, also after a crash
     of the machine.
     """

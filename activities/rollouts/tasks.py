@@ -7,7 +7,9 @@ the tasks to a scratch file; a worker only ever reads plain JSON. Loaded once a 
 
 import asyncio
 import json
+import mmap
 import os
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +32,20 @@ WHOLE = 20_000
 
 @dataclass
 class _Loaded:
-    """JSON lines of the first tasks; `complete` if the taskset has no more."""
+    """JSON lines of the first tasks, each from its place in `starts` to the next; `complete` if the
+    taskset has no more. They are in a file without a name, whose pages come and go.
+    """
 
-    lines: list[bytes]
+    data: mmap.mmap | bytes
+    starts: "array[int]"
     complete: bool
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def line(self, index: int) -> bytes:
+        """The task of an index."""
+        return self.data[self.starts[index] : self.starts[index + 1]]
 
 
 class TaskLibrary:
@@ -53,17 +65,17 @@ class TaskLibrary:
         key = (run_id, kind, name)
         async with self._locks.setdefault(key, asyncio.Lock()):
             result = self._loaded.get(key)
-            if result is None or (index >= len(result.lines) and not result.complete):
+            if result is None or (index >= len(result) and not result.complete):
                 env = self.ctx.config(run_id).env(name, kind)
                 count = WHOLE if index < WHOLE else 2 * index + HEADROOM
                 result = self._loaded[key] = await self._load(run_id, kind, env, count)
-        if index >= len(result.lines):
+        if index >= len(result):
             raise final(
                 names.BAD_INPUT,
-                f"{kind} env {name!r} has {len(result.lines)} examples, and example {index} was "
+                f"{kind} env {name!r} has {len(result)} examples, and example {index} was "
                 "asked for; its data must not change while a run uses it",
             )
-        data: dict[str, Any] = json.loads(result.lines[index])
+        data: dict[str, Any] = json.loads(result.line(index))
         return data
 
     async def _load(self, run_id: str, kind: Kind, env: EnvConfig, count: int) -> _Loaded:
@@ -105,11 +117,15 @@ class TaskLibrary:
             raise final(names.BAD_INPUT, reason) if broken else StoreUnavailable(reason)
         if process.returncode:
             raise RuntimeError(f"reading {env.id!r} ended with {process.returncode}: {err!r}")
-        lines = await asyncio.to_thread(_read_lines, out)
-        return _Loaded(lines, complete=len(lines) < count)
+        return await asyncio.to_thread(_read, out, count)
 
 
-def _read_lines(path: Path) -> list[bytes]:
-    lines = path.read_bytes().splitlines()
-    path.unlink()
-    return lines
+def _read(path: Path, count: int) -> _Loaded:
+    starts = array("Q", [0])
+    with path.open("rb") as file:
+        path.unlink()
+        for line in file:
+            starts.append(starts[-1] + len(line))
+        # Nothing cannot be mapped.
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if starts[-1] else b""
+    return _Loaded(data, starts, complete=len(starts) - 1 < count)

@@ -22,7 +22,7 @@ from ratchet.api.client.transport import IDEMPOTENCY, Transport, default_address
 from ratchet.api.schemas.artifacts import Batch, Checkpoint, Model, RunConfigView
 from ratchet.api.schemas.events import Event, Level, LogLine
 from ratchet.api.schemas.health import RunHealth
-from ratchet.api.schemas.machines import Engine, Health, WorkerItem
+from ratchet.api.schemas.machines import Engine, Health, ServiceItem, WorkerItem
 from ratchet.api.schemas.metrics import EvalRecord, GaugeSample, LagSample, MetricsRow
 from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
 from ratchet.api.schemas.run import DeletedRun, ResolvedConfig, Run
@@ -477,6 +477,10 @@ class Ratchet:
     def workers(self) -> Page[WorkerItem]:
         """Worker processes that polled Temporal in the last minutes, by role."""
         return page_of(self._transport, WorkerItem, "/v1/workers")
+
+    def services(self) -> Page[ServiceItem]:
+        """Processes of the local stack, where a supervisor minds them, and how they are."""
+        return page_of(self._transport, ServiceItem, "/v1/services")
 
     def health(self) -> Health:
         """That the API's process is up, whatever it depends on."""

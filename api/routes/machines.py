@@ -1,6 +1,7 @@
 """What carries runs out: engines and workers, as Temporal sees them at this moment."""
 
 import asyncio
+from dataclasses import asdict
 from datetime import UTC
 from typing import Any
 
@@ -9,10 +10,11 @@ from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 
 from ratchet.activities.contracts.names import workflow_of
 from ratchet.activities.contracts.roles import WORKER_ROLES
+from ratchet.activities.contracts.services import read_services
 from ratchet.api.http.problems import documented
 from ratchet.api.http.redact import redacted
 from ratchet.api.schemas.common import ListOf
-from ratchet.api.schemas.machines import Engine, WorkerItem
+from ratchet.api.schemas.machines import Engine, ServiceItem, WorkerItem
 from ratchet.api.services.core import Served, Services
 from ratchet.workflows.protocol.messages import HOST
 
@@ -121,3 +123,13 @@ async def list_workers(services: Served) -> ListOf[WorkerItem]:
         if worker.role == "rollout":
             worker.gauges = [gauge for gauge in reported if _same(worker.id, gauge["source"])]
     return ListOf[WorkerItem](data=workers, has_more=False)
+
+
+@router.get("/services", responses=documented())
+async def list_services(services: Served) -> ListOf[ServiceItem]:
+    """Processes of the local stack and how they are; none where no supervisor of `make up` minds
+    them on the API's machine.
+    """
+    states = await asyncio.to_thread(read_services, services.settings.home)
+    items = [ServiceItem.model_validate(asdict(state)) for state in states or ()]
+    return ListOf[ServiceItem](data=items, has_more=False)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+from ratchet.activities.contracts.services import ServiceStatus
 from ratchet.api.schemas.common import examples
 
 
@@ -45,6 +46,21 @@ class Engine(BaseModel):
     worker: str = Field(description="The worker process that keeps it.")
     policy_version: int | None = Field(description="Version that the run's engines serve.")
     last_failure: str | None = Field(default=None, description="Why it was last restarted.")
+
+
+class ServiceItem(BaseModel):
+    """A process of the local stack, as its supervisor sees it."""
+
+    object: Literal["service"] = "service"
+    name: str = Field(description="As in `make status`.", examples=["worker-rollout"])
+    state: ServiceStatus = Field(
+        description="'down' is about to be started again; 'crash-looping' ended three times or "
+        "more without half a minute of health between, and is tried on."
+    )
+    since: datetime = Field(description="Since when it is so.")
+    restarts: int = Field(description="How often its supervisor started it again.")
+    ends: int = Field(description="How often it ended in a row.")
+    log: str = Field(description="Where it logs, below RATCHET_HOME of the API's machine.")
 
 
 class WorkerItem(BaseModel):

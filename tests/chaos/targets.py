@@ -51,7 +51,7 @@ def recorded_name(role: Role) -> str:
 def find(stack: Stack, role: Role) -> psutil.Process | None:
     """The live process of `role`; None if there is none at the moment."""
     if role in SERVICES:
-        return stack._alive(recorded_name(role))
+        return stack.alive(recorded_name(role))
     for record in reaper.records(stack.home):
         if record.kept and record.host.startswith(HOST_ROLE[role]):
             pid = record.server[0]

@@ -1,7 +1,8 @@
-"""The whole machine goes down in the middle of a run, and `up` mends it.
+"""The whole machine goes down in the middle of a run, and `make up` mends it.
 
-Everything is ended at one moment, as by a power cut: Temporal, the API, every worker, every keeper
-and the servers that they keep, so that nothing can clean up after anything else. What such a moment
+Everything is ended at one moment, as by a power cut: the supervisor, Temporal, the API, every
+worker, every keeper and the servers that they keep, so that nothing can clean up after anything
+else. What such a moment
 may leave on the disk is put there as well: a torn stack.json, a torn record of a server, and the
 record of a server under a boot that is over. This stack has a home of its own, since the others'
 must stay up.
@@ -11,6 +12,8 @@ import contextlib
 import itertools
 import json
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +31,7 @@ from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import decode_batch
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.worker.stack import Addresses, Stack
+from tests import ROOT
 from tests.e2e.driving import ENDED, ENGINE, get, launch, processes_of, wait_until
 
 pytestmark = [
@@ -43,6 +47,7 @@ GROUPS = 4
 CUT_AT = 3
 EARLIER_BOOT = "0f0f0f0f-0000-4000-8000-000000000000/pid:[4026531836]"
 PARTS = {
+    "supervisor": "-m ratchet.worker.supervisor",
     "Temporal": "server start-dev",
     "API": "-m ratchet.api",
     **{f"{role} worker": f"-m ratchet.worker --roles {role}" for role in WORKER_ROLES},
@@ -67,6 +72,15 @@ class Survived:
     """What it first told once the machine was back."""
     run: Any
     """How the run ended."""
+
+
+def make_up(home: Path) -> Addresses:
+    """What `make up` does."""
+    command = [sys.executable, "-m", "ratchet.worker.stack", "up"]
+    env = {**os.environ, "RATCHET_HOME": str(home)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    return Stack(home).addresses()
 
 
 def _over(process: psutil.Process) -> bool:
@@ -139,16 +153,16 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survived]:
     os.environ.pop("TEMPORAL_ADDRESS", None)
     home = tmp_path_factory.mktemp("machine")
     try:
-        where = Stack(home).up()
+        where = make_up(home)
         small = ["train.batch_size=16", f"train.group_size={16 // GROUPS}", "eval.env=[]"]
         kept = ["retention.batches=all", "checkpoint.interval=2"]
         run_id = launch(where, "reverse_text", f"max_steps={STEPS}", *small, *kept)
         before = wait_until(where, run_id, lambda run: run["step"] >= CUT_AT)
         cut_the_power(home)
         worthless = damage(home)
+        assert Stack(home).running() == []
+        where = make_up(home)
         fresh = Stack(home)
-        assert fresh.running() == []
-        where = fresh.up()
         assert set(fresh.running()) == {
             "temporal",
             "api",

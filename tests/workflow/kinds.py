@@ -21,6 +21,7 @@ from ratchet.activities.contracts.training import RestoreInput
 from ratchet.configs.load import validate
 from ratchet.workflows.dispatch import SIGN_OF_LIFE
 from ratchet.workflows.protocol.messages import PREFLIGHT, TRAINING_RUN, PreflightInput, RunInput
+from ratchet.workflows.rules.placement import PLACED_WITHIN
 from tests.workflow.running import config, memo, until
 from tests.workflow.world import World
 
@@ -167,6 +168,17 @@ async def lost_env(stage: Stage) -> None:
     stage.dead_env_epochs = {1}
     await (await stage.start(max_steps=2)).result()
     assert stage.epochs["env/0"] == 2
+
+
+async def no_place(stage: Stage) -> None:
+    """Rollouts find their env server gone, and it does not come back for long."""
+    stage.dead_env_epochs = {1}
+    handle = await stage.start(max_steps=2, eval={})
+    await until(lambda: stage.epochs["env/0"] == 1)
+    stage.holds = {"env/0"}
+    await asyncio.sleep(PLACED_WITHIN.total_seconds() + 30)
+    stage.holds = set()
+    await handle.result()
 
 
 async def stale_group(stage: Stage) -> None:
@@ -500,6 +512,9 @@ KINDS: tuple[Kind, ...] = (
     Kind(killed_engine, (names.ENGINE_LOST, "relocate train/5", "killed by the test")),
     Kind(rest_cut_short, ("forgive-after-cancelled-rest", "relocate train/2", "train/2.1")),
     Kind(lost_env, (names.ENV_LOST, '"role":"env"', "ACTIVITY_TASK_CANCEL_REQUESTED")),
+    Kind(
+        no_place, ("bounded-wait-for-a-place", '"cancelled":"pause"', "an env server for train/0")
+    ),
     Kind(stale_group, ('"cancelled":"stale"', "train/1.1")),
     Kind(surplus_groups, ('"cancelled":"pause"', '"train_over":true', "all 1 steps are done")),
     Kind(failed_groups, ("TaskError: broken reward",)),

@@ -11,6 +11,7 @@ from temporalio.client import Client, WorkflowUpdateFailedError
 from ratchet.activities.contracts.hosting import ENGINE_LOAD, EngineLoad
 from ratchet.workflows.protocol.messages import DispatchReport
 from ratchet.workflows.rules import placement
+from ratchet.workflows.run import servers
 from tests.workflow.running import (
     WITHIN_S,
     change,
@@ -151,6 +152,36 @@ async def test_engine_is_used_again_once_what_rested_from_it_was_given_up(
         assert [lost] in list(world.played_by.values())[began:]
         await handle.signal("stop")
         assert (await handle.result())["status"] == "succeeded"
+
+
+async def test_group_that_finds_no_env_server_says_so_and_goes_back_to_the_queue(
+    temporal: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "RELOCATION_PAUSE", timedelta(seconds=0.5))
+    monkeypatch.setattr(placement, "PLACED_WITHIN", timedelta(seconds=1))
+    monkeypatch.setattr(servers, "RETURN_TIMEOUT", timedelta(seconds=1))
+    async with world_of(temporal) as world:
+        world.dead_env_epochs = {1}
+        handle = await start(world, max_steps=2, eval={})
+        await until(lambda: world.epochs["env/0"] == 1)
+        world.holds = {"env/0"}
+        generation = temporal.get_workflow_handle(f"{handle.id}/dispatch/0")
+        await until(lambda: "env lost in train/0" in world.events)
+        async with asyncio.timeout(WITHIN_S):
+            while True:
+                sent = [report async for report in reports(generation, temporal)]
+                back = {group.group for report in sent for group in report.groups}
+                if "train/0" in back:
+                    break
+                await asyncio.sleep(0.2)
+        said = {report.waiting_for for report in sent}
+        assert any(text.startswith("an engine and an env server for train/") for text in said)
+        world.holds.clear()
+        result = await handle.result()
+        assert result["status"] == "succeeded"
+        check_exactly_once(world, 2)
+        shipped = {group for groups in world.batches.values() for group in groups}
+        assert "train/0" in shipped, "it goes on under its name"
 
 
 async def reports(generation: Any, client: Client) -> AsyncIterator[DispatchReport]:

@@ -82,6 +82,27 @@ async def test_stop_of_a_run_whose_store_fails_waits_for_its_last_checkpoint(
         assert world.checkpoints == [result["step"]]
 
 
+async def test_rollouts_are_delivered_while_the_trainer_is_down(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.rollout_s = 0.2
+        world.lose_trainer_at = {2}
+        env = [{"id": "reverse-text"}]
+        train = {"env": env, "batch_size": 8, "group_size": 2, "max_lag": 3}
+        handle = await start(world, max_steps=7, eval={}, train=train)
+        await until(lambda: world.trained == [1])
+        world.holds = {"trainer/0"}
+        await until(lambda: "killed trainer/0" in world.events)
+        ended = world.rolled_out.total()
+        # The version stands at 1: batches up to 5 may be delivered, and are.
+        await until(lambda: 5 in world.batches)
+        assert world.rolled_out.total() > ended
+        assert world.trained == [1] and world.epochs["trainer/0"] == 1, "the trainer is still down"
+        world.holds.clear()
+        result = await handle.result()
+        assert result["status"] == "succeeded" and world.epochs["trainer/0"] == 2
+        check_exactly_once(world, 7)
+
+
 async def test_engine_that_is_never_verified_pauses_the_run_until_resume(temporal: Client) -> None:
     class Refusing(set[int]):
         def discard(self, version: object) -> None:

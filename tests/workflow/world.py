@@ -74,8 +74,8 @@ class World:
 
     Rollouts end only while `flowing` is set: a test that cancels some clears it first, so that no
     rollout can end before its cancellation arrives. `holds` keeps single ones from ending, batches
-    from being trained and the policy from being prepared: it has beginnings of their names, like
-    'train/0/3', 'step 4' or 'policy'.
+    from being trained, servers from coming up and the policy from being prepared: it has beginnings
+    of their names, like 'train/0/3', 'step 4', 'trainer/0' or 'policy'.
 
     As engines do, a push labels all that is sampled from then on, also where its gate refuses it:
     `labels` are the engines' present ones, `sampled` those of the tokens of groups. `played_by` are
@@ -196,6 +196,7 @@ class World:
         run = self.client.get_workflow_handle(names.workflow_of(host.run_id))
         lost = self.servers.setdefault(host.host_id, asyncio.Event())
         lost.clear()
+        await self._let_go(host.host_id)
         self.epochs[host.host_id] += 1
         report = HostReport(
             host.role,

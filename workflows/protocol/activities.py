@@ -45,6 +45,8 @@ from ratchet.activities.contracts.training import (
 
 HEARTBEAT = timedelta(seconds=10)
 """An activity or server that is silent this long counts as lost."""
+TAKEN_WITHIN = timedelta(seconds=15)
+"""How long work for one particular process may lie in its queue."""
 RETURN_TIMEOUT = timedelta(seconds=25)
 """How long a lost server may take to be started again by itself: a heartbeat and the retry."""
 
@@ -91,8 +93,8 @@ CHECK = Policy(timedelta(seconds=90), RIDDEN_OUT)
 PREPARE = Policy(timedelta(hours=2), RIDDEN_OUT)
 SCORING = Policy(timedelta(hours=6), RIDDEN_OUT)
 """Work that may ask a busy model about every rollout."""
-TRAINER = Policy(timedelta(hours=6), ONCE, timedelta(seconds=20))
-PUSH = Policy(timedelta(minutes=12), ONCE, timedelta(seconds=20))
+TRAINER = Policy(timedelta(hours=6), ONCE, TAKEN_WITHIN)
+PUSH = Policy(timedelta(minutes=12), ONCE, TAKEN_WITHIN)
 HOST = Policy(
     timedelta(days=3650),
     FOREVER,

@@ -40,6 +40,8 @@ class Generation:
         self.outbox: list[GroupResult] = []
         self.changed = self.report_due = False
         self._lost: list[LostServer] = []
+        self._waits: list[str] = []
+        self._unplaced: list[str] = []
         self._seq = 0
 
     # -- turns ------------------------------------------------------------------------------
@@ -64,6 +66,14 @@ class Generation:
         """Rollouts that have ended in groups which have not."""
         return sum(flight.ended for flight in self.flights.values())
 
+    @property
+    def waiting_for(self) -> str:
+        """What keeps this generation from going on, '' if nothing does."""
+        if not self._waits:
+            return self.scheduler.blocked.reason
+        others = f" and {len(self._waits) - 1} more" if len(self._waits) > 1 else ""
+        return f"an engine and an env server for {self._waits[0]}{others}"
+
     def must_hand_over(self, *, long: bool) -> bool:
         """Whether the next generation should admit; `long` is whether this one's history is."""
         now, revision = self.scheduler.control, self._arg.control.revision
@@ -84,6 +94,8 @@ class Generation:
         if control.pause == "cancel":
             given_up += self.give_up(list(self.flights), "pause")
         given_up += self.give_up(scheduler.surplus(), "pause")
+        unplaced, self._unplaced = self._unplaced, []
+        given_up += self.give_up([g for g in unplaced if g in self.flights], "pause")
         given_up += self.give_up(scheduler.stale(), "stale")
         return given_up + self.give_up(scheduler.overload(), "overload")
 
@@ -114,7 +126,7 @@ class Generation:
             lease=scheduler.cursor(),
             oldest=scheduler.oldest,
             outstanding=[*self.flights, *(group.group for group in self.outbox)],
-            waiting_for=scheduler.blocked.reason,
+            waiting_for=self.waiting_for,
             lost=lost,
             run_id=self._arg.run_id,
             trouble=self.held.reason,
@@ -169,6 +181,20 @@ class Generation:
         """Whether there is an engine and an env server that the attempt may use."""
         address = self.scheduler.places.address(attempt.work)
         return bool(address) and self.scheduler.engine() is not None
+
+    def on_waits(self, attempt: Attempt) -> None:
+        """The attempt has no such place now: the run hears what is waited for."""
+        self._waits.append(attempt.work.group)
+        self.report_due = True
+
+    def on_waited(self, attempt: Attempt) -> None:
+        """The attempt waits no more."""
+        self._waits.remove(attempt.work.group)
+
+    def on_unplaced(self, attempt: Attempt) -> None:
+        """There was no place for too long: the group is to go back to the queue."""
+        self._unplaced.append(attempt.work.group)
+        self.changed = True
 
     def place(self, attempt: Attempt) -> None:
         """Pins the attempt to such an engine and env server."""

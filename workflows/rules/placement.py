@@ -18,6 +18,11 @@ from ratchet.workflows.protocol.messages import EnvTarget, LostServer
 
 RELOCATION_PAUSE = timedelta(seconds=5)
 """Rest before a server that was lost is tried again."""
+PLACED_WITHIN = timedelta(minutes=5)
+"""How long a group in flight waits for an engine and an env server. Then it goes back to the queue,
+with its rollouts that ended, and others may go first; the run itself waits for its servers under
+their names.
+"""
 MAX_RELOCATIONS = 20
 """Times an activity is tried again after its engine or env server was lost."""
 

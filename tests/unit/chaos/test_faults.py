@@ -34,6 +34,7 @@ def stack(tmp_path: Path) -> Iterator[ChaosStack]:
     """A stack whose API is a process that sleeps."""
     made = ChaosStack(tmp_path)
     (tmp_path / "logs").mkdir()
+    made._port("api", "api")
     made._start("api", SLEEP, dict(os.environ))
     yield made
     if process := find(made, "api"):

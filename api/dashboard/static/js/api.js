@@ -109,6 +109,7 @@ export const api = {
 	act: (sent, id, verb, body) => send(sent, "POST", `${run(id)}/${verb}`, body),
 	change: (sent, id, patch) => send(sent, "PATCH", run(id), patch),
 	create: (sent, body, type) => send(sent, "POST", "/runs", body, type),
+	services: (signal) => get("/services", {}, signal),
 	/** What a config comes to, or why it cannot be; nothing is started. With `preflight` workers check it. */
 	check: (body, type, { preflight = false, signal } = {}) => request("POST", "/runs", { params: { dry_run: true, preflight }, body, type, signal }),
 	document: () => get("/../openapi.json"),

@@ -11,6 +11,8 @@ const POLL_MS = 3000;
 const PAGE = 50;
 const MOST = 100;
 const MOST_PAGES = 20;
+/** What is said of a process of the local stack that keeps ending. */
+const looping = (s) => h("p", { class: "wrong" }, `${s.name} is crash-looping: it ended ${s.ends} times in a row. It is started again and again; ${s.log} below RATCHET_HOME says why.`);
 const startCommand = () => `curl -sS ${location.host}/v1/runs -H 'content-type: application/toml' --data-binary @configs/examples/reverse_text.toml`;
 
 /** A line of `values`, or nothing for fewer than two. */
@@ -39,9 +41,11 @@ export function show(root, { params }) {
 	const scroll = table("Runs", "runs", [h("span", { class: "sr" }, "Compare"), "Run", "Status", "Step", "Reward", "Reward over steps", "Eval", "Created"], []);
 	const body = scroll.querySelector("tbody");
 	const state = h("div", {}, loading());
+	const services = h("div", { class: "services", role: "alert" });
 	const more = h("button", { hidden: true, onclick: () => (pages++, refresh()) }, "Older runs");
 	root.append(
 		h("div", { class: "head" }, h("h1", {}, "Runs"), h("div", { class: "tools" }, search, status, compare, linkTo("#/launch", "Launch a run", "primary"))),
+		services,
 		state,
 		scroll,
 		more,
@@ -115,7 +119,18 @@ export function show(root, { params }) {
 		else fill(state, notice("No runs yet", "Start one with this command, or fill in the launch form.", { code: startCommand(), action: linkTo("#/launch", "Launch a run", "primary") }));
 	}
 
+	async function lookAtServices() {
+		// Where the API does not answer, the list says so.
+		const listed = await api.services(stop.signal).catch(() => null);
+		const bad = (listed?.data ?? []).filter((s) => s.state === "crash-looping");
+		const text = JSON.stringify(bad);
+		// What a screen reader has read out is not replaced by the same.
+		if (text !== services.dataset.shown) fill(services, bad.map(looping));
+		services.dataset.shown = text;
+	}
+
 	async function refresh() {
+		lookAtServices();
 		try {
 			const found = [];
 			let page = null;

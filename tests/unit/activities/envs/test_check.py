@@ -1,5 +1,7 @@
 """What the preflight says about environments that cannot work."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from ratchet.activities.contracts.checks import (
     CheckResult,
     load_limits,
 )
+from ratchet.activities.envs import check
 from ratchet.activities.envs.check import EnvActivities, once
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.configs.load import validate
@@ -75,6 +78,23 @@ async def test_good_config(tmp_path: Path, own_path: str) -> None:
         "train/endless-env": 10_000,
         "eval/reverse-text": 4096,
     }
+
+
+@dataclass
+class Numbers:
+    """A taskset of so many tasks."""
+
+    count: int
+    bounded: bool
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.count))
+
+
+def test_a_taskset_with_an_end_is_counted_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "ENDLESS_COUNT_S", -1.0)
+    assert check._count(Numbers(250_000, bounded=True)) == 250_000
+    assert check._count(Numbers(250_000, bounded=False)) == 1, "one without is given its time"
 
 
 async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
@@ -25,6 +26,7 @@ from ratchet.activities.contracts import names
 from ratchet.activities.contracts.hosting import HostInput, HostReport
 from ratchet.activities.contracts.logs import LOG_BYTES
 from ratchet.activities.hosting import activities as hosting
+from ratchet.activities.hosting import reaper
 from ratchet.activities.hosting.activities import HostActivities
 from ratchet.activities.hosting.spec import ServerSpec
 from ratchet.activities.runtime.context import WorkerContext
@@ -201,6 +203,25 @@ async def test_up_down_and_up_again_until_the_run_ends(
         assert again.address != up.address
         await stack.run.signal(FakeRun.end)
         await stack.host.result()
+    assert servers.tagged(stack.tag) == []
+
+
+async def test_a_killed_keeper_is_back_with_another_server_within_ten_seconds(
+    client: Client, tmp_path: Path
+) -> None:
+    stack = Stack(client, tmp_path, _serve)
+    async with stack.worker():
+        await stack.open()
+        await stack.reports(1)
+        (before,) = reaper.records(tmp_path)
+        os.kill(before.keeper[0], signal.SIGKILL)
+        began = time.monotonic()
+        _, down, again = await stack.reports(3)
+        assert time.monotonic() - began < 10
+        assert (down.state, again.state, again.epoch) == ("down", "up", 12)
+        (after,) = reaper.records(tmp_path)
+        assert after.kept and after.keeper != before.keeper
+        await stack.run.terminate()
     assert servers.tagged(stack.tag) == []
 
 

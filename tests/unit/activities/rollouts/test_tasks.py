@@ -58,6 +58,17 @@ async def test_what_can_be_put_right_is_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+async def test_tasks_are_read_by_index_to_the_last(tmp_path: Path) -> None:
+    found = library(tmp_path, BROKEN)
+    (tmp_path / "repaired").touch()
+    prompts = [(await found.task("r", "train", "own-env", index))["prompt"] for index in (2, 0, 1)]
+    assert prompts == ["2", "0", "1"]
+    with pytest.raises(ApplicationError, match="has 3 examples, and example 3 was asked for"):
+        await found.task("r", "train", "own-env", 3)
+    assert list((tmp_path / "scratch" / "tasks-r").iterdir()) == []
+
+
+@pytest.mark.timeout(120)
 async def test_the_cause_behind_an_error_decides(tmp_path: Path) -> None:
     said = r"RuntimeError: An error .*\(ConnectionError: hub .*; check the mount or the"
     with pytest.raises(StoreUnavailable, match=said):

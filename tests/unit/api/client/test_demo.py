@@ -2,13 +2,18 @@
 
 import asyncio
 import json
+import signal
 
 import pytest
 
+from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.client import Ratchet, printing
+from ratchet.api.client.watch import Watch
 from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
+from ratchet.api.schemas.run import Run
 from ratchet.configs.load import validate
 from ratchet.worker import demo
+from ratchet.worker.stack import Ended
 from tests.unit.api.client.support import on_server, serving
 from tests.unit.api.conftest import WITHIN_S, Served, config
 
@@ -31,6 +36,32 @@ async def test_it_is_over_once_its_run_ends_or_rests(
     assert said.out.count("\n") == 1 and json.loads(said.out)["run_id"] == outcome.run.id
     assert status == (1 if name == "rests" else 0)
     assert ("paused itself: the disk is full" in said.err) == (name == "rests")
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@on_server
+async def test_an_interrupt_cancels_its_run_unless_the_stack_is_kept(
+    served: Served, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def interrupted(watch: Watch) -> Run:
+        seen.append(watch._view.run.id)
+        raise Ended(signal.SIGTERM)
+
+    monkeypatch.setattr(Watch, "follow", interrupted)
+    monkeypatch.setenv("RATCHET_DEMO_KEEP", "1" if kept else "")
+    console = printing.console(stderr=True)
+    async with serving(served) as address:
+        with pytest.raises(Ended):
+            await asyncio.to_thread(demo.perform, address, validate(config("going")), console)
+        with Ratchet(address) as client:
+            run = await asyncio.to_thread(client.runs.retrieve, seen[0])
+            if kept:
+                assert run.status not in ENDED
+                await asyncio.to_thread(client.runs.cancel, run.id)
+            else:
+                assert run.status == "cancelled"
 
 
 @on_server

@@ -3,13 +3,16 @@ kept, and who tells how late his event loop is. The package playwright and Chrom
 """
 
 import asyncio
+import json
 import time
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from playwright.async_api import expect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ratchet.activities.contracts.services import ServiceState, services_file
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Series
 from ratchet.api.app import create_app
@@ -118,6 +121,29 @@ async def test_a_page_whose_cursor_is_forgotten_loads_anew_and_goes_on(served: S
         await make_steps(served, run, 5)
         await appears(page, "step 5 is done")
         assert [cursor is None for cursor in app.cursors] == [True, False, True]
+
+
+async def test_a_crash_loop_is_said_above_the_runs(served: Served) -> None:
+    file = services_file(served.settings.home)
+    states = [
+        ServiceState("api", "up", "2026-01-02T00:00:00Z", 1, 0, "logs/api.log"),
+        ServiceState("worker-env", "crash-looping", "2026-01-02T00:00:00Z", 7, 4, "logs/env.log"),
+    ]
+    file.write_text(json.dumps([asdict(state) for state in states]))
+    app = create_app(served.settings, connection(served.env))
+    try:
+        async with (
+            listening(app) as http,
+            browsing() as browser,
+            reading(browser, str(http.base_url).rstrip("/"), instruments=True) as reader,
+        ):
+            await reader.open("#/runs", '="runs"')
+            alert = reader.page.locator(".services")
+            await expect(alert).to_contain_text("worker-env is crash-looping: it ended 4 times")
+            await expect(alert.locator("p")).to_have_count(1)
+            assert await reader.serious() == []
+    finally:
+        file.unlink()
 
 
 async def test_lag_is_charted_by_role_and_counts_among_no_rollout_workers(served: Served) -> None:

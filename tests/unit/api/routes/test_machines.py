@@ -1,7 +1,9 @@
 """Engines, workers and Prometheus' metrics, as Temporal sees them."""
 
 import asyncio
+import json
 import time
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +16,7 @@ from temporalio.envconfig import ClientConnectConfig
 from temporalio.worker import UnsandboxedWorkflowRunner
 
 from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.services import ServiceState, services_file
 from ratchet.activities.storage import keys
 from ratchet.api.app import create_app
 from ratchet.api.settings import Settings
@@ -107,6 +110,19 @@ async def test_engines_and_workers_are_seen(served: Served) -> None:
         assert found["ratchet_api_requests_total", route] >= 1
         for host in hosts:
             await host.terminate()
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_services_are_as_their_supervisor_says(served: Served) -> None:
+    assert (await served.http.get("/v1/services")).json()["data"] == []
+    file = services_file(served.settings.home)
+    known = ServiceState("worker-env", "crash-looping", "2026-01-02T00:00:00Z", 7, 4, "logs/x.log")
+    try:
+        file.write_text(json.dumps([asdict(known)]))
+        (service,) = (await served.http.get("/v1/services")).json()["data"]
+    finally:
+        file.unlink()
+    assert service == {"object": "service", **asdict(known)}
 
 
 def test_without_temporal_the_api_still_counts_its_requests(tmp_path: Any) -> None:

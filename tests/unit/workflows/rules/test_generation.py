@@ -199,6 +199,23 @@ def test_overload_is_a_cause_of_its_own() -> None:
     assert g.flights["train/1"].cancelled == "overload"
 
 
+def test_group_that_finds_no_place_says_so_and_goes_back_to_the_queue() -> None:
+    g = generation({"rollouts_per_activity": 1}, permits=4)
+    first, second = admitted(g.scheduler)[:2]
+    attempts = [g.attempt(first), g.attempt(second)]
+    for attempt in attempts:
+        g.on_waits(attempt)
+    assert g.must_report
+    assert g.report().waiting_for == "an engine and an env server for train/0 and 1 more"
+    g.on_waited(attempts[0])
+    assert g.report().waiting_for == "an engine and an env server for train/0"
+    g.on_unplaced(attempts[1])
+    g.on_waited(attempts[1])
+    assert g.has_news and g.review() == ["train/0"] and g.review() == []
+    assert not g.on_part_ended(first, "") and not g.on_part_ended(second, "cancelled")
+    assert ("train/0", "pause", "Cancelled: pause") in delivered(g), "it keeps its name"
+
+
 # -- failures -------------------------------------------------------------------------------
 
 

@@ -1,0 +1,52 @@
+"""What the supervisor of a local stack says of its services, in a file below RATCHET_HOME.
+
+Invariant: a file that its supervisor has not touched for STALE_AFTER_S says nothing: there is no
+supervisor, or it is stalled itself.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+STALE_AFTER_S = 15.0
+
+ServiceStatus = Literal["starting", "up", "down", "crash-looping"]
+
+
+@dataclass(frozen=True)
+class ServiceState:
+    """How a service is, `since` when (ISO 8601), and where it logs below RATCHET_HOME. `restarts`
+    counts all since its supervisor began; `ends` those in a row, without a time in which it was
+    healthy for long.
+    """
+
+    name: str
+    state: ServiceStatus
+    since: str
+    restarts: int
+    ends: int
+    log: str
+
+    @property
+    def said(self) -> str:
+        """How it is, in words."""
+        ended = f"ended {self.ends} times in a row" if self.ends > 1 else "ended"
+        what = f": {ended}, is started again; see {self.log}" if self.ends else ""
+        return f"{self.state} since {self.since}{what}"
+
+
+def services_file(home: Path) -> Path:
+    """Where the states lie."""
+    return home / "services.json"
+
+
+def read_services(home: Path) -> list[ServiceState] | None:
+    """The states of the services below `home`; None without a supervisor."""
+    try:
+        with services_file(home).open() as file:
+            fresh = time.time() - services_file(home).stat().st_mtime < STALE_AFTER_S
+            return [ServiceState(**state) for state in json.load(file)] if fresh else None
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,295 @@
+"""Services of a stack that end, stall and cannot start; the pure rules, then real processes."""
+
+import asyncio
+import configparser
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from ratchet.activities.contracts.roles import SERVERS
+from ratchet.activities.contracts.services import ServiceState, read_services, services_file
+from ratchet.activities.hosting.spec import LOST_AFTER_S
+from ratchet.worker import stack as stacks
+from ratchet.worker import supervisor
+from ratchet.worker.roles import STICKY_TIMEOUT
+from ratchet.worker.stack import Stack, only_supervisor, supervisor_of
+from ratchet.worker.supervisor import (
+    EVERY_S,
+    HUNG_S,
+    LONGEST_REST_S,
+    LOOPS_AFTER,
+    MISSES,
+    PROBE_LIMIT_S,
+    SILENT_S,
+    STARVED_S,
+    STEADY_S,
+    Supervisor,
+    Watched,
+    demand_of,
+    rest_before_start,
+)
+from ratchet.workflows.protocol.activities import FOREVER, HEARTBEAT, TAKEN_WITHIN
+from tests import ROOT
+
+WITHIN_S = 60.0
+"""How long anything may take that must happen: only a machine that stands still takes longer."""
+START_S = 5.0
+"""From a worker's start until it takes work; 3 to 5 s on two busy cores."""
+SERVES = """
+import http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(b'{"ready": true, "event_loop_lag_s": 0}')
+    def log_message(self, *args): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_the_first_end_is_answered_at_once_and_more_of_them_ever_more_rarely() -> None:
+    rests = [rest_before_start(ends) for ends in range(1, 12)]
+    assert rests[:4] == [0.0, 1.0, 2.0, 4.0] and rests == sorted(rests)
+    assert rests[-1] == LONGEST_REST_S
+
+
+def test_a_crash_loop_is_a_state_until_it_has_been_healthy_for_long() -> None:
+    service, now = Watched(0.0), 0.0
+    service.on_answer(now, 0.0)
+    for ends in range(1, LOOPS_AFTER + 1):
+        assert service.state == "up"
+        service.on_ended(now)
+        service.on_ended(now), "found again before it is started"
+        assert service.ends == ends
+        assert service.state == ("down" if ends < LOOPS_AFTER else "crash-looping")
+        now += LONGEST_REST_S
+        service.on_started(now)
+        if ends < LOOPS_AFTER:
+            assert service.state == "starting"
+            service.on_answer(now, 0.0)
+    service.on_answer(now, 0.0)
+    service.on_answer(now + STEADY_S - 1, 0.0)
+    assert service.state == "crash-looping", "it may end again at any moment"
+    service.on_answer(now + STEADY_S, 0.0)
+    assert service.state == "up" and service.restarts == LOOPS_AFTER
+
+
+def test_what_is_silent_or_hangs_is_lost() -> None:
+    service = Watched(0.0)
+    service.on_answer(10.0, 0.0)
+    for _ in range(MISSES - 1):
+        service.on_silence()
+    assert not service.is_lost(10.0 + 2 * SILENT_S), "the supervisor itself may have stood still"
+    service.on_silence()
+    assert service.is_lost(10.0 + SILENT_S) and not service.is_lost(9.9 + SILENT_S)
+    service.on_answer(20.0, HUNG_S - 1)
+    assert not service.is_lost(20.0)
+    service.on_answer(21.0, HUNG_S)
+    assert service.is_lost(21.0), "it answers, and its event loop stands still"
+
+
+def test_what_is_starved_of_cores_is_not_stalled() -> None:
+    service = Watched(0.0)
+    service.on_answer(10.0, 0.0, 100.0)
+    for _ in range(MISSES):
+        service.on_silence()
+    now = 10.0 + SILENT_S + 1
+    assert service.is_lost(now, 100.5) and not service.is_lost(now, 100.0 + SILENT_S)
+    assert service.is_lost(10.0 + STARVED_S, 100.0 + STARVED_S), "it may compute for ever"
+    service.on_answer(now, HUNG_S, 100.0 + HUNG_S)
+    assert not service.is_lost(now, 100.0 + HUNG_S), "its event loop waits for a core"
+
+
+def test_who_computes_demands_cores_and_who_is_stopped_does_not() -> None:
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", "while True: pass"])
+    try:
+        deadline = time.monotonic() + WITHIN_S
+        while demand_of(process.pid) < 0.2:
+            assert time.monotonic() < deadline
+        process.send_signal(signal.SIGSTOP)
+        while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline
+        before = demand_of(process.pid)
+        assert before >= 0.2
+        # Time passes for the others.
+        mine = demand_of(os.getpid())
+        while demand_of(os.getpid()) < mine + 0.1:
+            assert time.monotonic() < deadline
+        assert demand_of(process.pid) == before
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_never_answers_has_the_time_that_a_start_has() -> None:
+    service = Watched(0.0)
+    for _ in range(10):
+        service.on_silence()
+    assert service.state == "starting" and not service.is_lost(stacks.READY_WITHIN_S - 1)
+    assert service.is_lost(stacks.READY_WITHIN_S)
+
+
+def test_every_bound_is_fifteen_seconds_at_most_and_documented() -> None:
+    tried_again = FOREVER.initial_interval.total_seconds()
+    replaced = 2 * EVERY_S + START_S
+    bounds = {
+        "SILENT_S": max(SILENT_S, MISSES * (EVERY_S + PROBE_LIMIT_S)) + replaced,
+        "HUNG_S": HUNG_S + replaced,
+        "HEARTBEAT": HEARTBEAT.total_seconds() + tried_again,
+        "STICKY_TIMEOUT": STICKY_TIMEOUT.total_seconds(),
+        "TAKEN_WITHIN": TAKEN_WITHIN.total_seconds(),
+        "LOST_AFTER_S": LOST_AFTER_S + tried_again,
+    }
+    docs = (ROOT / "docs" / "operations.md").read_text()
+    for name, seconds in bounds.items():
+        assert seconds <= 15 and f"`{name}`" in docs, name
+    assert SERVERS.keys() == {"engine", "env", "trainer"}
+
+
+def test_the_systemd_unit_of_the_docs_starts_a_supervisor() -> None:
+    docs = (ROOT / "docs" / "operations.md").read_text()
+    unit = configparser.ConfigParser(interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(docs.split("```ini\n")[1].split("```")[0])
+    service = unit["Service"]
+    assert service["ExecStart"].endswith(f"-m {supervisor.__name__}")
+    # It ends with 0 where it was told to end, which must not bring it back.
+    assert service["Restart"] == "on-failure" and service["KillMode"] == "mixed"
+    assert float(service["TimeoutStopSec"]) > stacks.SUPERVISOR_ENDS_WITHIN_S
+
+
+# -- processes ------------------------------------------------------------------------------
+
+
+def started(home: Path, **commands: str) -> Stack:
+    """A stack whose services are little Python programs, which get their port."""
+    (home / "logs").mkdir(parents=True)
+    stack = Stack(home)
+    for name, code in commands.items():
+        port = stack._port(name, name)
+        stack._start(name, [sys.executable, "-I", "-S", "-c", code, str(port)], dict(os.environ))
+    return stack
+
+
+@pytest_asyncio.fixture
+async def minded(tmp_path: Path) -> AsyncIterator[Stack]:
+    """A stack of an API that serves and a worker that cannot start, and a supervisor of it."""
+    stack = started(tmp_path, api=SERVES, broken="raise SystemExit('no such queue')")
+    minding = asyncio.create_task(Supervisor(stack).run())
+    yield stack
+    minding.cancel()
+    await asyncio.gather(minding, return_exceptions=True)
+    for name in ("api", "broken"):
+        if process := stack.alive(name):
+            process.kill()
+
+
+async def state_of(stack: Stack, name: str, holds: Callable[[ServiceState], bool]) -> ServiceState:
+    """The state of a service once it `holds`."""
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            known = {state.name: state for state in read_services(stack.home) or ()}
+            if name in known and holds(known[name]):
+                return known[name]
+            await asyncio.sleep(0.05)
+
+
+async def test_a_killed_service_is_back_within_ten_seconds(minded: Stack) -> None:
+    await state_of(minded, "api", lambda state: state.state == "up")
+    process = minded.alive("api")
+    assert process is not None
+    process.kill()
+    began = time.monotonic()
+    await state_of(minded, "api", lambda state: state.restarts == 1 and state.state == "up")
+    assert time.monotonic() - began < 10
+    again = minded.alive("api")
+    assert again is not None and again.pid != process.pid
+    assert Stack(minded.home).record == minded.record, "another command finds it"
+
+
+async def test_a_stalled_service_is_replaced_within_fifteen_seconds(minded: Stack) -> None:
+    await state_of(minded, "api", lambda state: state.state == "up")
+    process = minded.alive("api")
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    await state_of(minded, "api", lambda state: state.restarts == 1 and state.state == "up")
+    assert time.monotonic() - began < 15
+    assert not psutil.pid_exists(process.pid) or minded.alive("api") != process
+
+
+async def test_a_crash_loop_is_told(
+    minded: Stack, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = await state_of(minded, "broken", lambda state: state.state == "crash-looping")
+    assert seen.ends == LOOPS_AFTER and seen.log == "logs/broken.log"
+    assert "no such queue" in (minded.home / seen.log).read_text()
+    await state_of(minded, "api", lambda state: state.state == "up" and not state.restarts)
+    monkeypatch.setenv("RATCHET_HOME", str(minded.home))
+    assert stacks.main(["status"]) == 0
+    said = capsys.readouterr()
+    api, broken = sorted(said.out.splitlines())
+    assert api == "api" and broken.startswith("broken  crash-looping since ")
+    assert "3 times in a row" in broken and broken.endswith("see logs/broken.log")
+    assert "no supervisor" in said.err, "this one is of the test, and holds no lock"
+
+
+def test_states_that_nobody_renews_say_nothing(tmp_path: Path) -> None:
+    file = services_file(tmp_path)
+    assert read_services(tmp_path) is None
+    state = {"name": "api", "state": "up", "since": "2026-01-01", "restarts": 0, "ends": 0}
+    file.write_text(json.dumps([{**state, "log": "logs/api.log"}]))
+    assert [service.name for service in read_services(tmp_path) or ()] == ["api"]
+    os.utime(file, (time.time() - 60, time.time() - 60))
+    assert read_services(tmp_path) is None
+
+
+def test_a_home_has_one_supervisor_and_none_once_it_is_killed(tmp_path: Path) -> None:
+    assert supervisor_of(tmp_path) is None
+    code = (
+        "import sys, time; from pathlib import Path; from ratchet.worker.stack import *\n"
+        "with only_supervisor(Path(sys.argv[1])):\n    print('has it', flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-P", "-c", code, str(tmp_path)], stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == b"has it\n"
+    assert supervisor_of(tmp_path) == holder.pid
+    with (
+        pytest.raises(stacks.StackError, match="has a supervisor already"),
+        only_supervisor(tmp_path),
+    ):
+        pass
+    holder.kill()
+    holder.wait()
+    assert supervisor_of(tmp_path) is None
+    with only_supervisor(tmp_path):
+        assert supervisor_of(tmp_path) == os.getpid()
+
+
+def test_a_second_signal_does_not_cut_the_cleaning_up_short(tmp_path: Path) -> None:
+    code = (
+        "import signal, time; from ratchet.worker.stack import Ended, end_in_order\n"
+        "end_in_order()\n"
+        "try:\n    print('up', flush=True); time.sleep(600)\n"
+        "except Ended as error:\n    print('cleaning', flush=True); input(); print(error.status)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "cleaning\n"
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate("\n", timeout=WITHIN_S)[0] == "143\n"

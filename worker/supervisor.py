@@ -1,0 +1,248 @@
+"""Keeps the services of a local stack alive: Temporal, the API, the workers.
+
+`python -m ratchet.worker.supervisor` brings the stack up and minds it, in the foreground, until
+SIGTERM or Ctrl-C takes it down; `make up` leaves one in the background. Servers of runs are the
+business of the runs' own hosts. Invariants:
+
+- What has ended is started again: at once the first time, then after rests that double up to
+  LONGEST_REST_S, until it has been healthy for STEADY_S. It is never given up, since what it lacks
+  may come; from LOOPS_AFTER ends in a row on its state is 'crash-looping'.
+- What answered once and then is silent for SILENT_S, or has not answered for READY_WITHIN_S after
+  its start, is ended by SIGKILL and started again: a stalled worker holds work that another must
+  take. Work that a worker has is lost to Temporal after HEARTBEAT anyway.
+- What is silent since it computes, or waits for a core, is starved and not stalled, and has
+  STARVED_S: on a busy machine an end would only make it start over.
+- A service that runs when the supervisor begins is adopted, by what stack.json says of it.
+- States are written wherever they change, for `make status` and the API.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import psutil
+
+from ratchet.activities.contracts.services import ServiceState, ServiceStatus, services_file
+from ratchet.activities.hosting.keeper import write_record
+from ratchet.configs.home import home_folder
+from ratchet.worker.stack import (
+    READY_WITHIN_S,
+    Stack,
+    StackError,
+    end_in_order,
+    only_supervisor,
+)
+
+EVERY_S = 0.5
+PROBE_LIMIT_S = 2.0
+SILENT_S = 7.0
+"""How long a service may be silent. With a probe, a look and a worker's start that is 15 s at most
+from a stall to a worker that takes its work.
+"""
+HUNG_S = 9.0
+"""How long the event loop of one that answers may stand still. Its work would be lost a second
+later (HEARTBEAT); this is as long as leaves time to replace it within 15 s.
+"""
+STARVED_S = 60.0
+MISSES = 3
+"""Probes that must have failed besides: a supervisor that was itself stalled has seen none."""
+TURNS_EVERY_S = 2.0
+"""A lag below this is none."""
+LONGEST_REST_S = 30.0
+STEADY_S = 30.0
+LOOPS_AFTER = 3
+
+log = logging.getLogger(__name__)
+
+
+def rest_before_start(ends: int) -> float:
+    """Seconds to rest after so many ends in a row."""
+    return 0.0 if ends <= 1 else min(2.0 ** (ends - 2), LONGEST_REST_S)
+
+
+@dataclass
+class Watched:
+    """What is known of one service. Pure; times are monotonic seconds.
+
+    It was `begun`, last `seen` (None: not since), and is to be started at `start_at` (None: it
+    runs). `ends` are those in a row, `misses` probes in a row without an answer. When it was last
+    well its threads had had a `demand` of so many seconds, see `demand_of`.
+    """
+
+    begun: float
+    seen: float | None = None
+    steady_from: float | None = None
+    start_at: float | None = None
+    ends: int = 0
+    restarts: int = 0
+    misses: int = 0
+    demand: float = 0.0
+
+    def on_ended(self, now: float) -> None:
+        """It was found to have ended."""
+        if self.start_at is None:
+            self.ends += 1
+            self.start_at = now + rest_before_start(self.ends)
+
+    def on_started(self, now: float) -> None:
+        """It was started again."""
+        self.begun, self.seen, self.steady_from, self.start_at = now, None, None, None
+        self.restarts += 1
+        self.misses = 0
+
+    def on_answer(self, now: float, lag_s: float, demand: float = 0.0) -> None:
+        """It answered, that its event loop last turned `lag_s` ago."""
+        self.seen, self.misses = now - lag_s, 0
+        self.demand = demand if lag_s < TURNS_EVERY_S else self.demand
+        self.steady_from = now if self.steady_from is None else self.steady_from
+        if now - self.steady_from >= STEADY_S:
+            self.ends = 0
+
+    def on_silence(self) -> None:
+        """It did not answer."""
+        self.misses += 1
+
+    def is_lost(self, now: float, demand: float = 0.0) -> bool:
+        """Whether it runs and is to be ended."""
+        if self.seen is None:
+            return now - self.begun >= READY_WITHIN_S
+        silent_s = now - self.seen
+        if demand - self.demand >= silent_s / 2:
+            return silent_s >= STARVED_S
+        if self.misses == 0:
+            return silent_s >= HUNG_S
+        return silent_s >= SILENT_S and self.misses >= MISSES
+
+    @property
+    def state(self) -> ServiceStatus:
+        """How it is, in a word."""
+        if self.ends >= LOOPS_AFTER:
+            return "crash-looping"
+        if self.start_at is not None:
+            return "down"
+        return "starting" if self.seen is None else "up"
+
+
+def demand_of(pid: int) -> float:
+    """Seconds that the threads of a process have computed, or waited for a core to do so."""
+    total = 0
+    for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        # Threads end while they are counted.
+        with contextlib.suppress(OSError):
+            computed, waited, _ = file.read_text().split()
+            total += int(computed) + int(waited)
+    return total / 1e9
+
+
+class Supervisor:
+    """Minds the services that a stack was brought up with; `started` is called with the name of
+    each that is started again.
+    """
+
+    def __init__(self, stack: Stack, started: Callable[[str], None] = lambda name: None) -> None:
+        self._stack = stack
+        self._started = started
+        now = time.monotonic()
+        self._watched = {name: Watched(now) for name in stack.services}
+        self._states: dict[str, ServiceState] = {}
+
+    async def run(self) -> None:
+        """Minds them until it is cancelled."""
+        async with httpx.AsyncClient(timeout=PROBE_LIMIT_S, trust_env=False) as http:
+            while True:
+                await asyncio.gather(*(self._look(http, name) for name in self._watched))
+                self._publish()
+                await asyncio.sleep(EVERY_S)
+
+    async def _look(self, http: httpx.AsyncClient, name: str) -> None:
+        watched, process = self._watched[name], self._stack.alive(name)
+        if process is None:
+            self._revive(name, watched)
+            return
+        lag_s = await self._lag(http, name)
+        now, demand = time.monotonic(), demand_of(process.pid)
+        if lag_s is None:
+            watched.on_silence()
+        else:
+            watched.on_answer(now, lag_s, demand)
+        if watched.is_lost(now, demand):
+            how = "is silent" if lag_s is None else f"stands still for {lag_s:.0f} s"
+            log.warning("%s %s and is ended, to be started again", name, how)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def _revive(self, name: str, watched: Watched) -> None:
+        now = time.monotonic()
+        watched.on_ended(now)
+        if watched.start_at is None or now < watched.start_at:
+            return
+        try:
+            self._stack.revive(name)
+        except OSError as error:
+            # A full disk, no process left: it may pass.
+            log.warning("%s cannot be started: %s", name, error)
+            watched.start_at = now + LONGEST_REST_S
+            return
+        watched.on_started(now)
+        log.warning("%s had ended and was started again (%d in a row)", name, watched.ends)
+        self._started(name)
+
+    async def _lag(self, http: httpx.AsyncClient, name: str) -> float | None:
+        """How long ago the event loop of a service last turned, in seconds; None without answer."""
+        try:
+            answer = await http.get(self._stack.health_url(name))
+        except httpx.HTTPError:
+            return None
+        if "event_loop_lag_s" not in answer.text:
+            return 0.0
+        worker = answer.json()
+        return float(worker["event_loop_lag_s"]) if worker["ready"] else None
+
+    def _publish(self) -> None:
+        file, before = services_file(self._stack.home), self._states
+        now = datetime.now(UTC).isoformat()
+        self._states = {}
+        for name, watched in self._watched.items():
+            past = before.get(name)
+            since = past.since if past and past.state == watched.state else now
+            self._states[name] = ServiceState(
+                name, watched.state, since, watched.restarts, watched.ends, f"logs/{name}.log"
+            )
+        try:
+            if self._states != before:
+                write_record(file, [asdict(state) for state in self._states.values()])
+            os.utime(file)
+        except OSError as error:
+            log.warning("states of services are not written: %s", error)
+            self._states = {}
+
+
+def main() -> int:
+    """Entry point; returns the exit status."""
+    end_in_order()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    stack = Stack(home_folder())
+    try:
+        with only_supervisor(stack.home):
+            try:
+                stack.up()
+                asyncio.run(Supervisor(stack).run())
+            except KeyboardInterrupt:
+                stack.down()
+                services_file(stack.home).unlink(missing_ok=True)
+    except StackError as error:
+        print(f"supervisor: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
