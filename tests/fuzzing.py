@@ -111,9 +111,9 @@ def fuzz(
     examples: int = EXAMPLES,
 ) -> dict[str, set[int]]:
     """Asks every operation; returns the statuses that each answered with. What `about` names like
-    an operation is the run that this one is about. `after` is called when an operation was asked. All
-    requests carry the `key`, if there is one; half of those that may be `malformed` carry headers
-    as no client sends them, too.
+    an operation is the run that this one is about. `after` is called when an operation was asked.
+    All requests carry the `key`, if there is one; half of those that may be `malformed` carry
+    headers as no client sends them, too.
     """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     odd = st.dictionaries(

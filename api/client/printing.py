@@ -172,7 +172,19 @@ def runs_table(runs: Iterable[Run]) -> Table:
     ended.
     """
     return listing(
-        ("id", "status", "env", "model", "step", "reward", "eval", "took", "disk", "created", "why"),
+        (
+            "id",
+            "status",
+            "env",
+            "model",
+            "step",
+            "reward",
+            "eval",
+            "took",
+            "disk",
+            "created",
+            "why",
+        ),
         runs,
         lambda run: (
             run.id,

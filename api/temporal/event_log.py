@@ -424,6 +424,7 @@ class Teller:
             return {}
         lost_at = self._lost.setdefault(place, min(seen_at, moment))
         return {"lost_at": _iso(lost_at)}
+
     def _on_health(self, report: Any) -> None:
         finding, step = _dict(_dict(report).get("finding")), _dict(report).get("step")
         if (rule := RULES.get(str(finding.get("rule")))) is None:

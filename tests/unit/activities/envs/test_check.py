@@ -1,8 +1,8 @@
 """What the preflight says about environments that cannot work."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-import sys
 from pathlib import Path
 from typing import Any
 
