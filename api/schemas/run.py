@@ -359,9 +359,9 @@ class ResolvedConfig(BaseModel):
     )
     estimates: dict[str, dict[str, int]] = Field(
         default_factory=dict,
-        description="What the run will take, in bytes by part, of 'trainer memory', 'engine "
-        "memory' (one engine) and 'disk', as workers estimate it; empty for a model of a kind that they do not "
-        "know.",
+        description="What the run will take, in bytes by part, of 'trainer memory', 'engine memory'"
+        " (one engine) and 'disk', as workers estimate it; empty for a model of a kind that they do"
+        " not know.",
         examples=[{"disk": {"versions": 8800000, "checkpoints": 11000000}}],
     )
     unchecked: str | None = Field(
