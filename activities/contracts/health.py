@@ -210,13 +210,16 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+GOOD_REWARD = 0.95
+"""A reward that stays here is a task that is solved."""
 MOST_WITHOUT_SIGNAL = 0.8
 
 
 def _no_variance(rows: Sequence[Row]) -> Iterator[Finding]:
     lately = rows[-LATELY:]
     share = _mean(lately, WITHOUT_SIGNAL, LATELY)
-    if share is None or share < MOST_WITHOUT_SIGNAL:
+    solved_all = (_mean(lately, REWARD) or 0.0) >= GOOD_REWARD
+    if share is None or share < MOST_WITHOUT_SIGNAL or solved_all:
         return
     none, solved = (_mean(lately, name) or 0.0 for name in ("solve_none/all", "solve_all/all"))
     why = ""
@@ -224,10 +227,6 @@ def _no_variance(rows: Sequence[Row]) -> Iterator[Finding]:
         why = "; most groups earn nothing" if none > solved else "; most groups solve all"
     text = f"{_percent(share)} of the rollouts of the last {LATELY} steps teach nothing{why}"
     yield Finding("no_variance", text)
-
-
-GOOD_REWARD = 0.95
-"""A reward that stays here is a task that is solved."""
 
 
 def _flat_reward(rows: Sequence[Row]) -> Iterator[Finding]:

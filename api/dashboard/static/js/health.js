@@ -35,7 +35,7 @@ export function healthLine(id, signal) {
 		element.hidden = false;
 		fill(
 			element,
-			h("p", {}, h("span", { class: `badge ${TONES[health.verdict]}` }, health.verdict), " ", health.message),
+			h("p", {}, h("span", { class: `mark ${TONES[health.verdict]}` }, health.verdict), " ", health.message),
 			h("dl", {}, figures(health).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
 			health.waits && h("p", { class: "sub" }, health.waits),
 			advice.length ? h("details", { open }, h("summary", {}, `What to do (${advice.length})`), h("ul", {}, advice)) : null,

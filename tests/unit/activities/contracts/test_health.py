@@ -121,7 +121,8 @@ def test_each_rule_says_what_is_the_matter(
 
 
 def test_what_is_solved_is_neither_flat_nor_collapsed() -> None:
-    solved = {"reward__all__mean": 0.97, "entropy__all__mean": lambda i: 1.0 if i < 20 else 0.001}
+    solved: dict[str, Any] = {"reward__all__mean": 0.97, "zero_advantage__all": 0.9}
+    solved |= {"entropy__all__mean": lambda i: 1.0 if i < 20 else 0.001}
     assert rules_of(steps(WINDOW, **solved)) == []
 
 
