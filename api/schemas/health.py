@@ -12,12 +12,14 @@ Verdict = Literal["healthy", "attention", "waiting", "paused", "failed", "ended"
 class HealthFinding(BaseModel):
     """Something that is the matter with a run."""
 
-    rule: str = Field(examples=["no_variance", "flat_reward", "env_failing"])
+    rule: str = Field(
+        description="What tells so.", examples=["no_variance", "flat_reward", "env_failing"]
+    )
     level: Literal["warning", "info"] = Field(
         description="'info': worth knowing, and yet the run is healthy."
     )
-    title: str
-    message: str
+    title: str = Field(description="The rule in words.")
+    message: str = Field(description="What is the matter, with its figures.")
     subject: str = Field(default="", description="The env or the role that it is about.")
     advice: str = Field(description="What to do about it.")
     help: str = Field(description="The section of the documentation that says more.")
@@ -56,15 +58,15 @@ class RunHealth(BaseModel):
     )
 
     object: Literal["health"] = "health"
-    run_id: str
+    run_id: str = Field(description="The run's id.")
     verdict: Verdict = Field(
         description="'attention': something of level 'warning' is the matter with it; 'waiting': "
         "it has not begun to step, and says for what; 'ended': it did what it was to do, or was "
         "told to stop."
     )
     message: str = Field(description="The same in words.")
-    findings: list[HealthFinding]
-    step: int
+    findings: list[HealthFinding] = Field(description="What is the matter, warnings first.")
+    step: int = Field(description="The step that it is at.")
     seconds_per_step: float | None = Field(
         default=None, description="Of the last steps, the median from one record to the next."
     )

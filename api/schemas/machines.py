@@ -51,6 +51,17 @@ class Engine(BaseModel):
 class ServiceItem(BaseModel):
     """A process of the local stack, as its supervisor sees it."""
 
+    model_config = examples(
+        {
+            "object": "service",
+            "name": "worker-rollout",
+            "state": "up",
+            "since": "2026-01-01T12:00:00Z",
+            "restarts": 0,
+            "ends": 0,
+            "log": "logs/worker-rollout.log",
+        }
+    )
     object: Literal["service"] = "service"
     name: str = Field(description="As in `make status`.", examples=["worker-rollout"])
     state: ServiceStatus = Field(
