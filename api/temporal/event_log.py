@@ -397,7 +397,7 @@ class Teller:
             if "back_after_s" in fault:
                 text = f"{text}, back after {fault['back_after_s']:.0f} s"
             elif not lost:
-                text = f"{text}; the one before was last seen at {fault['lost_at'][11:19]}"
+                text = f"{text}; the one before was last seen at {fault['lost_at'][11:19]} UTC"
         if lost and report.get("detail"):
             data["detail"] = redacted(str(report["detail"]), 10**6)[-1000:]
             text = f"{text}: {data['detail']}"
