@@ -161,3 +161,21 @@ async def test_lag_is_charted_by_role_and_counts_among_no_rollout_workers(served
         assert found["lag"] == {"rollout": 0.007, "env": 0.03, "orchestrator": 0.002}
         assert found["inflight"]["permits"] == 64, "a lag sample is no rollout worker's"
         assert reader.complaints == []
+
+
+async def test_the_head_of_a_run_has_its_warnings_and_why_it_was_paused(served: Served) -> None:
+    run = (await served.start("warns"))["id"]
+    await served.until(run, status="paused")
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/"), instruments=True) as reader,
+    ):
+        await reader.open(f"#/runs/{run}/events", '="events"')
+        await appears(reader.page, "paused: a look")
+        said = await reader.page.get_by_label("Warnings").locator("li").all_inner_texts()
+        assert said == [f"batch {n}: only 4 of 64 rollouts can train" for n in (5, 4, 3)]
+        assert await reader.serious() == []
+        # Each of them, those of before too, is an event.
+        await appears(reader.page, "batch 1: only 4 of 64")
