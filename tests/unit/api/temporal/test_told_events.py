@@ -70,7 +70,7 @@ async def test_an_eval_is_told_with_what_came_of_it() -> None:
     assert (
         told.message
         == (
-            "eval of easy at step 5 has no reward over 0 rollouts, policy v5 to v6; "
+            "eval of easy at step 5 has no reward, policy v5 to v6; "
             "16 of 16 failed: TaskError: boom"
         )
         and told.level == "warning"
