@@ -129,7 +129,7 @@ def _eval_line(env: str, result: dict[str, Any]) -> str:
     text, failed = f"eval of {env} at step {result['step']:.0f}", result.get("failed")
     reward = result.get("reward")
     text += " has no reward" if reward is None else f": reward {reward:.3f}"
-    if scored := (result.get("rollouts") or 0) - (failed or 0):
+    if (scored := (result.get("rollouts") or 0) - (failed or 0)) > 0:
         text += f" over {scored} rollouts"
     if "version" in result:
         versions = dict.fromkeys(result.get("versions") or [result["version"]])

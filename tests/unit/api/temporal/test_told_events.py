@@ -75,6 +75,10 @@ async def test_an_eval_is_told_with_what_came_of_it() -> None:
         )
         and told.level == "warning"
     )
+    (told,) = await history.memo(
+        eval={"easy": {"step": 7.0, "reward": 0.5, "failed": 1, "of": 16, "error": "boom"}}
+    )
+    assert told.message == "eval of easy at step 7: reward 0.500; 1 of 16 failed: boom"
     (told,) = await history.memo(eval={"easy": {"step": 6.0, "reward": 0.5}})
     assert told.message == "eval of easy at step 6: reward 0.500", "as builds before tell it"
 
