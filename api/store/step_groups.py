@@ -60,11 +60,7 @@ class StepGroups:
         where groups of its batch may lie: a restored run goes on with what was cut before.
         """
         spans = self._records.spans(run_id)
-        return [
-            (span, spans[place::-1] if place else [span])
-            for place, span in enumerate(spans)
-            if _within(span, step)
-        ]
+        return [(span, spans[place::-1]) for place, span in enumerate(spans) if _within(span, step)]
 
     def cut_for(self, attempt: str, step: int) -> list[str] | None:
         """Ids of the groups that were cut for a step, in order; None if nothing says which."""

@@ -130,8 +130,8 @@ def _eval_line(env: str, result: dict[str, Any]) -> str:
     text, failed = f"eval of {env} at step {result['step']:.0f}", result.get("failed")
     reward = result.get("reward")
     text += " has no reward" if reward is None else f": reward {reward:.3f}"
-    if count := result.get("rollouts"):
-        text += f" over {count - (failed or 0)} rollouts"
+    if (scored := (result.get("rollouts") or 0) - (failed or 0)) > 0:
+        text += f" over {scored} rollouts"
     if "version" in result:
         versions = dict.fromkeys(result.get("versions") or [result["version"]])
         text += f", policy v{' to v'.join(f'{version:.0f}' for version in versions)}"
@@ -400,7 +400,7 @@ class Teller:
             if "back_after_s" in fault:
                 text = f"{text}, back after {fault['back_after_s']:.0f} s"
             elif not lost:
-                text = f"{text}; the one before was last seen at {fault['lost_at'][11:19]}"
+                text = f"{text}; the one before was last seen at {fault['lost_at'][11:19]} UTC"
         if lost and report.get("detail"):
             data["detail"] = redacted(str(report["detail"]), 10**6)[-1000:]
             text = f"{text}: {data['detail']}"

@@ -279,7 +279,8 @@ async def test_a_first_eval_of_which_everything_fails_pauses_the_run(temporal: C
         told = seen["eval"]["reverse-text"]
         assert told["reward"] is None and (told["failed"], told["of"]) == (4, 4)
         (text,) = await events(world, handle, "run.eval")
-        assert text == f"eval of reverse-text is done, 4 of 4 failed: {BOOM}"
+        said = "eval of reverse-text at step 0 has no reward, policy v0"
+        assert text == f"{said}; 4 of 4 failed: {BOOM}"
         world.eval_error = ""
         await handle.signal("resume")
         result = await handle.result()

@@ -84,6 +84,13 @@ class TrainingRun:
                 waits = {"name": "resume", "since": arg.created_at}
                 self.tell(status="paused", waiting_for=waits, paused_because="the disk is full")
                 await workflow.wait_condition(lambda: self.stopping)
+            case "warns":
+                warned = [f"batch {n}: only 4 of 64 rollouts can train" for n in range(1, 6)]
+                waits = {"name": "resume", "since": arg.created_at}
+                self.tell(
+                    status="paused", warnings=warned, waiting_for=waits, pause_reason="a look"
+                )
+                await workflow.wait_condition(lambda: self.stopping)
             case "ends":
                 self.tell(status="succeeded", step=arg.config["max_steps"])
                 return

@@ -25,8 +25,8 @@ const HEAD = 20;
 const AXIS = 26;
 // One colour for one meaning; what is hatched is missing.
 const LEGEND = { train: ["train rollouts", 0], eval: ["eval rollouts", 3], trains: ["trainer trains", 1], wait: ["trainer waits for rollouts", 7], scoring: ["trainer waits for scoring", 6], sync: ["weight sync", 2], evals: ["evals", 4], work: ["checkpoint and other work", 5] };
-const MARKS = [["fault", "bad"], ["trouble", "warn"], ["recovery", "good"], ["request", "text"]];
-const HATCHED = [["server lost", "bad"], ["nobody tells what is in flight", "muted"]];
+const MARKS = [["fault", "bad", "dot"], ["trouble", "warn", "dot"], ["recovery", "good", "dot"], ["request", "text", "dot"]];
+const HATCHED = [["server lost", "bad", "hatched"], ["nobody tells what is in flight", "muted", "hatched"]];
 /** In which lane the loss of a server shows, beside that of faults. */
 const LANE_OF = { trainer: "trainer", engine: "sync" };
 const HATCH_PX = 6;
@@ -104,7 +104,7 @@ export function show(root, data) {
 			button("Last 10 min", "The last ten minutes", last(600)),
 			button("+", "Zoom in", () => zoom(0.6)),
 			button("−", "Zoom out", () => zoom(1 / 0.6)),
-			h("span", { class: "legend" }, [...Object.values(LEGEND).map(([text, color]) => [text, `series-${color}`]), ...MARKS].map(([text, color]) => h("span", { class: "chip", vars: { "--c": `var(--${color})` } }, h("i", { class: "d0" }), text)), HATCHED.map(([text, color]) => h("span", { class: "chip", vars: { "--c": `var(--${color})` } }, h("i", { class: "hatched" }), text))),
+			h("span", { class: "legend" }, [...Object.values(LEGEND).map(([text, color]) => [text, `series-${color}`, "d0"]), ...MARKS, ...HATCHED].map(([text, color, kind]) => h("span", { class: "chip", vars: { "--c": `var(--${color})` } }, h("i", { class: kind }), text))),
 		),
 		frame,
 		damage,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.activities.storage import keys, series
-from ratchet.activities.storage.series import Series
+from ratchet.activities.storage.series import Series, last_heard
 from ratchet.activities.storage.store import ArtifactStore
 
 
@@ -95,3 +95,19 @@ def test_pages_give_every_later_sample_once_and_in_order(
     after = times[skipped - 1][0] if 0 < skipped <= len(times) else 0.0
     found = [(sample["time"], sample["source"]) for sample in _pages(store, limit, after)]
     assert found == [(time, source) for time, source in times if time > after]
+
+
+def test_who_was_last_heard_is_told_by_role(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    heard = (
+        ("trainer-a-1-aaaaaa", (1000.0, 9000.0)),
+        ("trainer-b-2-bbbbbb", (9010.0, 9020.0)),
+        ("trainer-c-3-cccccc", (9015.0,)),
+        ("env-a-4-dddddd", (20.0, 30.0)),
+    )
+    for source, times in heard:
+        series = Series("r", source)
+        for moment in times:
+            series.add({"time": moment}).write(store)
+    assert last_heard(store, "r", 9030.0) == {"trainer": 9020.0, "env": 30.0}
+    assert last_heard(store, "another", 9030.0) == {}

@@ -22,7 +22,7 @@ from ratchet.activities.storage import keys
 from ratchet.api.client import printing
 from ratchet.api.client.assignments import nested, pairs
 from ratchet.api.client.cli import app
-from ratchet.api.client.watch import View
+from ratchet.api.client.watch import Connection, View
 from ratchet.api.schemas.events import Event
 from ratchet.api.schemas.machines import Engine, WorkerItem
 from ratchet.api.schemas.run import RUN_EXAMPLE, Run
@@ -169,6 +169,18 @@ def test_a_watched_run_is_drawn_in_a_few_lines() -> None:
     with out.capture() as capture:
         out.print(view.picture(80))
     assert "connection lost (refused); trying again" in capture.get()
+
+
+def test_a_lost_connection_is_reported_once_and_so_is_its_return(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((100.0, 134.2))
+    monkeypatch.setattr("ratchet.api.client.watch.time.monotonic", lambda: next(clock))
+    connection = Connection()
+    for why in ("", "refused", "refused", "reset", "", ""):
+        connection.hear(why)
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["connection lost (refused); trying again", "back after 34 s"]
 
 
 # -- commands -------------------------------------------------------------------------------------

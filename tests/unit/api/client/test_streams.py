@@ -137,6 +137,8 @@ async def test_a_stream_that_breaks_loses_and_repeats_nothing(served: Served) ->
     assert found == expected and found[-1].type == "run.ended"
     assert [e.data["step"] for e in found if e.type == "run.step"] == [*range(3, 24)]
     assert troubles[0] and troubles[-1] == ""
+    # However many tries it takes, a loss is told once, and so is its end.
+    assert [bool(why) for why in troubles] == [True, False] * (len(troubles) // 2)
 
 
 def refusing(app: ASGIApp) -> ASGIApp:

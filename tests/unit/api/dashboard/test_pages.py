@@ -250,3 +250,21 @@ async def test_panels_are_found_added_and_taken_away(served: Served) -> None:
             pytest.approx(2 * spread) for spread in (2**0.5, 1.5 * 2**0.5, 8**0.5)
         ]
         assert reader.complaints == []
+
+
+async def test_the_head_of_a_run_has_its_warnings_and_why_it_was_paused(served: Served) -> None:
+    run = (await served.start("warns"))["id"]
+    await served.until(run, status="paused")
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/"), instruments=True) as reader,
+    ):
+        await reader.open(f"#/runs/{run}/events", '="events"')
+        await appears(reader.page, "paused: a look")
+        said = await reader.page.get_by_label("Warnings").locator("li").all_inner_texts()
+        assert said == [f"batch {n}: only 4 of 64 rollouts can train" for n in (5, 4, 3)]
+        assert await reader.serious() == []
+        # Each of them, those of before too, is an event.
+        await appears(reader.page, "batch 1: only 4 of 64")

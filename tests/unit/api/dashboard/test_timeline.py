@@ -32,8 +32,8 @@ COLORS = """
 ].map((chip) => {
     const mark = chip.querySelector("i");
     const style = getComputedStyle(mark);
-    const hatched = mark.className === "hatched";
-    return [chip.textContent, hatched ? style.backgroundImage : style.borderTopColor];
+    const drawn = { hatched: style.backgroundImage, dot: style.backgroundColor };
+    return [chip.textContent, drawn[mark.className] ?? style.borderTopColor];
 })
 """
 

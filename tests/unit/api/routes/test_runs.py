@@ -262,6 +262,21 @@ LAG = {
 }
 
 
+async def test_a_running_run_says_which_workers_are_missing(served: Served) -> None:
+    run_id = (await served.start("silent"))["id"]
+    await served.until(run_id, status="running")
+    now = time.time()
+    for source, ago in (("trainer-a-1-aaaaaa", 34), ("env-a-2-bbbbbb", 4), ("rollout-a-3-c", 99)):
+        Series(run_id, source).add({"time": now - ago}).write(served.store)
+    found = (await served.http.get(f"/v1/runs/{run_id}")).json()["silent"]
+    while not found:
+        # What was answered before may be a quarter of a second old.
+        found = (await served.http.get(f"/v1/runs/{run_id}")).json()["silent"]
+    assert [*found] == ["trainer"] and 34 <= found["trainer"] < 60
+    await served.http.post(f"/v1/runs/{run_id}/pause")
+    assert (await served.until(run_id, status="paused"))["silent"] == {}
+
+
 async def test_gauges_are_paged_by_time(served: Served) -> None:
     run_id = (await served.start("gauged"))["id"]
     lag = LAG

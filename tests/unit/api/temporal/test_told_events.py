@@ -70,11 +70,15 @@ async def test_an_eval_is_told_with_what_came_of_it() -> None:
     assert (
         told.message
         == (
-            "eval of easy at step 5 has no reward over 0 rollouts, policy v5 to v6; "
+            "eval of easy at step 5 has no reward, policy v5 to v6; "
             "16 of 16 failed: TaskError: boom"
         )
         and told.level == "warning"
     )
+    (told,) = await history.memo(
+        eval={"easy": {"step": 7.0, "reward": 0.5, "failed": 1, "of": 16, "error": "boom"}}
+    )
+    assert told.message == "eval of easy at step 7: reward 0.500; 1 of 16 failed: boom"
     (told,) = await history.memo(eval={"easy": {"step": 6.0, "reward": 0.5}})
     assert told.message == "eval of easy at step 6: reward 0.500", "as builds before tell it"
 
@@ -120,7 +124,7 @@ async def test_a_server_that_comes_back_says_once_how_long_there_was_none() -> N
     # Its worker was killed: nobody told of the loss but the next one.
     starting = await history.report(60, "starting", 2, seen_at=clock(31))
     assert starting.data["lost_at"] == "2026-01-01T12:00:31.000Z"
-    assert starting.message.endswith("the one before was last seen at 12:00:31")
+    assert starting.message.endswith("the one before was last seen at 12:00:31 UTC")
     up = await history.report(65, "up", 2)
     assert up.message == "trainer 0 (epoch 2) is up, back after 34 s"
     assert up.data["back_after_s"] == 34.0 and up.data["lost_at"] == starting.data["lost_at"]
