@@ -166,8 +166,9 @@ status: setup
 env:
 	@$(BIN)/python -m ratchet.worker.shell
 
-# Builds the images as root without a container engine, and has them serve a short run; Debian
-# packages mmdebstrap and buildah. TARGETS=control,rollout builds some, and serves the rest from here.
+# Builds the images of API, orchestrator and rollouts as root without a container engine, and has
+# them serve a short run beside a trainer and an engine of this checkout; Debian packages mmdebstrap
+# and buildah. TARGETS=control,rollout,trainer,inference builds all.
 images: setup
 	@for tool in mmdebstrap buildah; do command -v $$tool >/dev/null \
 	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends mmdebstrap buildah >/dev/null; } \
