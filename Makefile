@@ -94,8 +94,9 @@ test-long: setup
 #   PART=bench       overlap, utilization, learning, load and gate
 #   PART=growth      20,000 steps
 #   PART=python313   client, API and rollout on Python 3.13
+#   PART=images      images built without a container engine, and a short run on them; as root
 #   PART=mutants     which changes of the code no test notices
-NIGHTLY := tests soak examples bench growth python313 mutants
+NIGHTLY := tests soak examples bench growth python313 images mutants
 nightly: $(addprefix nightly-,$(or $(PART),$(NIGHTLY)))
 nightly-tests: setup browser
 	$(BIN)/python -m pytest -q -m nightly tests
@@ -111,6 +112,7 @@ nightly-bench:
 nightly-growth: bench-growth
 nightly-python313:
 	tests/nightly/python313.sh
+nightly-images: images
 nightly-mutants: mutants
 
 # Changes one thing at a time and runs the tests that execute it, in copies of the tree; some 50
@@ -164,6 +166,19 @@ status: setup
 # Puts `ratchet` and `temporal` on a shell's PATH and has them find the stack: eval "$(make env)"
 env:
 	@$(BIN)/python -m ratchet.worker.shell
+
+# Builds the images of API, orchestrator and rollouts as root without a container engine, and has
+# them serve a short run beside a trainer and an engine of this checkout; Debian packages mmdebstrap
+# and buildah. TARGETS=control,rollout,trainer,inference builds all.
+images: setup
+	@for tool in mmdebstrap buildah; do command -v $$tool >/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends mmdebstrap buildah >/dev/null; } \
+	|| echo "images: $$tool is missing; Debian and Ubuntu: sudo apt-get install mmdebstrap buildah" >&2; done
+	@$(BIN)/python -m tests.nightly.images $(if $(TARGETS),--targets $(TARGETS)) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+# Writes the digests of the base images behind their tags, where registries can be reached.
+pin-images:
+	@sh docker/pin-images.sh
 
 lint: setup $(REDOCLY)/.ready
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ import pytest
 
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.services.run_list import MOST_LOOKED_AT, RunList, cursor_of, row_at
+from ratchet.api.store import run_index
 from ratchet.api.store.run_index import Row, RunIndex, row_of
 from ratchet.api.temporal.client import Execution
 
@@ -103,6 +104,28 @@ async def test_what_is_in_the_index_twice_or_without_a_run_is_listed_once_or_not
     assert await pages(runs, 1) == [["twice"], ["gone"], ["fresh"]]
     del known.runs["gone"]
     assert await pages(runs, 1) == [["twice"], ["fresh"]]
+
+
+async def test_a_deleted_run_is_not_listed_though_temporal_still_knows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [execution(f"run-{i}", NOW - timedelta(hours=i)) for i in range(3)]
+    runs = runs_of(known := Known(made), tmp_path)
+    assert await pages(runs, 5) == [["run-0", "run-1", "run-2"]]
+    other = runs_of(known, tmp_path)
+    index = runs.index
+    await asyncio.to_thread(index.archive, runs.row_of(made[2]))
+    for run in made[1:]:
+        await asyncio.to_thread(index.delete, runs.row_of(run))
+    # Here, in another process, and where what Temporal retains is added again.
+    assert await pages(runs, 5) == await pages(other, 5) == [["run-0"]]
+    await runs.catch_up(rebuild=True)
+    assert await pages(runs, 5) == [["run-0"]]
+    assert await pages(runs, 5, archived=True) == [[]]
+    # What is hidden no more is forgotten at the next deletion.
+    monkeypatch.setattr(run_index, "HIDDEN", timedelta(seconds=-9))
+    await asyncio.to_thread(index.delete, runs.row_of(made[0]))
+    assert index.deleted() == frozenset()
 
 
 async def test_a_page_looks_at_a_bounded_number_of_runs(tmp_path: Path) -> None:
