@@ -93,14 +93,19 @@ async def _gone_below(services: Services, run_id: str) -> list[Execution]:
 
 
 async def _deletable(services: Services, run_id: str) -> Execution | None:
-    """The run, which has ended; None for one that Temporal has forgotten. Raises 404, 409."""
+    """The run, which has ended; None for one of which neither Temporal nor the store says how.
+    Raises 404, 409.
+    """
+    execution: Execution | None = None
     try:
-        return await _ended(services, run_id, "delete")
+        execution = await _ended(services, run_id, "delete")
     except ApiProblem as problem:
-        forgotten = problem.document.status == 404 and RUN_ID.fullmatch(run_id)
+        unknown = problem.document.status == 404 and RUN_ID.fullmatch(run_id)
         store = services.records.store
-        if not forgotten or not await asyncio.to_thread(removal.attempts_in, store, run_id):
+        if not unknown or not await asyncio.to_thread(removal.attempts_in, store, run_id):
             raise
+    if execution is not None and execution.run:
+        return execution
     told = await asyncio.to_thread(services.records.live, run_id, STILL_S)
     if told:
         raise ApiProblem(
@@ -110,7 +115,7 @@ async def _deletable(services: Services, run_id: str) -> Execution | None:
             f"Cannot delete run {run_id}: this API's Temporal does not know it, and yet workers "
             f"wrote of it in the last {STILL_S:.0f} s; ask the API of its own Temporal.",
         )
-    return None
+    return execution
 
 
 @router.delete("/{run_id}", responses=documented(404, 409, 503))

@@ -32,6 +32,14 @@ WITHIN_S = 60.0
 T = TypeVar("T")
 
 
+DYNAMIC_CONFIG = (
+    "frontend.WorkflowPauseEnabled=true",
+    # A run is forgotten once both queues have noted that its end was processed.
+    'history.transferProcessorUpdateAckInterval="1s"',
+    'history.visibilityProcessorUpdateAckInterval="1s"',
+)
+
+
 async def eventually(look: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) -> T:
     """What `look` finds once it `holds`. What the server lists is renewed a moment after what it
     shows of a single run.
@@ -98,7 +106,9 @@ async def temporal() -> AsyncIterator[WorkflowEnvironment]:
     async with await WorkflowEnvironment.start_local(
         dev_server_existing_path=temporal_binary(),
         data_converter=WIRE,
-        dev_server_extra_args=["--dynamic-config-value", "frontend.WorkflowPauseEnabled=true"],
+        dev_server_extra_args=[
+            word for setting in DYNAMIC_CONFIG for word in ("--dynamic-config-value", setting)
+        ],
     ) as env:
         yield env
 

@@ -251,6 +251,7 @@ async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_pat
             assert runs.config(run_id, revision=0).config["name"] == "whole"
             assert 'name = "whole"' in runs.config_toml(run_id)
             assert not [engine for engine in client.engines() if engine.run_id == run_id]
+            assert not client.services().data
             assert "orchestrator" in {worker.role for worker in client.workers()}
             assert client.health().status == client.readiness().status == "ok"
             assert "ratchet_temporal_up 1.0" in client.prometheus()

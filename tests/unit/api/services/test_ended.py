@@ -59,7 +59,8 @@ async def test_a_run_that_temporal_forgot_is_shown_as_it_ended(
         for name, run_id in runs.items():
             url = f"/v1/runs/{run_id}"
             again = (await http.get(url)).json()
-            assert again == shown[name], name
+            # What it takes in the store is measured anew.
+            assert {**again, "disk": None} == {**shown[name], "disk": None}, name
             assert (await http.get(f"{url}/config")).json()["config"]["name"] == name
             for part in ("events", "logs"):
                 problem(await http.get(f"{url}/{part}"), 410, "history-forgotten")
