@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ratchet.configs.engine_flags import OPTIONS, OWN, SHORT, SWITCHES
 
 KNOWN = """
@@ -16,6 +18,7 @@ print(json.dumps({flag: [action.nargs == 0, action.option_strings]
 """
 
 
+@pytest.mark.nightly
 def test_flags_of_the_table_are_those_of_the_engine(tmp_path: Path) -> None:
     import json
 
