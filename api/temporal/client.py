@@ -66,6 +66,8 @@ RUNS = f"WorkflowType = '{TRAINING_RUN}' AND ExecutionStatus != 'ContinuedAsNew'
 UPDATE_AGAIN_AFTER_S = 0.3
 MOST_SUMMARY = 120
 """Characters; Temporal takes 400 bytes at most."""
+MOST_DETAILS = 16_000
+"""Bytes; Temporal refuses a run with more than 20,000."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +109,18 @@ def summary_of(memo: dict[str, Any]) -> str:
 
 
 def details_of(run_id: str, memo: dict[str, Any]) -> str:
-    """What Temporal's UI shows of a run that does not change, in Markdown."""
+    """What Temporal's UI shows of a run as it began, in Markdown of at most `MOST_DETAILS` bytes;
+    what a change of it says later is not in it.
+    """
     pairs = [f"- {key}: {value}" for key, value in memo["metadata"].items()]
     lines = [
         f"**{memo['name']}** trains `{memo['model']}` on {', '.join(memo['envs'])}: "
         f"{_length(memo['max_steps'])}.",
         *([f"Attempt {memo['attempt']}."] if memo["attempt"] > 1 else []),
         *(["", *pairs] if pairs else []),
+    ]
+    steering = [
+        "",
         "",
         'Steer it by signal, with `--input \'{"reason": "…"}\'` if you like:',
         "",
@@ -123,7 +130,11 @@ def details_of(run_id: str, memo: dict[str, Any]) -> str:
             if verb.signal
         ),
     ]
-    return "\n".join(lines)
+    about, commands = "\n".join(lines), "\n".join(steering)
+    room = MOST_DETAILS - len(commands.encode())
+    if len(about.encode()) > room:
+        about = about.encode()[: room - len("…".encode())].decode(errors="ignore") + "…"
+    return about + commands
 
 
 async def _updated(handle: WorkflowHandle[Any, Any], patch: dict[str, Any], caller: Caller) -> bool:
