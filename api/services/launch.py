@@ -236,8 +236,10 @@ async def _verdict(
 async def planned(services: Services, start: Start, *, preflight: bool) -> ResolvedConfig:
     """What a run would be; starts nothing. With `preflight` workers check what they alone can see.
 
-    Raises 413 or 422. What was not checked is said, since only a worker can say it.
+    Raises 413, 422, or 507 where a start would find no space. What was not checked is said, since
+    only a worker can say it.
     """
+    await asyncio.to_thread(services.records.require_space, services.settings.min_free_bytes)
     document = await services.aside(lambda: admitted(services, start.config, start.place))
     unchecked: str | None = "the preflight was left out"
     verdict = CheckResult()

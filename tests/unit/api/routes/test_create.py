@@ -11,7 +11,7 @@ from ratchet.activities.contracts.controls import CONTROLS
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.storage import configs
 from ratchet.api.app import create_app
-from ratchet.api.temporal.client import summary_of
+from ratchet.api.temporal.client import details_of, summary_of
 from tests import ROOT
 from tests.unit.api.conftest import Served, asgi, config, connection, eventually
 from tests.unit.api.standin import ESTIMATES
@@ -60,6 +60,10 @@ async def test_temporal_shows_what_a_run_is_and_lists_runs_alone(served: Served)
     assert f"temporal workflow signal --workflow-id {run['id']} --name trigger_eval" in details
     memo = {"envs": ["e" * 90, "f" * 90], "model": "m", "max_steps": None}
     assert len(summary_of(memo)) == 120 and summary_of(memo).endswith("…")
+    full = {**memo, "name": "n", "attempt": 1, "metadata": {f"k{n}": "語" * 512 for n in range(16)}}
+    cut = details_of("x", full)
+    assert 15_900 < len(cut.encode()) <= 16_000 and "…\n\nSteer it" in cut
+    assert "--workflow-id x --name trigger_eval" in cut, "the commands stay whole"
     page = (ROOT / "README.md").read_text()
     for query in ('WorkflowType="TrainingRun"', "ParentWorkflowId is null"):
         assert f"`{query}`" in page
@@ -225,5 +229,6 @@ async def test_a_stream_without_length_is_bounded_too(served: Served) -> None:
 async def test_no_disk_space_is_507_and_says_how_to_mend_it(served: Served) -> None:
     settings = replace(served.settings, min_free_bytes=1 << 62)
     async with asgi(create_app(settings, connection(served.env))) as http:
-        body = problem(await http.post("/v1/runs", json=config()), 507, "no-disk-space")
-    assert "RATCHET_STORE" in body["detail"]
+        for query in ("", "?dry_run=true&preflight=false"):
+            answer = await http.post(f"/v1/runs{query}", json=config())
+            assert "RATCHET_STORE" in problem(answer, 507, "no-disk-space")["detail"]
