@@ -164,5 +164,9 @@ async def test_a_shell_completes_commands_options_and_runs(served: Served) -> No
         assert "--follow" in await completed("ratchet runs events --fo")
     # Nothing is said, and nothing waited for, where no API answers.
     assert await completed("ratchet runs show comp") == []
-    script = RUNNER.invoke(app, ["--show-completion", "bash"], prog_name="ratchet")
-    assert script.exit_code == 0 and "_RATCHET_COMPLETE" in script.stdout
+    env = {**os.environ, "_RATCHET_COMPLETE": "source_bash"}
+    command = [sys.executable, "-m", "ratchet.api.client"]
+    script = await asyncio.to_thread(
+        subprocess.run, command, env=env, cwd=ROOT, capture_output=True, text=True
+    )
+    assert script.returncode == 0 and "_RATCHET_COMPLETE" in script.stdout
