@@ -11,7 +11,9 @@ business of the runs' own hosts. Invariants:
   its start, is ended by SIGKILL and started again: a stalled worker holds work that another must
   take. Work that a worker has is lost to Temporal after HEARTBEAT anyway.
 - What is silent since it computes, or waits for a core, is starved and not stalled, and has
-  STARVED_S: on a busy machine an end would only make it start over.
+  STARVED_S (after its start STARTS_WITHIN_S): on a busy machine an end would only make it start
+  over.
+- Only looks that were on time count: a supervisor that stood still itself has seen nothing.
 - A service that runs when the supervisor begins is adopted, by what stack.json says of it.
 - States are written wherever they change, for `make status` and the API.
 """
@@ -52,8 +54,13 @@ HUNG_S = 9.0
 later (HEARTBEAT); this is as long as leaves time to replace it within 15 s.
 """
 STARVED_S = 60.0
+STARTS_WITHIN_S = 3 * READY_WITHIN_S
 MISSES = 3
-"""Probes that must have failed besides: a supervisor that was itself stalled has seen none."""
+"""Looks in a row that must have found it so besides: a machine that stood still as a whole gives
+each process time to come back.
+"""
+LATE_S = 1.0
+"""A probe that ends so long after its limit says that the supervisor stood still."""
 TURNS_EVERY_S = 2.0
 """A lag below this is none."""
 LONGEST_REST_S = 30.0
@@ -73,8 +80,9 @@ class Watched:
     """What is known of one service. Pure; times are monotonic seconds.
 
     It was `begun`, last `seen` (None: not since), and is to be started at `start_at` (None: it
-    runs). `ends` are those in a row, `misses` probes in a row without an answer. When it was last
-    well its threads had had a `demand` of so many seconds, see `demand_of`.
+    runs). `ends` are those in a row, `misses` probes in a row without an answer, `lags` those in a
+    row that found its event loop late. When it was last well it had had a `demand` of so many
+    seconds, see `demand_of`.
     """
 
     begun: float
@@ -84,6 +92,7 @@ class Watched:
     ends: int = 0
     restarts: int = 0
     misses: int = 0
+    lags: int = 0
     demand: float = 0.0
 
     def on_ended(self, now: float) -> None:
@@ -96,12 +105,16 @@ class Watched:
         """It was started again."""
         self.begun, self.seen, self.steady_from, self.start_at = now, None, None, None
         self.restarts += 1
-        self.misses = 0
+        self.misses = self.lags = 0
+        self.demand = 0.0
 
     def on_answer(self, now: float, lag_s: float, demand: float = 0.0) -> None:
         """It answered, that its event loop last turned `lag_s` ago."""
         self.seen, self.misses = now - lag_s, 0
-        self.demand = demand if lag_s < TURNS_EVERY_S else self.demand
+        if lag_s < TURNS_EVERY_S:
+            self.lags, self.demand = 0, demand
+        else:
+            self.lags += 1
         self.steady_from = now if self.steady_from is None else self.steady_from
         if now - self.steady_from >= STEADY_S:
             self.ends = 0
@@ -112,14 +125,16 @@ class Watched:
 
     def is_lost(self, now: float, demand: float = 0.0) -> bool:
         """Whether it runs and is to be ended."""
+        silent_s = now - (self.begun if self.seen is None else self.seen)
+        # What threads waited that have ended since is not counted any more.
+        starved = max(0.0, demand - self.demand) >= silent_s / 2
         if self.seen is None:
-            return now - self.begun >= READY_WITHIN_S
-        silent_s = now - self.seen
-        if demand - self.demand >= silent_s / 2:
-            return silent_s >= STARVED_S
-        if self.misses == 0:
-            return silent_s >= HUNG_S
-        return silent_s >= SILENT_S and self.misses >= MISSES
+            within_s = STARTS_WITHIN_S if starved else READY_WITHIN_S
+        elif starved:
+            within_s = STARVED_S
+        else:
+            within_s = SILENT_S if self.misses else HUNG_S
+        return silent_s >= within_s and max(self.misses, self.lags) >= MISSES
 
     @property
     def state(self) -> ServiceStatus:
@@ -132,14 +147,18 @@ class Watched:
 
 
 def demand_of(pid: int) -> float:
-    """Seconds that the threads of a process have computed, or waited for a core to do so."""
-    total = 0
+    """Seconds that a process has computed, threads that have ended included, and that its threads
+    have waited for a core. A kernel without schedstat does not tell the latter.
+    """
+    computed, waited = 0.0, 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        times = psutil.Process(pid).cpu_times()
+        computed = times.user + times.system
     for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         # Threads end while they are counted.
         with contextlib.suppress(OSError):
-            computed, waited, _ = file.read_text().split()
-            total += int(computed) + int(waited)
-    return total / 1e9
+            waited += int(file.read_text().split()[1])
+    return computed + waited / 1e9
 
 
 class Supervisor:
@@ -167,8 +186,11 @@ class Supervisor:
         if process is None:
             self._revive(name, watched)
             return
+        asked = time.monotonic()
         lag_s = await self._lag(http, name)
         now, demand = time.monotonic(), demand_of(process.pid)
+        if lag_s is None and now - asked > PROBE_LIMIT_S + LATE_S:
+            return
         if lag_s is None:
             watched.on_silence()
         else:
@@ -204,7 +226,8 @@ class Supervisor:
         if "event_loop_lag_s" not in answer.text:
             return 0.0
         worker = answer.json()
-        return float(worker["event_loop_lag_s"]) if worker["ready"] else None
+        # One that an older build started does not say `ready`.
+        return float(worker["event_loop_lag_s"]) if worker.get("ready", True) else None
 
     def _publish(self) -> None:
         file, before = services_file(self._stack.home), self._states
