@@ -21,17 +21,23 @@ PROFILE = "temporal.toml"
 
 def exports(home: Path, env: Mapping[str, str] = os.environ) -> list[str]:
     """Lines for a POSIX shell; writes Temporal's config file of the stack under `home`, unless
-    TEMPORAL_ADDRESS names another server. Raises ValueError where no stack was started.
+    TEMPORAL_ADDRESS names another server. Raises ValueError where no stack was started, and where
+    one was with another server that TEMPORAL_ADDRESS does not name here.
     """
-    ports = Stack(home).record["ports"]
-    if "api" not in ports:
+    stack = Stack(home)
+    if "api" not in stack.record["ports"]:
         raise ValueError(f"no stack was started under {home}: `make up` starts one")
     lines = [
         f'export PATH={quote(str(Path(sys.executable).parent))}:"$PATH"',
         f"export RATCHET_HOME={quote(str(home))}",
     ]
     if not env.get("TEMPORAL_ADDRESS"):
-        address = f"127.0.0.1:{ports['temporal']}"
+        if not stack.has_own_temporal():
+            raise ValueError(
+                f"the stack under {home} uses a Temporal server of yours: set TEMPORAL_ADDRESS in "
+                "this shell, as it was set for `make up`"
+            )
+        address = f"127.0.0.1:{stack.record['ports']['temporal']}"
         profile = {"profile": {"default": {"address": address, "namespace": "default"}}}
         (home / PROFILE).write_text(tomli_w.dumps(profile))
         lines.append(f"export TEMPORAL_CONFIG_FILE={quote(str(home / PROFILE))}")

@@ -81,7 +81,9 @@ class StackError(Exception):
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the stack answers. `temporal_ui` is '' for a server that is not ours."""
+    """Where the stack answers. `temporal_ui` is '' for a server that is not ours, and `temporal` is
+    where TEMPORAL_ADDRESS does not name that either.
+    """
 
     temporal: str
     temporal_ui: str
@@ -138,14 +140,16 @@ class Stack:
 
     def _until_kept(self) -> Addresses:
         """Waits until all that a supervisor keeps answers."""
-        names = {"api", *(f"worker-{role}" for role in WORKER_ROLES)}
-        names |= set() if os.environ.get("TEMPORAL_ADDRESS") else {"temporal"}
+        expected = {"api", *(f"worker-{role}" for role in WORKER_ROLES)}
         deadline = time.monotonic() + READY_WITHIN_S
         while True:
             self.record = _recorded(self.file)
-            known = names & set(self.record["processes"])
+            # The supervisor knows whether Temporal is among them, and starts it first.
+            known = set(self.record["processes"])
             silent = [
-                name for name in sorted(names) if name not in known or not self._answers(name)
+                name
+                for name in sorted(expected | known)
+                if name not in known or not self._answers(name)
             ]
             if not silent:
                 return self.addresses()
@@ -165,13 +169,19 @@ class Stack:
         port = self.record["ports"]["temporal_ui" if name == "temporal" else name]
         return f"http://127.0.0.1:{port}/healthz"
 
+    def has_own_temporal(self) -> bool:
+        """Whether the recorded stack has its own Temporal; of one that is down its ports tell."""
+        processes = self.record["processes"]
+        return "temporal" in (processes or self.record["ports"])
+
     def addresses(self) -> Addresses:
         """Where the recorded stack answers."""
         ports = self.record["ports"]
         external = os.environ.get("TEMPORAL_ADDRESS", "")
+        ours = not external and self.has_own_temporal()
         return Addresses(
-            temporal=external or f"127.0.0.1:{ports['temporal']}",
-            temporal_ui="" if external else f"http://127.0.0.1:{ports['temporal_ui']}",
+            temporal=f"127.0.0.1:{ports['temporal']}" if ours else external,
+            temporal_ui=f"http://127.0.0.1:{ports['temporal_ui']}" if ours else "",
             api=f"http://127.0.0.1:{ports['api']}",
         )
 
@@ -455,7 +465,7 @@ def main(arguments: list[str]) -> int:
             print(f"up: {error}", file=sys.stderr)
             return 1
         print(f"API          {where.api}  (docs: {where.api}/docs)")
-        print(f"Temporal     {where.temporal}  UI: {where.temporal_ui or 'yours'}")
+        print(f"Temporal     {where.temporal or 'yours'}  UI: {where.temporal_ui or 'yours'}")
         print(f"dashboard    {where.api}/dashboard/")
         print(f"state, logs  {stack.home}")
         print('this shell   eval "$(make env)"  puts ratchet and temporal on its PATH')

@@ -37,6 +37,16 @@ def test_a_server_of_the_users_own_stays_the_one(tmp_path: Path) -> None:
     assert not (tmp_path / PROFILE).exists()
 
 
+def test_a_shell_that_lacks_the_users_own_server_is_told_so(tmp_path: Path) -> None:
+    ports = {"api": 8081, "temporal": 7299, "temporal_ui": 8233}
+    for known in (ports, {"api": 8081}):
+        record = {"ports": known, "processes": {"api": {"pid": 1, "started": 1.0}}}
+        (tmp_path / "stack.json").write_text(json.dumps(record))
+        with pytest.raises(ValueError, match="set TEMPORAL_ADDRESS"):
+            exports(tmp_path, {})
+    assert not (tmp_path / PROFILE).exists()
+
+
 def test_without_a_stack_it_is_said_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="make up"):
         exports(tmp_path, {})

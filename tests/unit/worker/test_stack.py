@@ -7,7 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ratchet.worker.stack import Stack
+from ratchet.activities.contracts.roles import WORKER_ROLES
+from ratchet.worker import stack as stacks
+from ratchet.worker.stack import Addresses, Stack
 
 
 def _saved(home: Path) -> Stack:
@@ -67,3 +69,23 @@ def test_temporal_answers_only_what_is_on_the_disk(tmp_path: Path) -> None:
     command = stack._temporal_command()
     pragmas = {command[k + 1] for k, word in enumerate(command) if word == "--sqlite-pragma"}
     assert pragmas == {"journal_mode=WAL", "synchronous=FULL"}
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_up_waits_for_what_is_recorded_whatever_the_shell_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """A stack with a Temporal of the user's own, from a shell that does not name it."""
+    monkeypatch.delenv("TEMPORAL_ADDRESS", raising=False)
+    asked = []
+    monkeypatch.setattr(Stack, "_answers", lambda self, name: asked.append(name) or True)
+    monkeypatch.setattr(stacks, "supervisor_of", lambda home: 1)
+    monkeypatch.setattr(stacks, "READY_WITHIN_S", 0.0)
+    stack = _saved(tmp_path)
+    names = ["api", *(f"worker-{role}" for role in WORKER_ROLES), *(["temporal"] if own else [])]
+    stack.record["ports"] = {"temporal": 7233, "temporal_ui": 8233, "api": 8080}
+    stack.record["processes"] = {name: {"pid": 1, "started": 1.0} for name in names}
+    stack._save()
+    ours = ("127.0.0.1:7233", "http://127.0.0.1:8233") if own else ("", "")
+    assert Stack(tmp_path).up() == Addresses(*ours, "http://127.0.0.1:8080")
+    assert sorted(asked) == sorted(names)
