@@ -3,17 +3,19 @@
 import asyncio
 import re
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from temporalio.api.workflowservice.v1 import PauseWorkflowExecutionRequest
 
+from ratchet.activities.contracts.names import Queues
 from ratchet.activities.contracts.rollouts import Gauges
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Series
 from ratchet.api.__main__ import rebuild_index
-from tests.unit.api.conftest import Served, connection, eventually
+from ratchet.api.app import create_app
+from tests.unit.api.conftest import Served, asgi, connection, eventually
 from tests.unit.api.routes.test_create import problem
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -412,7 +414,11 @@ async def test_a_run_says_how_it_is(served: Served) -> None:
         metrics = {"errors/reverse-text/rate": 0.5, "time/step": 4.0, "time/train": 3.0}
         value = {"step": step, "time": 100.0 + 5 * step, "metrics": metrics}
         served.store.put_json(keys.step_record(run, step), value)
-    health = (await served.http.get(f"/v1/runs/{run}/health")).json()
+    # Workers that other tests had stay known for a while: these queues had none but the one.
+    queues = replace(Queues.prefixed("ails"), orchestrator=served.settings.queues.orchestrator)
+    settings = replace(served.settings, queues=queues)
+    async with asgi(create_app(settings, connection(served.env))) as http:
+        health = (await http.get(f"/v1/runs/{run}/health")).json()
     assert health["verdict"] == "attention" and health["seconds_per_step"] == 5.0
     assert health["message"].startswith("no worker is there for rollout, trainer, inference, env")
     assert [finding["rule"] for finding in health["findings"]] == ["no_worker", "env_failing"]
