@@ -314,23 +314,27 @@ class Rollouts:
     def _items_in(self, key: str, attempt: str) -> _Group:
         return _group(self._store.get_json(self._store.require(key)), attempt)
 
-    def _items(self, run_id: str, at: GroupAt) -> list[RolloutItem]:
+    def _items(self, run_id: str, at: GroupAt, deadline: float) -> list[RolloutItem]:
         try:
             found = self._items_in(keys.group(at.attempt, at.group), at.attempt)
         except FileNotFoundError:
             # Of a run that is being taken out of the store.
             return []
-        return self._with_step(run_id, at, found)
+        return self._with_step(run_id, at, found, deadline)
 
-    def _with_step(self, run_id: str, at: GroupAt, found: _Group) -> list[RolloutItem]:
+    def _with_step(
+        self, run_id: str, at: GroupAt, found: _Group, deadline: float
+    ) -> list[RolloutItem]:
         step = at.step
-        if step is None:
-            epoch = EPOCH.fullmatch(at.group.split("/")[1])
-            ageless = all(item.versions is None for item in found.items)
-            step = (
-                int(epoch[1])
-                if epoch
-                else self._steps.step_of(run_id, at.group, found.version_start, ageless=ageless)
+        if step is None and (epoch := EPOCH.fullmatch(at.group.split("/")[1])):
+            step = int(epoch[1])
+        # A group of which nothing came back is cut for no step; failed rollouts have no versions,
+        # as those of frozen models have none.
+        whole = [item for item in found.items if item.error is None]
+        if step is None and whole:
+            ageless = all(item.versions is None for item in whole)
+            step = self._steps.step_of(
+                run_id, at.group, found.version_start, ageless=ageless, deadline=deadline
             )
         if step is None:
             return found.items
@@ -376,7 +380,7 @@ class Rollouts:
             if begin is not None and at.group != begin[0]:
                 continue
             try:
-                items = self._items(run_id, at)
+                items = self._items(run_id, at, deadline)
             except CorruptArtifact as damage:
                 logger.error("group %s of %s is left out: %s", at.group, at.attempt, damage)
                 items = []
@@ -405,7 +409,8 @@ class Rollouts:
             return None
         index = int(matched[2])
         document = self._store.get_json(self._store.require(keys.group(at.attempt, at.group)))
-        members = self._with_step(run_id, at, _group(document, at.attempt))
+        found, deadline = _group(document, at.attempt), time.monotonic() + SCAN_S
+        members = self._with_step(run_id, at, found, deadline)
         if index >= len(members):
             return None
         stored = self._store.committed(keys.rollout(at.attempt, at.group, index))

@@ -97,8 +97,17 @@ class StepGroups:
         table = pq.read_table(io.BytesIO(self._store.get(ref)), columns=["group"])
         return list(dict.fromkeys(table["group"].to_pylist()))
 
-    def step_of(self, run_id: str, group: str, version_start: int, *, ageless: bool) -> int | None:
-        """The step that a train group was cut for; None if it was for none, or no record says.
+    def step_of(
+        self,
+        run_id: str,
+        group: str,
+        version_start: int,
+        *,
+        ageless: bool,
+        deadline: float = inf,
+    ) -> int | None:
+        """The step that a train group was cut for; None if it was for none, or no record says, or
+        none that was read before `deadline` (of the monotonic clock).
 
         `version_start` is the oldest version that sampled it: it trains after that, and unless it
         is `ageless`, which what frozen models say is, before it is too old.
@@ -108,8 +117,12 @@ class StepGroups:
         later = [(span, step) for span, step in cut if _within(span, step) and step > version_start]
         last = inf if ageless or not later else version_start + 1 + self._oldest(run_id)
         for span, step in later:
-            if step <= last and group in (self.cut_for(span.attempt, step) or ()):
+            if step > last:
+                continue
+            if group in (self.cut_for(span.attempt, step) or ()):
                 return step
+            if time.monotonic() > deadline:
+                return None
         return None
 
     def _oldest(self, run_id: str) -> float:

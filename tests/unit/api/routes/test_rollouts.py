@@ -311,6 +311,35 @@ def test_a_group_gets_its_step_from_as_few_records_as_may_hold_it(tmp_path: Path
     assert step_of(2, 1) is None, "the attempt was left before that step"
     assert step_of(1, 3) is None, "a batch trains on no later version than the one before it"
     assert step_of(4, 2) is None and step_of(4, 2, ageless=True) == 6 and step_of(4, 3) == 6
+    assert steps.step_of("x", "train/4", 2, ageless=True, deadline=0.0) is None, "in time only"
+
+
+@pytest.mark.parametrize(("failed", "step"), [(0, 6), (1, 6), (2, None)])
+def test_no_step_is_looked_for_where_all_rollouts_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: int, step: int | None
+) -> None:
+    """Failed rollouts have no versions, as those of frozen models, which any step may train on."""
+    store = ArtifactStore(str(tmp_path))
+    store.put_json(keys.config("x"), {})
+    error = {"type": "Timeout", "message": "too slow"}
+    rollouts = [{"rollout": n, "error": error if n < failed else None} for n in (0, 1)]
+    value = {"kind": "train", "env": "e", "example": 1, "group": "train/4", "rollouts": rollouts}
+    store.put_json(keys.group("x", "train/4"), value)
+    read: list[int] = []
+    for at in (5, 6):
+        value = {"step": at, "groups": [f"train/{at - 2}"]}
+        store.put_json(keys.step_groups("x", at, "0" * 16), value)
+    cut_for = StepGroups.cut_for
+
+    def noted(self: StepGroups, attempt: str, step: int) -> list[str] | None:
+        read.append(step)
+        return cut_for(self, attempt, step)
+
+    monkeypatch.setattr(StepGroups, "cut_for", noted)
+    reader = Rollouts(Records(store))
+    page = reader.page("x", Wanted(kind="train"), None, 5)
+    assert [item.step for item in page.data] == [step, step]
+    assert read == ([5, 6] if step else [])
 
 
 def test_evals_are_paged_through_attempts(tmp_path: Path) -> None:
