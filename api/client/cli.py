@@ -41,7 +41,8 @@ EPILOG = (
     "Exit status: 0 done; 1 refused, or the run that was followed failed or was cancelled; 2 wrong "
     "usage; 3 the API cannot be reached, or no worker for a dry run; 130 Ctrl-C. RATCHET_API names "
     "the API (else the stack of `make up`), RATCHET_API_KEY is the key to send. "
-    "--json may stand anywhere, but for env-server: results are JSON then, failures problem documents."
+    "--json may stand anywhere, but for env-server: results are JSON then, and failures problem "
+    "documents."
 )
 
 app = typer.Typer(
