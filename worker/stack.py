@@ -5,7 +5,8 @@
 
 - `up` is idempotent: what runs is left alone, what is missing is started, on the ports of last
   time if they are still free.
-- While a supervisor lives, it alone starts services.
+- While a supervisor lives, it alone starts services. It is known by its lock, which it has from the
+  moment it is started, so that `down` ends it first.
 - `down` leaves no process and no port behind, servers of runs included.
 - A process is ours only if its pid and its start time are those recorded in stack.json.
 - A crash of the machine, at any moment, is mended by `up`.
@@ -22,8 +23,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -32,7 +34,7 @@ import httpx
 import psutil
 
 from ratchet.activities.contracts.roles import WORKER_ROLES
-from ratchet.activities.contracts.services import read_services
+from ratchet.activities.contracts.services import read_services, services_file
 from ratchet.activities.hosting.keeper import write_record
 from ratchet.activities.hosting.reaper import sweep
 from ratchet.activities.runtime.children import module_command
@@ -52,6 +54,8 @@ RETENTION = "3650d"
 """Of ended runs in the stack's own Temporal."""
 GRACE_S = 20.0
 LOCK = "supervisor.lock"
+LOCK_VARIABLE = "RATCHET_SUPERVISOR_LOCK"
+"""The descriptor of the lock, in a supervisor that `make up` started."""
 SUPERVISOR_ENDS_WITHIN_S = 90.0
 """It stops the whole stack first."""
 
@@ -98,7 +102,7 @@ class Stack:
         self.file = home / "stack.json"
         self.record = _recorded(self.file)
         self.services: dict[str, tuple[list[str], dict[str, str]]] = {}
-        """Command and environment of each, once `up` was called."""
+        """Command and environment of each, once it was planned; Temporal is the first."""
 
     # -- up ---------------------------------------------------------------------------------
 
@@ -108,6 +112,21 @@ class Stack:
         """
         if supervisor_of(self.home) not in (None, os.getpid()):
             return self._until_kept()
+        self.plan()
+        if "temporal" in self.services:
+            self.revive("temporal")
+            self._wait("temporal", partial(self._answers, "temporal"))
+            self.keep_ended_runs()
+        for name in self.services:
+            self.revive(name)
+        for name in self.services:
+            self._wait(name, partial(self._answers, name))
+        return self.addresses()
+
+    def plan(self) -> None:
+        """Says how each service is started, and on which port. Raises StackError where a port or
+        the disk is refused.
+        """
         private_folder(self.home)
         free = shutil.disk_usage(self.home).free
         if free < MIN_FREE_BYTES:
@@ -123,20 +142,14 @@ class Stack:
             port = self._port("temporal", "temporal")
             env["TEMPORAL_ADDRESS"] = f"127.0.0.1:{port}"
             env["RATCHET_TEMPORAL_UI"] = f"http://127.0.0.1:{self.record['ports']['temporal_ui']}"
-            self._start("temporal", self._temporal_command(), env)
-            self._wait("temporal", lambda: answers(port))
-            self._keep_ended_runs(port)
+            self.services["temporal"] = (self._temporal_command(), env)
         api = self._port("api", "api")
-        self._start("api", module_command("ratchet.api", "--port", str(api)), env)
+        self.services["api"] = (module_command("ratchet.api", "--port", str(api)), env)
         for role in WORKER_ROLES:
-            health = self._port(f"worker-{role}", f"worker-{role}")
+            name = f"worker-{role}"
+            health = self._port(name, name)
             command = module_command("ratchet.worker", "--roles", role)
-            self._start(f"worker-{role}", command, {**env, "RATCHET_HEALTH_PORT": str(health)})
-        self._wait("api", lambda: _healthy(api))
-        for role in WORKER_ROLES:
-            health = self.record["ports"][f"worker-{role}"]
-            self._wait(f"worker-{role}", lambda health=health: _healthy(health))  # type: ignore[misc]
-        return self.addresses()
+            self.services[name] = (command, {**env, "RATCHET_HEALTH_PORT": str(health)})
 
     def _until_kept(self) -> Addresses:
         """Waits until all that a supervisor keeps answers."""
@@ -185,11 +198,15 @@ class Stack:
             api=f"http://127.0.0.1:{ports['api']}",
         )
 
-    def _keep_ended_runs(self, port: int) -> None:
-        """Has Temporal keep ended runs: a dev server would forget them after a day."""
+    def keep_ended_runs(self) -> None:
+        """Has Temporal keep ended runs: a dev server would forget them after a day. Raises
+        StackError.
+        """
+        port = self.record["ports"]["temporal"]
         command = [str(TEMPORAL), "operator", "namespace", "update", "--namespace", "default"]
         command += ["--address", f"127.0.0.1:{port}", "--retention", RETENTION]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        command += ["--command-timeout", "60s"]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise StackError(f"temporal cannot be told to keep ended runs: {done.stderr.strip()}")
 
@@ -238,7 +255,7 @@ class Stack:
         self._save()
 
     def _spawn(
-        self, name: str, command: list[str], env: dict[str, str]
+        self, name: str, command: list[str], env: dict[str, str], files: tuple[int, ...] = ()
     ) -> "subprocess.Popen[bytes]":
         with (self.home / "logs" / f"{name}.log").open("ab") as output:
             return subprocess.Popen(
@@ -248,17 +265,28 @@ class Stack:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=files,
             )
 
     def supervise(self) -> None:
-        """Leaves a supervisor behind that keeps what `up` started, unless there is one."""
+        """Leaves a supervisor behind that keeps what `up` started, unless there is one. It has the
+        lock, and is known by it, from its very start.
+        """
         if supervisor_of(self.home) is not None:
             return
-        env = {**os.environ, "RATCHET_HOME": str(self.home)}
-        process = self._spawn("supervisor", module_command("ratchet.worker.supervisor"), env)
-        while supervisor_of(self.home) is None:
-            if process.poll() is not None:
-                raise StackError(f"the supervisor ended; the end of {self._tail('supervisor')}")
+        with (self.home / LOCK).open("a+") as lock:
+            if not _taken(lock):
+                return
+            lock.truncate(0)
+            env = {**os.environ, "RATCHET_HOME": str(self.home), LOCK_VARIABLE: str(lock.fileno())}
+            command = module_command("ratchet.worker.supervisor")
+            services_file(self.home).unlink(missing_ok=True)
+            process = self._spawn("supervisor", command, env, (lock.fileno(),))
+            _say_who(lock, process.pid)
+        deadline = time.monotonic() + READY_WITHIN_S
+        while not services_file(self.home).exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise StackError(f"no supervisor; the end of {self._tail('supervisor')}")
             time.sleep(0.05)
 
     def dead(self) -> list[str]:
@@ -266,10 +294,10 @@ class Stack:
         return [name for name in self.services if self.alive(name) is None]
 
     def revive(self, name: str) -> None:
-        """Starts a dead service as it was started before. Raises OSError."""
+        """Starts a service as it was planned, unless it runs. Raises OSError."""
         self._start(name, *self.services[name])
 
-    def _wait(self, name: str, ready: Any) -> None:
+    def _wait(self, name: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + READY_WITHIN_S
         while not ready():
             dead = self.alive(name) is None
@@ -358,19 +386,33 @@ def _recorded(file: Path) -> dict[str, dict[str, Any]]:
 @contextlib.contextmanager
 def only_supervisor(home: Path) -> Iterator[None]:
     """Makes this process the supervisor of a home folder; raises StackError if it has one. The
-    kernel ends that with the process, however it ends.
+    kernel ends that with the process, however it ends. One that `Stack.supervise` started has the
+    lock from it.
     """
-    with (private_folder(home) / LOCK).open("a+") as file:
-        deadline = time.monotonic() + 1.0
-        # Who asks for the supervisor holds the lock for a moment, too.
-        while not _locked(file, fcntl.LOCK_EX):
-            if time.monotonic() > deadline:
-                raise StackError(f"{home} has a supervisor already; `make down` ends it")
-            time.sleep(0.01)
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    if given := os.environ.pop(LOCK_VARIABLE, None):
+        os.set_inheritable(int(given), False)
+    with open(int(given), "a+") if given else (private_folder(home) / LOCK).open("a+") as file:
+        if not _taken(file):
+            raise StackError(f"{home} has a supervisor already; `make down` ends it")
+        _say_who(file, os.getpid())
         yield
+
+
+def _taken(file: IO[str]) -> bool:
+    """Takes the lock of supervisors, unless one has it."""
+    deadline = time.monotonic() + 1.0
+    # Who asks for the supervisor holds the lock for a moment, too.
+    while not _locked(file, fcntl.LOCK_EX):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _say_who(file: IO[str], pid: int) -> None:
+    file.truncate(0)
+    file.write(str(pid))
+    file.flush()
 
 
 def supervisor_of(home: Path) -> int | None:

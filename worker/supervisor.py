@@ -1,6 +1,6 @@
 """Keeps the services of a local stack alive: Temporal, the API, the workers.
 
-`python -m ratchet.worker.supervisor` brings the stack up and minds it, in the foreground, until
+`python -m ratchet.worker.supervisor` starts the stack and minds it, in the foreground, until
 SIGTERM or Ctrl-C takes it down; `make up` leaves one in the background. Servers of runs are the
 business of the runs' own hosts. Invariants:
 
@@ -14,7 +14,10 @@ business of the runs' own hosts. Invariants:
   STARVED_S (after its start STARTS_WITHIN_S): on a busy machine an end would only make it start
   over.
 - Only looks that were on time count: a supervisor that stood still itself has seen nothing.
-- A service that runs when the supervisor begins is adopted, by what stack.json says of it.
+- A service that runs when the supervisor begins is adopted, by what stack.json says of it; what
+  that does not name never ran, and its first start is no restart.
+- Workers are started only while Temporal answers: without it they end at once.
+- No signal cuts a start: a process that no record names would be nobody's.
 - States are written wherever they change, for `make status` and the API.
 """
 
@@ -22,6 +25,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -39,7 +43,6 @@ from ratchet.worker.stack import (
     READY_WITHIN_S,
     Stack,
     StackError,
-    end_in_order,
     only_supervisor,
 )
 
@@ -104,7 +107,7 @@ class Watched:
     def on_started(self, now: float) -> None:
         """It was started again."""
         self.begun, self.seen, self.steady_from, self.start_at = now, None, None, None
-        self.restarts += 1
+        self.restarts += self.ends > 0
         self.misses = self.lags = 0
         self.demand = 0.0
 
@@ -162,24 +165,48 @@ def demand_of(pid: int) -> float:
 
 
 class Supervisor:
-    """Minds the services that a stack was brought up with; `started` is called with the name of
-    each that is started again.
+    """Minds the services that were planned for a stack; `started` is called with the name of each
+    that is started again.
     """
 
     def __init__(self, stack: Stack, started: Callable[[str], None] = lambda name: None) -> None:
         self._stack = stack
         self._started = started
         now = time.monotonic()
-        self._watched = {name: Watched(now) for name in stack.services}
+        self._watched = {
+            name: Watched(now, start_at=None if name in stack.record["processes"] else now)
+            for name in stack.services
+        }
         self._states: dict[str, ServiceState] = {}
 
     async def run(self) -> None:
         """Minds them until it is cancelled."""
         async with httpx.AsyncClient(timeout=PROBE_LIMIT_S, trust_env=False) as http:
-            while True:
-                await asyncio.gather(*(self._look(http, name) for name in self._watched))
-                self._publish()
-                await asyncio.sleep(EVERY_S)
+            kept = asyncio.create_task(self._keep_ended_runs())
+            try:
+                while True:
+                    await asyncio.gather(*(self._look(http, name) for name in self._watched))
+                    self._publish()
+                    await asyncio.sleep(EVERY_S)
+            finally:
+                kept.cancel()
+
+    async def _keep_ended_runs(self) -> None:
+        """Does so once Temporal answers; its database remembers."""
+        while "temporal" in self._watched:
+            await asyncio.sleep(EVERY_S)
+            if not self._has_temporal():
+                continue
+            try:
+                await asyncio.to_thread(self._stack.keep_ended_runs)
+                return
+            except StackError as error:
+                log.warning("%s", error)
+                await asyncio.sleep(LONGEST_REST_S)
+
+    def _has_temporal(self) -> bool:
+        temporal = self._watched.get("temporal")
+        return temporal is None or (temporal.start_at is None and temporal.seen is not None)
 
     async def _look(self, http: httpx.AsyncClient, name: str) -> None:
         watched, process = self._watched[name], self._stack.alive(name)
@@ -206,6 +233,8 @@ class Supervisor:
         watched.on_ended(now)
         if watched.start_at is None or now < watched.start_at:
             return
+        if name.startswith("worker-") and not self._has_temporal():
+            return
         try:
             self._stack.revive(name)
         except OSError as error:
@@ -214,8 +243,9 @@ class Supervisor:
             watched.start_at = now + LONGEST_REST_S
             return
         watched.on_started(now)
-        log.warning("%s had ended and was started again (%d in a row)", name, watched.ends)
-        self._started(name)
+        if watched.ends:
+            log.warning("%s had ended and was started again (%d in a row)", name, watched.ends)
+            self._started(name)
 
     async def _lag(self, http: httpx.AsyncClient, name: str) -> float | None:
         """How long ago the event loop of a service last turned, in seconds; None without answer."""
@@ -248,19 +278,33 @@ class Supervisor:
             self._states = {}
 
 
+async def mind(stack: Stack) -> None:
+    """Minds a stack until a signal asks to end, and takes it down then. Raises StackError where its
+    plan is refused.
+    """
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, ended.set)
+    stack.plan()
+    minding = asyncio.create_task(Supervisor(stack).run())
+    asked = asyncio.create_task(ended.wait())
+    await asyncio.wait([minding, asked], return_when=asyncio.FIRST_COMPLETED)
+    if not ended.is_set():
+        await minding
+    minding.cancel()
+    await asyncio.wait([minding])
+    # It holds the loop, so that no further signal cuts it short.
+    stack.down()
+    services_file(stack.home).unlink(missing_ok=True)
+
+
 def main() -> int:
     """Entry point; returns the exit status."""
-    end_in_order()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     stack = Stack(home_folder())
     try:
         with only_supervisor(stack.home):
-            try:
-                stack.up()
-                asyncio.run(Supervisor(stack).run())
-            except KeyboardInterrupt:
-                stack.down()
-                services_file(stack.home).unlink(missing_ok=True)
+            asyncio.run(mind(stack))
     except StackError as error:
         print(f"supervisor: {error}", file=sys.stderr)
         return 1

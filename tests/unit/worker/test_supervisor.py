@@ -5,11 +5,13 @@ import configparser
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -266,20 +268,21 @@ def test_the_systemd_unit_of_the_docs_starts_a_supervisor() -> None:
 # -- processes ------------------------------------------------------------------------------
 
 
-def started(home: Path, **commands: str) -> Stack:
+def planned(home: Path, **commands: str) -> Stack:
     """A stack whose services are little Python programs, which get their port."""
-    (home / "logs").mkdir(parents=True)
+    (home / "logs").mkdir(parents=True, exist_ok=True)
     stack = Stack(home)
     for name, code in commands.items():
         port = stack._port(name, name)
-        stack._start(name, [sys.executable, "-I", "-S", "-c", code, str(port)], dict(os.environ))
+        command = [sys.executable, "-I", "-S", "-c", code, str(port)]
+        stack.services[name] = (command, dict(os.environ))
     return stack
 
 
 @pytest_asyncio.fixture
 async def minded(tmp_path: Path) -> AsyncIterator[Stack]:
     """A stack of an API that serves and a worker that cannot start, and a supervisor of it."""
-    stack = started(tmp_path, api=SERVES, broken="raise SystemExit('no such queue')")
+    stack = planned(tmp_path, api=SERVES, broken="raise SystemExit('no such queue')")
     minding = asyncio.create_task(Supervisor(stack).run())
     yield stack
     minding.cancel()
@@ -300,7 +303,8 @@ async def state_of(stack: Stack, name: str, holds: Callable[[ServiceState], bool
 
 
 async def test_a_killed_service_is_back(minded: Stack) -> None:
-    await state_of(minded, "api", lambda state: state.state == "up")
+    first = await state_of(minded, "api", lambda state: state.state == "up")
+    assert first.restarts == 0, "what it starts first has not ended"
     process = minded.alive("api")
     assert process is not None
     process.kill()
@@ -317,6 +321,100 @@ async def test_a_stalled_service_is_replaced(minded: Stack) -> None:
     process.send_signal(signal.SIGSTOP)
     await state_of(minded, "api", lambda state: state.restarts == 1 and state.state == "up")
     assert not psutil.pid_exists(process.pid) or minded.alive("api") != process
+
+
+async def test_workers_wait_for_the_temporal_of_their_stack(tmp_path: Path) -> None:
+    stack = planned(tmp_path, temporal=SERVES, api=SERVES, **{"worker-env": SERVES})
+    minding = Supervisor(stack)
+    try:
+        for name in stack.services:
+            minding._revive(name, minding._watched[name])
+        assert stack.running() == ["temporal", "api"], "a worker would end at once"
+        assert minding._watched["worker-env"].ends == 0
+        minding._watched["temporal"].on_answer(time.monotonic(), 0.0)
+        minding._revive("worker-env", minding._watched["worker-env"])
+        assert "worker-env" in stack.running()
+    finally:
+        stack.down()
+        for name in stack.services:
+            if process := stack.alive(name):
+                process.kill()
+
+
+async def test_a_signal_between_start_and_record_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = planned(tmp_path, api=SERVES)
+    monkeypatch.setattr(stack, "plan", lambda: None)
+    spawn, spawned = stack._spawn, []
+
+    def cut(*args: Any) -> "subprocess.Popen[bytes]":
+        spawned.append(spawn(*args))
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        return spawned[-1]
+
+    monkeypatch.setattr(stack, "_spawn", cut)
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            await supervisor.mind(stack)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+        ended = [process.poll() for process in spawned]
+        for process in spawned:
+            process.kill()
+            process.wait()
+    assert len(ended) == 1 and ended[0] is not None and stack.running() == []
+    assert not services_file(tmp_path).exists()
+
+
+def test_a_refused_port_is_final(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RATCHET_HOME", str(tmp_path))
+    monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("RATCHET_API_PORT", str(port))
+        assert supervisor.main() == 1
+    assert f"RATCHET_API_PORT={port}: the port is in use" in capsys.readouterr().err
+    assert Stack(tmp_path).record["processes"] == {}
+
+
+MINDS = """
+import os, sys, time
+from pathlib import Path
+from ratchet.activities.contracts.services import services_file
+from ratchet.worker.stack import only_supervisor
+with only_supervisor(Path(os.environ["RATCHET_HOME"])):
+    services_file(Path(os.environ["RATCHET_HOME"])).write_text("[]")
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("imports", [True, False])
+def test_down_ends_a_supervisor_that_has_only_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: bool
+) -> None:
+    (tmp_path / "logs").mkdir()
+    stack = Stack(tmp_path)
+    code = "import time; time.sleep(600)" if imports else MINDS
+    command = [sys.executable, "-P", "-c", code]
+    monkeypatch.setattr(stacks, "module_command", lambda module: command)
+    if imports:
+        monkeypatch.setattr(stacks, "READY_WITHIN_S", 0.0)
+        with pytest.raises(stacks.StackError, match="no supervisor"):
+            stack.supervise()
+    else:
+        stack.supervise()
+    pid = supervisor_of(tmp_path)
+    assert pid is not None and psutil.Process(pid).cmdline() == command
+    stack.supervise(), "which leaves the first one alone"
+    assert supervisor_of(tmp_path) == pid
+    Stack(tmp_path).down()
+    assert supervisor_of(tmp_path) is None
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 async def test_a_crash_loop_is_told(
