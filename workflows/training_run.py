@@ -54,7 +54,7 @@ from ratchet.workflows.protocol.messages import (
     RunInput,
 )
 from ratchet.workflows.protocol.state import Lifecycle, PermitsState, RunState
-from ratchet.workflows.rules.curriculum import Curriculum
+from ratchet.workflows.rules.curriculum import Curriculum, too_large
 from ratchet.workflows.rules.fleet import hosts_of, shared
 from ratchet.workflows.rules.leases import OVER, Leases
 from ratchet.workflows.rules.live_config import limits_of
@@ -365,7 +365,10 @@ class TrainingRun:
         life, mine = state.lifecycle, self._state.lifecycle
         life.created_at = life.created_at or mine.created_at
         life.started_at = life.started_at or workflow.now().isoformat()
-        life.examples = life.examples or mine.examples
+        life.examples = {**mine.examples, **life.examples}
+        if problems := too_large(self._config, life.examples):
+            text = "; ".join(f"{key}: {message}" for key, message in problems)
+            raise RunFailed("preflight", text, code="bad_input", user=True)
         # Asked for while the checkpoint was read.
         state.requests = self._state.requests
         # What is noted here is gone with this execution.

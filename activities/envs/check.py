@@ -100,8 +100,8 @@ class EnvActivities:
         except TimeoutError:
             ids = ", ".join(request["id"] for request in requests)
             message = (
-                f"loading {ids} took longer than {limit_s:g} s; set start_timeout_s of the env "
-                "higher if it downloads data, or have it load its data when it is first used"
+                f"loading {ids} and counting its examples took longer than {limit_s:g} s; set "
+                "start_timeout_s of the env higher, or have it load its data when it is first used"
             )
             raise final(names.BAD_INPUT, message) from None
         finally:

@@ -224,10 +224,10 @@ def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckPr
         return []
     room, gpu = memory_for_trainer(config)
     engine_room, _ = _memory_for(config.inference.gpu_memory_utilization)
-    found = {
-        MEMORY_POINTER: memory.problem(shape, config, room=room, gpu=gpu),
-        ENGINE_POINTER: memory.engine_problem(shape, config, room=engine_room, gpu=gpu),
-    }
+    found = {MEMORY_POINTER: memory.problem(shape, config, room=room, gpu=gpu)}
+    # Flags may share an engine out, or quantize it.
+    if not config.inference.extra_args:
+        found[ENGINE_POINTER] = memory.engine_problem(shape, config, room=engine_room, gpu=gpu)
     return [_problem(message, pointer) for pointer, message in found.items() if message]
 
 

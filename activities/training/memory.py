@@ -195,9 +195,9 @@ def engine_problem(shape: Shape, config: RunConfig, *, room: int, gpu: bool) -> 
     if config.inference.dtype == "float32":
         help += ' or set inference.dtype = "bfloat16"'
     return (
-        f"an engine takes some {sum(parts.values()) / GIB:.1f} GiB ({shown(parts)}), and there are "
-        f"{room / GIB:.1f} GiB for it; {help}, or take a smaller model or a machine with more "
-        "memory"
+        f"an engine takes some {sum(parts.values()) / GIB:.1f} GiB ({shown(parts)}), and on a "
+        f"machine like the trainer's there are {room / GIB:.1f} GiB for it; {help}, or take a "
+        "smaller model or a machine with more memory"
     )
 
 

@@ -44,7 +44,8 @@ async def _shelved(services: Services, execution: Execution, *, archived: bool) 
 @router.post("/{run_id}/archive", responses=documented(404, 409, 503))
 async def archive_run(run_id: RunId, request: Request, services: Served) -> Run:
     """Takes a run that has ended out of the list, with all that it left kept:
-    `GET /v1/runs?archived=true` lists it. A run that is resumed is back in the list.
+    `GET /v1/runs?archived=true` lists it, as long as Temporal retains it. A run that is resumed is
+    back in the list.
     """
     execution = await _ended(services, run_id, "archive")
     return await _shelved(services, execution, archived=True)
@@ -53,7 +54,7 @@ async def archive_run(run_id: RunId, request: Request, services: Served) -> Run:
 @router.post("/{run_id}/unarchive", responses=documented(404, 409, 503))
 async def unarchive_run(run_id: RunId, request: Request, services: Served) -> Run:
     """Puts an archived run back into the list."""
-    execution = await _ended(services, run_id, "unarchive")
+    execution = await newest(services, run_id)
     return await _shelved(services, execution, archived=False)
 
 
@@ -92,9 +93,9 @@ async def _gone_below(services: Services, run_id: str) -> list[Execution]:
     return executions
 
 
-async def _deletable(services: Services, run_id: str) -> Execution | None:
-    """The run, which has ended; None for one of which neither Temporal nor the store says how.
-    Raises 404, 409.
+async def _deletable(services: Services, run_id: str) -> Execution | DeletedRun | None:
+    """The run, which has ended; None for one of which neither Temporal nor the store says how. What
+    was deleted lately is answered so again, for clients that did not hear it. Raises 404, 409.
     """
     execution: Execution | None = None
     try:
@@ -102,7 +103,11 @@ async def _deletable(services: Services, run_id: str) -> Execution | None:
     except ApiProblem as problem:
         unknown = problem.document.status == 404 and RUN_ID.fullmatch(run_id)
         store = services.records.store
-        if not unknown or not await asyncio.to_thread(removal.attempts_in, store, run_id):
+        if not unknown:
+            raise
+        if not await asyncio.to_thread(removal.attempts_in, store, run_id):
+            if await asyncio.to_thread(services.run_list.index.hidden, run_id):
+                return DeletedRun(id=run_id, freed=0)
             raise
     if execution is not None and execution.run:
         return execution
@@ -118,6 +123,13 @@ async def _deletable(services: Services, run_id: str) -> Execution | None:
     return execution
 
 
+async def _require_still(services: Services, run_id: str) -> None:
+    """Raises 409 if the run goes on again."""
+    execution = await services.temporal.describe(run_id)
+    if execution is not None and execution.state in OPEN:
+        raise conflict("delete", execution, "it was resumed.")
+
+
 @router.delete("/{run_id}", responses=documented(404, 409, 503))
 async def delete_run(run_id: RunId, request: Request, services: Served) -> DeletedRun:
     """Deletes a run that has ended: all that it left in the artifact store, its row in the list,
@@ -128,8 +140,21 @@ async def delete_run(run_id: RunId, request: Request, services: Served) -> Delet
     """
     store = services.records.store
     execution = await _deletable(services, run_id)
-    executions = await _gone_below(services, run_id)
+    if isinstance(execution, DeletedRun):
+        return execution
+    await _gone_below(services, run_id)
     await _require_unneeded(services, run_id)
+    index = services.run_list.index
+    await asyncio.to_thread(index.hide, run_id)
+    try:
+        # What began before the mark was there is seen now; what begins later sees the mark.
+        await _require_still(services, run_id)
+        executions = await _gone_below(services, run_id)
+        await _require_unneeded(services, run_id)
+    except ApiProblem:
+        await asyncio.to_thread(index.unhide, run_id)
+        services.touched(run_id)
+        raise
     freed = await asyncio.to_thread(removal.size_of, store, run_id)
     await asyncio.to_thread(removal.delete, store, run_id, services.settings.home)
     services.records.forget(run_id)
@@ -137,6 +162,6 @@ async def delete_run(run_id: RunId, request: Request, services: Served) -> Delet
     await services.temporal.delete(executions, run_id)
     if execution is not None:
         row = services.run_list.row_of(execution)
-        await asyncio.to_thread(services.run_list.index.delete, row)
+        await asyncio.to_thread(index.delete, row)
     services.touched(run_id)
     return DeletedRun(id=run_id, freed=freed)

@@ -12,9 +12,12 @@ import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn
 
+from pydantic import ValidationError
+from temporalio.service import RPCError
+
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.retention import number_of
-from ratchet.activities.storage.store import StoreUnavailable
+from ratchet.activities.storage.store import CorruptArtifact, StoreUnavailable
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.run_view import error_of, status_of
 from ratchet.api.store.artifacts import committed_at
@@ -36,7 +39,7 @@ async def keeping(temporal: Temporal, records: Records) -> NoReturn:
     while True:
         try:
             await keep_ended(temporal, records)
-        except (ApiProblem, StoreUnavailable) as error:
+        except (ApiProblem, RPCError, StoreUnavailable) as error:
             logger.warning("runs that ended are not kept yet: %s", error)
         await asyncio.sleep(KEEP_EVERY_S)
 
@@ -50,17 +53,27 @@ async def keep_ended(temporal: Temporal, records: Records) -> int:
     since = datetime.fromisoformat(last["until"]) - MARGIN if last else None
     async for executions in temporal.ended_since(since):
         for execution in executions:
-            if await asyncio.to_thread(_is_kept, records, execution):
-                continue
-            memo = execution.memo
-            if execution.state != "completed" and not memo.get("error"):
-                reason = await temporal.close_reason(execution.id)
-                if error := error_of(execution, status_of(execution), reason):
-                    memo = {**memo, "error": error.model_dump()}
-            await asyncio.to_thread(_keep, records, execution, memo)
-            count += 1
+            try:
+                count += await _kept_now(temporal, records, execution)
+            except (CorruptArtifact, ValidationError) as error:
+                logger.warning("how run %s ended is not kept: %s", execution.id, error)
     await asyncio.to_thread(store.write_live, keys.ENDED_UNTIL, {"until": began.isoformat()})
     return count
+
+
+async def _kept_now(temporal: Temporal, records: Records, execution: Execution) -> bool:
+    """Keeps an execution, unless it is kept already. Raises CorruptArtifact, ValidationError, and
+    as `keep_ended`.
+    """
+    if await asyncio.to_thread(_is_kept, records, execution):
+        return False
+    memo = execution.memo
+    if execution.state != "completed" and not memo.get("error"):
+        reason = await temporal.close_reason(execution.id)
+        if error := error_of(execution, status_of(execution), reason):
+            memo = {**memo, "error": error.model_dump()}
+    await asyncio.to_thread(_keep, records, execution, memo)
+    return True
 
 
 def _is_kept(records: Records, execution: Execution) -> bool:
@@ -83,6 +96,9 @@ def _keep(records: Records, execution: Execution, memo: dict[str, Any]) -> None:
         "memo": memo,
     }
     records.store.write_live(keys.ended(execution.id), record)
+    # The run may have been deleted meanwhile.
+    if records.store.committed(keys.config(execution.id)) is None:
+        records.store.delete_folder(keys.ended(execution.id))
 
 
 def forgotten(records: Records, run_id: str) -> Execution | None:

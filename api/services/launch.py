@@ -15,8 +15,9 @@ from typing import Any
 
 from ratchet.activities.contracts.checks import CheckResult
 from ratchet.activities.contracts.hosting import planned_hosts
-from ratchet.activities.contracts.names import attempt_id
+from ratchet.activities.contracts.names import attempt_id, workflow_of
 from ratchet.activities.contracts.training import RestoreInput
+from ratchet.activities.storage import keys
 from ratchet.api.http.allowlist import own_flags, refused
 from ratchet.api.http.audit import Caller
 from ratchet.api.http.bodies import decode, require_portable
@@ -24,12 +25,13 @@ from ratchet.api.http.idempotency import Once
 from ratchet.api.http.redact import redacted
 from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, invalid_config, shown
 from ratchet.api.schemas.run import Plan, PlannedEval, ResolvedConfig
-from ratchet.api.services.core import Services
+from ratchet.api.services.core import Services, unknown_run
 from ratchet.api.store.run_index import row_of
 from ratchet.api.temporal.client import Unanswered, a_worker_on
 from ratchet.configs.engine_flags import flag_of, is_flag
 from ratchet.configs.env import ALL
 from ratchet.configs.load import ConfigError, Problem, validate
+from ratchet.configs.model import version_named
 from ratchet.configs.pointers import value_at
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document
@@ -267,6 +269,24 @@ async def planned(services: Services, start: Start, *, preflight: bool) -> Resol
     )
 
 
+async def _require_kept(services: Services, runs: set[str]) -> None:
+    """Raises 404 if one of `runs`, with which another begins, is being deleted."""
+    for run in sorted(runs):
+        if await asyncio.to_thread(services.run_list.index.hidden, run):
+            raise unknown_run(run)
+
+
+async def _require_still_kept(
+    services: Services, run_id: str, runs: set[str], caller: Caller
+) -> None:
+    """The same of the run `run_id`, which has started and is cancelled then."""
+    try:
+        await _require_kept(services, runs)
+    except ApiProblem:
+        await services.temporal.cancel(run_id, "what it begins with was deleted", caller)
+        raise
+
+
 async def launch(services: Services, start: Start, caller: Caller, once: Once | None = None) -> str:
     """Starts a run and returns its id; raises ApiProblem if it cannot start. With `once` a run that
     the same request has started is returned as it is.
@@ -293,6 +313,10 @@ async def launch(services: Services, start: Start, caller: Caller, once: Once | 
         **({"step": source.step} if source is not None and source.step else {}),
     }
     restore = RestoreInput(run_id, source.source, source.step) if source is not None else None
+    begins_with = {workflow_of(source.source)} if source is not None else set()
+    if version := version_named(config.model.name):
+        begins_with.add(workflow_of(version[0]))
+    await _require_kept(services, begins_with)
     await asyncio.to_thread(records.save_config, run_id, config)
     row = row_of(run_id, datetime.fromisoformat(created_at))
     await asyncio.to_thread(services.run_list.index.add, [row])
@@ -308,6 +332,7 @@ async def launch(services: Services, start: Start, caller: Caller, once: Once | 
         memo,
     )
     services.touched(run_id)
+    await _require_still_kept(services, run_id, begins_with, caller)
     if not started and once is None:
         raise ApiProblem(
             503,
@@ -338,7 +363,11 @@ async def start_attempt(
     if once is not None:
         await asyncio.to_thread(once.claim, services.records.store, run.id)
     number = int(memo.get("attempt") or 1) + 1
+    if not run.run:
+        # Nobody knows whether Temporal forgot later attempts than that which is known.
+        number = await asyncio.to_thread(_next_attempt, services, run.id, number)
     attempt = attempt_id(run.id, number)
+    await _require_kept(services, {run.id})
     await asyncio.to_thread(services.records.save_config, attempt, config)
     created_at = memo.get("created_at") or now()
     waits = {"name": a_worker_on([settings.queues.orchestrator]), "since": now()}
@@ -366,9 +395,18 @@ async def start_attempt(
         first,
         again=True,
     )
+    await _require_still_kept(services, run.id, {run.id}, caller)
     if started:
         # It goes on, so that it is no more done with.
         row = services.run_list.row_of(run)
         await asyncio.to_thread(services.run_list.index.unarchive, row)
     services.touched(run.id)
     return started
+
+
+def _next_attempt(services: Services, run_id: str, number: int) -> int:
+    """The first attempt from `number` on that has left nothing. Blocks."""
+    store = services.records.store
+    while store.folders(keys.run_folder(attempt_id(run_id, number))):
+        number += 1
+    return number

@@ -1,8 +1,8 @@
 """What a run takes in the store, who needs it, and its deletion. Every function blocks.
 
 A run is needed by forks of it, whose records begin with its own, and by runs whose model is one of
-its versions. It is deleted marker of its config first: what has no config can neither be forked nor
-named as a model, and a deletion that was cut off can be asked for again.
+its versions. Markers of its config and lineage are deleted first: what has no config can neither be
+forked nor named as a model, and a deletion that was cut off can be asked for again.
 """
 
 import shutil
@@ -57,6 +57,7 @@ def delete(store: ArtifactStore, run_id: str, home: Path) -> None:
     attempts = attempts_in(store, run_id)
     for attempt in attempts:
         store.delete_folder(keys.config(attempt) + MARKER)
+        store.delete_folder(keys.lineage(attempt) + MARKER)
     for attempt in attempts:
         store.delete_folder(keys.run_folder(attempt))
     shutil.rmtree(home / logs_folder(run_id), ignore_errors=True)

@@ -81,10 +81,28 @@ class RunIndex:
         self._store.delete_folder(keys.archived_run(_hour(row), *row))
         self._forget(_hour(row))
 
-    def delete(self, row: Row) -> None:
-        """Takes a run out of both lists, and hides it."""
+    def hide(self, run: str) -> None:
+        """Marks a run as deleted: from now on nobody may begin with it or go on from it."""
         now = datetime.now(UTC)
-        self._store.touch([keys.deleted_run(round(now.timestamp() * 1000), row[1])])
+        self._store.touch([keys.deleted_run(round(now.timestamp() * 1000), run)])
+        with self._lock:
+            self._deleted.clear()
+
+    def unhide(self, run: str) -> None:
+        """Takes the mark away again: the run is not deleted."""
+        for moment, other in self._rows(keys.DELETED_RUNS):
+            if other == run:
+                self._store.delete_folder(keys.deleted_run(moment, run))
+        with self._lock:
+            self._deleted.clear()
+
+    def hidden(self, run: str) -> bool:
+        """Whether a run is marked as deleted at this very moment."""
+        return run in {other for _, other in self._rows(keys.DELETED_RUNS)}
+
+    def delete(self, row: Row) -> None:
+        """Takes a run out of both lists."""
+        now = datetime.now(UTC)
         for key in (keys.indexed_run(_hour(row), *row), keys.archived_run(_hour(row), *row)):
             self._store.delete_folder(key)
         self._forget(_hour(row))

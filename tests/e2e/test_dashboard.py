@@ -508,6 +508,15 @@ async def test_the_launch_form_names_mistakes_before_anything_starts(site: Site)
         await page.get_by_text("This config can be launched.").wait_for()
         text = page.get_by_label("Config as text")
         await expect(text).to_have_value(re.compile('"batch_size": 32'))
+        # What workers are asked of a text is of no account once another is typed.
+        await page.route(lambda url: "preflight=true" in url, lambda route: None)
+        async with page.expect_request(lambda sent: "preflight=true" in sent.url):
+            await text.press("Control+End")
+            await text.press("Space")
+        async with page.expect_event("requestfailed"):
+            await text.press("{")
+        await expect(page.locator(".verdict")).to_contain_text("Not JSON")
+        await expect(page.get_by_role("button", name="Launch")).to_be_disabled()
         refused = [c for c in reader.complaints if "422" not in c]
         assert refused == []
 

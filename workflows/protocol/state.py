@@ -377,7 +377,8 @@ class EvalsState:
     to evaluate once there is a version. `last` is the newest result of each env: its step, version,
     lowest and highest of its versions, rollouts, epoch, reward (null if no rollout has one) and,
     where rollouts failed, how many of how many, and the error. `best` is, by env, the step of the
-    highest reward, the later one at a tie.
+    highest reward, the later one at a tie. `finalizing` are the steps of evals that are neither
+    open any more nor told yet.
     """
 
     open: list[EvalProgress] = field(default_factory=list)
@@ -386,14 +387,15 @@ class EvalsState:
     fired: int = -1
     last: dict[str, dict[str, Any]] = field(default_factory=dict)
     best: dict[str, BestEval] = field(default_factory=dict)
+    finalizing: list[int] = field(default_factory=list)
     rollouts: int = 0
 
     @property
     def needed(self) -> list[int]:
-        """Versions that somebody may want for what evals say of them: those of open evals, and the
-        best of each env.
+        """Versions that somebody may want for what evals say of them: those of evals whose result
+        is not there yet, and the best of each env.
         """
-        steps = {progress.epoch.step for progress in self.open}
+        steps = {progress.epoch.step for progress in self.open} | {*self.finalizing}
         return sorted(steps | {best.step for best in self.best.values()})
 
     def note(self, env: str, step: int, reward: float | None) -> None:

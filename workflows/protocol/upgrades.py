@@ -118,7 +118,7 @@ def run_state_from_3_to_4(state: Document) -> Document:
         for env, last in state["evals"].get("last", {}).items()
         if last["reward"] is not None
     }
-    return {**state, "evals": {**state["evals"], "best": best}}
+    return {**state, "evals": {**state["evals"], "best": best, "finalizing": []}}
 
 
 RUN_STATE = Versions(

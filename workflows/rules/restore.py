@@ -71,7 +71,10 @@ def restored(
         state.live.overrides = {}
         life.created_at = life.started_at = ""
         life.warnings = []
-        life.examples = {}
+        same = data_of(before) == data_of(config)
+        # Draws go on over as many examples as they began with; evals are of the config of now.
+        counts = life.examples.items() if same else ()
+        life.examples = {name: count for name, count in counts if name.startswith("train/")}
     if data_of(before) != data_of(config):
         _forget_data(state)
     else:
@@ -105,6 +108,7 @@ def _lease_again(state: RunState) -> None:
     number = dispatch.next_generation
     dispatch.next_generation += 1
     dispatch.generations = [GenerationState(number, lease, started=True, state="closed")]
+    state.evals.finalizing = []
     for progress in state.evals.open:
         progress.arrived, progress.missing = [], []
 

@@ -110,6 +110,7 @@ class Evals:
         if eval_arrival(progress, group):
             part.open.remove(progress)
             if not self._state.requests.stop:
+                part.finalizing.append(progress.epoch.step)
                 self._log.in_background(self._finalize(progress))
 
     async def _finalize(self, progress: EvalProgress) -> None:
@@ -137,6 +138,7 @@ class Evals:
             "epoch": epoch.epoch,
             **_failures(result),
         }
+        self._part.finalizing.remove(epoch.step)
         self._part.note(epoch.env, result.step, result.reward_mean)
         self._log.publish()
         policy = self._config.when_all_fail

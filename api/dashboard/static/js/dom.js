@@ -130,10 +130,12 @@ export function throttled(work, ms) {
 /** Calls `work` once calls have stopped for `ms`. */
 export function debounced(work, ms) {
 	let timer = 0;
-	return (...given) => {
+	const later = (...given) => {
 		clearTimeout(timer);
 		timer = setTimeout(() => work(...given), ms);
 	};
+	later.cancel = () => clearTimeout(timer);
+	return later;
 }
 
 /** Says that a page shows what it is for, to whoever waits for it. */

@@ -8,6 +8,10 @@ import { at, leaves, mistake, put, schemaOf, textOf, valueOf } from "./schema.js
 const COMMON = ["name", "max_steps", "seed", "model.name", "algo.type", "train.env.0.id", "train.batch_size", "train.group_size", "trainer.optim.lr", "eval.env.0.id", "eval.interval", "checkpoint.interval"];
 const BASE = { name: "reverse", max_steps: 40, train: { batch_size: 64, group_size: 8, env: [{ id: "reverse-text" }] }, eval: { interval: 10, env: [{ id: "reverse-text" }] } };
 
+/** Without typing, before the API reads the text, and before it asks workers about it. */
+const READ_MS = 400;
+const PAUSE_MS = 1500;
+
 /** A config as TOML: the values of a section, then the sections in it. */
 function tomlOf(data, above = []) {
 	const entries = Object.entries(data).filter(([, value]) => value !== null);
@@ -95,7 +99,14 @@ export function show(root, { params }) {
 		return why;
 	}
 
+	/** Whatever is being asked is of a text that is there no more. */
+	function forget() {
+		check.cancel();
+		preflight?.abort();
+	}
+
 	function write() {
+		forget();
 		if (toml) return;
 		text.value = JSON.stringify(config, null, 2);
 		[...fields.keys()].forEach((key) => showField(key));
@@ -103,6 +114,7 @@ export function show(root, { params }) {
 	}
 
 	function typed() {
+		forget();
 		form.inert = toml;
 		if (!toml) {
 			try {
@@ -131,27 +143,33 @@ export function show(root, { params }) {
 		fill(verdict, note, pairs([...rows.map(([name, value]) => [name.replaceAll("_", " "), value]), ...taken], "plan"));
 	}
 
-	/** The text is read at once; workers are asked only once it is valid, and for what it is now. */
+	/** The text is read soon; workers are asked once it is valid and nothing was typed for a while. */
 	const check = debounced(async () => {
 		const asked = text.value;
-		preflight?.abort();
 		const { signal } = (preflight = new AbortController());
 		const [content, type] = body();
+		const stale = () => signal.aborted || asked !== text.value;
 		try {
-			planned(await api.check(content, type, { signal }), h("p", {}, "The config is valid. Workers check its environments and model, which takes 5 to 10 seconds…"));
+			const read = await api.check(content, type, { signal });
+			if (stale()) return;
+			planned(read, h("p", {}, "The config is valid. Workers check its environments and model, which takes 5 to 10 seconds…"));
 			launch.disabled = false;
 			ready("launch");
+			await new Promise((done) => setTimeout(done, PAUSE_MS - READ_MS));
+			if (stale()) return;
 			const answer = await api.check(content, type, { preflight: true, signal });
+			if (stale()) return;
 			planned(answer, answer.unchecked ? h("p", {}, h("b", {}, "The config is valid, and not checked: "), `${answer.unchecked}.`) : h("p", {}, h("b", { class: "fine" }, "This config can be launched."), " Workers have checked it."));
 		} catch (error) {
-			if (signal.aborted || asked !== text.value) return;
+			if (stale()) return;
 			launch.disabled = true;
 			refused(error);
 			ready("launch");
 		}
-	}, 400);
+	}, READ_MS);
 
 	async function start() {
+		const asked = text.value;
 		launch.disabled = true;
 		try {
 			const run = await api.create(sent, ...body());
@@ -160,7 +178,7 @@ export function show(root, { params }) {
 		} catch (error) {
 			refused(error);
 		}
-		launch.disabled = false;
+		if (asked === text.value) launch.disabled = false;
 	}
 
 	async function load() {
@@ -176,5 +194,5 @@ export function show(root, { params }) {
 		write();
 	}
 	load();
-	return { destroy: () => preflight?.abort() };
+	return { destroy: forget };
 }

@@ -183,6 +183,9 @@ def test_what_cannot_fit_is_refused_before_the_run(tmp_path: Path, policy: Path)
         assert f"there are {machine.memory() / GIB:.1f} GiB" in message
         assert "a smaller model" in message
     assert check_model(run, restored=True) == [], "it has trained before"
+    split = run.inference.model_copy(update={"extra_args": ["--tensor-parallel-size", "8"]})
+    (found,) = check_model(run.model_copy(update={"inference": split}))
+    assert found.pointer == "/trainer/micro_batch_tokens", "engines are what their flags make them"
 
 
 @given(st.integers(1, 60), st.booleans(), st.sampled_from(["float32", "bfloat16"]))

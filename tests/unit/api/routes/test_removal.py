@@ -10,7 +10,10 @@ import pytest
 
 from ratchet.activities.contracts.logs import orchestrator_log
 from ratchet.activities.storage import configs, keys
+from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.app import create_app
+from ratchet.api.store import removal
+from ratchet.api.store.run_index import RunIndex
 from ratchet.configs.load import validate
 from tests.unit.api.conftest import Served, asgi, config, connection, eventually, put_checkpoint
 from tests.unit.api.leaving import leave
@@ -59,7 +62,50 @@ async def test_nothing_is_left_of_a_deleted_run(served: Served, tmp_path: Path) 
     root = Path(served.store.root)
     assert not [path for path in root.rglob(f"*{run_id}*") if "deleted" not in path.parts]
     await until_listed(served, run_id, False)
-    problem(await served.http.delete(f"/v1/runs/{run_id}"), 404, "unknown-run")
+    # A client that did not hear of it asks again.
+    again = await served.http.delete(f"/v1/runs/{run_id}")
+    assert again.status_code == 200 and again.json()["freed"] == 0
+    problem(await served.http.get(f"/v1/runs/{run_id}"), 404, "unknown-run")
+
+
+async def test_a_run_that_is_resumed_meanwhile_is_not_deleted(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = await ended(served)
+    put_checkpoint(served.store, run_id, 2, tmp_path)
+    loop, needed_by, resumed = asyncio.get_running_loop(), removal.needed_by, []
+
+    def resume_first(store: ArtifactStore, run: str) -> list[str]:
+        if not resumed:
+            sent = served.http.post(f"/v1/runs/{run_id}/resume")
+            resumed.append(asyncio.run_coroutine_threadsafe(sent, loop).result().status_code)
+        return needed_by(store, run)
+
+    monkeypatch.setattr(removal, "needed_by", resume_first)
+    answer = await served.http.delete(f"/v1/runs/{run_id}")
+    assert resumed == [202]
+    assert "it was resumed" in problem(answer, 409, "run-conflict")["detail"]
+    assert served.store.committed(keys.checkpoint(run_id, 2)) is not None
+    assert (await served.http.get(f"/v1/runs/{run_id}")).json()["attempt"] == 2
+
+
+async def test_what_is_being_deleted_neither_goes_on_nor_is_forked(
+    served: Served, tmp_path: Path
+) -> None:
+    run_id = await ended(served)
+    put_checkpoint(served.store, run_id, 2, tmp_path)
+    index = RunIndex(served.store)
+    for verb, body in (("resume", None), ("fork", {"step": 2})):
+        assert (await served.http.get(f"/v1/runs/{run_id}")).status_code == 200
+        # By another API process, of which this one hears a moment later.
+        index.hide(run_id)
+        answer = await served.http.post(f"/v1/runs/{run_id}/{verb}", json=body)
+        assert run_id in problem(answer, 404, "unknown-run")["detail"]
+        index.unhide(run_id)
+        await eventually(
+            lambda: served.http.get(f"/v1/runs/{run_id}"), lambda told: told.status_code == 200
+        )
+    assert (await served.http.get(f"/v1/runs/{run_id}")).json()["attempt"] == 1
 
 
 async def test_a_run_under_way_is_neither_deleted_nor_archived(served: Served) -> None:

@@ -111,3 +111,20 @@ async def test_only_what_ended_since_is_kept_and_later_ends_stay(served: Served)
         served.store.write_live, keys.ENDED_UNTIL, {"until": "2999-01-01T00:00:00+00:00"}
     )
     assert await keep_ended(services.temporal, services.records) == 0
+
+
+async def test_a_damaged_run_keeps_no_other_end_from_being_kept(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = [(await served.start("ends"))["id"] for _ in range(2)]
+    for run_id in (bad, good):
+        await served.until(run_id, status="succeeded")
+    Path(served.store.root, f"{keys.config(bad)}.commit").write_text("{")
+    services = create_app(served.settings, connection(served.env)).state.services
+
+    async def kept() -> bool:
+        await keep_ended(services.temporal, services.records)
+        return served.store.read_live(keys.ended(good)) is not None and bad in caplog.text
+
+    await eventually(kept, bool)
+    assert served.store.read_live(keys.ended(bad)) is None

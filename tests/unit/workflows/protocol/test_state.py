@@ -36,5 +36,5 @@ def test_versions_of_open_evals_and_the_best_are_needed() -> None:
     evals.open = [EvalProgress(EvalEpoch(f"{step}-0/a", "a", step, 8, 1)) for step in (6, 4)]
     assert evals.needed == [2, 4, 6]
     evals.note("a", 6, math.nextafter(0.5, 1.0))
-    evals.open = []
-    assert evals.needed == [2, 6]
+    evals.open, evals.finalizing = [], [8]
+    assert evals.needed == [2, 6, 8]

@@ -118,14 +118,16 @@ def test_servers_are_its_own_and_pushes_are_numbered_on() -> None:
 
 
 def test_resume_keeps_its_changes_and_a_fork_has_none() -> None:
-    life = Lifecycle(created_at="t0", examples={"train/a": 9})
+    life = Lifecycle(created_at="t0", examples={"train/a": 9, "eval/a": 4})
     state = RunState(life, live=LiveConfig({"max_steps": 20}))
     resumed = round_trip(state, {"max_steps": 20})
     assert resumed.live.overrides == {"max_steps": 20} and resumed.lifecycle.created_at == "t0"
     assert resumed.lifecycle.origin == Origin("run", 7, "resume")
     forked = round_trip(state, {"max_steps": 20}, to="other")
     life = forked.lifecycle
-    assert forked.live.overrides == {} and life.created_at == "" and life.examples == {}
+    assert forked.live.overrides == {} and life.created_at == ""
+    # Its draws go on over the examples that they began with; evals are counted anew.
+    assert life.examples == {"train/a": 9} and resumed.lifecycle.examples["eval/a"] == 4
     assert life.origin == Origin("run", 7, "fork")
 
 
