@@ -42,7 +42,9 @@ async def test_runs_are_archived_and_deleted(served: Served) -> None:
         gone = await ratchet(address, "runs", "delete", "--yes", first, second)
         assert gone.status == 0 and f"{second} is deleted, " in gone.out and "MiB" in gone.out
         again = await ratchet(address, "runs", "delete", "-y", first, "--json")
-        assert again.status == 1 and json.loads(again.err)["type"].endswith("unknown-run")
+        assert again.status == 0 and json.loads(again.out)["freed"] == 0
+        unknown = await ratchet(address, "runs", "delete", "-y", "nope-1a2b3c", "--json")
+        assert unknown.status == 1 and json.loads(unknown.err)["type"].endswith("unknown-run")
         goes = (await served.start("goes"))["id"]
         refused = await ratchet(address, "runs", "delete", "--yes", goes)
         assert refused.status == 1 and "stop or cancel it first" in refused.err

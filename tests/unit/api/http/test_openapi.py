@@ -79,10 +79,11 @@ async def test_a_client_that_is_made_of_the_document_reads_every_get(
     assert read["get_run"].id == run_id and read["list_metrics"].data[0].step == 1
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.asyncio(loop_scope="session")
-async def test_replies_are_as_documented(served: Served) -> None:
-    about = {}
+async def asked_about(served: Served) -> dict[str, str]:
+    """What requests are about: a run with all that can be read of it, and one for each verb that
+    ends a run or needs an end.
+    """
+    about: dict[str, str] = {}
     for name in ("run_id", *ENDS):
         about[name] = (await served.start("fuzzed"))["id"]
         await served.until(about[name], status="running")
@@ -91,6 +92,13 @@ async def test_replies_are_as_documented(served: Served) -> None:
         await served.until(about[name], status="succeeded")
     about["rid"] = leave_everything(served, about["run_id"])
     about["name"] = "model.safetensors"
+    return about
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.asyncio(loop_scope="session")
+async def test_replies_are_as_documented(served: Served) -> None:
+    about = await asked_about(served)
     with in_a_thread(create_app(served.settings, connection(served.env))) as url:
         answered = await asyncio.to_thread(fuzz, url, about)
     assert not undone(answered), "each was asked for something that it could do"
@@ -102,12 +110,7 @@ async def test_replies_are_as_documented(served: Served) -> None:
 async def test_keys_and_malformed_headers_make_no_5xx(served: Served, tmp_path: Path) -> None:
     key = api_keys.add(tmp_path / "api_keys.json", "fuzz", ["read", "write"], 10_000_000)
     guarded = replace(served.settings, keys=api_keys.load_keys(None, tmp_path / "api_keys.json"))
-    about = {}
-    for name in ("run_id", *ENDS):
-        about[name] = (await served.start("fuzzed"))["id"]
-        await served.until(about[name], status="running")
-    about["rid"] = leave_everything(served, about["run_id"])
-    about["name"] = "model.safetensors"
+    about = await asked_about(served)
     with in_a_thread(create_app(guarded, connection(served.env))) as url:
         answered = await asyncio.to_thread(fuzz, url, about, key=key, malformed=True, examples=30)
     print({name: sorted(told) for name, told in answered.items()})

@@ -1,6 +1,7 @@
 """Runs that Temporal has forgotten are shown as they ended; 404 is for what nobody knows."""
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.app import create_app
+from ratchet.api.services import ended
 from ratchet.api.services.ended import forgotten, keep_ended
 from ratchet.api.store.records import Records
 from tests.unit.api.conftest import Served, asgi, connection, eventually, put_checkpoint
@@ -18,6 +20,13 @@ from tests.unit.api.routes.test_create import problem
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SSE = {"accept": "text/event-stream"}
+
+
+@pytest.fixture(autouse=True)
+def no_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that other tests left ended before these."""
+    monkeypatch.setattr(ended, "MARGIN", timedelta(seconds=30))
+    served.store.write_live(keys.ENDED_UNTIL, {"until": datetime.now(UTC).isoformat()})
 
 
 async def forget(served: Served, run_id: str) -> None:
