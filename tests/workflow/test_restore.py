@@ -64,7 +64,8 @@ async def test_ended_run_goes_on_from_its_last_checkpoint_under_its_id(
     temporal: Client, how: str
 ) -> None:
     async with world_of(temporal) as world:
-        handle = await start(world, max_steps=9)
+        # Long enough that rollouts are still to be done, however late the checkpoint is noticed.
+        handle = await start(world, max_steps=24)
         await until(lambda: 4 in world.checkpoints)
         world.flowing.clear()
         # Whatever was under way when the run ends would be done all the same.
@@ -79,19 +80,19 @@ async def test_ended_run_goes_on_from_its_last_checkpoint_under_its_id(
         for n in lost:
             del world.batches[n]
         world.trained = [n for n in world.trained if n <= step]
-        again = await resume(world, handle.id, 2, max_steps=9)
+        again = await resume(world, handle.id, 2, max_steps=24)
         result = await again.result()
-        assert result["status"] == "succeeded" and result["step"] == 9
+        assert result["status"] == "succeeded" and result["step"] == 24
         assert (result["attempt"], result["lineage"]) == (
             2,
             {"source": handle.id, "step": step, "kind": "resume"},
         )
         assert f"restored {handle.id} at {step}" in world.events
         assert world.restored == [False, True]
-        assert world.trained == list(range(1, 10)) and world.loaded[-1] == step
+        assert world.trained == list(range(1, 25)) and world.loaded[-1] == step
         shipped = [group for groups in world.batches.values() for group in groups]
-        assert len(shipped) == len(set(shipped)) == 36
-        assert {group.split(".")[0] for group in shipped} == {f"train/{n}" for n in range(36)}
+        assert len(shipped) == len(set(shipped)) == 96
+        assert {group.split(".")[0] for group in shipped} == {f"train/{n}" for n in range(96)}
         # Its generations carry the id of the attempt.
         assert await generations_of(temporal, f"{handle.id}+2")
 
