@@ -14,7 +14,7 @@ from ratchet.configs.trainer import OptimizerConfig
 MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1, "signsgd": 0}
 """Moments of a trained parameter, in float32; Muon has one for matrices and two for others."""
 FIRST_STEPS = 100
-"""As far as a run without an end is counted."""
+"""As far as a run is counted: one that keeps all fills any disk, and may be stopped before."""
 
 
 def checkpoint_bytes(trained: int, optim: OptimizerConfig) -> int:
@@ -24,9 +24,9 @@ def checkpoint_bytes(trained: int, optim: OptimizerConfig) -> int:
 
 def disk_parts(shape: Shape, config: RunConfig) -> dict[str, int]:
     """Bytes of each part at the fullest moment of a run: what retention keeps, with a checkpoint
-    being written beside it.
+    being written beside it; of what it keeps for good, that of its first FIRST_STEPS steps.
     """
-    kept, steps = config.checkpoint, config.max_steps or FIRST_STEPS
+    kept, steps = config.checkpoint, min(config.max_steps or FIRST_STEPS, FIRST_STEPS)
     trained = adapter = 0
     if (lora := config.trainer.lora) is not None:
         trained = adapter = adapter_size(shape, lora)

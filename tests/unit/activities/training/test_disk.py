@@ -41,6 +41,13 @@ def test_parts_are_what_retention_keeps() -> None:
     assert short == {"versions": 2 * FULL, "checkpoints": 3 * FULL, "being written": 6 * FULL}
 
 
+def test_a_run_that_keeps_all_is_counted_for_its_first_steps() -> None:
+    all_of_it = {"retention": {"weights": "all"}, "checkpoint": {"keep_every": 1}}
+    parts = disk_parts(LARGE, run_of(all_of_it))
+    assert disk_parts(LARGE, run_of(all_of_it, max_steps=10**6)) == parts
+    assert disk_parts(LARGE, run_of(all_of_it, max_steps=None)) == parts
+
+
 def test_the_best_of_an_eval_is_kept_too() -> None:
     evals = {"eval": {"env": [{"id": "a"}, {"id": "b"}]}}
     assert disk_parts(LARGE, run_of(evals))["versions"] == 7 * FULL
