@@ -249,6 +249,9 @@ class Stack:
         self.services[name] = (command, env)
         if self.alive(name) is not None:
             return
+        if name.startswith("worker-"):
+            # Since it was planned, a connection may have got the port of its health.
+            env = {**env, "RATCHET_HEALTH_PORT": str(self._port(name, name))}
         process = self._spawn(name, command, env)
         started = psutil.Process(process.pid).create_time()
         self.record["processes"][name] = {"pid": process.pid, "started": started}

@@ -2,7 +2,9 @@
 
 import json
 import os
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -89,3 +91,24 @@ def test_up_waits_for_what_is_recorded_whatever_the_shell_says(
     ours = ("127.0.0.1:7233", "http://127.0.0.1:8233") if own else ("", "")
     assert Stack(tmp_path).up() == Addresses(*ours, "http://127.0.0.1:8080")
     assert sorted(asked) == sorted(names)
+
+
+def test_a_worker_whose_port_was_taken_meanwhile_gets_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, str]] = []
+
+    def spawn(self: Stack, name: str, command: list[str], env: dict[str, str]) -> object:
+        given.append(env)
+        return SimpleNamespace(pid=os.getpid())
+
+    monkeypatch.setattr(Stack, "_spawn", spawn)
+    (tmp_path / "logs").mkdir()
+    stack = Stack(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        stack.record["ports"] = {"worker-env": taken}
+        stack._start("worker-env", ["worker"], {"RATCHET_HEALTH_PORT": str(taken)})
+    port = stack.record["ports"]["worker-env"]
+    assert port != taken and given[0]["RATCHET_HEALTH_PORT"] == str(port)
+    assert Stack(tmp_path).record["ports"]["worker-env"] == port
