@@ -5,13 +5,14 @@ its versions. Markers of its config and lineage are deleted first: what has no c
 forked nor named as a model, and a deletion that was cut off can be asked for again.
 """
 
+import contextlib
 import shutil
 from pathlib import Path
 
 from ratchet.activities.contracts.logs import logs_folder
 from ratchet.activities.contracts.names import attempt_id, workflow_of
 from ratchet.activities.storage import configs, keys
-from ratchet.activities.storage.store import MARKER, ArtifactStore
+from ratchet.activities.storage.store import MARKER, ArtifactStore, CorruptArtifact
 from ratchet.configs.model import version_named
 
 
@@ -29,14 +30,17 @@ def attempts_in(store: ArtifactStore, run_id: str) -> list[str]:
 
 
 def needed_by(store: ArtifactStore, run_id: str) -> list[str]:
-    """Ids of the runs that need this one, sorted. Reads two small files of every run there is;
-    raises CorruptArtifact where they are damaged, so that nobody knows.
+    """Ids of the runs that need this one, sorted. Reads two small files of every run there is; one
+    of which they are damaged can neither go on nor show its past, and needs nothing.
     """
     found: set[str] = set()
     for attempt in store.folders(keys.RUNS):
         other = workflow_of(attempt)
-        if other not in {run_id, *found} and run_id in _sources(store, attempt):
-            found.add(other)
+        if other in {run_id, *found}:
+            continue
+        with contextlib.suppress(CorruptArtifact):
+            if run_id in _sources(store, attempt):
+                found.add(other)
     return sorted(found)
 
 

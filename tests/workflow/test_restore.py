@@ -67,10 +67,14 @@ async def test_ended_run_goes_on_from_its_last_checkpoint_under_its_id(
         # Long enough that rollouts are still to be done, however late the checkpoint is noticed.
         handle = await start(world, max_steps=24)
         await until(lambda: 4 in world.checkpoints)
-        world.flowing.clear()
         # Whatever was under way when the run ends would be done all the same.
+        world.flowing.clear()
         await settled(world)
-        assert world.executing > 0
+        while not world.executing:
+            world.flowing.set()
+            await until(lambda: world.executing > 0)
+            world.flowing.clear()
+            await settled(world)
         await (handle.cancel() if how == "cancel" else handle.terminate("as an operator would"))
         await ended(handle)
         await until(lambda: world.executing == 0 or how == "terminate")

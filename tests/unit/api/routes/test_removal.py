@@ -199,6 +199,13 @@ async def test_what_another_run_needs_is_refused_with_its_name(
     assert (await served.http.delete(f"/v1/runs/{run_id}")).status_code == 200
 
 
+async def test_a_damaged_run_keeps_no_other_from_being_deleted(served: Served) -> None:
+    run_id, bad = await ended(served), "torn-1a2b3c"
+    configs.save(served.store, bad, validate(config()), attempt="t")
+    Path(served.store.root, f"{keys.config(bad)}.commit").write_text("{")
+    assert (await served.http.delete(f"/v1/runs/{run_id}")).status_code == 200
+
+
 async def test_a_deletion_that_was_cut_off_is_asked_for_again(served: Served) -> None:
     run_id = await ended(served)
     await until_listed(served, run_id)
