@@ -148,7 +148,7 @@ class Services:
                         self.records.silent, execution.id, SILENT_AFTER_S
                     )
         elif execution.run and execution.state != "completed" and not execution.memo.get("error"):
-            reason = await self.temporal.close_reason(execution.id)
+            reason = await self.temporal.close_reason(execution)
         run = run_object(
             execution,
             ui=self.settings.temporal_ui,

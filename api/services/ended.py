@@ -69,7 +69,7 @@ async def _kept_now(temporal: Temporal, records: Records, execution: Execution) 
         return False
     memo = execution.memo
     if execution.state != "completed" and not memo.get("error"):
-        reason = await temporal.close_reason(execution.id)
+        reason = await temporal.close_reason(execution)
         if error := error_of(execution, status_of(execution), reason):
             memo = {**memo, "error": error.model_dump()}
     await asyncio.to_thread(_keep, records, execution, memo)

@@ -259,13 +259,14 @@ class Temporal(Connection):
                 break
         return found[:most]
 
-    async def close_reason(self, run_id: str) -> str:
-        """What Temporal recorded when the run's workflow was closed from outside or failed; '' if
-        it keeps that no more.
+    async def close_reason(self, ended: Execution) -> str:
+        """What Temporal recorded when this execution was closed from outside or failed; '' if it
+        keeps that no more.
         """
+        # Asked without its own id, Temporal waits for the end of an execution that came later.
         request = GetWorkflowExecutionHistoryRequest(
             namespace=self.namespace,
-            execution=WorkflowExecution(workflow_id=run_id),
+            execution=WorkflowExecution(workflow_id=ended.id, run_id=ended.run),
             history_event_filter_type=HistoryEventFilterType.HISTORY_EVENT_FILTER_TYPE_CLOSE_EVENT,
         )
         try:

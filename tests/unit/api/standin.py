@@ -74,6 +74,8 @@ class TrainingRun:
             case "crashes":
                 self.tell(status="running", step=2)
                 raise ApplicationError("a bug", non_retryable=True)
+            case "crashes-once" if arg.restore is None:
+                raise ApplicationError("a bug", non_retryable=True)
             case "unchecked":
                 self.tell(status="queued")
                 await workflow.wait_condition(lambda: False)

@@ -84,6 +84,22 @@ async def test_a_run_that_temporal_forgot_is_shown_as_it_ended(
         problem(await http.get("/v1/runs/nobody-knows"), 404, "unknown-run")
 
 
+async def test_the_end_of_an_attempt_is_kept_while_a_later_one_runs(
+    served: Served, tmp_path: Path
+) -> None:
+    run_id = (await served.start("crashes-once"))["id"]
+    await served.until(run_id, status="failed")
+    put_checkpoint(served.store, run_id, 2, tmp_path)
+    services = create_app(served.settings, connection(served.env)).state.services
+    first = await services.temporal.describe(run_id)
+    assert first is not None and first.state == "failed"
+    assert (await served.http.post(f"/v1/runs/{run_id}/resume")).status_code == 202
+    await served.until(run_id, status="running")
+    # Well below what Temporal waits for the end of an execution that has none.
+    async with asyncio.timeout(10):
+        assert await services.temporal.close_reason(first) == "a bug"
+
+
 async def test_of_a_run_whose_end_nobody_kept_the_store_says_what_it_left(tmp_path: Path) -> None:
     store = ArtifactStore(f"file://{tmp_path}")
     leave(store, "done", steps=5)
