@@ -5,9 +5,9 @@ Otherwise everyone who may create runs could run anything that workers can impor
 their files, or have them send their secrets anywhere. There are five allow-lists, each a setting of
 the API; None stands for a list that is not in force:
 
-- RATCHET_CUSTOM_CODE: modules, which stand for themselves and all below (functions, environments,
 - RATCHET_CUSTOM_CODE: modules, each with everything below it (functions, environments, what args of
   an environment plug in), and absolute folders. Environments that ship need no entry.
+- RATCHET_ENDPOINT_HOSTS: 'host' or 'host:port' of teachers, judges, env servers and heartbeats.
   Loopback needs no entry.
 - RATCHET_KEY_VARS: variables of workers with keys of endpoints. RATCHET_…_KEY needs no entry,
   except for RATCHET_API_KEY, which is the API's own.
