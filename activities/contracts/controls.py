@@ -138,7 +138,7 @@ class Verb:
     body: type[BaseModel] = ReasonBody
     read: Callable[[Any], Heard] = _read_reason
     """Reads what `plain` makes of a signal's payload."""
-    told: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
     """The fields of its body that the dialog asks for; the run is given all that is said."""
     example: Mapping[str, Any] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=lambda: REASON)
@@ -185,7 +185,7 @@ CONTROLS: dict[str, Verb] = {
             spellings=("pause_run",),
             body=PauseBody,
             read=_read_pause,
-            told=("mode", "reason"),
+            fields=("mode", "reason"),
             example={"mode": "drain", "reason": "the GPUs are needed"},
             labels={
                 "mode": "Rollouts in flight",
@@ -227,7 +227,7 @@ CONTROLS: dict[str, Verb] = {
             spellings=("eval",),
             body=EvalBody,
             read=_read_eval,
-            told=("envs",),
+            fields=("envs",),
             example={"envs": ["reverse-text"]},
             labels={"envs": "Eval envs; none: all"},
             answer="an eval was asked for",
@@ -256,7 +256,7 @@ CONTROLS: dict[str, Verb] = {
             signal="stop",
             spellings=("stop_run",),
             body=StopBody,
-            told=("reason",),
+            fields=("reason",),
             example={"reason": "reward has converged"},
             becomes="stopping",
             danger=True,

@@ -57,7 +57,7 @@ class View:
                 # A step that is repeated after a restore replaces the abandoned ones.
                 self.rewards = {s: r for s, r in self.rewards.items() if s < step}
             self.rewards[step] = float(reward)
-        if tells(event):
+        if shows(event):
             self.events.append(event)
 
     def picture(self, width: int) -> RenderableType:
@@ -111,7 +111,7 @@ class Connection:
             self._lost_at = None
 
 
-def tells(event: Event) -> bool:
+def shows(event: Event) -> bool:
     """Whether an event gets a line while watching."""
     return event.level != "info" or event.type not in QUIET
 
@@ -240,7 +240,7 @@ class Watch:
             self._stale = True
             if self._lines_of_json:
                 print(one_line(as_json(item)), flush=True)
-            elif live is None and tells(item):
+            elif live is None and shows(item):
                 self._out.print(printing.event_line(item), soft_wrap=True)
 
     def _over(self, run: Run) -> bool:

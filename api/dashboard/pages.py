@@ -47,7 +47,7 @@ def contract() -> str:
         shown: dict[str, Any] = {key: getattr(verb, key) for key in SHOWN}
         fields = {
             name: {key: schemas[name][key] for key in FORM if key in schemas[name]}
-            for name in verb.told
+            for name in verb.fields
         }
         labels = dict(verb.labels) if fields else {}
         verbs.append({**shown, "labels": labels, "fields": fields})

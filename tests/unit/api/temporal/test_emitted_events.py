@@ -9,7 +9,7 @@ from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 
-from ratchet.api.temporal.event_log import LoggedEvent, Teller
+from ratchet.api.temporal.event_log import LoggedEvent, EventBuilder
 from ratchet.api.temporal.histories import _decode
 from ratchet.workflows.protocol.messages import MEMO_KEY
 
@@ -17,10 +17,10 @@ BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 class History:
-    """A history that grows, and what its teller tells of each event."""
+    """A history that grows, and what its builder tells of each event."""
 
     def __init__(self) -> None:
-        self.teller = Teller("00000000-0000-0000-0000-000000000000", _decode)
+        self.builder = EventBuilder("00000000-0000-0000-0000-000000000000", _decode)
         self.number = 0
 
     def _event(self, at: float) -> HistoryEvent:
@@ -33,20 +33,20 @@ class History:
         event = self._event(at)
         fields = event.workflow_properties_modified_event_attributes.upserted_memo.fields
         fields[MEMO_KEY].CopyFrom(_payload(said))
-        return await self.teller.take(event)
+        return await self.builder.take(event)
 
     async def report(self, at: float, state: str, epoch: int, **known: Any) -> LoggedEvent:
         event, value = self._event(at), {"role": "trainer", "index": 0, "state": state}
         signal = event.workflow_execution_signaled_event_attributes
         signal.signal_name = "host_report"
         signal.input.CopyFrom(Payloads(payloads=[_payload({**value, "epoch": epoch, **known})]))
-        (told,) = await self.teller.take(event)
+        (told,) = await self.builder.take(event)
         return told
 
     async def failed_task(self, cause: int) -> list[LoggedEvent]:
         event = self._event(0)
         event.workflow_task_failed_event_attributes.cause = cause  # type: ignore[assignment]
-        return await self.teller.take(event)
+        return await self.builder.take(event)
 
 
 def _payload(value: Any) -> Payload:
