@@ -73,7 +73,6 @@ class Files(StaticFiles):
 
 def install(app: FastAPI) -> None:
     """Serves the dashboard under /dashboard/ and redirects / to it."""
-
     files = GZipMiddleware(Files(directory=FILES, html=True), minimum_size=1000)
     app.mount(PREFIX, files, name="dashboard")
 

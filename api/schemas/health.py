@@ -33,15 +33,15 @@ class RunHealth(BaseModel):
             "object": "health",
             "run_id": "reverse-1a2b3c",
             "verdict": "attention",
-            "message": "85 % of the rollouts of the last 10 steps teach nothing; most groups earn "
-            "nothing",
+            "message": "85 % of the rollouts of the last 10 steps carry no signal; most groups "
+            "earn no reward",
             "findings": [
                 {
                     "rule": "no_variance",
                     "level": "warning",
                     "title": "Groups without signal",
-                    "message": "85 % of the rollouts of the last 10 steps teach nothing; most "
-                    "groups earn nothing",
+                    "message": "85 % of the rollouts of the last 10 steps carry no signal; "
+                    "most groups earn no reward",
                     "subject": "",
                     "advice": "Make examples easier or harder.",
                     "help": "docs/reading-a-run.md#no-variance",

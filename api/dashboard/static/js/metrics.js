@@ -289,8 +289,7 @@ export class Metrics {
 		const many = this.runs.length > 1;
 		fill(this.damage, this.runs.map(({ id, damage }) => damage && `${many ? `${id}: ` : ""}${damage} `));
 		this.#fold();
-		fill(this.evals, evalsTable?.(this.runs) ?? h("p", { class: "sub" }, this.loaded ? "No evals yet."
- : "Loading…"));
+		fill(this.evals, evalsTable?.(this.runs) ?? h("p", { class: "sub" }, this.loaded ? "No evals yet." : "Loading…"));
 		for (const chart of this.charts) {
 			const series = this.group.value && pooled ? this.#grouped(chart.panel) : this.runs.flatMap((run, r) => {
 				const own = seriesOf(chart.panel, run);

@@ -240,7 +240,7 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         )
         assert changed.status == 0 and "max_inflight_rollouts" in changed.out
         asked = await ratchet(address, "runs", "eval", run_id, "guess-hard")
-        assert "an eval was asked for" in asked.out
+        assert "an eval was requested" in asked.out
         assert (await ratchet(address, "runs", "checkpoint", run_id)).status == 0
         paused = await ratchet(address, "runs", "pause", run_id, "--mode", "cancel")
         assert f"{run_id} is pausing" in paused.out
@@ -253,7 +253,7 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         assert f"{run_id} is stopping" in stopped.out
         await served.until(run_id, status="succeeded")
         told = await ratchet(address, "runs", "events", run_id)
-        assert "stop was asked for: seen enough" in told.out
+        assert "stop was requested: seen enough" in told.out
         followed = await ratchet(address, "runs", "events", run_id, "--follow", "--json")
         assert followed.status == 0 and len(followed.lines) == len(told.out.splitlines())
         verbs = [e["data"]["asked"] for e in followed.lines if e["type"] == "run.asked"]

@@ -101,7 +101,7 @@ async def test_the_command_shows_and_follows_a_log(served: Served) -> None:
 
         assert await asyncio.to_thread(follow) == ["first", "second"]
         told = await ratchet(address, "runs", "logs", run_id, "--follow", "--source", "events")
-        assert told.status == 0 and "stop was asked for" in told.out
+        assert told.status == 0 and "stop was requested" in told.out
         away = await ratchet(address, "runs", "logs", run_id, "--follow")
         assert away.status == 1 and "worker of role orchestrator" in away.err
         write(served, orchestrator_log(run_id), f"{LINE} pipeline: step 1/2\n")
