@@ -265,7 +265,7 @@ class ArtifactStore:
             raise CorruptArtifact(f"{ref.key}: {ref.path}/{MANIFEST} does not match its sha256")
         files = {name: (sha, size) for name, (sha, size) in json.loads(manifest).items()}
         for name in files:
-            # Everyone who can write to the store names files; readers write them to their own disks.
+            # Whoever writes to the store names files; readers write them to their own disks.
             if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
                 raise CorruptArtifact(
                     f"{ref.key}: {ref.path}/{MANIFEST} names {name!r}, which is outside the folder"

@@ -88,7 +88,7 @@ def decode_token_logprobs(
     version = (table.schema.metadata or {}).get(_SCHEMA_KEY, b"none").decode()
     if version != str(SCHEMA_VERSION):
         raise ValueError(
-            f"token log-probabilities have schema {version}, and this build reads {SCHEMA_VERSION}: "
+            f"token log-probabilities of schema {version}, and this build reads {SCHEMA_VERSION}: "
             "another version of Ratchet wrote the file; read it with that version"
         )
     for name, wanted in (("group", group), ("rollout", rollout)):
