@@ -158,8 +158,7 @@ def series_folder(run: str) -> str:
 
 
 def ended(run: str) -> str:
-    """A run's last memo, and how it ended, overwritten in place: {state, started, closed, memo}.
-    """
+    """A run's last memo, and how it ended, overwritten in place: {state, started, closed, memo}."""
     return f"runs/{names.workflow_of(run)}/ended.json"
 
 

@@ -58,9 +58,7 @@ def list_runs(
     metadata: Metadata = None,
     limit: Annotated[int, typer.Option(min=1, max=100, help="Most runs in a page.")] = 20,
     after: Annotated[str | None, typer.Option(help="Continue after the run with this id.")] = None,
-    archived: Annotated[
-        bool, typer.Option("--archived", help="Only archived runs.")
-    ] = False,
+    archived: Annotated[bool, typer.Option("--archived", help="Only archived runs.")] = False,
     whole: All = False,
     as_json_: Json = False,
 ) -> None:

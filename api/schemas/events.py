@@ -50,9 +50,7 @@ class LogLine(BaseModel):
             "message": "step 12 is done with reward 0.581",
         }
     )
-    id: str = Field(
-        description="Its cursor; in the run's own log this is also the event's id."
-    )
+    id: str = Field(description="Its cursor; in the run's own log this is also the event's id.")
     created_at: datetime | None = Field(
         description="Null where a process writes no times, until its first line with one."
     )

@@ -124,9 +124,7 @@ class RolloutFull(RolloutItem):
         default_factory=list, description="Weights that sampled it: '<version>.<push><try>'."
     )
     temperature: float | None = Field(default=None, description="Its sampling temperature.")
-    engine: dict[str, Any] | None = Field(
-        default=None, description="The engine that sampled it."
-    )
+    engine: dict[str, Any] | None = Field(default=None, description="The engine that sampled it.")
     messages: list[dict[str, Any]] = Field(
         default_factory=list, description="Messages of the last branch, in order."
     )

@@ -26,7 +26,7 @@ from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.temporal.client import Execution, Temporal
 from ratchet.api.temporal.connection import Missing
-from ratchet.api.temporal.event_log import LoggedEvent, EventBuilder, parse_cursor
+from ratchet.api.temporal.event_log import EventBuilder, LoggedEvent, parse_cursor
 
 IDLE_S = 60.0
 """A reader that is unused for this long ends."""

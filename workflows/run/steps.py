@@ -134,8 +134,7 @@ class Steps:
             self._news.wake()
 
     def _end_train(self) -> None:
-        """Train rollouts left when the last batch is shipped would only slow down the last evals.
-        """
+        """Cancels train rollouts once all batches ship: they would slow down the last evals."""
         if self._rule.all_shipped:
             self._leases.ends_train = workflow.patched(END_TRAIN)
 

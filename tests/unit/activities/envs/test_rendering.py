@@ -235,7 +235,7 @@ def test_a_run_takes_what_its_config_or_version_0_says(tmp_path: Path) -> None:
 def test_a_renderer_that_drops_the_system_message_is_a_problem(tmp_path: Path) -> None:
     folder = saved(tmp_path / "policy", WITH_SYSTEM)
     found = rendering.problem(ModelConfig(renderer="ratchet-chatml"), folder)
-    assert found is not None and "does not do what the model's chat template does" in found
+    assert found is not None and "does not match the model's chat template" in found
     assert "'one turn': token 1" in found and "set model.renderer to 'auto'" in found
     assert rendering.problem(ModelConfig(renderer="default"), folder) is None
     unknown = rendering.problem(ModelConfig(renderer="nosuch"), folder)

@@ -301,7 +301,7 @@ async def test_what_cannot_be_compared_is_named_with_its_reason() -> None:
     assert verdict.unread == {
         "model.mlp.gate_proj.weight": "the engine holds it by Fp8LinearMethod",
         "model.mlp.up_proj.weight": "the engine holds it by Fp8LinearMethod",
-        "model.norm.weight": "the engine holds it as [3], exported was [16]",
+        "model.norm.weight": "the engine holds it as [3], but [16] was exported",
         "left_out": "the engine does not load it",
         "model.nowhere.weight": "this rank has no inner.nowhere",
     }
@@ -331,7 +331,7 @@ def test_a_tensor_that_ranks_hold_some_of_is_not_compared() -> None:
     expected = fingerprints.take([("a", EXPORTED["model.embed.weight"])], ["float32"])
     half = fingerprint(as_rows(EXPORTED["model.embed.weight"])[:5])
     answer = {"dtype": "float32", "unread": {}}
-    for count, why in [(80, "holds 80 of its 160"), (64, "read some of it only")]:
+    for count, why in [(80, "holds 80 of its 160"), (64, "read only some of it")]:
         engine = bits.Held()
         engine.add(0, {**answer, "rows": [("a", [0, 5, 0, 16], count, f"{half:x}")]})
         verdict = bits.compare(expected, engine)

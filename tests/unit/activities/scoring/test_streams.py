@@ -195,7 +195,7 @@ def test_what_may_be_absent_from_a_sample() -> None:
     assert row(advantages=None, rl_weights=off, ce_weights=on).advantages is None
     assert row(advantages=None, rl_weights=[1.0, 0.0, 0.0]).rl_weights == [1.0, 0.0, 0.0]
     assert row(advantages=None, loss_mask=[False] * 3).rl_weights is None
-    with pytest.raises(ValueError, match="ref_kl loss, and no ref_logprobs"):
+    with pytest.raises(ValueError, match="ref_kl loss, but no ref_logprobs"):
         row(ref_kl_weights=on)
     assert row(ref_kl_weights=off).ref_logprobs is None
 

@@ -112,9 +112,9 @@ def test_assignments_are_sections() -> None:
         (["a"], "form key=value"),
         (["=1"], "form key=value"),
         (["a..b=1"], "is no key"),
-        (["a=1", "a.b=2"], "a was given a value"),
-        (["a.b=2", "a=1"], "given twice"),
-        (["a=1", "a=1"], "given twice"),
+        (["a=1", "a.b=2"], "a already has a value"),
+        (["a.b=2", "a=1"], "is set twice"),
+        (["a=1", "a=1"], "is set twice"),
     ],
 )
 def test_what_is_no_assignment_is_said(wrong: list[str], why: str) -> None:
@@ -314,14 +314,14 @@ async def test_what_a_run_left_is_listed(served: Served) -> None:
         assert newest.out.splitlines() == [line for line in told if " step 3 is done" in line]
         for wrong in (["--order", "desc"], ["--types", "run"]):
             done = await ratchet(address, "runs", "events", run_id, "--follow", *wrong)
-            assert done.status == 2 and "--follow tells every event" in done.err
+            assert done.status == 2 and "--follow shows every event" in done.err
         for wrong in (["logs", run_id, "--level", "bad"], ["batches", run_id, "--limit", "0"]):
             assert (await ratchet(address, "runs", *wrong)).status == 2
         for verb in ("evals", "batches", "logs"):
             missing = await ratchet(address, "runs", verb, "nope")
             assert missing.status == 1 and "`ratchet runs list`" in missing.err
         lost = await ratchet(address, "runs", "logs", run_id, "--after", "nope")
-        assert lost.status == 1 and "without --after it begins with the first" in lost.err
+        assert lost.status == 1 and "leave out --after to start with the first" in lost.err
 
 
 @on_server
@@ -429,7 +429,7 @@ async def test_ctrl_c_stops_watching_and_not_the_run(served: Served) -> None:
         process.send_signal(signal.SIGINT)
         done = await ended(process)
         assert done.status == 130
-        assert f"stopped watching; run {run_id} goes on" in done.err and "Trace" not in done.err
+        assert f"stopped watching; run {run_id} continues" in done.err and "Trace" not in done.err
         run = (await served.http.get(f"/v1/runs/{run_id}")).json()
         assert run["status"] == "running"
         # Nor was it asked anything.
@@ -468,7 +468,7 @@ async def test_a_terminal_sees_the_run_move_over_a_broken_stream(served: Served)
         mark = len(seen)
         process.send_signal(signal.SIGINT)
         done = await ended(process)
-        assert done.status == 130 and "goes on" in done.err
+        assert done.status == 130 and "continues" in done.err
         # The cursor, hidden while drawing, is given back.
         await sees("\x1b[?25h", mark)
         process = await begun(way.address, "runs", "watch", run_id, out=slave)

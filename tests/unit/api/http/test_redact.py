@@ -233,8 +233,9 @@ def test_events_tell_no_secrets() -> None:
     builder._on_memo({"alarm": SAID, "trouble": SAID, "waiting_for": {"name": SAID}})
     builder._on_memo({"error": {"code": "x", "message": SAID}, "end_reason": SAID})
     builder._on_end("failed", SAID)
-    assert len(builder._events) >= 4
-    assert "hunter2" not in str(builder._events) and HIDDEN in str(builder._events[-1].data["error"])
+    events = builder._events
+    assert len(events) >= 4
+    assert "hunter2" not in str(events) and HIDDEN in str(events[-1].data["error"])
 
 
 def test_errors_of_rollouts_tell_no_secrets() -> None:

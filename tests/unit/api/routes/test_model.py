@@ -303,7 +303,7 @@ def test_a_base_of_unknown_licence_says_so(store: ArtifactStore, api: TestClient
     leave(store, "tiny")
     put_whole_checkpoint(store, "tiny", 1)
     card = got(api, "tiny")["card"]
-    assert "made by Ratchet from random weights" in card and "base_model:" not in card
+    assert "created by Ratchet from random weights" in card and "base_model:" not in card
 
 
 def test_secrets_are_cut_out_of_the_card(store: ArtifactStore, api: TestClient) -> None:

@@ -398,7 +398,7 @@ async def test_pause_and_resume_tell_the_run_and_show_what_comes(served: Served)
     assert resumed.status_code == 202 and resumed.json()["status"] == "starting"
     await served.until(run["id"], status="running")
     heard = await signals(served, run["id"], 3)
-    first = {"mode": "cancel", "reason": "asked over the API"}
+    first = {"mode": "cancel", "reason": "requested over the API"}
     assert [name for name, _ in heard] == ["pause", "pause", "resume"] and heard[0][1] == first
     await served.http.post(f"{url}/stop")
     await served.until(run["id"], status="succeeded")

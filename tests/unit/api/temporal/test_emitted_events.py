@@ -9,7 +9,7 @@ from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 
-from ratchet.api.temporal.event_log import LoggedEvent, EventBuilder
+from ratchet.api.temporal.event_log import EventBuilder, LoggedEvent
 from ratchet.api.temporal.histories import _decode
 from ratchet.workflows.protocol.messages import MEMO_KEY
 

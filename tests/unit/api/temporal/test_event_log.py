@@ -9,7 +9,7 @@ from temporalio.client import WorkflowHistory
 from ratchet.activities.contracts.health import HEALTH_REPORT, Finding, HealthReport
 from ratchet.activities.contracts.names import FINALIZE_EVAL
 from ratchet.activities.contracts.wire import WIRE
-from ratchet.api.temporal.event_log import LoggedEvent, EventBuilder, parse_cursor
+from ratchet.api.temporal.event_log import EventBuilder, LoggedEvent, parse_cursor
 from ratchet.api.temporal.histories import _decode
 from tests import ROOT
 
