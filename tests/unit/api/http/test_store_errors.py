@@ -63,10 +63,7 @@ async def test_a_damaged_lineage_is_named(served: Served, tmp_path: Path, what: 
         for path in ("metrics", "evals", "rollouts?step=1", "checkpoints", "batches"):
             answer = await http.get(f"/v1/runs/y/{path}")
             told = problem(answer, 500, "damaged-artifact")
-            assert (
-                "runs/y/lineage.json" in told["detail"]
-                and "restore it from" in told["detail"]
-            )
+            assert "runs/y/lineage.json" in told["detail"] and "restore it from" in told["detail"]
             assert str(tmp_path) not in answer.text and "retry-after" not in answer.headers
 
 
