@@ -156,7 +156,7 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
 
 async def test_an_environment_that_loads_too_long_is_named_with_the_key(tmp_path: Path) -> None:
     env = {"id": "reverse-text", "start_timeout_s": 0.01}
-    late = r"reverse-text and counting its examples took longer than 0\.01 s; set start"
+    late = r"reverse-text and counting the examples took longer than 0\.01 s; set start"
     with pytest.raises(ApplicationError, match=late):
         await _check(tmp_path, train={"env": [env]})
 

@@ -197,7 +197,7 @@ def test_a_renderer_that_is_named_needs_no_template(tmp_path: Path) -> None:
     assert rendering.problem(ModelConfig(renderer="ratchet-chatml"), folder) is None
     assert rendering.problem(ModelConfig(), folder) is None, "it has ChatML's tokens"
     found = rendering.problem(ModelConfig(renderer="default"), folder)
-    assert found is not None and "no chat template to ask; set model.renderer" in found
+    assert found is not None and "no chat template; set model.renderer" in found
     found = rendering.problem(ModelConfig(renderer="qwen3"), folder)
     assert found is not None and "'<|endoftext|>' not found" in found
 

@@ -78,7 +78,7 @@ def test_order_and_sign_show_and_padding_and_tiny_numbers_do_not() -> None:
 
 
 def test_a_part_may_not_begin_inside_a_word() -> None:
-    with pytest.raises(ValueError, match="no multiple of 4"):
+    with pytest.raises(ValueError, match="not a multiple of 4"):
         fingerprint(torch.zeros(2, 8, dtype=torch.bfloat16), 0, 2)
 
 
@@ -299,8 +299,8 @@ async def test_what_cannot_be_compared_is_named_with_its_reason() -> None:
     verdict = await _judge([model], exported={**EXPORTED, **missing})
     assert verdict.wrong == []
     assert verdict.unread == {
-        "model.mlp.gate_proj.weight": "the engine holds it by Fp8LinearMethod",
-        "model.mlp.up_proj.weight": "the engine holds it by Fp8LinearMethod",
+        "model.mlp.gate_proj.weight": "the engine holds it in the format of Fp8LinearMethod",
+        "model.mlp.up_proj.weight": "the engine holds it in the format of Fp8LinearMethod",
         "model.norm.weight": "the engine holds it as [3], but [16] was exported",
         "left_out": "the engine does not load it",
         "model.nowhere.weight": "this rank has no inner.nowhere",
@@ -312,7 +312,7 @@ async def test_an_engine_in_another_dtype_is_not_compared() -> None:
     engine = Engine([_rank(0, 1, 1, torch.bfloat16)], torch.bfloat16)
     verdict = bits.compare(expected, await bits.held(engine, SHAPES))
     assert set(verdict.unread.values()) == {
-        "the engine holds bfloat16, fingerprints are of float32"
+        "the engine holds bfloat16, but fingerprints are of float32"
     }
 
 

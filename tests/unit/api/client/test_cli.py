@@ -208,7 +208,7 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         while "3/8" not in (shown := await ratchet(address, "runs", "show", run_id)).out:
             assert shown.status == 0
         assert "reverse-text 0.2 at step 0" in shown.out
-        assert shown.out.startswith("health") and "attention: no worker is there" in shown.out
+        assert shown.out.startswith("health") and "attention: no worker polls for" in shown.out
         judged = await ratchet(address, "runs", "health", run_id, "--json")
         assert judged.json["verdict"] == "attention" and judged.json["findings"][0]["advice"]
         listed = await eventually(
@@ -301,7 +301,7 @@ async def test_what_a_run_left_is_listed(served: Served) -> None:
         assert len(cut.out.splitlines()) == 2 and "--all shows them" in cut.err
         assert len((await runs("batches", run_id, "--limit", "1", "--all")).out.splitlines()) == 3
         left = await runs("rollouts", run_id)
-        assert "left out, since they are damaged: train/1" in left.err
+        assert "left out, because damaged: train/1" in left.err
         assert (await runs("rollouts", run_id, "--json")).json["damaged"] == ["train/1"]
         none = await ratchet(address, "runs", "rollouts", run_id, "--step", "900")
         assert none.status == 1 and "no batch of step 900 has been written" in none.err

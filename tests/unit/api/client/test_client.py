@@ -320,7 +320,7 @@ async def test_keys_are_sent_and_answers_of_others_are_known(
     guarded = create_app(replace(served.settings, keys=told), connection(served.env))
 
     def look(address: str) -> None:
-        with Ratchet(address) as client, pytest.raises(Refused, match="key is needed"):
+        with Ratchet(address) as client, pytest.raises(Refused, match="key is required"):
             client.runs.list()
         monkeypatch.setenv("RATCHET_API_KEY", f"{secret}\n")
         with Ratchet(address) as client:

@@ -87,7 +87,7 @@ async def test_what_cannot_be_had_is_said_and_leaves_nothing(
     to = ["--to", str(folder / "mine")]
     for options, status, said in (
         (["nope-run"], 1, "`ratchet runs list` shows all runs"),
-        ([RUN, "--step", "9"], 1, "versions that are kept: 0, 2, 3"),
+        ([RUN, "--step", "9"], 1, "kept versions: 0, 2, 3"),
         ([RUN, "--step", "1"], 1, "retention.weights = 4"),
         ([RUN, "--best", "guess"], 1, "its evals are reverse-text, guess-hard"),
         ([RUN, "--best", "--step", "2"], 2, "--step and --best both choose a version"),
@@ -163,7 +163,7 @@ async def test_bytes_that_differ_are_refused(store: ArtifactStore, tmp_path: Pat
     store.fs.pipe_file(store.path(f"{ref.path}/model.safetensors"), b"x" * BIG)
     to = tmp_path / "out" / "mine"
     done = await exported(store, RUN, "--to", str(to))
-    assert done.status == 1 and "arrived with other bytes than version 2 has" in done.err
+    assert done.status == 1 and "differs from the file of version 2" in done.err
     assert names_in(to.parent) == []
 
 

@@ -216,7 +216,7 @@ async def test_panels_are_found_added_and_taken_away(served: Served) -> None:
     ):
         page = reader.page
         await reader.open(f"#/runs/{runs[0]}", '="all"')
-        await expect(page.locator(".health")).to_contain_text("no worker is there for rollout")
+        await expect(page.locator(".health")).to_contain_text("no worker polls for rollout")
         await page.locator(".health summary").click()
         await appears(page, "docs/reading-a-run.md#no-worker")
         await expect(page.locator("#panel-own .legend")).to_contain_text("exact")

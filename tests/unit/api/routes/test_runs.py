@@ -420,7 +420,7 @@ async def test_a_run_says_how_it_is(served: Served) -> None:
     async with asgi(create_app(settings, connection(served.env))) as http:
         health = (await http.get(f"/v1/runs/{run}/health")).json()
     assert health["verdict"] == "attention" and health["seconds_per_step"] == 5.0
-    assert health["message"].startswith("no worker is there for rollout, trainer, inference, env")
+    assert health["message"].startswith("no worker polls for rollout, trainer, inference, env")
     assert [finding["rule"] for finding in health["findings"]] == ["no_worker", "env_failing"]
     assert health["waits"] == "the engines run ahead while the trainer trains 75 % of the time"
     problem(await served.http.get("/v1/runs/none-such/health"), 404, "unknown-run")

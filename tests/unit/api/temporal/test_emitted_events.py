@@ -96,7 +96,7 @@ async def test_a_change_of_the_config_is_told_from_old_to_new() -> None:
         "dispatch.tasks_per_minute null → 600"
     )
     (told,) = await history.memo(config_changes={"max_steps": 80}, config_revision=1)
-    assert told.message == "the changes hold: the config is at revision 1"
+    assert told.message == "the changes took effect: the config is at revision 1"
 
 
 async def test_a_pause_is_told_with_its_reason() -> None:
@@ -124,7 +124,7 @@ async def test_a_server_that_comes_back_says_once_how_long_there_was_none() -> N
     # Its worker was killed: nobody told of the loss but the next one.
     starting = await history.report(60, "starting", 2, seen_at=clock(31))
     assert starting.data["lost_at"] == "2026-01-01T12:00:31.000Z"
-    assert starting.message.endswith("the one before was last seen at 12:00:31 UTC")
+    assert starting.message.endswith("the previous one was last seen at 12:00:31 UTC")
     up = await history.report(65, "up", 2)
     assert up.message == "trainer 0 (epoch 2) is up, back after 34 s"
     assert up.data["back_after_s"] == 34.0 and up.data["lost_at"] == starting.data["lost_at"]
