@@ -139,21 +139,21 @@ class RunLogs(logging.Filter):
                 del self._runs[name]
 
     def _take(self, record: logging.LogRecord) -> None:
-        told = vars(record)
-        workflow_id: str = told["temporal_workflow"]["workflow_id"]
+        fields = vars(record)
+        workflow_id: str = fields["temporal_workflow"]["workflow_id"]
         name = workflow_id.partition("/")[0]
         if name not in self._runs:
             self._runs[name] = _Run(self._open(name))
         run = self._runs[name]
         run.heard = max(run.heard, record.created)
-        if LOG_LINE in told:
-            self._line(run, record.created, record.levelname, told[LOG_LINE])
+        if LOG_LINE in fields:
+            self._line(run, record.created, record.levelname, fields[LOG_LINE])
         elif DISPATCH not in workflow_id:
-            run.view = told[LOG_VIEW]
-        elif told[LOG_VIEW]["closed"]:
+            run.view = fields[LOG_VIEW]
+        elif fields[LOG_VIEW]["closed"]:
             run.generations.pop(workflow_id, None)
         else:
-            run.generations[workflow_id] = record.created, told[LOG_VIEW]
+            run.generations[workflow_id] = record.created, fields[LOG_VIEW]
 
     def _open(self, run: str) -> RotatingFileHandler:
         path = log_file(self._home, run)

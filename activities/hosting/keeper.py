@@ -11,7 +11,7 @@ The worker writes one JSON line (what to start) and then holds the pipe open. In
   the whole process group and every descendant is ended: SIGTERM, a grace period, SIGKILL. As a
   child subreaper the keeper inherits descendants whose parents died, so none can hide.
 - RECORD is removed only when nothing is left. If the keeper itself is killed with -9, RECORD and
-  the mark that every descendant carries in its environment tell a sweep what to end
+  the mark that every descendant carries in its environment show a sweep what to end
   (`ratchet.activities.hosting.reaper`).
 
 On stdout it reports `{"pid": n}` once the server is started, or `{"errno": n, "error": text}` if it

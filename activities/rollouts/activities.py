@@ -125,11 +125,11 @@ class RolloutActivities:
     def _releasing(
         self, input: RunRolloutsInput
     ) -> AbstractContextManager[Callable[[int], object]]:
-        """Yields what takes how many rollouts of the part have ended, for Dispatch to be told."""
+        """Yields a function that reports to Dispatch how many rollouts of the part have ended."""
         if self.releases is None:
             return nullcontext(lambda count: None)
         owner = activity.info().workflow_id
-        assert owner is not None, "rollouts are carried out for a workflow"
+        assert owner is not None, "rollouts run for a workflow"
         key = f"{input.work.group}/{input.first}"
         return self.releases.part(owner, key, len(input.indexes))
 
@@ -389,13 +389,13 @@ class RolloutActivities:
                 activity.heartbeat({"done": len(found), "size": len(input.indexes)})
                 await asyncio.sleep(HEARTBEAT_S)
 
-        async def tell() -> None:
+        async def write_gauges() -> None:
             while True:
                 await gauges.write()
                 await asyncio.sleep(HEARTBEAT_S)
 
-        # Apart, so that a slow store delays gauges and nothing else.
-        tasks = [asyncio.create_task(beat()), asyncio.create_task(tell())]
+        # Separate tasks, so that a slow store delays gauges and nothing else.
+        tasks = [asyncio.create_task(beat()), asyncio.create_task(write_gauges())]
         try:
             yield
         finally:
@@ -468,7 +468,7 @@ class RolloutActivities:
         post_batch: groups.Judge | None,
         task: dict[str, Any] | None,
     ) -> dict[str, Any]:
-        """The document of a group; whoever gives up on it ends what is asked for it, too."""
+        """The document of a group; a caller that is cancelled cancels the requests for it, too."""
         work = input.work
         config = self.ctx.config(input.run_id)
         env = config.env(work.env, work.kind)

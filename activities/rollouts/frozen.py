@@ -243,5 +243,5 @@ class Layouts:
                 lambda: Layout(make_renderer(load_tokenizer(Path(tokenizer)), renderer))
             )
             result = self._loading[key] = asyncio.create_task(work)
-        # Shielded: whoever gives up must not take it from the others.
+        # Shielded: a cancelled caller must not cancel the load for the others.
         return await asyncio.shield(result)

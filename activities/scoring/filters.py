@@ -26,7 +26,7 @@ class SampledTokens:
     """What the policy sampled in one rollout: N tokens, over all samples and turns in order.
 
     token_ids [N]; logprobs [N]: the engine's, in nats; measured [N]: whether an engine of the
-    policy told that log-probability; advantages [N], or None if the rollout was not given any.
+    policy reported that log-probability; advantages [N], or None if the rollout has none.
     """
 
     token_ids: Sequence[int]

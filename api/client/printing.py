@@ -502,8 +502,8 @@ def workers_table(items: Iterable[WorkerItem]) -> Table:
     """Worker processes, one line each, with the rollouts in flight that each last reported."""
 
     def in_flight(item: WorkerItem) -> str:
-        told = [gauge["worker_inflight"] for gauge in item.gauges if "worker_inflight" in gauge]
-        return str(sum(told)) if told else "-"
+        counts = [gauge["worker_inflight"] for gauge in item.gauges if "worker_inflight" in gauge]
+        return str(sum(counts)) if told else "-"
 
     return listing(
         ("id", "role", "queue", "last seen", "in flight"),

@@ -107,10 +107,10 @@ def read_page(log: Path, source: str, after: str | None, limit: int, lowest: int
             break
         text = redacted(raw.decode(errors="replace")[: 2 * LINE_CHARACTERS], LINE_CHARACTERS)
         match = _LINE.fullmatch(text)
-        told = _moment(match["time"]) if match else None
-        if match is not None and told is not None:
+        stamp = _moment(match["time"]) if match else None
+        if match is not None and stamp is not None:
             level = LEVELS.index(match["level"].lower().replace("critical", "error"))
-            moment = told
+            moment = stamp
         else:
             match = None
         passed = end

@@ -63,8 +63,8 @@ def package(module: str, pip: str) -> ModuleType:
 
 def markdown_table(rows: Sequence[Sequence[Any]]) -> str:
     """Rows by `COLUMNS` as a Markdown table that shows every text literally."""
-    told = ["" if cell is None else str(cell) for row in rows for cell in row]
-    shown = [re.sub(r"[!-/:-@\[-`{-~]", lambda mark: f"&#{ord(mark[0])};", cell) for cell in told]
+    cells = ["" if cell is None else str(cell) for row in rows for cell in row]
+    shown = [re.sub(r"[!-/:-@\[-`{-~]", lambda mark: f"&#{ord(mark[0])};", cell) for cell in cells]
     cells = [re.sub(r"\r\n|\r|\n", "<br>", cell) for cell in shown]
     width = len(COLUMNS)
     lines = [list(COLUMNS), ["---"] * width]
@@ -166,10 +166,10 @@ class Wandb(_OfProject):
         run.define_metric(axis)
         run.define_metric("*", step_metric=axis)
         for number, record in enumerate(records, first):
-            told: dict[str, Any] = {**record.values, axis: getattr(record, axis)}
+            values: dict[str, Any] = {**record.values, axis: getattr(record, axis)}
             if record.samples:
-                told[record.table] = wandb.Table(columns=[*COLUMNS], data=record.rows)
-            run.log(told, step=number)
+                values[record.table] = wandb.Table(columns=[*COLUMNS], data=record.rows)
+            run.log(values, step=number)
         run.finish()
         return None
 
@@ -210,10 +210,10 @@ class Trackio(_OfProject):
             auto_log_cpu=False,
         )
         for record in records:
-            told: dict[str, Any] = {**record.values}
+            values: dict[str, Any] = {**record.values}
             if record.samples:
-                told[record.table] = trackio.Table(columns=[*COLUMNS], data=record.rows)
-            run.log(told, step=record.step)
+                values[record.table] = trackio.Table(columns=[*COLUMNS], data=record.rows)
+            run.log(values, step=record.step)
         trackio.finish()
         held = self._held(series)
         if held is not None and held < first + len(records):

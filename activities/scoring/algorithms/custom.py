@@ -83,7 +83,7 @@ def load_function(config: FunctionSection) -> Callable[..., Any]:
             f"{sorted(config.kwargs)}: {error}"
         ) from None
     except ValueError:
-        # Some builtins have no signature; the first call will tell.
+        # Some builtins have no signature; the first call will show.
         pass
     return function  # type: ignore[no-any-return]
 
