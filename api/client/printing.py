@@ -503,7 +503,7 @@ def workers_table(items: Iterable[WorkerItem]) -> Table:
 
     def in_flight(item: WorkerItem) -> str:
         counts = [gauge["worker_inflight"] for gauge in item.gauges if "worker_inflight" in gauge]
-        return str(sum(counts)) if told else "-"
+        return str(sum(counts)) if counts else "-"
 
     return listing(
         ("id", "role", "queue", "last seen", "in flight"),
