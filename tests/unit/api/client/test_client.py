@@ -56,7 +56,7 @@ def test_the_address_is_the_one_named_or_the_stack_s(tmp_path: Path) -> None:
 
 def test_what_cannot_work_is_said_at_once() -> None:
     for address in ("localhost:8080", "ftp://x", "http://"):
-        with pytest.raises(ValueError, match="no address"):
+        with pytest.raises(ValueError, match="not an API address"):
             Ratchet(address)
     with pytest.raises(ValueError, match="RATCHET_API_KEY"):
         Ratchet("http://x", "rk_ä")
