@@ -1,4 +1,5 @@
-"""How late the event loop of a worker process wakes up, recorded for the runs that it works for.
+"""How late the event loop of a worker process wakes up, and what the process and its servers use of
+their machine, recorded for the runs that it works for.
 
 Nothing decides anything by it. Every SAMPLE_S each role of the process adds a sample to the series
 of each run for which it carries out an activity, or ended one since the sample before. Invariants:
@@ -7,7 +8,7 @@ of each run for which it carries out an activity, or ended one since the sample 
 - No activity waits for a sample, and none fails with one.
 - A run that has ended gets one more sample at most.
 
-Rollout workers are left out, since their gauges tell it (`activities/rollouts/gauges.py`).
+Rollout workers are left out, since their gauges have it (`activities/rollouts/gauges.py`).
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 
 from ratchet.activities.contracts.names import workflow_of
 from ratchet.activities.runtime.lag import LoopLag
+from ratchet.activities.runtime.usage import Usage
 from ratchet.activities.storage.series import Chunk, Series
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.workflows.protocol.messages import DISPATCH, HOST, TRAINING_RUN
@@ -45,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class LagRecorder:
-    """The event-loop lag of this process, once for each role and run it works for."""
+    """Event-loop lag and usage of this process, once for each role and run it works for."""
 
     def __init__(self, store: ArtifactStore, *, sample_s: float = SAMPLE_S) -> None:
         self._store = store
@@ -53,6 +55,7 @@ class LagRecorder:
         # A process that comes back may have its predecessor's name.
         self._process = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._lag = LoopLag()
+        self._usage = Usage()
         self._inflight: Counter[Work] = Counter()
         self._ended: set[Work] = set()
         self._series: dict[Work, Series] = {}
@@ -86,14 +89,15 @@ class LagRecorder:
             self._lag.stop()
 
     async def _record(self) -> None:
-        chunks = self._sample()
+        usage = await asyncio.to_thread(self._usage.take)
+        chunks = self._sample(usage)
         try:
             await asyncio.to_thread(_write, self._store, chunks)
         except Exception:
             # No run is worth losing over a gauge. The next sample's chunk has this one, too.
             log.warning("event-loop lag was not stored", exc_info=True)
 
-    def _sample(self) -> list[Chunk]:
+    def _sample(self, usage: dict[str, Any]) -> list[Chunk]:
         """Takes one sample for everything that is worked for."""
         lag = self._lag.take()
         if lag is None:
@@ -102,7 +106,7 @@ class LagRecorder:
         self._ended.clear()
         # It rises, even if the clock is set back.
         self._time = now = max(time.time(), self._time + 0.001)
-        sample = {"time": now, "event_loop_lag": lag}
+        sample = {"time": now, "event_loop_lag": lag, "usage": usage}
         for role, run in working:
             self._series.setdefault((role, run), Series(run, f"{role}-{self._process}"))
         chunks = [self._series[work].add(sample) for work in working]

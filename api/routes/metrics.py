@@ -193,7 +193,7 @@ async def list_gauges(
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most samples in the answer.")] = 1000,
     role: Annotated[
         Literal[WorkerRole, "all"],
-        Query(description="Whose samples; all but rollout workers tell their event-loop lag only."),
+        Query(description="Whose samples; other roles report event-loop lag and usage only."),
     ] = "rollout",
 ) -> Response:
     """Gauges of the workers of a role over time, ascending: a sample each ten seconds of work.

@@ -113,6 +113,11 @@ export class RunData {
 		return [...new Set(this.heard.map((g) => g.role))].sort();
 	}
 
+	/** Roles of workers that reported some `value` of a sample. */
+	rolesWith(value) {
+		return this.roles.filter((role) => this.heard.some((g) => g.role === role && value(g) != null));
+	}
+
 	/** The run object. */
 	async loadRun(signal) {
 		this.run = await api.run(this.id, signal);
@@ -167,7 +172,7 @@ export class RunData {
 
 	/**
 	 * Gauges later than those known; a worker's sample may be read a while after it was taken. Of all
-	 * that was `heard`, `gauges` are rollout workers'; other roles tell nothing but their lag.
+	 * that was `heard`, `gauges` are rollout workers'; other roles report lag and usage only.
 	 */
 	async loadGauges(signal) {
 		const known = this.heard.at(-1)?.time ?? 0;
