@@ -1,4 +1,4 @@
-"""Event-loop lag of a worker process, recorded for the runs that it works for.
+"""Event-loop lag and resource usage of a worker process, recorded for the runs that it works for.
 
 No decision depends on it. Every SAMPLE_S each role of the process adds a sample to the series of
 each run for which it runs an activity, or has ended one since the previous sample. Invariants:
@@ -7,7 +7,7 @@ each run for which it runs an activity, or has ended one since the previous samp
 - No activity waits for a sample, and none fails because of one.
 - A run that has ended gets one more sample at most.
 
-Rollout workers are left out, since their gauges include it (`activities/rollouts/gauges.py`).
+Rollout workers are left out, since their gauges include both (`activities/rollouts/gauges.py`).
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 
 from ratchet.activities.contracts.names import workflow_of
 from ratchet.activities.runtime.lag import LoopLag
+from ratchet.activities.runtime.usage import Usage
 from ratchet.activities.storage.series import Chunk, Series
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.workflows.protocol.messages import DISPATCH, HOST, TRAINING_RUN
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class LagRecorder:
-    """The event-loop lag of this process, once for each role and run it works for."""
+    """Event-loop lag and usage of this process, once for each role and run it works for."""
 
     def __init__(self, store: ArtifactStore, *, sample_s: float = SAMPLE_S) -> None:
         self._store = store
@@ -53,6 +54,7 @@ class LagRecorder:
         # A restarted process may have its predecessor's name.
         self._process = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._lag = LoopLag()
+        self._usage = Usage()
         self._inflight: Counter[Work] = Counter()
         self._ended: set[Work] = set()
         self._series: dict[Work, Series] = {}
@@ -86,14 +88,15 @@ class LagRecorder:
             self._lag.stop()
 
     async def _record(self) -> None:
-        chunks = self._sample()
+        usage = await asyncio.to_thread(self._usage.take)
+        chunks = self._sample(usage)
         try:
             await asyncio.to_thread(_write, self._store, chunks)
         except Exception:
             # A gauge must not fail a run. The next sample's chunk includes this one, too.
             log.warning("event-loop lag was not stored", exc_info=True)
 
-    def _sample(self) -> list[Chunk]:
+    def _sample(self, usage: dict[str, Any]) -> list[Chunk]:
         """Takes one sample for each role and run that has work."""
         lag = self._lag.take()
         if lag is None:
@@ -102,7 +105,7 @@ class LagRecorder:
         self._ended.clear()
         # It rises, even if the clock is set back.
         self._time = now = max(time.time(), self._time + 0.001)
-        sample = {"time": now, "event_loop_lag": lag}
+        sample = {"time": now, "event_loop_lag": lag, "usage": usage}
         for role, run in working:
             self._series.setdefault((role, run), Series(run, f"{role}-{self._process}"))
         chunks = [self._series[work].add(sample) for work in working]

@@ -193,7 +193,7 @@ async def list_gauges(
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most samples in the answer.")] = 1000,
     role: Annotated[
         Literal[WorkerRole, "all"],
-        Query(description="Whose samples; only rollout workers report more than event-loop lag."),
+        Query(description="Whose samples; other roles report only event-loop lag and usage."),
     ] = "rollout",
 ) -> Response:
     """Gauges of the workers of a role over time, ascending: a sample per ten seconds of work.

@@ -68,8 +68,24 @@ class LoopLag(BaseModel):
     n: int | None = Field(default=None, description="How many wake-ups were measured.")
 
 
+class GpuUsage(BaseModel):
+    """A GPU of a worker's machine, used by any process."""
+
+    index: int = Field(description="The driver's index of the device.")
+    utilization: float = Field(description="Share of the time it was busy, 0 to 1.")
+    memory_bytes: int = Field(description="Memory in use.")
+
+
+class Usage(BaseModel):
+    """Resources used by a worker process and all its descendants, for all runs."""
+
+    cpu_cores: float = Field(description="Cores in use, averaged since the previous sample.")
+    memory_bytes: int = Field(description="Resident memory; shared pages count for each process.")
+    gpus: list[GpuUsage] = Field(default_factory=list, description="The GPUs of the machine.")
+
+
 class LagSample(BaseModel):
-    """Event-loop lag of a worker other than a rollout worker, at one moment."""
+    """Event-loop lag and usage of a worker other than a rollout worker, at one moment."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -80,6 +96,7 @@ class LagSample(BaseModel):
                     "source": "trainer-host-72-0c31aa",
                     "role": "trainer",
                     "event_loop_lag": {"mean": 0.0004, "max": 0.012, "p99": 0.006},
+                    "usage": {"cpu_cores": 0.93, "memory_bytes": 1610612736},
                 }
             ]
         },
@@ -88,6 +105,7 @@ class LagSample(BaseModel):
     source: str = Field(description="The worker process that took the sample.")
     role: LagRole = Field(description="The worker's role.")
     event_loop_lag: LoopLag | None = None
+    usage: Usage | None = Field(default=None, description="Null for samples of older builds.")
 
 
 class GaugeSample(BaseModel):
@@ -104,6 +122,7 @@ class GaugeSample(BaseModel):
                     "worker_inflight": 24,
                     "tokens_per_s": 410.5,
                     "event_loop_lag": {"mean": 0.0004, "max": 0.012, "p99": 0.006},
+                    "usage": {"cpu_cores": 0.41, "memory_bytes": 524288000},
                     "heard": 1767268799.5,
                     "inflight": {"train/reverse-text": 40, "eval/reverse-text": 8},
                     "inflight_train": 40,
@@ -126,6 +145,7 @@ class GaugeSample(BaseModel):
     worker_inflight: int = Field(default=0, description="Rollouts this worker is executing.")
     tokens_per_s: float = Field(default=0.0, description="Tokens sampled for this worker a second.")
     event_loop_lag: LoopLag | None = None
+    usage: Usage | None = Field(default=None, description="Null for samples of older builds.")
     heard: float | None = Field(
         default=None,
         description="When the worker last received the run-wide values below (Unix time).",

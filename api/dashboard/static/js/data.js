@@ -113,6 +113,11 @@ export class RunData {
 		return [...new Set(this.heard.map((g) => g.role))].sort();
 	}
 
+	/** Roles of workers that reported some `value` of a sample. */
+	rolesWith(value) {
+		return this.roles.filter((role) => this.heard.some((g) => g.role === role && value(g) != null));
+	}
+
 	/** The run object. */
 	async loadRun(signal) {
 		this.run = await api.run(this.id, signal);
@@ -167,7 +172,7 @@ export class RunData {
 
 	/**
 	 * Loads gauges later than the known ones; a worker's sample may appear a while after it was taken.
-	 * `heard` holds all of them, `gauges` only rollout workers'; other roles report only their lag.
+	 * `heard` holds all of them, `gauges` only rollout workers'; other roles report lag and usage only.
 	 */
 	async loadGauges(signal) {
 		const known = this.heard.at(-1)?.time ?? 0;

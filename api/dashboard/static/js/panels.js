@@ -55,6 +55,17 @@ export const YOURS = "Your panels";
 export const MATCHES = "All metrics that match";
 export const SECTIONS = [MATCHES, YOURS, "Learning", "Policy", "Rollouts", "Speed and system"];
 
+const GIB = 2 ** 30;
+const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+
+/** A curve for each role of `of` a worker's usage, all its workers together, or the `worst` of them. */
+function used(of, more = { sum: true }) {
+	const value = (sample) => (sample.usage ? of(sample.usage) : null);
+	return ({ rolesWith }) => rolesWith(value).map((role) => gauge(role, value, { role, ...more }));
+}
+
+const ofGpus = (of) => ({ gpus }) => (gpus?.length ? of(gpus) : null);
+
 export const PANELS = [
 	{ id: "reward", section: "Learning", title: "Reward", note: "Mean train reward of each batch, by environment.", wide: true, series: scoped("reward") },
 	{
@@ -148,6 +159,37 @@ export const PANELS = [
 		zero: true,
 		series: ({ roles }) => roles.map((role) => gauge(role, (g) => g.event_loop_lag?.p99, { role, worst: true })),
 	},
+	{
+		id: "cpu", section: "Speed and system",
+		title: "CPU",
+		note: "Cores that the workers of each role and their servers use.",
+		unit: "cores",
+		zero: true,
+		series: used((usage) => usage.cpu_cores),
+	},
+	{
+		id: "ram", section: "Speed and system",
+		title: "Memory",
+		note: "Resident memory of the workers of each role and their servers.",
+		unit: "GiB",
+		zero: true,
+		series: used((usage) => usage.memory_bytes / GIB),
+	},
+	{
+		id: "gpu", section: "Speed and system",
+		title: "GPU utilization",
+		note: "Mean over the GPUs of each role's busiest machine.",
+		share: true,
+		series: used(ofGpus((gpus) => mean(gpus.map((gpu) => gpu.utilization))), { worst: true }),
+	},
+	{
+		id: "gpu-memory", section: "Speed and system",
+		title: "GPU memory",
+		note: "In use on the GPUs of each role's fullest machine, by any process.",
+		unit: "GiB",
+		zero: true,
+		series: used(ofGpus((gpus) => gpus.reduce((sum, gpu) => sum + gpu.memory_bytes, 0) / GIB), { worst: true }),
+	},
 	{ id: "memory", section: "Speed and system", title: "Trainer memory", note: "Peak memory of the trainer's device during a step.", unit: "GiB", zero: true, series: those(["perf/peak_memory", "peak"]) },
 ];
 
@@ -164,6 +206,7 @@ export function seriesOf(panel, data) {
 		envs: data.envs,
 		evalEnvs: [...new Set(data.evals.map((e) => e.env))],
 		roles: data.roles,
+		rolesWith: (value) => data.rolesWith(value),
 	});
 }
 
