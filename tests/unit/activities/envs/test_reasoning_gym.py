@@ -74,9 +74,9 @@ def test_what_of_a_reply_counts() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"dataset": "no_such"}, "makes no 'no_such'"),
-        ({"arguments": {"min_terms": 3, "max_terms": 2}}, "makes no 'chain_sum'"),
-        ({"arguments": {"digits": 2}}, "makes no 'chain_sum'"),
+        ({"dataset": "no_such"}, "cannot make 'no_such'"),
+        ({"arguments": {"min_terms": 3, "max_terms": 2}}, "cannot make 'chain_sum'"),
+        ({"arguments": {"digits": 2}}, "cannot make 'chain_sum'"),
         ({"dataset": "game_of_life", "arguments": {}}, "needs cellpylib"),
     ],
 )
