@@ -247,7 +247,7 @@ def test_a_fork_begins_where_it_is_asked_to(
     assert store.get_json(store.require(keys.lineage(FORK)))["kind"] == "fork"
     with pytest.raises(ValueError, match=r"no checkpoint of step 15 .*steps 10, 20, 30"):
         restore(store, "third", step=15)
-    with pytest.raises(ValueError, match=r"run none has no checkpoint .*anew"):
+    with pytest.raises(ValueError, match=r"run none has no checkpoint .*start a new run"):
         restore(store, "third", source="none")
 
 

@@ -128,5 +128,5 @@ def test_a_file_of_a_later_schema_is_refused() -> None:
     sink = io.BytesIO()
     key = "ratchet.token_logprobs.schema"
     pq.write_table(table.replace_schema_metadata({key: "2"}), sink)
-    with pytest.raises(ValueError, match="schema 2, and 1 is read"):
+    with pytest.raises(ValueError, match="schema 2, and this build reads 1"):
         decode_token_logprobs(sink.getvalue())
