@@ -74,15 +74,21 @@ async def test_push_in_flight_labels_every_token(served: Served) -> None:
 
 
 async def test_an_engine_that_is_paused_executes_nothing(served: Served) -> None:
+    prompt = served.first.tokenizer.encode("abc")
     async with httpx.AsyncClient(base_url=served.spec.address, timeout=60) as client:
-        flying = asyncio.create_task(served.sample(client, served.first.tokenizer.encode("abc")))
-        while not await served.sampling(client):
+        began = time.monotonic()
+        await served.sample(client, prompt)
+        unpaused_s = time.monotonic() - began
+        flying = asyncio.create_task(served.sample(client, prompt))
+        while not flying.done() and not await served.sampling(client):
             await asyncio.sleep(0.01)
         await client.post("/pause", params={"mode": "keep"})
-        paused = await executing_share(client), flying.done()
+        held = asyncio.create_task(served.sample(client, prompt))
+        await asyncio.wait([held], timeout=3 * unpaused_s)
+        paused = await executing_share(client), held.done()
         await client.post("/resume")
         assert paused == (0.0, False)
-        await flying
+        await asyncio.gather(flying, held)
         assert await executing_share(client) == 1.0
 
 
