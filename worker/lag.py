@@ -88,10 +88,9 @@ class LagRecorder:
             self._lag.stop()
 
     async def _record(self) -> None:
-        usage = await asyncio.to_thread(self._usage.take)
-        chunks = self._sample(usage)
         try:
-            await asyncio.to_thread(_write, self._store, chunks)
+            usage = await asyncio.to_thread(self._usage.take)
+            await asyncio.to_thread(_write, self._store, self._sample(usage))
         except Exception:
             # A gauge must not fail a run. The next sample's chunk includes this one, too.
             log.warning("event-loop lag was not stored", exc_info=True)

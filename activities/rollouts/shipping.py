@@ -66,7 +66,7 @@ def ship(
         input.step,
         pre_batch=[config.type for config in slots.pre_batch],
         post_batch=[config.type for config in slots.post_batch],
-        barren=input.barren,
+        filtered_out=input.barren,
     )
     metrics[ROLLOUTS] = float(
         sum(not verdict.removed for _, verdicts in judged for verdict in verdicts.values())

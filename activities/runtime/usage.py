@@ -25,7 +25,8 @@ class Usage:
     def take(self) -> dict[str, Any]:
         """`cpu_cores` in use on average since the last call, or since this object was created;
         resident `memory_bytes` now; and the `gpus` of this machine, if it has any: {index,
-        utilization from 0 to 1, memory_bytes}, used by any process.
+        utilization from 0 to 1 or None where the driver has none, memory_bytes}, used by any
+        process.
         """
         then, before = self._at, self._seconds
         memory = self._read()
@@ -64,7 +65,11 @@ def gpus() -> list[dict[str, Any]]:
     devices = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        utilization = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        try:
+            utilization = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        except pynvml.NVMLError_NotSupported:
+            # So it is for a GPU that is divided into instances (MIG).
+            utilization = None
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle).used
         devices.append({"index": index, "utilization": utilization, "memory_bytes": memory})
     pynvml.nvmlShutdown()

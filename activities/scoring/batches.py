@@ -173,12 +173,12 @@ def stop_shares(rollouts: Sequence[BatchRollout]) -> dict[str, float]:
 
 
 def _pre_filters(
-    groups: Sequence[BatchGroup], names: Sequence[str], barren: FilterTally
+    groups: Sequence[BatchGroup], names: Sequence[str], filtered_out: FilterTally
 ) -> dict[str, float]:
     """Shares of the rollouts that did not err, over the batch's groups and those that never made
     it into a batch.
     """
-    tally = tally_of([r.pre_batch for group in groups for r in group.rollouts]).plus(barren)
+    tally = tally_of([r.pre_batch for group in groups for r in group.rollouts]).plus(filtered_out)
     if not tally.rollouts:
         return {}
     counts = {f"{name}/rate": tally.hits.get(name, 0) for name in names}
@@ -224,12 +224,12 @@ def summarize(
     *,
     pre_batch: Sequence[str] = (),
     post_batch: Sequence[str] = (),
-    barren: FilterTally | None = None,
+    filtered_out: FilterTally | None = None,
 ) -> dict[str, float]:
     """Metrics of the batch of `step`.
 
     `pre_batch` and `post_batch` name the filters of each slot, so that those without hits appear
-    as 0. `barren` are groups that no rollout survived, which are in no batch.
+    as 0. `filtered_out` are groups that filters left nothing of: they are in no batch.
 
     staleness/{mean,max}: versions between what sampled a group's oldest token and version
     `step - 1`, which the batch trains on top of, over groups of which the policy sampled any
@@ -252,7 +252,7 @@ def summarize(
     if stale:
         metrics["staleness/mean"] = fmean(stale)
         metrics["staleness/max"] = max(stale)
-    metrics |= _pre_filters(groups, pre_batch, barren or FilterTally())
+    metrics |= _pre_filters(groups, pre_batch, filtered_out or FilterTally())
     collected = [r for group in groups for r in group.rollouts if r.collected]
     metrics |= _off_policy(collected, step)
     shipped = sum(rollout.shipped for rollout in collected)

@@ -72,7 +72,9 @@ class GpuUsage(BaseModel):
     """A GPU of a worker's machine, used by any process."""
 
     index: int = Field(description="The driver's index of the device.")
-    utilization: float = Field(description="Share of the time it was busy, 0 to 1.")
+    utilization: float | None = Field(
+        description="Share of the time it was busy, 0 to 1; null where the driver has none (MIG)."
+    )
     memory_bytes: int = Field(description="Memory in use.")
 
 

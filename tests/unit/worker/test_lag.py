@@ -251,3 +251,22 @@ async def test_workers_of_all_roles_watch_but_those_of_rollouts(
         for worker in BUILDERS[role](temporal, ctx, Queues.prefixed("lag"), watching):
             assert watching
             assert set(watching) <= set(worker.config()["interceptors"])
+
+
+async def test_usage_that_cannot_be_read_ends_no_recording(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = LagRecorder(store, sample_s=SAMPLE_S)
+    take, failed = recorder._usage.take, []
+
+    def fail_once() -> dict[str, Any]:
+        if not failed:
+            failed.append(True)
+            raise PermissionError("/proc/7/statm")
+        return take()
+
+    monkeypatch.setattr(recorder._usage, "take", fail_once)
+    async with recorded(recorder):
+        with recorder.working("trainer", "r"):
+            await until(lambda: len(samples(store, "r")) >= 1)
+    assert failed

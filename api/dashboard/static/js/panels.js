@@ -56,7 +56,7 @@ export const MATCHES = "All metrics that match";
 export const SECTIONS = [MATCHES, YOURS, "Learning", "Policy", "Rollouts", "Speed and system"];
 
 const GIB = 2 ** 30;
-const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null);
 
 /** A curve for each role of `of` a worker's usage, all its workers together, or the `worst` of them. */
 function used(of, more = { sum: true }) {
@@ -180,7 +180,7 @@ export const PANELS = [
 		title: "GPU utilization",
 		note: "Mean over the GPUs of each role's busiest machine.",
 		share: true,
-		series: used(ofGpus((gpus) => mean(gpus.map((gpu) => gpu.utilization))), { worst: true }),
+		series: used(ofGpus((gpus) => mean(gpus.map((gpu) => gpu.utilization).filter((share) => share !== null))), { worst: true }),
 	},
 	{
 		id: "gpu-memory", section: "Speed and system",

@@ -54,6 +54,14 @@ def test_gpus_are_those_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     class NVMLError(Exception):
         pass
 
+    class NotSupported(NVMLError):
+        pass
+
+    def utilization(handle: int) -> SimpleNamespace:
+        if handle == 1:
+            raise NotSupported
+        return SimpleNamespace(gpu=40)
+
     def driver(*, works: bool) -> ModuleType:
         module = ModuleType("pynvml")
         module.__spec__ = importlib.util.spec_from_loader("pynvml", None)
@@ -64,11 +72,12 @@ def test_gpus_are_those_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
         for name, value in {
             "NVMLError": NVMLError,
+            "NVMLError_NotSupported": NotSupported,
             "nvmlInit": init,
             "nvmlShutdown": lambda: None,
             "nvmlDeviceGetCount": lambda: 2,
             "nvmlDeviceGetHandleByIndex": lambda index: index,
-            "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=40 + handle),
+            "nvmlDeviceGetUtilizationRates": utilization,
             "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(used=(handle + 1) << 30),
         }.items():
             setattr(module, name, value)
@@ -77,7 +86,7 @@ def test_gpus_are_those_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", driver(works=True))
     assert gpus() == [
         {"index": 0, "utilization": 0.4, "memory_bytes": 1 << 30},
-        {"index": 1, "utilization": 0.41, "memory_bytes": 2 << 30},
+        {"index": 1, "utilization": None, "memory_bytes": 2 << 30},
     ]
     assert Usage().take()["gpus"] == gpus()
     monkeypatch.setitem(sys.modules, "pynvml", driver(works=False))

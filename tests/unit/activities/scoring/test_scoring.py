@@ -160,7 +160,7 @@ def test_batch_metric_families() -> None:
         step=6,
         pre_batch=["gibberish", "zero_advantage"],
         post_batch=["gibberish", "zero_advantage"],
-        barren=FilterTally(4, 4, {"zero_advantage": 4}),
+        filtered_out=FilterTally(4, 4, {"zero_advantage": 4}),
     )
     expected = {
         "off_policy/mean": (2 + 1 + 0) / 3,

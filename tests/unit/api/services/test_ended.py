@@ -84,7 +84,7 @@ async def test_a_run_that_temporal_forgot_is_shown_as_it_ended(
         problem(await http.get("/v1/runs/nobody-knows"), 404, "unknown-run")
 
 
-async def test_the_end_of_an_attempt_is_kept_while_a_later_one_runs(
+async def test_why_an_attempt_ended_is_known_while_a_later_one_runs(
     served: Served, tmp_path: Path
 ) -> None:
     run_id = (await served.start("crashes-once"))["id"]
