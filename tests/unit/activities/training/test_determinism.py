@@ -234,7 +234,7 @@ def strict() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("strict")
-def test_only_what_torch_refused_is_told_to_be_refused() -> None:
+def test_only_a_refusal_of_torch_is_explained_as_one() -> None:
     with pytest.raises(RuntimeError) as refused:
         torch.zeros(2).put_(torch.zeros(1, dtype=torch.int64), torch.ones(1))
     text = determinism.refusal(refused.value)
@@ -242,4 +242,4 @@ def test_only_what_torch_refused_is_told_to_be_refused() -> None:
     with pytest.raises(RuntimeError) as other:
         torch.zeros(2) @ torch.zeros(3)
     assert determinism.refusal(other.value) is None
-    assert determinism.refusal(ValueError(str(refused.value))) is None, "somebody else's words"
+    assert determinism.refusal(ValueError(str(refused.value))) is None, "torch raises another type"

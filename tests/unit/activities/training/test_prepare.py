@@ -1,4 +1,4 @@
-"""What is told of a policy while it is made, and of what it descends from."""
+"""What is reported while a policy is made, and what it descends from."""
 
 import json
 from dataclasses import replace
@@ -10,13 +10,13 @@ from ratchet.activities.training.prepare import descent, make_default
 from tests.unit.activities.training.conftest import SMALL
 
 
-def test_a_warm_start_tells_each_tenth_step_and_the_last(
+def test_a_warm_start_reports_each_tenth_step_and_the_last(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe = replace(SMALL, batch=1, threads=1, clean_limit=12, cooldown=7, noisy_steps=3)
     make_default(recipe, "reverse-text", 0)
-    told = [json.loads(line)["progress"] for line in capsys.readouterr().out.splitlines()]
-    steps = [text.partition(": ")[2].partition(",")[0] for text in told]
+    reported = [json.loads(line)["progress"] for line in capsys.readouterr().out.splitlines()]
+    steps = [text.partition(": ")[2].partition(",")[0] for text in reported]
     assert steps == [f"step {step} of at most 22" for step in (10, 20, 22)]
 
 

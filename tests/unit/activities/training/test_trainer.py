@@ -99,16 +99,16 @@ def test_nll_of_ce_members_whatever_their_weights(tmp_path: Path, policy: Path) 
     assert "nll_ce" not in loaded(policy).train(1, encode_batch(make_batch(4)), tmp_path / "v2")
 
 
-def test_a_step_tells_the_shares_that_it_masks_and_how_its_tokens_are_spread(
+def test_a_step_reports_the_shares_that_it_masks_and_statistics_of_its_tokens(
     tmp_path: Path, policy: Path
 ) -> None:
-    """Of three pairs of samples engines had given the tokens far more, far less or just as much."""
+    """Engines gave the tokens of two samples each far more, far less and the same probability."""
     samples = make_batch(2)
     scores = rescore(load_model(policy), samples, seq_len=32, micro_batch_tokens=256)
-    said = [[-0.5] * len(row) for row in scores[:2]] + [[-15.0] * len(row) for row in scores[2:4]]
+    apart = [[-0.5] * len(row) for row in scores[:2]] + [[-15.0] * len(row) for row in scores[2:4]]
     batch = [
         replace(s, logprobs=[lp if m else 0.0 for lp, m in zip(row, s.loss_mask, strict=True)])
-        for s, row in zip(samples, [*said, *scores[4:]], strict=True)
+        for s, row in zip(samples, [*apart, *scores[4:]], strict=True)
     ]
     trainer, section = Trainer(), {"loss": {"type": "ipo", "ipo_threshold": 1e-4}}
     trainer.load(policy, {**CONFIG, "trainer": {**CONFIG["trainer"], **section}}, checkpoint=False)

@@ -1,4 +1,4 @@
-"""What people ask of a run that stands still or is to: dispatch hears of it at once."""
+"""Pauses and resumes: dispatch is woken by whatever changes what it must do."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ ASKED = [("pause", "drain"), ("pause", "cancel"), ("resume", None)]
 
 @settings(max_examples=30)
 @given(st.lists(st.sampled_from(ASKED), max_size=8))
-def test_dispatch_hears_of_every_pause_that_is_wanted_or_taken_back(
+def test_dispatch_is_woken_by_every_pause_and_by_its_end(
     asked: list[tuple[str, str | None]],
 ) -> None:
     run = TrainingRun(RunInput("run", config().model_dump(mode="json"), examples=EXAMPLES))
@@ -27,7 +27,7 @@ def test_dispatch_hears_of_every_pause_that_is_wanted_or_taken_back(
         assert verb is not None
         run._news.take()
         run.hear(verb, mode)
-        # What is given up at once is not taken back by less.
+        # A drain does not replace a cancel that was requested before.
         wanted = "" if mode is None else "cancel" if wanted == "cancel" else mode
         after = run._leases.control(0)
         assert after.pause == wanted
