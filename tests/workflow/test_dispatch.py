@@ -182,6 +182,8 @@ async def test_group_that_finds_no_env_server_says_so_and_goes_back_to_the_queue
         check_exactly_once(world, 2)
         shipped = {group for groups in world.batches.values() for group in groups}
         assert "train/0" in shipped, "it goes on under its name"
+        *_, last = [report async for report in reports(generation, temporal)]
+        assert "env server" not in last.waiting_for, "once it was there, nobody waits for it"
 
 
 async def reports(generation: Any, client: Client) -> AsyncIterator[DispatchReport]:

@@ -24,6 +24,7 @@ from tests.workflow.running import (
     worker,
     world_of,
 )
+from tests.workflow.test_outages import hold_host
 from tests.workflow.world import World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
@@ -523,3 +524,14 @@ async def test_details_name_what_the_run_waits_for(temporal: Client) -> None:
         await handle.signal("stop")
         world.flowing.set()
         await handle.result()
+
+
+async def test_run_that_ends_while_a_host_waits_for_its_disk_waits_for_nothing(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=1000, eval={})
+        await hold_host(world, handle, "env")
+        await handle.cancel()
+        seen = await status(handle, "cancelled")
+        assert seen["paused_because"] is None

@@ -56,3 +56,17 @@ def test_greedy_samples_are_refused() -> None:
     sample = replace(make_sample(random.Random(0)), temperature=0.0)
     with pytest.raises(ValueError, match="temperature"):
         list(micro_batches([sample], 32, 64))
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_what_only_learns_to_say_needs_no_advantages(packing: bool) -> None:
+    (played,) = make_batch(0, 1)
+    learnt = [
+        replace(s, advantages=None, rl_weights=[0.0] * len(s.token_ids)) for s in make_batch(1, 2)
+    ]
+    (batch,) = micro_batches(learnt, 32, 200, packing=packing)
+    assert batch.advantages.shape == batch.token_ids.shape and not batch.advantages.any()
+    (mixed,) = micro_batches([*learnt, played], 32, 200, packing=packing)
+    for index, (row, start, stop) in zip(mixed.indices, mixed.spans(), strict=True):
+        expected = played.advantages if index == 2 else [0.0] * (stop - start)
+        assert mixed.advantages[row, start:stop].tolist() == expected

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from ratchet.activities.training.check import check_model
+from ratchet.activities.storage.store import ArtifactStore
+from ratchet.activities.training.check import check_model, shape_of
 from ratchet.configs.run import RunConfig
+from tests.unit.activities.training.conftest import SMALL
 
 
 def config(model: dict[str, Any], evals: dict[str, Any] | None = None, **trainer: Any) -> RunConfig:
@@ -138,3 +140,8 @@ def test_custom_loss(tmp_path: Path) -> None:
     assert problem.pointer == "/trainer/loss/path"
     (tmp_path / "mine.py").touch()
     assert check_model(config({}, loss={**loss, "path": str(tmp_path)})) == []
+
+
+def test_the_shape_of_a_folder_is_that_of_its_model(tmp_path: Path, policy: Path) -> None:
+    store = ArtifactStore(str(tmp_path / "store"))
+    assert shape_of(config({"name": str(policy)}), store) == SMALL.shape

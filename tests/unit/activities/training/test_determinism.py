@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -223,3 +224,22 @@ async def test_on_a_gpu_the_bits_are_the_same_twice(
                 results[-1].append(await trained(client, given, policy, out))
     for section, one, other in zip(SECTIONS, *results, strict=True):
         assert same(one, other), section
+
+
+@pytest.fixture
+def strict() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("strict")
+def test_only_a_refusal_of_torch_is_explained_as_one() -> None:
+    with pytest.raises(RuntimeError) as refused:
+        torch.zeros(2).put_(torch.zeros(1, dtype=torch.int64), torch.ones(1))
+    text = determinism.refusal(refused.value)
+    assert text is not None and "'put_'" in text and "set it to false" in text
+    with pytest.raises(RuntimeError) as other:
+        torch.zeros(2) @ torch.zeros(3)
+    assert determinism.refusal(other.value) is None
+    assert determinism.refusal(ValueError(str(refused.value))) is None, "torch raises another type"

@@ -7,12 +7,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from temporalio.exceptions import ApplicationError
 
+from ratchet.activities.contracts import names
+from ratchet.activities.contracts.training import SaveCheckpointInput, TrainerTarget
+from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
+from ratchet.activities.training.activities import TrainerActivities
 from ratchet.activities.training.check import check_disk, estimates, shape_of
 from ratchet.activities.training.disk import checkpoint_bytes, disk_parts, problem
 from ratchet.activities.training.memory import GIB, Shape
 from ratchet.configs.run import RunConfig
+from tests.unit.activities.training.test_activities import RUN, context, run
 from tests.unit.activities.training.test_check import config
 
 LARGE = Shape(layers=36, hidden=2560, heads=4096, kv_heads=1024, inner=9728, vocab=151936)
@@ -104,3 +110,26 @@ def test_a_store_that_is_too_full_is_refused(
     # An object store has no limit of its own.
     monkeypatch.setattr(ArtifactStore, "free_bytes", lambda self: None)
     assert check_disk(run, shape, store) == []
+
+
+async def test_a_checkpoint_needs_its_space_before_it_is_written_and_none_once_it_is(
+    tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctx = context(tmp_path, policy)
+    acts, store = TrainerActivities(ctx), ctx.store
+    store.put_folder(keys.weights(RUN, 1), policy, attempt="t")
+    nobody = TrainerTarget(1, f"unix://{tmp_path / 'gone'}")
+    save = SaveCheckpointInput(RUN, 1, nobody, "{}")
+
+    async def refused() -> ApplicationError:
+        with pytest.raises(ApplicationError) as caught:
+            await run(acts.save_checkpoint, save)
+        return caught.value
+
+    assert (await refused()).type == names.TRAINER_LOST, "there is space"
+    monkeypatch.setattr(ArtifactStore, "free_bytes", lambda self: 1000)
+    full = await refused()
+    assert full.type == names.NO_SPACE
+    assert "step 1" in str(full) and f"{store.url} has 0.0 MiB" in str(full)
+    store.put_folder(keys.checkpoint(RUN, 1), policy, attempt="t")
+    assert (await refused()).type == names.TRAINER_LOST, "an attempt before had it"

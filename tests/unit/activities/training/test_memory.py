@@ -27,6 +27,7 @@ from ratchet.activities.training.check import check_model
 from ratchet.activities.training.memory import (
     GIB,
     Shape,
+    _layer,
     engine_parts,
     engine_problem,
     problem,
@@ -286,3 +287,52 @@ def test_the_estimate_is_near_the_peak(
     )  # fmt: skip
     estimate, peak = json.loads(told.stdout.splitlines()[-1])
     assert 0.85 * peak <= estimate <= 1.15 * peak
+
+
+def test_both_remedies_are_named_where_neither_alone_is_enough() -> None:
+    def run(**keys: Any) -> RunConfig:
+        return config({}, **{"seq_len": 512, "micro_batch_tokens": 8192, **keys})
+
+    def taken(**keys: Any) -> int:
+        return sum(trainer_parts(LARGE, run(**keys), gpu=False).values())
+
+    recomputed, fewer = {"activation_checkpointing": True}, {"micro_batch_tokens": 512}
+    both = taken(**recomputed, **fewer)
+    room = min(taken(**recomputed), taken(**fewer)) - 1
+    assert both <= room
+    text = problem(LARGE, run(), room=room, gpu=False)
+    assert text is not None
+    assert "; set both trainer.activation_checkpointing = true and" in text
+    assert f"trainer.micro_batch_tokens = 512 ({both / GIB:.1f} GiB)" in text
+
+
+def kept_by_a_layer(sizes: dict[str, Any], tokens: int) -> int:
+    """Bytes of the tensors that one layer keeps for its backward pass, its parameters left out."""
+    kept = []
+    for layers in (1, 2):
+        model = AutoModelForCausalLM.from_config(
+            Qwen3Config(**{**sizes, "num_hidden_layers": layers})
+        )
+        own = {value.data_ptr() for value in model.parameters()}
+        held: dict[int, int] = {}
+
+        def keep(value: torch.Tensor, own: set[int] = own, held: Any = held) -> torch.Tensor:
+            storage = value.untyped_storage()
+            if storage.data_ptr() not in own:
+                held[storage.data_ptr()] = storage.nbytes()
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+            # Held until all are counted: no place is used twice.
+            scores = model(torch.zeros(1, tokens, dtype=torch.int64), use_cache=False)
+        kept.append(sum(held.values()))
+        del scores
+    return kept[1] - kept[0]
+
+
+@pytest.mark.parametrize("kv_heads", [2, 8])
+def test_what_a_layer_keeps_of_a_token_is_near_the_estimate(kv_heads: int) -> None:
+    sizes = {**SIZES, "vocab_size": 64, "num_attention_heads": 8, "num_key_value_heads": kv_heads}
+    sizes |= {"head_dim": 64}
+    tokens, shape = 128, read(Qwen3Config(**sizes))
+    assert kept_by_a_layer(sizes, tokens) == pytest.approx(tokens * _layer(shape, 4), rel=0.15)

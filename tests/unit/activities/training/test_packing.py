@@ -274,3 +274,9 @@ def test_a_model_with_sliding_windows_is_not_packed(tmp_path: Path) -> None:
     assert "sliding_attention" in str(attention.enable(model))
     plain = Qwen3Config(**{**config.to_dict(), "use_sliding_window": False, "layer_types": None})
     assert attention.enable(Qwen3ForCausalLM(plain).eval()) is None
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=20))
+def test_no_group_is_padded_by_more_than_a_third(lengths: list[int]) -> None:
+    padded = sum(group.numel() for group in attention.layout(lengths).groups)
+    assert attention.LIKE * padded <= sum(lengths)

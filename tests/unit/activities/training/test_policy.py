@@ -12,9 +12,11 @@ from transformers import AutoTokenizer
 
 from ratchet.activities.contracts.names import WARM_START_ENVS
 from ratchet.activities.envs import datasets
+from ratchet.activities.training.model import token_scores
 from ratchet.activities.training.policy import (
     Recipe,
     _scrambled,
+    _supervised_batch,
     build_model,
     digest,
     encode_conversation,
@@ -132,3 +134,18 @@ def test_the_learning_rate_rises_over_the_first_steps() -> None:
             sum(float((p.detach() - before[n]).abs().sum()) for n, p in model.named_parameters())
         )
     assert moved[0] == pytest.approx(100 * moved[1], rel=0.1)
+
+
+def test_the_clean_phase_ends_when_the_policy_is_sure_of_most_it_learnt() -> None:
+    recipe = dataclasses.replace(
+        SMALL, batch=2, clean_limit=400, mastery=0.8, cooldown=0, noisy_steps=0
+    )
+    examples, steps = datasets.demonstrations("reverse-text", 2, 0), list[int]()
+    model = build_model(recipe, 7)
+    warm_start(model, TOKENIZER, examples, recipe, 7, lambda step, most, loss: steps.append(step))
+    assert len(steps) < recipe.clean_limit, "it has learnt these two by heart"
+    token_ids, learn = _supervised_batch(TOKENIZER, examples)
+    with torch.no_grad():
+        logprobs, _ = token_scores(model, token_ids, torch.ones(2, 1))
+    sure = (logprobs.exp() > 0.5)[learn].float().mean().item()
+    assert recipe.mastery <= sure

@@ -12,7 +12,7 @@ from ratchet.activities.training.model import load_model
 from ratchet.activities.training.optimizers import Optimizer, hidden_matrices
 from ratchet.activities.training.trainer import Trainer
 from ratchet.configs.load import ConfigError, validate
-from ratchet.configs.trainer import MuonConfig, SignSgdConfig
+from ratchet.configs.trainer import AdamWConfig, MuonConfig, SignSgdConfig
 from tests.unit.activities.training.conftest import make_batch
 from tests.unit.activities.training.test_process import CONFIG
 
@@ -138,3 +138,25 @@ def test_mistakes_are_named(trainer: dict[str, Any], pointer: str, says: str) ->
         validate(data)
     (problem,) = caught.value.problems
     assert problem.pointer == pointer and says in problem.message
+
+
+def test_optimizers_that_begin_with_one_state_go_their_own_ways() -> None:
+    def made() -> tuple[torch.nn.Linear, Optimizer]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 1)
+        return model, Optimizer(model, AdamWConfig())
+
+    def step(model: torch.nn.Linear, optimizer: Optimizer, slope: float) -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, slope)
+        optimizer.step(1e-3)
+
+    first = made()
+    step(*first, 1.0)
+    state = {name: value.clone() for name, value in first[1].state().items()}
+    kept = {name: value.clone() for name, value in state.items()}
+    second = made()
+    second[1].restore(state)
+    step(*second, -5.0)
+    assert all(torch.equal(state[name], kept[name]) for name in kept)
+    assert not torch.equal(second[1].state()["exp_avg/weight"], kept["exp_avg/weight"])

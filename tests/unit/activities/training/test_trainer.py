@@ -97,3 +97,29 @@ def test_nll_of_ce_members_whatever_their_weights(tmp_path: Path, policy: Path) 
     assert metrics["loss_ce"] == pytest.approx(weighted, rel=1e-4)
     assert metrics["tokens_ce"] == 2 * len(samples)
     assert "nll_ce" not in loaded(policy).train(1, encode_batch(make_batch(4)), tmp_path / "v2")
+
+
+def test_a_step_reports_the_shares_that_it_masks_and_statistics_of_its_tokens(
+    tmp_path: Path, policy: Path
+) -> None:
+    """Engines gave the tokens of two samples each far more, far less and the same probability."""
+    samples = make_batch(2)
+    scores = rescore(load_model(policy), samples, seq_len=32, micro_batch_tokens=256)
+    apart = [[-0.5] * len(row) for row in scores[:2]] + [[-15.0] * len(row) for row in scores[2:4]]
+    batch = [
+        replace(s, logprobs=[lp if m else 0.0 for lp, m in zip(row, s.loss_mask, strict=True)])
+        for s, row in zip(samples, [*apart, *scores[4:]], strict=True)
+    ]
+    trainer, section = Trainer(), {"loss": {"type": "ipo", "ipo_threshold": 1e-4}}
+    trainer.load(policy, {**CONFIG, "trainer": {**CONFIG["trainer"], **section}}, checkpoint=False)
+    metrics = trainer.train(1, encode_batch(batch), tmp_path / "v1")
+    lower, higher, same = (sum(sum(s.loss_mask) for s in batch[n : n + 2]) for n in (0, 2, 4))
+    tokens = lower + higher + same
+    assert metrics["tokens"] == tokens
+    assert metrics["is_masked_low"] == pytest.approx(lower / tokens)
+    assert metrics["is_masked_high"] == pytest.approx(higher / tokens)
+    assert metrics["is_masked"] == pytest.approx((lower + higher) / tokens)
+    for name in ("entropy/all", "entropy/reverse-text", "mismatch_kl/all", "is_masked"):
+        mean = metrics[name.partition("/")[0]]
+        assert metrics[f"{name}/mean"] == pytest.approx(mean, rel=1e-4), name
+        assert metrics[f"{name}/min"] < mean < metrics[f"{name}/max"], name

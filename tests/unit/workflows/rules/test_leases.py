@@ -214,3 +214,13 @@ def test_unfit_groups_are_rolled_out_anew_before_a_batch_is_cut(why: str) -> Non
     assert not run.shipping.may_ship()
     assert run.state.dispatch.requeued == [f"train/{n}.1" for n in range(4)]
     assert not run.sink.collected
+
+
+def test_what_is_in_flight_is_stale_once_it_is_older_than_the_bound() -> None:
+    run = Run(config(train={**CONFIG.model_dump()["train"], "max_off_policy_steps": 2}))
+    run.leases.open("t0")
+    assert not run.leases.stale_in_flight(100), "nothing is in flight"
+    run.leases.on_report(report(0, oldest=3), "t1")
+    assert [version for version in range(3, 8) if run.leases.stale_in_flight(version)] == [6, 7]
+    run.leases.on_report(report(1, state="closed", oldest=3), "t2")
+    assert not run.leases.stale_in_flight(100), "it is over"

@@ -50,3 +50,20 @@ def test_loads_of_earlier_epochs_count_for_nothing() -> None:
     state.servers.hosts[1].epoch = 3
     assert permits.on_load(5.0, replace(LOAD, index=1)) == "" and permits.on_load(5.0, LOAD) == ""
     assert permits.on_load(6.0, replace(LOAD, index=1, epoch=3)) != ""
+
+
+def test_the_load_of_an_engine_that_is_down_says_nothing_of_the_others() -> None:
+    permits, state = made()
+    state.servers.hosts[0].up = False
+    assert permits.on_load(0.0, replace(LOAD, index=1)) != ""
+    before = replace(state.permits.limits)
+    assert permits.on_load(30.0, LOAD) == "" and state.permits.limits == before
+    assert state.permits.controller.polled_at == 0.0
+
+
+def test_permits_that_are_configured_stay_whatever_the_load() -> None:
+    permits, state = made()
+    permits.change(config(dispatch={"max_inflight_rollouts": 40}))
+    for index in range(2):
+        assert permits.on_load(0.0, replace(LOAD, index=index)) == ""
+    assert state.permits.limits.permits == 40 and state.permits.controller.polled_at is None

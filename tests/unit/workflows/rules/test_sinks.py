@@ -322,3 +322,15 @@ def test_a_run_without_an_end_always_wants_the_next_batches() -> None:
         8 * (10**6 + 2),
     ]
     assert TrainSink(config(), TrainProgress()).rollouts_wanted(10) == 80
+
+
+def test_rewards_that_an_algorithm_observes_move_its_baseline_in_order() -> None:
+    taken = arrivals_of(algo={"type": "rae", "decay": 0.5})
+    taken.on_group(replace(delivered("train/0"), observed={"policy": [1.0, 0.0]}))
+    assert taken.metrics()["baseline/a/policy"] == 0.25
+    taken.on_group(delivered("train/1"))
+    assert taken.metrics()["baseline/a/policy"] == 0.25, "a group without rewards leaves it"
+    other = replace(delivered("train/2"), env="b", observed={"policy": [1.0]})
+    taken.on_group(other)
+    found = taken.metrics()
+    assert (found["baseline/a/policy"], found["baseline/b/policy"]) == (0.25, 0.5)

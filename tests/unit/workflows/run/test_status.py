@@ -1,8 +1,8 @@
 """What a run says of itself: its status as people read it, reasons, and what waits to hold."""
 
-from ratchet.workflows.protocol.state import PermitsState, RunState
+from ratchet.workflows.protocol.state import HostState, PermitsState, RunState
 from ratchet.workflows.rules.live_config import limits_of
-from ratchet.workflows.run.status import memo, shown_status
+from ratchet.workflows.run.status import details, memo, shown_status
 from tests.unit.workflows.support import config
 
 
@@ -42,3 +42,16 @@ def test_changes_that_do_not_hold_yet_are_pending() -> None:
     assert memo(config(), state, None)["config_pending"] == {"max_steps": 9}
     state.live.pending = False
     assert memo(config(), state, None)["config_pending"] == {}
+
+
+def test_the_page_names_the_servers_that_are_down_and_why() -> None:
+    state = at("running")
+    state.servers.hosts = [
+        HostState("engine", 0, "engine-0", up=True, detail="it was killed before"),
+        HostState("engine", 1, "engine-1"),
+        HostState("trainer", 0, "trainer-0", detail="CUDA error"),
+    ]
+    lines = details(config(), state, None, []).splitlines()
+    down = [line for line in lines if ": down" in line]
+    assert down == ["- engine-1: down", "- trainer-0: down (CUDA error)"]
+    assert not any("engine-0" in line for line in lines)
