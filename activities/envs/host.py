@@ -1,7 +1,7 @@
 """Says how the env server of a run is started and known to be healthy.
 
-One server a run and env name serves both training and evaluation, unless their sections need
-servers that differ.
+The servers of a run and env name, one where `workers` does not say otherwise, serve both training
+and evaluation, unless their sections need servers that differ.
 """
 
 import asyncio
@@ -58,6 +58,6 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
         # What an environment prints is in its log at once.
         env={**loading.process_env(env.path, scratch), "PYTHONUNBUFFERED": "1"},
         start_timeout_s=await asyncio.to_thread(start_limit),
-        log=env_log(host.run_id, kind, env.name),
+        log=env_log(host.run_id, kind, host.name.rpartition("/")[2]),
         grace_s=GRACE_S,
     )

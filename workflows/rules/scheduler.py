@@ -57,6 +57,14 @@ def _mean(counts: Mapping[int, int]) -> float:
     )
 
 
+def _env_workers(config: RunConfig) -> dict[str, int]:
+    """How many servers an env may have, by its name."""
+    counts: dict[str, int] = {}
+    for env in (*config.train.env, *config.eval.env):
+        counts[env.name] = max(counts.get(env.name, 1), env.workers)
+    return counts
+
+
 class Scheduler:
     """Permits, modes and cursors of one dispatch generation."""
 
@@ -74,7 +82,7 @@ class Scheduler:
         self.flights = Flights(frozenset(frozen))
         self.next_train = lease.next_train
         self.requeued = Requeued(lease, self._line_of)
-        self.places = Places()
+        self.places = Places(_env_workers(config))
         self.eval_cursors = dict(lease.evals)
         self.limiter = RateLimiter(None, config.largest_part, lease.tokens, lease.tokens_at)
         self.burst_cap = BurstCap(lease.burst_base, lease.burst_at)
@@ -213,6 +221,10 @@ class Scheduler:
     def engine(self) -> EngineTarget | None:
         """The least loaded engine that may take work."""
         return self.places.engine(self.flights.load)
+
+    def address(self, work: GroupWork) -> str:
+        """Address of the least loaded env server that may take a group; '' if there is none."""
+        return self.places.address(work, self.flights.served)
 
     def next_eval(self) -> GroupWork | None:
         """The next eval group whose env is up; None if there is no such work."""

@@ -41,6 +41,7 @@ options = st.fixed_dictionaries(
         "rate": st.sampled_from([None, None, 60]),
         "burst": st.sampled_from([None, None, 4, "auto"]),
         "stopped": st.sampled_from([False, False, True]),
+        "workers": st.sampled_from([1, 2, 3]),
     }
 )
 
@@ -54,7 +55,7 @@ def config(of: dict[str, Any]) -> RunConfig:
             "inference": {"engines": 2},
             "train": {
                 "env": [
-                    {"id": "a", "ratio": 2, "group_size": 2},
+                    {"id": "a", "ratio": 2, "group_size": 2, "workers": of["workers"]},
                     {"id": "b", "group_size": 4, "curriculum": pool},
                 ],
                 "max_lag": of["lag"],

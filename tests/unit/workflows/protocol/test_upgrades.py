@@ -111,7 +111,7 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-ENV_KEYS_OF_5: dict[str, Any] = {"start_timeout_s": None, "log_level": "warning"}
+ENV_KEYS_OF_5: dict[str, Any] = {"start_timeout_s": None, "log_level": "warning", "workers": 1}
 
 
 def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
