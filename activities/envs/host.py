@@ -30,12 +30,15 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
         raise ValueError(f"the run has no env {host.name!r}")
     kind, env = sections[0]
     address = f"tcp://127.0.0.1:{free_port()}"
+    scratch = ctx.scratch(f"env-{host.run_id}-{host.index}-{epoch}")
+    lag = scratch / "lag.json"
     input: dict[str, Any] = {
         "id": env.id,
         "args": env.args,
         "timeout_s": max(served.timeout_s for _, served in sections) + LONGEST_WAIT_S,
         "path": env.path,
         "log_level": env.log_level,
+        "lag": str(lag),
     }
 
     async def healthy() -> bool:
@@ -44,7 +47,6 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
     def start_limit() -> float:
         return max(load_times.start_limit(ctx.store, served) for _, served in sections)
 
-    scratch = ctx.scratch(f"env-{host.run_id}-{host.index}-{epoch}")
     # Everyone on the machine may read command lines.
     file = private_file(scratch / "server.json", json.dumps(input))
     return ServerSpec(
@@ -60,4 +62,5 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
         start_timeout_s=await asyncio.to_thread(start_limit),
         log=env_log(host.run_id, kind, host.name.rpartition("/")[2]),
         grace_s=GRACE_S,
+        lag=lag,
     )

@@ -34,7 +34,8 @@ class ServerSpec:
     not for `lost_after_s` is ended; one that is stopped has `grace_s` to end by itself. `model` is
     reported as it is. `report_load` sends the load of a server that is up, for ever; it raises
     ValueError if the server cannot say how loaded it is. `log` is where it writes, below
-    RATCHET_HOME; '' for a file of its host's own.
+    RATCHET_HOME; '' for a file of its host's own. `lag` is the file to which it writes how late its
+    event loop wakes, {"time", "event_loop_lag"}, if it measures that.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ServerSpec:
     grace_s: float = QUICK_GRACE_S
     report_load: Callable[[SendLoad], Awaitable[None]] | None = None
     log: str = ""
+    lag: Path | None = None
 
 
 SpecBuilder = Callable[[WorkerContext, HostInput, int], Awaitable[ServerSpec]]

@@ -69,7 +69,9 @@ class LoopLag(BaseModel):
 
 
 class LagSample(BaseModel):
-    """How late the event loop of a worker woke that is not a rollout worker, at one moment."""
+    """How late the event loop of an env server, or of a worker that is not a rollout worker, woke
+    at one moment.
+    """
 
     model_config = ConfigDict(
         extra="allow",
@@ -85,8 +87,11 @@ class LagSample(BaseModel):
         },
     )
     time: float = Field(description="Unix time in seconds.")
-    source: str = Field(description="The worker process that took the sample.")
-    role: LagRole = Field(description="What the worker carries out.")
+    source: str = Field(
+        description="The worker process that took the sample; 'env-server-<name>-…' for the env "
+        "server that it is of."
+    )
+    role: LagRole = Field(description="What the worker carries out, or keeps.")
     event_loop_lag: LoopLag | None = None
 
 

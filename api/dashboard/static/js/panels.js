@@ -143,7 +143,7 @@ export const PANELS = [
 	{
 		id: "lag", section: "Speed and system",
 		title: "Event-loop lag",
-		note: "99th percentile of how late the event loop of each role's worst worker woke, seconds.",
+		note: "99th percentile of how late the event loop of each role's worst worker woke, env servers among those of env, seconds.",
 		unit: "s",
 		zero: true,
 		series: ({ roles }) => roles.map((role) => gauge(role, (g) => g.event_loop_lag?.p99, { role, worst: true })),
