@@ -1,7 +1,7 @@
-"""Says how the env server of a run is started and known to be healthy.
+"""How the env server of a run is started and checked for health.
 
-The servers of a run and env name, one where `workers` does not say otherwise, serve both training
-and evaluation, unless their sections need servers that differ.
+The servers per run and env name, one unless `workers` says otherwise, serve both training and
+evaluation, unless their sections need different servers.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
     def start_limit() -> float:
         return max(load_times.start_limit(ctx.store, served) for _, served in sections)
 
-    # Everyone on the machine may read command lines.
+    # Command lines are visible to everyone on the machine.
     file = private_file(scratch / "server.json", json.dumps(input))
     return ServerSpec(
         name=f"env-{host.name}-{epoch}",
@@ -57,7 +57,7 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
         address=address,
         cwd=scratch,
         probe=healthy,
-        # What an environment prints is in its log at once.
+        # Unbuffered, so that an environment's output is in its log at once.
         env={**loading.process_env(env.path, scratch), "PYTHONUNBUFFERED": "1"},
         start_timeout_s=await asyncio.to_thread(start_limit),
         log=env_log(host.run_id, kind, host.name.rpartition("/")[2]),
