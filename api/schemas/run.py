@@ -123,6 +123,7 @@ RUN_EXAMPLE: dict[str, Any] = {
         "until": None,
         "message": "waiting for rollouts of batch 13 for 12 s",
     },
+    "kind": "train",
     "step": 12,
     "max_steps": 40,
     "envs": ["reverse-text"],
@@ -186,7 +187,7 @@ class Lineage(BaseModel):
 
 
 class Run(BaseModel):
-    """A training run."""
+    """A training run, or an evaluation."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [RUN_EXAMPLE]})
 
@@ -202,12 +203,17 @@ class Run(BaseModel):
     waiting_for: WaitingFor | None = None
     step: int = Field(default=0, description="Trainer steps done.")
     max_steps: int | None = Field(
-        default=None, description="Steps that it ends with; null: it goes on until it is stopped."
+        default=None,
+        description="Steps that it ends with; null: it goes on until it is stopped; 0: an "
+        "evaluation.",
     )
     envs: list[str] = Field(
-        default_factory=list, description="Train envs; empty of runs that older builds ended."
+        default_factory=list,
+        description="Envs that it trains on, or evaluates; empty of runs that older builds ended.",
     )
-    model: str | None = Field(default=None, description="What it trains, as its config names it.")
+    model: str | None = Field(
+        default=None, description="What it trains or evaluates, as its config names it."
+    )
     policy_version: int | None = Field(default=None, description="Version the engines serve.")
     reward: float | None = Field(default=None, description="Mean train reward of the last step.")
     rollouts: dict[str, int] = Field(
@@ -266,6 +272,12 @@ class Run(BaseModel):
         "while it runs and where that is long ago: none may be left.",
     )
     links: Links
+
+    @computed_field(examples=["train"])  # type: ignore[prop-decorator]
+    @property
+    def kind(self) -> Literal["train", "eval"]:
+        """What it does: 'train', or 'eval' where it evaluates its model and trains nothing."""
+        return "eval" if self.max_steps == 0 else "train"
 
     @property
     def took_s(self) -> float | None:
@@ -326,7 +338,9 @@ class Plan(BaseModel):
     """What would be started and done."""
 
     steps: int | None = Field(description="None: it goes on until it is stopped.")
-    rollouts_per_step: int | None = Field(description="None: batches are counted in tokens.")
+    rollouts_per_step: int | None = Field(
+        description="None: batches are counted in tokens. 0: an evaluation, which trains nothing."
+    )
     groups_per_step: dict[str, float] | None = Field(
         description="By train env, on average, from their ratios and group sizes."
     )
