@@ -82,7 +82,7 @@ async def test_nothing_starts_where_one_model_is_no_good(served: Served, tmp_pat
             assert refused.status == 1 and "was removed" in refused.err
         async with config_file(tmp_path, "asked-wrongly") as path:
             for words, text in (
-                (["--model", "a/b", "--model", "a/b"], "model: 'a/b' is given twice"),
+                (["--model", "a/b", "--model", "a/b"], "model: 'a/b' is named twice"),
                 (["--env", "nothing"], "its eval envs: reverse-text, guess-hard"),
                 (["after=nobody"], "there is no run 'nobody' to begin after"),
             ):
