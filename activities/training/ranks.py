@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from ratchet.activities.training.head import Head
 
 T = TypeVar("T")
+
+PROBE = (11, 5, 7, 3)
+"""Tokens whose log-probabilities tell whether a model can be sharded."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,8 @@ def sharded(model: Any, head: Head | None, ranks: Ranks) -> Any:
     on: with the arguments of `model.token_scores`, and whether logits are made by blocks.
 
     Layers are gathered one by one, when they compute. Embedding, head and last norm stay whole from
-    the forward pass to the end of the backward pass, or, without gradients, to `reshard`.
+    the forward pass to the end of the backward pass, or without gradients to `reset_iter_state`.
+    Raises ValueError for a model that gives other log-probabilities then.
     """
     import torch
     from torch.distributed.device_mesh import init_device_mesh
@@ -141,6 +145,10 @@ def sharded(model: Any, head: Head | None, ranks: Ranks) -> Any:
             used = head if by_blocks else None
             return token_scores(self.model, token_ids, temperature, positions, layout, used)
 
+    ids, plain = torch.tensor([PROBE], device=model.device), torch.ones(1, 1, device=model.device)
+    ids %= model.config.get_text_config().vocab_size
+    with torch.no_grad():
+        before = token_scores(model, ids, plain)
     mesh = init_device_mesh(model.device.type, (ranks.count,))
     kinds = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in kinds]
@@ -152,4 +160,12 @@ def sharded(model: Any, head: Head | None, ranks: Ranks) -> Any:
         if isinstance(module, FSDPModule):
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
+    with torch.no_grad():
+        after = scorer(ids, plain, by_blocks=False)
+    cast(Any, scorer).reset_iter_state()
+    if not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(before, after, strict=True)):
+        raise ValueError(
+            f"trainer.ranks is above 1, and {type(model).__name__} gives other log-probabilities "
+            "once it is sharded; set it to 1"
+        )
     return scorer

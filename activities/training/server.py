@@ -57,7 +57,7 @@ def process_spec(home: Path, host: HostInput, epoch: int, config: TrainerConfig)
     alone = config.ranks == 1
     return ServerSpec(
         name=f"trainer {host.index}",
-        argv=module_command(*process) if alone else launched(process, config.ranks, path),
+        argv=module_command(*process) if alone else launched(process, config.ranks),
         address=f"unix://{path}",
         cwd=path.parent,
         probe=probe,
@@ -66,12 +66,12 @@ def process_spec(home: Path, host: HostInput, epoch: int, config: TrainerConfig)
     )
 
 
-def launched(process: list[str], ranks: int, path: Path) -> list[str]:
+def launched(process: list[str], ranks: int) -> list[str]:
     """A module with its arguments, started `ranks` times by torch's launcher, which ends all of
     them when one ends.
     """
     launcher = [LAUNCHER, "--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0"]
-    launcher += ["--nproc-per-node", str(ranks), "--log-dir", f"{path}.log", "-m", *process]
+    launcher += ["--nproc-per-node", str(ranks), "--log-dir", os.devnull, "-m", *process]
     return module_command(*launcher, "--ranks", str(ranks))
 
 

@@ -145,7 +145,7 @@ def export(
     ids = torch.tensor(sequences, device=model.device)
     with torch.no_grad():
         scores, _ = scorer(ids, torch.ones(1, 1, device=ids.device), by_blocks=False)
-    scorer.reshard()
+    scorer.reset_iter_state()
 
     def end() -> None:
         about = copy.deepcopy(model.config)

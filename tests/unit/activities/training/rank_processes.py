@@ -47,7 +47,7 @@ async def ranks_of(folder: Path, count: int, **env: str) -> AsyncIterator[Launch
     """A trainer of `count` ranks that answers a ping, with one thread each."""
     folder.mkdir(parents=True, exist_ok=True)
     socket = folder / f"r{count}-{len(list(folder.iterdir()))}"
-    argv = launched([PROCESS, "--socket", str(socket)], count, socket)
+    argv = launched([PROCESS, "--socket", str(socket)], count)
     process = await asyncio.create_subprocess_exec(
         *argv,
         cwd=folder,

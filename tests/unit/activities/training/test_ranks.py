@@ -4,11 +4,15 @@ checkpoints that go on at any number.
 
 import asyncio
 import json
+import math
 import os
+import resource
 import signal
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -17,15 +21,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from temporalio.exceptions import ApplicationError
 
+from ratchet.activities.contracts import names
 from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.contracts.training import PreparePolicyInput, TrainerTarget
 from ratchet.activities.runtime import machine
+from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.storage.keys import OPTIMIZER_FOLDER
 from ratchet.activities.training.batching import cut, micro_batches
 from ratchet.activities.training.bits import first_difference
 from ratchet.activities.training.check import check_model
-from ratchet.activities.training.client import DiskFailed, TrainerClient, TrainerFailed, TrainerGone
+from ratchet.activities.training.client import (
+    DiskFailed,
+    NonFinite,
+    TrainerClient,
+    TrainerFailed,
+    TrainerGone,
+)
 from ratchet.activities.training.memory import Shape, trainer_parts
 from ratchet.activities.training.model import load_model, rescore
 from ratchet.activities.training.process import TrainerServer, rank_socket
@@ -36,7 +50,9 @@ from ratchet.activities.training.trainer import Trainer
 from ratchet.configs.trainer import TrainerConfig
 from tests.unit.activities.training.conftest import make_batch
 from tests.unit.activities.training.rank_processes import Launched, ranks_of, with_ranks
+from tests.unit.activities.training.test_activities import RUN, context, run
 from tests.unit.activities.training.test_check import config as check_config
+from tests.unit.activities.training.test_kills import Recorded, replay
 from tests.unit.activities.training.test_process import CONFIG
 from tests.unit.activities.training.test_packing import streamed
 
@@ -241,6 +257,18 @@ async def test_two_ranks_train_as_one_process_does_and_go_on_where_it_stood(
         for ours, theirs in zip(told, expected, strict=False):
             close(ours, theirs)
         near(tmp_path / "two" / "2", tmp_path / "one" / "2")
+
+        # What fails on all ranks, or on one that tells the others, changes nothing.
+        bad = tmp_path / "bad"
+        samples = make_batch(3, 9)
+        samples[0] = replace(samples[0], advantages=[math.nan] * len(samples[0].advantages))
+        bad.write_bytes(encode_batch(samples))
+        with pytest.raises(NonFinite):
+            await client.step(3, bad, tmp_path / "no", config=config, timeout_s=120)
+        may_write(trainer.rank(1), 1000)
+        with pytest.raises(DiskFailed, match="File too large"):
+            await client.save(2, tmp_path / "no")
+        may_write(trainer.rank(1), -1)
         await client.save(2, tmp_path / "two" / "checkpoint")
         await client.save(2, tmp_path / "two" / "again")
         told = await train(client, range(3, 5), tmp_path / "two", config=config)
@@ -283,6 +311,12 @@ async def test_two_ranks_train_as_one_process_does_and_go_on_where_it_stood(
     samples = make_batch(7)
     ours = rescore(load_model(checkpoint), samples, seq_len=32, micro_batch_tokens=256)
     assert all(-20 < value <= 0 for row in ours for value in row)
+
+
+def may_write(process: psutil.Process, most: int) -> None:
+    """Files of a process may grow to this many bytes, as if the disk were full then; -1: any."""
+    _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (most, hard))
 
 
 async def gone(trainer: Launched, family: list[psutil.Process]) -> None:
@@ -381,3 +415,45 @@ async def test_every_setting_trains_on_several_ranks_as_in_one_process(
             step = encode_batch(make_batch(3, 9))
             metrics = single.train(3, step, tmp_path / f"{kind}-back")
             assert metrics["loss"] == pytest.approx(expected[2]["loss"], abs=1e-3)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+async def test_a_trainer_that_comes_back_commits_the_same_bits_and_is_replayed(
+    tmp_path: Path, policy: Path
+) -> None:
+    section = {**CONFIG["trainer"], "ranks": 2}
+    kept = {"weights": "all", "batches": "all"}
+    ctx = context(tmp_path, policy, trainer=section, retention=kept, max_steps=STEPS)
+    done = Recorded(ctx)
+    await run(done.acts.prepare_policy, PreparePolicyInput(RUN))
+
+    def host(trainer: Launched, epoch: int) -> Any:
+        return SimpleNamespace(target=TrainerTarget(epoch, f"unix://{trainer.client.path}"))
+
+    async with ranks_of(tmp_path / "s", 2) as trainer:
+        first = host(trainer, 1)
+        await done.restore(first)
+        for step in (1, 2):
+            await done.train(first, step)
+        await done.save(first)
+        await done.train(first, 3)
+        family = psutil.Process(trainer.launcher.pid).children()
+        trainer.rank(1).kill()
+        await gone(trainer, family)
+        with pytest.raises(ApplicationError) as caught:
+            await done.train(first, 4)
+        assert caught.value.type == names.TRAINER_LOST
+    async with ranks_of(tmp_path / "s", 2) as trainer:
+        second = host(trainer, 2)
+        # It trains step 3 again, and commits what is there already: the bits are the same.
+        await done.restore(second)
+        await done.train(second, 4)
+        await done.save(second)
+    checkpoint = ctx.store.require(keys.checkpoint(RUN, 4))
+    files = ctx.store.manifest(checkpoint)
+    assert sum(name.startswith(f"{OPTIMIZER_FOLDER}/") for name in files) == 2
+    status, report, said = await replay(RUN, "--from", "0", "--store", ctx.store.url)
+    assert status == 0 and report["equal"] and report["steps"] == STEPS, said
+    compared = {(row["step"], row["kind"]) for row in report["compared"]}
+    assert {(2, "checkpoint"), (4, "checkpoint"), (3, "weights")} <= compared
