@@ -132,8 +132,9 @@ class TrainerClient:
         await self.call("shutdown", {}, timeout_s)
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float | None) -> Any:
-        """One request, for any time with `timeout_s` None. Raises TrainerGone, TimeoutError, or what the process answers:
-        StateMismatch, NonFinite, DiskFailed, OutOfMemory, NewerSchema; TrainerFailed for all else.
+        """One request; without `timeout_s` it may take any time. Raises TrainerGone, TimeoutError,
+        or what the process answers: StateMismatch, NonFinite, DiskFailed, OutOfMemory, NewerSchema;
+        TrainerFailed for all else.
 
         A request that times out goes on in the process; repeating it waits for the first one.
         """

@@ -250,7 +250,9 @@ def scored(sequences: list[list[int]], scores: Tensor) -> list[dict[str, list[An
     ]
 
 
-def write_canary(folder: Path, sequences: list[dict[str, list[Any]]], noise: dict[str, Any]) -> None:
+def write_canary(
+    folder: Path, sequences: list[dict[str, list[Any]]], noise: dict[str, Any]
+) -> None:
     """Leaves the canary in `folder`, whole or not at all."""
     record = {SCHEMA: CANARY.current, "sequences": sequences, "noise": noise}
     part = folder / f".{CANARY_FILE}.part"

@@ -8,7 +8,7 @@ torch's launcher starts them; each holds a backend and is sent the same operatio
   float32, and not averaged: a micro-batch's loss is its share of the whole step's.
 - Nothing is decided by one alone: what one knows and others need is exchanged, in the order of the
   ranks. So all stand at the same step, and the bits are a function of their number.
-- Work on files that fails on one of them fails on all, and leaves none waiting for another (`agree`).
+- Work on files that fails on one of them fails on all, and leaves none waiting (`agree`).
   What fails in between leaves others waiting, and ends the trainer (`process.py`).
 """
 

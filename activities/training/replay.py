@@ -9,11 +9,11 @@ weights, optimizer and random numbers. Where the run was resumed or forked, the 
 loaded again, as it was then. Where trainers on unlike hardware committed several states of a step,
 one of them must be matched.
 
-On a CPU the bits are the same for the same torch, number of ranks and number of threads; without --threads that of
-the config is taken, or else what the first checkpoint at hand says. On a GPU some kernels add in no
-fixed order, and only a run with trainer.deterministic, which does without them, gives the same bits
-twice. Each attempt is trained in its own mode; --deterministic or --no-deterministic say another
-for all.
+On a CPU the bits are the same for the same torch and number of ranks and threads; without --threads
+that of the config is taken, or else what the first checkpoint at hand says. On a GPU some kernels
+add in no fixed order, and only a run with trainer.deterministic, which does without them, gives the
+same bits twice. Each attempt is trained in its own mode; --deterministic or --no-deterministic say
+another for all.
 
 The last line of output is one JSON object. Exit status: 0 the same bits, 1 a difference, 2 nothing
 that could be replayed.

@@ -34,7 +34,7 @@ SHARD_BYTES = 2**30
 
 
 def _split(shapes: Mapping[str, tuple[Sequence[int], Any]], most: int) -> Any:
-    """Which tensors go into which file, by shape and dtype; the library's own, so that names are."""
+    """Which tensors go into which file, by shape and dtype."""
     import torch
     from huggingface_hub import split_torch_state_dict_into_shards
 
@@ -167,38 +167,58 @@ def save_state(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> Non
     """Writes the rows of sharded tensors that each rank has, and what all have alike once, below
     the checkpoint `folder`. All ranks call it alike.
     """
-    from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     split = _split({n: (t.shape, t.dtype) for n, t in tensors.items()}, SHARD_BYTES * ranks.count)
     files = {name: place for place, name in enumerate(split.filename_to_tensors, 1)}
-    writer = checkpoint.HuggingFaceStorageWriter(
+    writer = HuggingFaceStorageWriter(
         str(folder / OPTIMIZER_FOLDER),
         {name: files[file] for name, file in split.tensor_to_filename.items()},
         save_distributed=True,
     )
     try:
-        checkpoint.save(dict(tensors), storage_writer=writer)
+        save(dict(tensors), storage_writer=writer)
     except CheckpointException as error:
         # It is no Exception, and ends up on all ranks alike.
         raise _first_failure(error) from error
 
+    def settle() -> None:
+        for file in sorted((folder / OPTIMIZER_FOLDER).iterdir()):
+            _sort_metadata(file)
+
+    ranks.at_first_do(settle)
+
+
+def _sort_metadata(file: Path) -> None:
+    """Puts the metadata of a safetensors file in order, which the library leaves to chance."""
+    with file.open("r+b") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= size, "the same keys and values, in another order"
+        opened.seek(8)
+        opened.write(text.ljust(size))
+
 
 def load_state(folder: Path, like: Any, ranks: Ranks) -> dict[str, Tensor]:
-    """What `save_state`, or a trainer of one process, wrote to the checkpoint `folder`. `like` gives
-    for a name and a shape the tensor to read into, sharded or not, or None to leave it out. All
-    ranks call it alike.
+    """What `save_state`, or a trainer of one process, wrote to the checkpoint `folder`. `like`
+    gives for a name, size and dtype the tensor to read into, sharded or not, or None to leave it
+    out. All ranks call it alike.
     """
-    from torch.distributed import checkpoint
     from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     parts = folder / OPTIMIZER_FOLDER
-    reader = checkpoint.HuggingFaceStorageReader(str(parts if parts.exists() else folder))
-    held = reader.read_metadata().state_dict_metadata
+    reader = HuggingFaceStorageReader(str(parts if parts.exists() else folder))
+    held: dict[str, Any] = dict(reader.read_metadata().state_dict_metadata)
     wanted = {name: like(name, about.size, about.properties.dtype) for name, about in held.items()}
     tensors = {name: tensor for name, tensor in wanted.items() if tensor is not None}
     try:
-        checkpoint.load(tensors, storage_reader=reader, no_dist=ranks.count == 1)
+        load(tensors, storage_reader=reader, no_dist=ranks.count == 1)
     except CheckpointException as error:
         raise _first_failure(error) from error
     return tensors

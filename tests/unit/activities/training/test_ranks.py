@@ -53,11 +53,11 @@ from tests.unit.activities.training.rank_processes import Launched, ranks_of, wi
 from tests.unit.activities.training.test_activities import RUN, context, run
 from tests.unit.activities.training.test_check import config as check_config
 from tests.unit.activities.training.test_kills import Recorded, replay
-from tests.unit.activities.training.test_process import CONFIG
 from tests.unit.activities.training.test_packing import streamed
+from tests.unit.activities.training.test_process import CONFIG
 
 STEPS = 4
-SAME = ("loss", "entropy", "mismatch_kl", "is_masked", "grad_norm", "tokens", "micro_batches")
+SAME = ("loss", "entropy", "mismatch_kl", "is_masked", "grad_norm", "tokens")
 """Metrics that do not depend on the number of ranks."""
 
 
@@ -244,6 +244,7 @@ async def test_what_fails_on_one_rank_alone_ends_the_trainer(tmp_path: Path, oth
 # -- on real ranks ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 async def test_two_ranks_train_as_one_process_does_and_go_on_where_it_stood(
     tmp_path: Path, policy: Path
@@ -367,6 +368,10 @@ async def test_a_trainer_one_of_whose_ranks_stands_still_answers_no_ping(
         await gone(trainer, family)
 
 
+ROUGH = {"bfloat16": 1e-3, "signsgd": 1e-4, "muon": 1e-4}
+"""How far losses may lie apart where rounding grows: in bfloat16, which Muon, too, computes in, and
+where a gradient next to 0 has another sign.
+"""
 LORA = {"rank": 4, "alpha": 12, "modules_to_save": ["lm_head"]}
 KINDS: dict[str, dict[str, Any]] = {
     "padded": {"packing": False},
@@ -396,11 +401,11 @@ async def test_every_setting_trains_on_several_ranks_as_in_one_process(
             await trainer.client.save(2, out / "checkpoint")
             told += await train(trainer.client, range(3, STEPS + 1), out)
             for ours, theirs in zip(told, expected, strict=True):
-                if kind == "bfloat16":
-                    assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-3)
+                if kind in ROUGH:
+                    assert ours["loss"] == pytest.approx(theirs["loss"], abs=ROUGH[kind]), kind
                 else:
                     close(ours, theirs)
-            if kind not in ("bfloat16", "signsgd", "muon"):
+            if kind not in ROUGH:
                 near(out / str(STEPS), tmp_path / f"{kind}-1" / str(STEPS))
             base = policy if "lora" in section else None
             await trainer.client.load(out / "checkpoint", many, checkpoint=True, base=base)
