@@ -368,7 +368,7 @@ async def test_a_trainer_one_of_whose_ranks_stands_still_answers_no_ping(
         await gone(trainer, family)
 
 
-ROUGH = {"bfloat16": 1e-3, "signsgd": 1e-4, "muon": 1e-4}
+ROUGH = {"bfloat16": 5e-3, "signsgd": 1e-4, "muon": 1e-4}
 """How far losses may lie apart where rounding grows: in bfloat16, which Muon, too, computes in, and
 where a gradient next to 0 has another sign.
 """
@@ -430,6 +430,7 @@ async def test_a_trainer_that_comes_back_commits_the_same_bits_and_is_replayed(
     section = {**CONFIG["trainer"], "ranks": 2}
     kept = {"weights": "all", "batches": "all"}
     ctx = context(tmp_path, policy, trainer=section, retention=kept, max_steps=STEPS)
+    ctx.store.put_json(keys.config(RUN, 1), ctx.config(RUN).model_dump(mode="json"))
     done = Recorded(ctx)
     await run(done.acts.prepare_policy, PreparePolicyInput(RUN))
 
