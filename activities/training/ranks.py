@@ -142,8 +142,10 @@ def sharded(model: Any, head: Head | None, ranks: Ranks) -> Any:
             layout: Layout | None = None,
             by_blocks: bool = True,
         ) -> tuple[Tensor, Tensor]:
-            used = head if by_blocks else None
-            return token_scores(self.model, token_ids, temperature, positions, layout, used)
+            given = (token_ids, temperature, positions, layout, head if by_blocks else None)
+            logprobs, entropy = token_scores(self.model, *given)
+            # FSDP warns of a view that somebody might change in place.
+            return logprobs.clone(), entropy
 
     ids, plain = torch.tensor([PROBE], device=model.device), torch.ones(1, 1, device=model.device)
     ids %= model.config.get_text_config().vocab_size
