@@ -67,24 +67,24 @@ def alone(
     """What a trainer of one process makes of the batches; with its checkpoint of step 2."""
     trainer = Trainer()
     trainer.load(policy, config, checkpoint=False)
-    told = []
+    trained = []
     for step in range(1, steps + 1):
-        told.append(trainer.train(step, encode_batch(make_batch(step, 9)), out / str(step)))
+        trained.append(trainer.train(step, encode_batch(make_batch(step, 9)), out / str(step)))
         if step == 2:
             trainer.save(2, out / "checkpoint")
-    return told
+    return trained
 
 
 async def train(
     client: TrainerClient, steps: range, out: Path, **more: Any
 ) -> list[dict[str, float]]:
-    told = []
+    trained = []
     out.mkdir(parents=True, exist_ok=True)
     for step in steps:
         batch = out / f"batch-{step}"
         batch.write_bytes(encode_batch(make_batch(step, 9)))
-        told.append(await client.step(step, batch, out / str(step), timeout_s=120, **more))
-    return told
+        trained.append(await client.step(step, batch, out / str(step), timeout_s=120, **more))
+    return trained
 
 
 def close(ours: Mapping[str, float], theirs: Mapping[str, float]) -> None:
@@ -254,8 +254,8 @@ async def test_two_ranks_train_as_one_process_does_and_go_on_where_it_stood(
     async with ranks_of(tmp_path / "s", 2) as trainer:
         client = trainer.client
         await client.load(policy, config, checkpoint=False)
-        told = await train(client, range(1, 3), tmp_path / "two", config=config)
-        for ours, theirs in zip(told, expected, strict=False):
+        trained = await train(client, range(1, 3), tmp_path / "two", config=config)
+        for ours, theirs in zip(trained, expected, strict=False):
             close(ours, theirs)
         near(tmp_path / "two" / "2", tmp_path / "one" / "2")
 
@@ -272,8 +272,8 @@ async def test_two_ranks_train_as_one_process_does_and_go_on_where_it_stood(
         may_write(trainer.rank(1), -1)
         await client.save(2, tmp_path / "two" / "checkpoint")
         await client.save(2, tmp_path / "two" / "again")
-        told = await train(client, range(3, 5), tmp_path / "two", config=config)
-        for ours, theirs in zip(told, expected[2:], strict=True):
+        trained = await train(client, range(3, 5), tmp_path / "two", config=config)
+        for ours, theirs in zip(trained, expected[2:], strict=True):
             close(ours, theirs)
 
         # Its own checkpoint, at as many ranks: the same bits, file by file.
@@ -292,8 +292,8 @@ async def test_two_ranks_train_as_one_process_does_and_go_on_where_it_stood(
         # That of one process, which holds all moments in one file.
         loaded = await client.load(tmp_path / "one" / "checkpoint", config, checkpoint=True)
         assert loaded.step == 2 and "ranks was 1 and is 2" in loaded.warnings[0]
-        told = await train(client, range(3, 5), tmp_path / "from-one", config=config)
-        for ours, theirs in zip(told, expected[2:], strict=True):
+        trained = await train(client, range(3, 5), tmp_path / "from-one", config=config)
+        for ours, theirs in zip(trained, expected[2:], strict=True):
             close(ours, theirs)
         near(tmp_path / "from-one" / "4", tmp_path / "one" / "4")
         await client.shutdown()
@@ -397,10 +397,10 @@ async def test_every_setting_trains_on_several_ranks_as_in_one_process(
             many = with_ranks(config, count)
             await trainer.client.load(policy, many, checkpoint=False)
             out = tmp_path / kind
-            told = await train(trainer.client, range(1, 3), out)
+            trained = await train(trainer.client, range(1, 3), out)
             await trainer.client.save(2, out / "checkpoint")
-            told += await train(trainer.client, range(3, STEPS + 1), out)
-            for ours, theirs in zip(told, expected, strict=True):
+            trained += await train(trainer.client, range(3, STEPS + 1), out)
+            for ours, theirs in zip(trained, expected, strict=True):
                 if kind in ROUGH:
                     assert ours["loss"] == pytest.approx(theirs["loss"], abs=ROUGH[kind]), kind
                 else:
@@ -410,7 +410,7 @@ async def test_every_setting_trains_on_several_ranks_as_in_one_process(
             base = policy if "lora" in section else None
             await trainer.client.load(out / "checkpoint", many, checkpoint=True, base=base)
             again = await train(trainer.client, range(3, STEPS + 1), tmp_path / f"{kind}-again")
-            assert [t["loss"] for t in again] == [t["loss"] for t in told[2:]], kind
+            assert [t["loss"] for t in again] == [t["loss"] for t in trained[2:]], kind
             for file in (out / str(STEPS)).glob("*.safetensors"):
                 theirs = tmp_path / f"{kind}-again" / str(STEPS) / file.name
                 assert file.read_bytes() == theirs.read_bytes(), (kind, file.name)
