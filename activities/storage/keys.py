@@ -32,11 +32,6 @@ NOT_MODEL = (*NOT_WEIGHTS, POLICY_FILE, CANARY_FILE, FINGERPRINTS_FILE)
 """Files of weights or a checkpoint that are not part of a model in Hugging Face layout."""
 
 
-def is_trainer_state(name: str) -> bool:
-    """Whether a file is one that a checkpoint has and exported weights do not."""
-    return name in NOT_WEIGHTS or name.startswith(f"{OPTIMIZER_FOLDER}/")
-
-
 RUNS = "runs"
 """The folder of attempts."""
 
