@@ -95,9 +95,15 @@ def find(store: ArtifactStore, run_id: str, step: int) -> Held:
     return kept[step]
 
 
+def is_trainer_state(name: str) -> bool:
+    """Whether a file is one that a checkpoint has and exported weights do not."""
+    return name in keys.NOT_WEIGHTS or name.startswith(f"{keys.OPTIMIZER_FOLDER}/")
+
+
 def in_model(name: str) -> bool:
     """Whether a file of weights or a checkpoint is part of a model in Hugging Face layout."""
-    return name not in keys.NOT_MODEL and not name.startswith(f"{keys.ADAPTER_FOLDER}/")
+    beside = name in keys.NOT_MODEL or is_trainer_state(name)
+    return not beside and not name.startswith(f"{keys.ADAPTER_FOLDER}/")
 
 
 def model_of(store: ArtifactStore, held: Held, ref: ArtifactRef) -> ArtifactRef:

@@ -27,6 +27,7 @@ from ratchet.activities.contracts.upgrades import CHECKPOINT_STATE, TRAINER_STAT
 from ratchet.activities.storage import configs, keys
 from ratchet.activities.storage.fencing import variants
 from ratchet.activities.storage.lineage import segments
+from ratchet.activities.storage.policies import is_trainer_state
 from ratchet.activities.storage.retention import number_of
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, FutureArtifact
 from ratchet.configs.run import data_of
@@ -273,7 +274,8 @@ class _Adoption:
         run_id, (source, step) = self.input.run_id, (self.candidate.source, self.candidate.step)
         checkpoint = self._copied(ref, keys.checkpoint(run_id, step))
         merged = _merged_weights(self.store, run_id, self.candidate, ref)
-        left_out = keys.NOT_WEIGHTS if merged is None else ()
+        files = self.store.manifest(ref)
+        left_out = [name for name in files if merged is None and is_trainer_state(name)]
         weights = self._copied(merged or ref, keys.weights(run_id, step), without=left_out)
         first = self.store.committed(keys.weights(source, 0))
         if first is not None:

@@ -64,6 +64,7 @@ def folder(path: Path, bits: str, **more: str) -> Path:
     path.mkdir(parents=True)
     files = {"model.safetensors": bits, "config.json": "{}", "canary.json": "[]", **more}
     for name, text in files.items():
+        (path / name).parent.mkdir(exist_ok=True)
         (path / name).write_text(text)
     return path
 
@@ -111,6 +112,7 @@ def run(store: ArtifactStore, made: Path) -> RunState:
             str(epoch),
             **{
                 "optimizer.safetensors": f"moments of {epoch}",
+                "optimizer/shard-00001.safetensors": f"a rank's of {epoch}",
                 "trainer.json": json.dumps({"schema": 1, "step": STEP}),
                 "run_state.json": text,
             },
@@ -165,6 +167,8 @@ def check(store: ArtifactStore, after: RunState, to: str, before: RunState) -> N
     folders = [store.fetch_folder(ref) for ref in (weights, checkpoint)]
     assert {(f / "model.safetensors").read_text() for f in folders} == {str(EPOCH)}
     assert not (folders[0] / "optimizer.safetensors").exists()
+    shown = [(f / "optimizer" / "shard-00001.safetensors").exists() for f in folders]
+    assert shown == [False, True], "what a rank wrote of the optimizer is no part of weights"
     assert after.dispatch.requeued == ["train/45"]
     assert after.dispatch.generations[-1].lease.next_train == 50
 
