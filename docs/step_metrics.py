@@ -7,6 +7,7 @@ Invariant: every metric of a step record has a row here.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 GROUPS = ("mean", "max", "min")
@@ -194,10 +195,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
 """All metrics, by section of the reference."""
 
 
-def declared(key: str) -> Metric | None:
-    """The row of a key of a step record; None if there is none."""
-    for rows in SECTIONS.values():
-        for row in rows:
-            if row.matches(key):
-                return row
-    return None
+def undescribed(keys: Iterable[str]) -> list[str]:
+    """Those of the keys of a step record that have no row."""
+    rows = [row for section in SECTIONS.values() for row in section]
+    return [key for key in keys if not any(row.matches(key) for row in rows)]
