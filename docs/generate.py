@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,8 @@ def prose(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Code in a cell of a table."""
-    return f"`{text}`".replace("|", r"\|")
+    """Code in a cell of a table, where Markdowns differ about a bar between backticks."""
+    return f"<code>{escape(text)}</code>".replace("|", "&#124;") if "|" in text else f"`{text}`"
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:

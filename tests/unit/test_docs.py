@@ -2,6 +2,9 @@
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
+from docs.hooks import TOP
 from docs.step_metrics import undescribed
 from ratchet.activities.contracts import health
 from ratchet.api.client import cli
@@ -80,3 +84,15 @@ def test_metrics_that_the_product_reads_are_described() -> None:
     drawn = re.findall(r'\["([\w/]+)", "', panels)
     assert len(drawn) > 10
     assert not undescribed([*HEADLINE, *drawn, health.STEP_TIME])
+
+
+@pytest.mark.parametrize("link", ["docs/data.md#nowhere", "docs/nowhere.md"])
+def test_a_broken_link_fails_the_build(link: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for page in ("properdocs.yml", *TOP):
+        shutil.copy(ROOT / page, tmp_path / page)
+    with (tmp_path / "README.md").open("a") as readme:
+        readme.write(f"\n[here]({link})\n")
+    command = Path(sys.executable).with_name("properdocs")
+    done = subprocess.run([command, "build"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and link.removeprefix("docs/") in done.stderr
