@@ -22,7 +22,7 @@ LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
 GPU_PYTHON ?= $(BIN)/python
 REDOCLY := $(VENV)/redocly
 
-.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status env images pin-images docs reference lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission replay
+.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status env images pin-images docs reference pictures lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission replay
 
 setup: $(VENV)/.ready
 
@@ -186,6 +186,10 @@ docs: setup
 	$(BIN)/properdocs build -d .ratchet/site
 reference: setup
 	$(BIN)/python -m docs.generate
+
+# Pictures of a run for docs/images, by a stack that is up: RUN=…, else the newest that succeeded.
+pictures: setup browser
+	$(BIN)/python -m docs.pictures $(RUN)
 
 lint: setup $(REDOCLY)/.ready
 	$(BIN)/ruff check .
