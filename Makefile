@@ -187,9 +187,10 @@ docs: setup
 reference: setup
 	$(BIN)/python -m docs.generate
 
-# Pictures of a run for docs/images, by a stack that is up: RUN=…, else the newest that succeeded.
+# Pictures for docs/images of two runs of a stack that is up, RUN=… and SICK=…: docs/pictures.py says of
+# which.
 pictures: setup browser
-	$(BIN)/python -m docs.pictures $(RUN)
+	$(BIN)/python -m docs.pictures $(RUN) $(SICK)
 
 lint: setup $(REDOCLY)/.ready
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
-"""Takes the pictures in docs/images of a run that the local stack has: `make pictures RUN=…`.
+"""Takes the pictures in docs/images of runs that the local stack has: `make pictures RUN=… SICK=…`.
 
-What they show is what that run did; nothing is made up for them.
+RUN is a run of the demo's config, SICK one with `trainer.optim.lr=0.02`. The pictures show what
+these runs did; nothing is made up.
 """
 
 import asyncio
@@ -15,16 +16,17 @@ PAGES = {
     "runs": ("#/runs", "runs"),
     "run": ("#/runs/{run}", "all"),
     "timeline": ("#/runs/{run}/timeline", "timeline"),
-    "rollouts": ("#/runs/{run}/rollouts", "rollouts"),
+    "rollouts": ("#/runs/{run}/rollouts?r=train:40:0", "rollouts"),
     "events": ("#/runs/{run}/events", "events"),
     "config": ("#/runs/{run}/config", "config"),
     "model": ("#/runs/{run}/model", "model"),
     "launch": ("#/launch?from={run}", "launch"),
+    "sick": ("#/runs/{sick}", "all"),
 }
 LOOKS = {"light": (DESKTOP, "light"), "dark": (DESKTOP, "dark"), "phone": (PHONE, "light")}
 
 
-async def take(api: str, run: str) -> None:
+async def take(api: str, **runs: str) -> None:
     """Writes a picture of each page in each look."""
     FOLDER.mkdir(exist_ok=True)
     async with browsing() as browser:
@@ -33,21 +35,19 @@ async def take(api: str, run: str) -> None:
                 async with reading(
                     browser, api, viewport=viewport, scheme=scheme, instruments=True
                 ) as reader:
-                    await reader.open(where.format(run=run), f'="{ready}"')
+                    await reader.open(where.format(**runs), f'="{ready}"')
                     await reader.settled()
                     await reader.page.screenshot(path=FOLDER / f"{name}-{look}.png")
 
 
 def main(argv: list[str]) -> int:
-    """Pictures of the named run, else of the newest that succeeded; returns the exit status."""
+    """Returns the exit status: 2 without the ids of both runs."""
+    if len(argv) != 2:
+        print("say which runs: `make pictures RUN=… SICK=…`", file=sys.stderr)
+        return 2
     with Ratchet() as client:
-        runs = [client.runs.retrieve(argv[0])] if argv else client.runs.list(status="succeeded")
-        run = next(iter(runs), None)
-        if run is None:
-            print("no run has succeeded yet: `make demo`, or name one by RUN=…", file=sys.stderr)
-            return 1
-        print(f"pictures of {run.id}")
-        asyncio.run(take(client.address, run.id))
+        run, sick = (client.runs.retrieve(name).id for name in argv)
+        asyncio.run(take(client.address, run=run, sick=sick))
     return 0
 
 
