@@ -1,5 +1,6 @@
 """The pages: the README is short, commands parse, and what the product reads is described."""
 
+import importlib.util
 import re
 import shlex
 import shutil
@@ -71,6 +72,17 @@ def test_commands_parse(page: str, words: list[str], tmp_path: Path) -> None:
         name = next(word for word in words if not word.startswith("--"))
         command, words = command.commands[name], words[words.index(name) + 1 :]
     command.make_context(command.name, words, parent=context)
+
+
+def test_targets_and_modules_that_pages_name_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][\w -]*):", makefile, re.M)) | {"setup"}
+    known = {name for names in targets for name in names.split()}
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        text = page.read_text()
+        assert set(re.findall(r"(?:`|^)make ([a-z][\w-]+)", text, re.M)) <= known, page
+        for module in re.findall(r"-m (ratchet[\w.]+)", text):
+            assert importlib.util.find_spec(module), (page, module)
 
 
 def test_configs_of_your_run_are_valid(tmp_path: Path) -> None:
