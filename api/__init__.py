@@ -1,1 +1,1 @@
-"""The REST API: asks Temporal and the artifact store, decides nothing, computes nothing heavy."""
+"""The REST API: queries Temporal and the artifact store, decides nothing, computes little."""

@@ -46,17 +46,17 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rebuild-index",
         action="store_true",
-        help="put every run that Temporal retains into the list of runs, and end; for a store "
+        help="add every run that Temporal retains to the list of runs, and exit; for a store "
         "whose folder index/ was lost",
     )
     parser.add_argument(
-        "--openapi", action="store_true", help="print the OpenAPI document as JSON, and end"
+        "--openapi", action="store_true", help="print the OpenAPI document as JSON, and exit"
     )
     return parser.parse_args(argv)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; raises ValueError that says what is wrong and how to mend it."""
+    """A listening socket; raises ValueError that says what is wrong and how to fix it."""
     if not 0 <= port <= 65535:
         raise ValueError(f"port {port} does not exist; choose one from 0 to 65535")
     try:
@@ -72,21 +72,21 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(2048)
     except OSError as error:
         listener.close()
-        mend = {
+        remedy = {
             errno.EADDRINUSE: "the port is in use; stop what uses it, or choose another with "
             "--port (0: a free one)",
             errno.EACCES: "this user may not bind it; choose a port above 1023 with --port",
             errno.EADDRNOTAVAIL: "this machine has no such address; bind with --host 127.0.0.1",
         }.get(error.errno or 0, str(error.strerror))
-        raise ValueError(f"cannot listen on {host}:{port}: {mend}") from None
+        raise ValueError(f"cannot listen on {host}:{port}: {remedy}") from None
     return listener
 
 
 def settings_for(host: str) -> Settings:
     """Settings of the environment for an API bound to `host`.
 
-    Without keys it must be an address that only this machine reaches, and answers to that
-    machine's names only, so that no web page can lead a browser here under a name of its own.
+    Without keys the address must be reachable from this machine only, and the API accepts only this
+    machine's names, so that no web page can direct a browser here under a name of its own.
     Raises ValueError.
     """
     settings = Settings.from_env()
@@ -95,7 +95,7 @@ def settings_for(host: str) -> Settings:
     if not is_loopback(host):
         raise ValueError(
             f"refusing to listen on {host} without API keys, since everyone who reaches it could "
-            "start and stop runs; make a key with `ratchet keys new NAME`, set "
+            "start and stop runs; create a key with `ratchet keys new NAME`, set "
             "RATCHET_API_KEYS, or bind with --host 127.0.0.1"
         )
     return replace(settings, hosts=("localhost", "127.0.0.1", "::1", host))
@@ -110,12 +110,12 @@ def rebuild_index(settings: Settings) -> int:
     except ApiProblem as problem:
         print(f"ratchet api: {problem.document.detail}", file=sys.stderr)
         return 1
-    print(f"ratchet api: looked at {count} executions of runs; all of them are in the list")
+    print(f"ratchet api: checked {count} executions of runs; all of them are in the list")
     return 0
 
 
 def refuse_unusable(store: ArtifactStore) -> None:
-    """Raises UnusableStore for a remote store that can be none. What is away may come back."""
+    """Raises UnusableStore for a remote store that can never work. One that is away may return."""
     try:
         if not store.local:
             store.require_usable()
@@ -126,7 +126,7 @@ def refuse_unusable(store: ArtifactStore) -> None:
 
 
 def log_audit() -> None:
-    """Sends the audit log, whatever else is logged, to standard output: one line of JSON each."""
+    """Sends the audit log to standard output, independent of other logs: one JSON object a line."""
     log, handler = logging.getLogger("ratchet.audit"), logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)
@@ -135,7 +135,7 @@ def log_audit() -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit status: 0 after a graceful end, 1 if the API could not start."""
+    """Returns the exit status: 0 after a graceful shutdown, 1 if the API could not start."""
     arguments = parse_arguments(argv)
     try:
         if arguments.openapi:
@@ -164,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
         timeout_graceful_shutdown=2,
         server_header=False,
     )
-    # uvicorn shuts down gracefully and then raises the signal it was ended with once more.
+    # uvicorn shuts down gracefully and then raises the signal that ended it once more.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])

@@ -1,4 +1,4 @@
-"""The FastAPI app. It boots without Temporal and without the store; /readyz says what is missing.
+"""The FastAPI app. It starts without Temporal and without the store; /readyz says what is missing.
 
 Nothing here may import torch, vllm, transformers or verifiers: the API starts in under 3 s.
 """
@@ -47,7 +47,7 @@ from ratchet.api.temporal.histories import Histories
 def create_app(
     settings: Settings | None = None, connect: ClientConnectConfig | None = None
 ) -> FastAPI:
-    """The app. `settings` and `connect` (Temporal) are read from the environment if not given."""
+    """The app. By default `settings` and `connect` (Temporal) come from the environment."""
     settings = settings or Settings.from_env()
     temporal = Temporal(connect, timeout_s=settings.rpc_timeout_s)
     records = Records(ArtifactStore(settings.store_url, settings.known_stores))
@@ -71,7 +71,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         lifespan=lifespan,
-        # A route's name is its operation id, so that a path may change and a client's method stays.
+        # A route's name is its operation id, so a path may change while a client's method stays.
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.services = Services(

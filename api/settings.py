@@ -19,14 +19,14 @@ class Settings:
     """Durations in seconds, sizes in bytes.
 
     `temporal_ui` is the address of Temporal's Web UI, for links; empty: no links. `keys` may use
-    the API, and after a change those in `key_file`; if it is not `guarded` everyone who reaches it
-    may. `hosts` are the names by which the API may be
-    addressed; empty: any. What a config may name: `custom_code` lists modules and folders of code,
-    `endpoint_hosts` hosts of endpoints and env servers, `key_vars` variables with endpoints' keys,
-    `models` models, `engine_flags` flags of engines (see `ratchet.api.http.allowlist`); None: any.
-    `known_stores` remembers which local stores were marked; None: none needs a mark. `public_url`
-    is where browsers find the API, if a proxy sends their requests on under another name. Below
-    `home` lie the logs of processes on this machine.
+    the API, and once `key_file` changes the keys in it; if the API is not `guarded` everyone who
+    reaches it may. `hosts` are the host names under which it accepts requests; empty: any. What a
+    config may name: `custom_code` lists modules and folders of code, `endpoint_hosts` hosts of
+    endpoints and env servers, `key_vars` variables with endpoints' keys, `models` models,
+    `engine_flags` flags of engines (see `ratchet.api.http.allowlist`); None: anything.
+    `known_stores` remembers which local stores were marked; None: no store needs a mark.
+    `public_url` is where browsers find the API, if a proxy forwards their requests under another
+    name. The logs of processes on this machine lie below `home`.
     """
 
     store_url: str
@@ -51,7 +51,7 @@ class Settings:
 
     @property
     def guarded(self) -> bool:
-        """Whether keys are needed: also where all there were are revoked."""
+        """Whether keys are required: also when all keys have been revoked."""
         return bool(self.keys) or self.key_file is not None
 
     @staticmethod
@@ -88,8 +88,8 @@ class Settings:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether files may be made in a folder, or the folder itself; an API with a store elsewhere
-    needs none.
+    """Whether files can be created in a folder, or the folder itself; an API whose store is
+    elsewhere needs none.
     """
     there = next(place for place in (folder, *folder.parents) if place.exists())
     return os.access(there, os.W_OK)

@@ -1,9 +1,9 @@
 """Algorithms: how the rewards of a group become credit for its sampled tokens.
 
 One class per `type`, whose defaults are its vetted setting. An env's `algo` replaces the run's as
-a whole. What a section holds that only makes sense together is checked here; what needs other
-sections (group sizes) is checked by `RunConfig`. All but 'sft' train on what the policy itself
-sampled, which their losses rely on: only 'sft' has a `source`.
+a whole. Constraints within a section are checked here; those that involve other sections (group
+sizes) are checked by `RunConfig`. All algorithms but 'sft' train on what the policy itself sampled,
+which their losses rely on: only 'sft' has a `source`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def _not_all_zero(weights: dict[str, float]) -> None:
 
 
 def _with_frozen(data: Any, key: str, message: str) -> Any:
-    """Refuses a section whose `key` is left out or is the policy."""
+    """Refuses a section whose `key` is missing or is the policy."""
     if isinstance(data, dict) and data.get(key, "policy") == "policy":
         raise refusal("algorithm", key, message, data.get(key))
     return data
@@ -64,9 +64,9 @@ class LinearPenaltyConfig(Section):
     )
     gate_by_correctness: bool = Field(
         default=False,
-        description="A rollout's penalty is multiplied by its reward: reward 0 pays nothing, "
-        "reward 0.5 half of it. A penalty for rollouts of reward 1 alone, as others read "
-        "the gate, is the same where rewards are 0 and 1, and only there.",
+        description="A rollout's penalty is multiplied by its reward: none at reward 0, half of it "
+        "at reward 0.5. A penalty for rollouts of reward 1 alone, as other implementations read "
+        "the gate, is the same only if rewards are 0 and 1.",
     )
 
 
@@ -101,35 +101,35 @@ LengthPenaltyConfig = Annotated[
 
 
 class AlgorithmSection(Section):
-    """What every algorithm says of itself; all else that depends on an algorithm reads it here.
+    """The properties of an algorithm; everything that depends on an algorithm reads them here.
 
-    One with a field `teacher` needs that model's log-probabilities, of samples that may be longer
-    by its `demo_tokens`, if it has that field. One with a field `source` has its rollouts played by
-    that model. One whose `needs_task` is true is given the data of a group's task. One that is a
-    FunctionSection has its function imported by the workers' check.
+    An algorithm with a field `teacher` needs that model's log-probabilities, of samples that may be
+    longer by its `demo_tokens`, if it has that field. One with a field `source` lets that model
+    sample its rollouts. If `needs_task` is true it gets the data of a group's task. If it is a
+    FunctionSection, the workers' check imports its function.
     """
 
     needs_render: ClassVar[bool] = False
     """Whether it turns messages into the policy's prompts."""
     needs_attribution: ClassVar[bool] = False
-    """Whether the renderer must tell what a message says from the template around it."""
+    """Whether the renderer must distinguish what a message says from the template around it."""
 
     def fold(
         self, state: Mapping[str, float], observed: Mapping[str, Sequence[float]]
     ) -> dict[str, float] | None:
-        """What the run keeps for an env, by agent, after the rewards of a group, in the order in
-        which groups are delivered; None: it keeps nothing. Pure.
+        """The state that the run keeps for an env, by agent, after the rewards of a group, in the
+        order in which groups are delivered; None: it keeps none. Pure.
         """
         return None
 
 
 class _GroupMeanSection(AlgorithmSection):
-    """What algorithms share whose advantages are rewards minus the group's mean."""
+    """The common part of algorithms whose advantages are rewards minus the group's mean."""
 
     group_relative: ClassVar[bool] = True
 
     length_penalty: LengthPenaltyConfig | None = Field(
-        default=None, description="Makes long rollouts earn less; none: length does not matter."
+        default=None, description="Penalizes long rollouts; none: length does not matter."
     )
     length_weighted_baseline: bool = Field(
         default=False, description="The group's mean weighs each rollout by its sampled tokens."
@@ -142,8 +142,8 @@ class _GroupMeanSection(AlgorithmSection):
         if self.length_weighted_baseline and replaces:
             assert penalty is not None
             raise ValueError(
-                f"length_penalty {penalty.type!r} brings its own baseline, so that "
-                "length_weighted_baseline would not be heard; drop one of them, or use "
+                f"length_penalty {penalty.type!r} has its own baseline, so that "
+                "length_weighted_baseline would have no effect; remove one of them, or use "
                 "length_penalty 'linear'"
             )
         return self
@@ -162,12 +162,12 @@ class HierarchicalGrpoConfig(AlgorithmSection):
     episode_agents: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list,
         description="Agents that play several times in one episode, and whose rewards are "
-        "compared there; all others are compared with their likes in the group's other episodes.",
+        "compared there; others are compared with the same agent in the group's other episodes.",
     )
 
     @property
     def group_relative(self) -> bool:
-        """Whether rollouts of a group are compared; not surely, if agents meet in an episode."""
+        """Whether rollouts of a group are compared; uncertain if agents play within an episode."""
         return not self.episode_agents
 
 
@@ -201,13 +201,13 @@ class RaeConfig(AlgorithmSection):
         default=0.95,
         ge=0,
         lt=1,
-        description="How much of the average is kept when a reward comes in; the rest is the "
+        description="How much of the average is kept when a reward arrives; the rest is the "
         "reward. The average begins at 0.",
     )
 
     def advance(self, average: float, rewards: Sequence[float]) -> tuple[list[float], float]:
-        """Advantages [n] of rewards [n] in order, each against the average of before it, and the
-        average after them.
+        """Advantages [n] of rewards [n] in order, each relative to the average before it, and the
+        final average.
         """
         advantages = []
         for reward in rewards:
@@ -218,7 +218,7 @@ class RaeConfig(AlgorithmSection):
     def fold(
         self, state: Mapping[str, float], observed: Mapping[str, Sequence[float]]
     ) -> dict[str, float]:
-        """The averages, each moved by its agent's rewards."""
+        """The averages, each updated with its agent's rewards."""
         moved = {
             agent: self.advance(state.get(agent, START), rewards)[1]
             for agent, rewards in observed.items()
@@ -230,7 +230,7 @@ ObservedRole = Literal["system", "user", "tool"]
 
 
 class EchoRoleConfig(Section):
-    """Cross-entropy on what an env's messages of one role say."""
+    """Cross-entropy on an env's messages of one role."""
 
     alpha: float = Field(gt=0, le=100, description="Weight of the cross-entropy of a token.")
 
@@ -240,7 +240,7 @@ def _tools_only() -> dict[ObservedRole, EchoRoleConfig]:
 
 
 class EchoConfig(_GroupMeanSection):
-    """grpo, and cross-entropy on what the env said in reply to the policy."""
+    """grpo, plus cross-entropy on the env's replies to the policy."""
 
     needs_attribution: ClassVar[bool] = True
 
@@ -249,8 +249,8 @@ class EchoConfig(_GroupMeanSection):
         default_factory=_tools_only,
         min_length=1,
         description="Roles whose messages after the first prompt are learned, each with its "
-        "alpha. Setting any replaces them all. Needs a renderer that tells what a message says "
-        "from the template around it, which 'default' does not.",
+        "alpha. Setting any replaces them all. Needs a renderer that distinguishes messages from "
+        "the template around them, which 'default' does not.",
     )
 
 
@@ -261,7 +261,7 @@ class OpdConfig(AlgorithmSection):
 
     type: Literal["opd"] = "opd"
     teacher: FrozenModelConfig = Field(
-        description="The model that scores the policy's tokens; of the same vocabulary."
+        description="The model that scores the policy's tokens; it needs the same vocabulary."
     )
 
     @model_validator(mode="before")
@@ -276,7 +276,7 @@ class OpdConfig(AlgorithmSection):
 
 
 class OpsdConfig(AlgorithmSection):
-    """On-policy self-distillation: the teacher is the policy that has seen a demonstration."""
+    """On-policy self-distillation: the teacher is the policy after seeing a demonstration."""
 
     group_relative: ClassVar[bool] = False
     needs_task: ClassVar[bool] = True
@@ -292,14 +292,14 @@ class OpsdConfig(AlgorithmSection):
         default="demonstration",
         min_length=1,
         description="Where a task has its demonstration, a text: a key of its `info`, or else of "
-        "the task itself. The teacher is shown it as a system message in front of the prompt.",
+        "the task itself. The teacher sees it as a system message in front of the prompt.",
     )
     demo_tokens: int = Field(
         default=256,
         ge=1,
         le=65536,
         description="Longest demonstration, in tokens of its message. The policy's engines serve "
-        "sequences longer than trainer.seq_len by as much; a frozen teacher must.",
+        "sequences longer than trainer.seq_len by this much; a frozen teacher must, too.",
     )
     max_concurrent: int = Field(
         default=32, ge=1, le=4096, description="Samples of a group that are scored at once."
@@ -313,7 +313,7 @@ class SftConfig(AlgorithmSection):
 
     type: Literal["sft"] = "sft"
     source: FrozenModelConfig = Field(
-        description="The model that plays the rollouts in the policy's place."
+        description="The model that samples the rollouts in place of the policy."
     )
 
     @model_validator(mode="before")
@@ -327,7 +327,7 @@ class SftConfig(AlgorithmSection):
 
 
 class CustomConfig(AlgorithmSection, FunctionSection):
-    """A function of yours that is given a group's rollouts and returns their advantages."""
+    """A function of yours that gets a group's rollouts and returns their advantages."""
 
     group_relative: ClassVar[bool] = False
 
@@ -373,7 +373,7 @@ def _models_in_place(data: Any) -> Any:
         raise refusal("algorithm", "source", message, HIDDEN)
     if "teacher" in data and "teacher" not in fields[kind]:
         taught = " or ".join(repr(name) for name in fields if "teacher" in fields[name])
-        message = f"algorithm {kind!r} asks no teacher; leave it out, or set algo.type to {taught}"
+        message = f"algorithm {kind!r} uses no teacher; remove it, or set algo.type to {taught}"
         raise refusal("algorithm", "teacher", message, HIDDEN)
     return data
 
@@ -399,12 +399,12 @@ def source_of(algo: AlgorithmConfig) -> ModelReference:
 
 
 def needs_task(algo: AlgorithmConfig) -> bool:
-    """Whether an algorithm looks at the data of a group's task."""
+    """Whether an algorithm reads the data of a group's task."""
     needed: bool = getattr(algo, "needs_task", False)
     return needed
 
 
 def demo_tokens_of(algo: AlgorithmConfig) -> int:
-    """By how many tokens a teacher may have to read more than a sample holds."""
+    """How many tokens more than a sample a teacher may have to read."""
     tokens: int = getattr(algo, "demo_tokens", 0)
     return tokens

@@ -28,9 +28,9 @@ def refusal(kind: str, place: str, message: str, value: Any) -> ValidationError:
 
 
 def choose_by_type(noun: str, *classes: type[Section]) -> Callable[[Any], Any]:
-    """A validator that reads a table as the one of `classes` that its `type` names.
+    """A validator that reads a table as the class among `classes` that its `type` names.
 
-    Unlike pydantic's own choice by tag, errors point at the user's keys and speak of the chosen
+    Unlike pydantic's discriminated unions, errors point at the user's keys and are about the chosen
     class only.
     """
     by_type = {cls.model_fields["type"].default: cls for cls in classes}
@@ -50,7 +50,7 @@ def choose_by_type(noun: str, *classes: type[Section]) -> Callable[[Any], Any]:
         for key in data:
             if key not in fields:
                 options = ", ".join(field for field in fields if field != "type") or "none"
-                message = f"is no option of {noun} {name!r}; its options: {options}"
+                message = f"is not an option of {noun} {name!r}; its options: {options}"
                 raise refusal(noun, str(key), message, data[key])
         return by_type[name].model_validate(data)
 
@@ -58,7 +58,7 @@ def choose_by_type(noun: str, *classes: type[Section]) -> Callable[[Any], Any]:
 
 
 class FunctionSection(Section):
-    """A section that names a function of the user's."""
+    """A section that names a function of the user."""
 
     function: str = Field(description="'module:function'.")
     path: str | None = Field(
@@ -73,5 +73,5 @@ class FunctionSection(Section):
     def _function_is_an_import_path(cls, value: str) -> str:
         name = r"[A-Za-z_]\w*"
         if not re.fullmatch(rf"{name}(\.{name})*:{name}", value):
-            raise ValueError(f"has the form 'module:function', got {value!r}")
+            raise ValueError(f"must have the form 'module:function', got {value!r}")
         return value

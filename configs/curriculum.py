@@ -17,10 +17,10 @@ class StandardSamplerConfig(Section):
 
 
 class DifficultyPoolConfig(Section):
-    """Draws examples with replacement, each as often as the weight of the pool it is in.
+    """Draws examples with replacement, each as often as the weight of its pool.
 
     An example is in the pool of the lowest threshold that its latest group's mean reward does not
-    exceed (all three are inclusive); it is unseen until it has one.
+    exceed (all three are inclusive); before its first group it is unseen.
     """
 
     type: Literal["difficulty_pool"] = "difficulty_pool"
@@ -33,8 +33,8 @@ class DifficultyPoolConfig(Section):
     easy_below: float = Field(
         default=1.0,
         allow_inf_nan=False,
-        description="Highest mean reward expected of an easy example; as no pool lies above, "
-        "what exceeds it is easy too.",
+        description="Highest mean reward expected of an easy example; since no pool lies above, "
+        "higher ones are easy too.",
     )
     hard_weight: float = Field(default=0.2, ge=0, le=1000, description="Weight of a hard example.")
     normal_weight: float = Field(
@@ -55,8 +55,8 @@ class DifficultyPoolConfig(Section):
             )
         if not self.unseen_weight:
             raise ValueError(
-                "unseen_weight is 0, but every example is unseen until it was drawn once; give it "
-                "a weight, however small, or use sampler 'standard'"
+                "unseen_weight is 0, but every example is unseen until it was drawn once; set a "
+                "weight, however small, or use sampler 'standard'"
             )
         return self
 
@@ -77,7 +77,7 @@ class AdvantageRangeConfig(Section):
         if self.reject_min > self.reject_max:
             raise ValueError(
                 f"reject_min ({self.reject_min}) is above reject_max ({self.reject_max}), so that "
-                "nothing would be rejected; swap them, or leave the gate out"
+                "nothing would be rejected; swap them, or remove the gate"
             )
         return self
 
@@ -88,7 +88,7 @@ SamplerConfig = Annotated[
     BeforeValidator(choose_by_type("sampler", StandardSamplerConfig, DifficultyPoolConfig)),
 ]
 
-# A union of one has no discriminator: choose_by_type tells gates apart.
+# A union of one has no discriminator: choose_by_type handles the gates.
 GateConfig = Annotated[
     AdvantageRangeConfig, BeforeValidator(choose_by_type("gate", AdvantageRangeConfig))
 ]
@@ -102,6 +102,6 @@ class CurriculumConfig(Section):
     )
     gates: list[GateConfig] = Field(
         default_factory=list,
-        description="A group trains if all of them admit it; more groups are dispatched for "
-        "those rejected.",
+        description="A group trains if all of them admit it; more groups are dispatched to "
+        "replace rejected ones.",
     )

@@ -1,7 +1,7 @@
 """Which flags of vLLM `inference.extra_args` may hold. Pure.
 
-Flags that Ratchet sets itself are refused everywhere, in every spelling that vLLM's parser takes:
-a second value would replace the first in silence. Where an API has keys, only flags that change how
+Flags that Ratchet sets itself are refused everywhere, in every spelling that vLLM's parser accepts:
+a second value would silently replace the first. Where an API has keys, only flags that change how
 fast an engine is are allowed, and those that its operator lists: others import code, read files or
 open ports.
 
@@ -35,7 +35,7 @@ OWN = {
     "--gpu-memory-utilization": "inference.gpu_memory_utilization",
     "--device-memory-utilization": "inference.gpu_memory_utilization",
 }
-"""Flags that Ratchet sets, and the key of a config that sets each; '': none does."""
+"""Flags that Ratchet sets, and the config key for each; '': there is none."""
 
 _SPELLED = {form: name for name in OWN for form in (name, f"--no-{name[2:]}")}
 
@@ -73,7 +73,7 @@ SWITCHES = (
     "--skip-mm-profiling",
     "--use-fp64-gumbel",
 )
-"""Flags without a value that every API allows; so is their `--no-…`."""
+"""Flags without a value that every API allows, also as `--no-…`."""
 
 OPTIONS = (
     "--all2all-backend",
@@ -134,7 +134,7 @@ def flag_of(argument: str) -> str:
 
 
 def own(flag: str) -> str | None:
-    """The flag of Ratchet's that `flag` (as `flag_of` makes it) sets or abbreviates, if any."""
+    """The flag of Ratchet that `flag` (from `flag_of`) sets or abbreviates, if any."""
     if not flag.startswith("--"):
         return None
     return _SPELLED.get(flag) or next(
@@ -143,33 +143,33 @@ def own(flag: str) -> str | None:
 
 
 def own_flags(arguments: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Place and reason of every argument that sets what Ratchet sets itself."""
+    """Index and reason of every argument that sets what Ratchet sets itself."""
     before = ""
     for place, argument in enumerate(arguments):
         if not is_flag(argument):
             if _takes_none(before):
-                yield place, "follows no flag, so that vLLM takes it for the model; drop it"
+                yield place, "follows no flag, so vLLM takes it for the model; remove it"
             continue
         before = argument
         if argument == "--":
-            yield place, "ends the flags, so that vLLM takes what follows for the model; drop it"
+            yield place, "ends the flags, so vLLM takes what follows for the model; remove it"
         elif (name := own(flag_of(argument))) is not None:
             key = OWN[name]
-            remedy = f"set {key} instead" if key else "no config key changes it; drop it"
+            remedy = f"set {key} instead" if key else "no config key changes it; remove it"
             yield place, f"sets {name}, which Ratchet sets itself; {remedy}"
 
 
 def _takes_none(flag: str) -> bool:
-    """Whether a word after `flag` is no value of it; '' stands for no flag at all."""
+    """Whether a word after `flag` is not its value; '' stands for no flag at all."""
     switch = flag_of(flag).replace("--no-", "--", 1) in SWITCHES
     return switch or "=" in flag or flag in ("", "--")
 
 
 def admitted(argument: str, listed: Collection[str]) -> bool:
-    """Whether an API with keys whose operator lists more flags allows `argument`."""
+    """Whether an API with keys allows `argument`, given the flags that its operator lists."""
     if not is_flag(argument):
         return True
     flag = flag_of(argument)
     switch = flag.replace("--no-", "--", 1)
-    # `--flag.key` sets a part of what a flag takes as JSON.
+    # `--flag.key` sets part of the JSON value of a flag.
     return flag in ALLOWED or switch in SWITCHES or flag in {flag_of(entry) for entry in listed}

@@ -1,4 +1,4 @@
-"""Environments: what is rolled out, for training and for evaluation."""
+"""Environments: what rollouts run in, for training and for evaluation."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -15,14 +15,14 @@ ADDRESS = r"tcp://[^:/\s]+:\d{1,5}"
 """The form of an env server's address."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 ALL = -1
-"""As a number of examples: all that the set has."""
+"""As a number of examples: all of the set."""
 LOAD_AT_MOST_S = 600.0
-"""How long an environment may load in the preflight where its section does not say."""
+"""How long an environment may load in the preflight unless its section says otherwise."""
 
 
 def _counted(value: int) -> int:
     if value == 0:
-        raise ValueError("0 examples are no eval; set -1 for all of the set, or leave the env out")
+        raise ValueError("0 examples make no eval; set -1 for all of the set, or remove the env")
     return value
 
 
@@ -32,8 +32,8 @@ ExampleCount = Annotated[int, Field(ge=ALL), AfterValidator(_counted)]
 class SamplingConfig(Section):
     """How a model is sampled.
 
-    The keys of TRUNCATION keep a part of the distribution and scale it up. The trainer's
-    log-probabilities are of the whole of it, so rollouts that train the policy have none of them.
+    The keys of TRUNCATION keep part of the distribution and rescale it. The trainer computes
+    log-probabilities over all of it, so rollouts that train the policy use none of these keys.
     """
 
     temperature: float = Field(default=1.0, ge=0.0, le=10.0, description="Softmax temperature.")
@@ -43,26 +43,26 @@ class SamplingConfig(Section):
     stop: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list,
         max_length=16,
-        description="Strings that end a turn, besides the token that the renderer ends it with. "
-        "The tokens that spell one are part of the reply and train; such a turn is not truncated.",
+        description="Strings that end a turn, besides the renderer's own end token. The tokens "
+        "that spell one are part of the reply and train; such a turn is not truncated.",
     )
     top_p: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="Samples from the likeliest tokens whose probabilities add up to this; evals "
+        description="Samples from the most likely tokens whose probabilities add up to this; evals "
         "and frozen models only.",
     )
     top_k: int | None = Field(
         default=None,
         ge=1,
-        description="Samples from that many of the likeliest tokens; evals and frozen models only.",
+        description="Samples from that many most likely tokens; evals and frozen models only.",
     )
     min_p: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="Samples from the tokens that have at least this share of the likeliest one's "
+        description="Samples from the tokens with at least this share of the most likely one's "
         "probability; evals and frozen models only.",
     )
 
@@ -72,8 +72,8 @@ class SamplingConfig(Section):
         return self.model_dump(include=set(TRUNCATION), exclude_defaults=True)
 
     def request(self) -> dict[str, Any]:
-        """Parameters of a request to an engine. Only some engines know those that are left out
-        where they change nothing.
+        """Parameters of a request to an engine. Parameters without effect are left out, since only
+        some engines know them.
         """
         always = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         return always | self.truncation | ({"stop": list(self.stop)} if self.stop else {})
@@ -101,35 +101,35 @@ class EnvConfig(Section):
     timeout_s: float = Field(
         default=120.0,
         gt=0,
-        description="Longest a single rollout may execute, in seconds. Waiting for a permit, in "
+        description="Time limit of a rollout's execution, in seconds. Waiting for a permit, in "
         "its engine's queue or for new weights does not count.",
     )
     start_timeout_s: float | None = Field(
         default=None,
         gt=0,
         le=86_400,
-        description="Longest that the environment may load, in seconds, in the preflight and when "
+        description="Time limit for loading the environment, in seconds, in the preflight and when "
         "its server starts; more for one that downloads data. None: 600 in the preflight, and for "
         "a server three times as long as the preflight took, but at least 120.",
     )
 
     log_level: LogLevel = Field(
         default="info",
-        description="Least level of what the environment's own loggers (those named after its "
-        "module, and after modules in `path`) write to its server's log; libraries write warnings. "
+        description="Lowest level that the environment's own loggers (those named after its "
+        "module, and after modules in `path`) write to its server's log; libraries log warnings. "
         "`ratchet runs logs RUN --env NAME` shows it.",
     )
 
     @property
     def load_limit_s(self) -> float:
-        """How long a process that loads the environment is waited for."""
+        """How long a process that loads the environment may take."""
         return self.start_timeout_s or LOAD_AT_MOST_S
 
     @field_validator("address")
     @classmethod
     def _address_is_tcp(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(ADDRESS, value):
-            raise ValueError("an env server's address has the form tcp://host:port")
+            raise ValueError("an env server's address must have the form tcp://host:port")
         return value
 
     @model_validator(mode="before")
@@ -150,7 +150,7 @@ class EnvConfig(Section):
 
 
 class TrainEnvConfig(EnvConfig):
-    """A training environment; what it leaves out comes from [train]."""
+    """A training environment; keys that it omits come from [train]."""
 
     ratio: float = Field(
         default=1.0,
@@ -168,7 +168,7 @@ class TrainEnvConfig(EnvConfig):
     require_full_group: bool = Field(
         default=False,
         description="Drop a whole group if one of its rollouts errs, for rewards or algorithms "
-        "that make no sense of a part of it.",
+        "that need a complete group.",
     )
     curriculum: CurriculumConfig = Field(
         default_factory=CurriculumConfig,
@@ -177,11 +177,11 @@ class TrainEnvConfig(EnvConfig):
 
 
 class EvalEnvConfig(EnvConfig):
-    """An evaluation environment; what it leaves out comes from [eval]."""
+    """An evaluation environment; keys that it omits come from [eval]."""
 
     num_examples: ExampleCount | None = Field(
         default=None,
-        description="Examples of one eval, from the head of the eval split; -1: all of them.",
+        description="Examples of one eval, from the start of the eval split; -1: all of them.",
     )
     group_size: int | None = Field(default=None, ge=1, description="Rollouts per example.")
     interval: int | None = Field(default=None, ge=1, description="Steps between evals.")
@@ -218,12 +218,12 @@ class TrainConfig(Section):
         ge=1,
         le=10**9,
         description="Tokens in a batch, instead of batch_size: it ships with the group that "
-        "reaches them. Counted are the tokens that are shipped.",
+        "reaches them. Only shipped tokens count.",
     )
     backfill: bool = Field(
         default=False,
-        description="Rollouts that post-batch filters remove are made up for before a batch "
-        "ships, so that it is full.",
+        description="Replace rollouts that post-batch filters remove before a batch ships, so that "
+        "it is full.",
     )
     group_size: int = Field(
         default=8, ge=1, description="Rollouts of one example, compared with each other."
@@ -234,15 +234,15 @@ class TrainConfig(Section):
     max_off_policy_steps: int = Field(
         default=8,
         ge=0,
-        description="Groups begun more versions than this before the batch that would train on "
-        "them are given up, and their examples rolled out anew.",
+        description="Groups that began more versions than this before the batch that would train "
+        "on them are dropped, and their examples rolled out again.",
     )
     max_empty_batches: int = Field(
         default=10,
         ge=-1,
-        description="Batches in a row with nothing to train on after which the run pauses, with a "
-        "checkpoint; it warns at each. -1: it never pauses for that. Groups of which nothing was "
-        "left count by the batches that they would have filled.",
+        description="After this many batches in a row with nothing to train on the run pauses, "
+        "with a checkpoint; it warns at each. -1: it never pauses for that. Groups with nothing "
+        "left count as the batches that they would have filled.",
     )
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
 
@@ -258,7 +258,7 @@ class TrainConfig(Section):
     def _check(self) -> "TrainConfig":
         if self.batch_size and self.token_batch_size:
             raise ValueError(
-                "batch_size and token_batch_size both say when a batch is full; drop one of them"
+                "batch_size and token_batch_size both say when a batch is full; remove one of them"
             )
         for size in sorted({env.group_size or self.group_size for env in self.env}):
             if self.batch_size and self.batch_size % size:
@@ -272,7 +272,7 @@ class TrainConfig(Section):
             )
         if self.max_empty_batches == 0:
             raise ValueError(
-                "max_empty_batches is 0, which no run could meet; set 1 to pause at the first "
+                "max_empty_batches is 0, which would pause every run; set 1 to pause at the first "
                 "empty batch, or -1 to never pause"
             )
         _unique_names(self.env, "train.env")
@@ -284,14 +284,14 @@ class TrainConfig(Section):
 
 
 class EvalConfig(Section):
-    """Evaluation: at step 0, every `interval` steps, at the last step, and when asked."""
+    """Evaluation: at step 0, every `interval` steps, at the last step, and on request."""
 
     env: list[EvalEnvConfig] = Field(default_factory=list, description="Eval environments.")
     interval: int = Field(default=10, ge=1, description="Steps between evals.")
     num_examples: ExampleCount = Field(
         default=32,
-        description="Examples of one eval; -1: all of the set. A set that has fewer is used whole, "
-        "with a warning.",
+        description="Examples of one eval; -1: all of the set. A smaller set is used in full, with "
+        "a warning.",
     )
     group_size: int = Field(default=1, ge=1, description="Rollouts per example.")
     skip_first_step: bool = Field(default=False, description="No eval at step 0.")
@@ -300,14 +300,14 @@ class EvalConfig(Section):
     )
     overlap: bool = Field(
         default=True,
-        description="Train and eval rollouts share permits; false: training stands still from "
+        description="Train and eval rollouts share permits; false: no train rollouts start from "
         "the moment an eval is due until it is done.",
     )
     client: Literal["chat", "tokens"] = Field(
         default="chat",
-        description="How the policy is asked. 'chat': by chat completions, as a user of the model "
-        "would, so that the engine applies the model's own chat template; 'tokens': as train "
-        "rollouts are, by model.renderer.",
+        description="How evals query the policy. 'chat': by chat completions, as a user of the "
+        "model would, so that the engine applies the model's own chat template; 'tokens': as train "
+        "rollouts do, by model.renderer.",
     )
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
 

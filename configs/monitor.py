@@ -1,7 +1,7 @@
-"""Who outside hears that a run is well.
+"""Heartbeats to services outside that watch over a run.
 
-The URL that a heartbeat service gives out is often a secret by itself: then a config names the
-environment variable that holds it.
+The URL of a heartbeat is often a secret by itself: then a config names the environment variable
+that holds it.
 """
 
 import re
@@ -18,8 +18,8 @@ _NAMED = '{ env_var = "NAME" } names a variable of orchestrator workers that hol
 
 
 def _problem(url: Any) -> str:
-    """What is wrong with a URL to ping, if anything."""
-    form = f"has the form http(s)://host/path; {_NAMED}"
+    """Why a URL to ping is invalid; '' if it is valid."""
+    form = f"must have the form http(s)://host/path; {_NAMED}"
     if not isinstance(url, str) or len(url) > 2000 or re.search(r"\s|\\", url):
         return form
     try:
@@ -30,18 +30,18 @@ def _problem(url: Any) -> str:
     if not usable:
         return form
     if "@" in parts.netloc or parts.query or parts.fragment:
-        return f"has no user, query or fragment, which may be secrets: {_NAMED}"
+        return f"must have no user, query or fragment, which may be secrets: {_NAMED}"
     return ""
 
 
 class MonitorConfig(Section):
-    """Signs of life to services that raise an alarm once they miss one."""
+    """Heartbeats to services that raise an alarm when one is missing."""
 
     heartbeat_url: str | VariableConfig | None = Field(
         default=None,
-        description='A URL that is asked for (GET) after each step, or { env_var = "NAME" }, a '
-        "variable of orchestrator workers that holds it. A ping that fails is a warning in the "
-        "worker's log, and nothing else; redirects are not followed.",
+        description='A URL that receives a GET after each step, or { env_var = "NAME" }, a '
+        "variable of orchestrator workers that holds it. A failed ping only logs a warning in the "
+        "worker's log; redirects are not followed.",
     )
 
     @model_validator(mode="before")
@@ -53,7 +53,7 @@ class MonitorConfig(Section):
         if url is not None and not named and (problem := _problem(url)):
             raise refusal("monitor", "heartbeat_url", problem, HIDDEN)
         if isinstance(url, dict) and named_variable(url) is None:
-            message = f"is a URL, or {_NAMED}, the name in capitals, digits and '_'"
+            message = f"must be a URL, or {_NAMED}, the name in capitals, digits and '_'"
             raise refusal("monitor", "heartbeat_url", message, HIDDEN)
         return data
 

@@ -1,10 +1,10 @@
-"""JSON pointers (RFC 6901), which name the place of a mistake. Pure."""
+"""JSON pointers (RFC 6901), which locate mistakes. Pure."""
 
 from typing import Any
 
 
 def pointer(*parts: object) -> str:
-    """The pointer to what lies under `parts`, from the outermost inwards."""
+    """The pointer to the value under `parts`, from the outermost inwards."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 

@@ -1,4 +1,4 @@
-"""Models other than the one in training: what scores a policy's tokens, or samples in its place.
+"""Models other than the one in training: they score a policy's tokens, or sample in its place.
 
 A reference is either the word 'policy', the run's own model as its engines serve it at that
 moment, or a frozen model behind an OpenAI-compatible endpoint. Keys of endpoints are never part
@@ -16,7 +16,7 @@ from ratchet.configs.base import Section, refusal
 
 DEFAULT_KEY_VAR = "RATCHET_REFERENCE_KEY"
 HIDDEN = "(not shown)"
-"""Stands in for a value that may be a secret wherever an error tells what was given."""
+"""Replaces a value that may be a secret, wherever an error would quote it."""
 
 _SECRET = re.compile(r"key|token|secret|password|auth|bearer", re.IGNORECASE)
 _NO_KEYS = (
@@ -35,8 +35,8 @@ def _unknown(key: str, section: type[Section]) -> str:
 
 
 def _url_problem(url: Any) -> str:
-    """What is wrong with an endpoint's address, if anything."""
-    form = "has the form http(s)://host:port"
+    """Why an endpoint's address is invalid; '' if it is valid."""
+    form = "must have the form http(s)://host:port"
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -55,25 +55,25 @@ _SET_OTHERWISE = ("authorization", "connection", "content-length", "content-type
 
 
 def _headers_problem(headers: Any) -> str:
-    """What is wrong with headers by their variables, if anything."""
-    form = f'has the form {{ "X-Name" = "VARIABLE" }}, the variable in capitals; {_NO_KEYS}'
+    """Why a table of headers and variables is invalid; '' if it is valid."""
+    form = f'must have the form {{ "X-Name" = "VARIABLE" }}, the variable in capitals; {_NO_KEYS}'
     if not isinstance(headers, dict) or len(headers) > 16:
         return f"{form}; at most 16 of them"
     for name, variable in headers.items():
         if not (isinstance(name, str) and _HEADER.fullmatch(name)):
             return form
         if name.lower() in _SET_OTHERWISE:
-            return f"cannot set {name!r}: requests have their own, and the key goes by api_key_var"
-        # Names in capitals only: many a key is a valid name otherwise.
+            return f"cannot set {name!r}: requests set it themselves, and api_key_var names the key"
+        # Variables in capitals only: many keys would otherwise be valid names.
         if not (isinstance(variable, str) and _VARIABLE.fullmatch(variable)):
             return form
     return ""
 
 
 def _more_urls_problem(urls: Any) -> str:
-    """What is wrong with a list of further endpoints, if anything."""
+    """Why a list of additional endpoints is invalid; '' if it is valid."""
     if not isinstance(urls, list) or len(urls) > 63:
-        return "is a list of at most 63 URLs, such as base_url"
+        return "must be a list of at most 63 URLs, such as base_url"
     return next((problem for url in urls if (problem := _url_problem(url))), "")
 
 
@@ -85,10 +85,10 @@ class FrozenModelConfig(Section):
     """A model that does not change, behind one or more OpenAI-compatible endpoints of vLLM."""
 
     name: str = Field(
-        min_length=1, description="The name that the endpoint serves it by (see its /v1/models)."
+        min_length=1, description="The name under which the endpoint serves it (/v1/models)."
     )
     base_url: str = Field(
-        description="http(s)://host:port of the endpoint; '/v1' at its end may be left out."
+        description="http(s)://host:port of the endpoint; '/v1' at its end may be left out.",
     )
     api_key_var: str = Field(
         default=DEFAULT_KEY_VAR,
@@ -104,33 +104,33 @@ class FrozenModelConfig(Section):
     )
     more_urls: list[str] = Field(
         default_factory=list,
-        description="Further endpoints that serve the same model by the same name. Each request "
-        "goes to the URL with the fewest in flight; one that failed rests for 10 s.",
+        description="More endpoints that serve the same model under the same name. Each request "
+        "goes to the URL with the fewest in flight; a URL that failed is skipped for 10 s.",
     )
     headers_from_env: dict[str, str] = Field(
         default_factory=dict,
-        description="Further headers of every request, each with the environment variable that "
-        "holds its value, set as that of api_key_var is.",
+        description="Additional headers of every request, each with the environment variable that "
+        "holds its value, which must be set where api_key_var is.",
     )
     timeout_s: float = Field(
-        default=1200.0, gt=0, le=86_400, description="Longest wait for an answer, in seconds."
+        default=1200.0, gt=0, le=86_400, description="Time limit for a reply, in seconds."
     )
     connect_timeout_s: float = Field(
-        default=30.0, gt=0, le=3600, description="Longest wait for a connection, in seconds."
+        default=30.0, gt=0, le=3600, description="Time limit for a connection, in seconds."
     )
     max_retries: int = Field(
         default=3,
         ge=0,
         le=100,
-        description="Further tries of a request of a teacher that met a server in trouble, after "
-        "0.5 s, 1 s, 2 s … and at most 30 s; then its group is tried again later. A source's "
-        "rollout is always played again as a whole.",
+        description="Retries of a request to a teacher after a server error, after 0.5 s, 1 s, "
+        "2 s … and at most 30 s; after the last one its group is retried later. A source's rollout "
+        "is always restarted from its beginning.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _no_value_is_shown(cls, data: Any) -> Any:
-        """Refuses what may hold a key without repeating it: pydantic's own errors would."""
+        """Refuses what may hold a key without repeating it, as pydantic's own errors would."""
         if not isinstance(data, dict):
             return data
         for key in map(str, data):
@@ -145,7 +145,7 @@ class FrozenModelConfig(Section):
         name = data.get("api_key_var", DEFAULT_KEY_VAR)
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             message = (
-                "is the name of an environment variable (capitals, digits, '_'), such as "
+                "must be the name of an environment variable (capitals, digits, '_'), such as "
                 f"{DEFAULT_KEY_VAR!r}; {_NO_KEYS}"
             )
             raise refusal("frozen model", "api_key_var", message, HIDDEN)
@@ -154,7 +154,7 @@ class FrozenModelConfig(Section):
     @field_validator("base_url")
     @classmethod
     def _base_url_is_normal(cls, value: str) -> str:
-        """The URL with '/v1' and without a slash at its end."""
+        """The URL with a final '/v1', and no slash after it."""
         return _normal(value)
 
     @field_validator("more_urls")
@@ -165,7 +165,7 @@ class FrozenModelConfig(Section):
     @model_validator(mode="after")
     def _urls_differ(self) -> "FrozenModelConfig":
         if len(set(self.base_urls)) < len(self.base_urls):
-            raise ValueError("base_url and more_urls name one URL twice; drop one of them")
+            raise ValueError("base_url and more_urls contain one URL twice; remove one of them")
         return self
 
     @property
@@ -175,7 +175,7 @@ class FrozenModelConfig(Section):
 
     @property
     def base_urls(self) -> list[str]:
-        """All endpoints, the first one first."""
+        """All endpoints, in the order of the config."""
         return [self.base_url, *self.more_urls]
 
     @property
@@ -185,12 +185,12 @@ class FrozenModelConfig(Section):
 
 
 def _reference(data: Any) -> Any:
-    """Reads 'policy' or a table, so that errors speak of one of them only."""
+    """Reads 'policy' or a table, so that errors are about only one of them."""
     if data == "policy" or isinstance(data, FrozenModelConfig):
         return data
     if isinstance(data, dict):
         return FrozenModelConfig.model_validate(data)
-    raise ValueError("is 'policy', or a table with the name and base_url of a frozen model")
+    raise ValueError("must be 'policy', or a table with the name and base_url of a frozen model")
 
 
 ModelReference = Annotated[Literal["policy"] | FrozenModelConfig, BeforeValidator(_reference)]

@@ -1,4 +1,4 @@
-"""The schema of a run: everything a user can say about it, validated whole before any effect."""
+"""The schema of a run: all that a user can configure, validated as a whole before any effect."""
 
 import math
 import re
@@ -34,25 +34,25 @@ from ratchet.configs.trainer import (
 )
 
 UNATTRIBUTED = "default"
-"""The renderer that works by a model's own template, and tells tokens of text from no others."""
+"""The renderer that follows a model's own template, and cannot distinguish message text in it."""
 
 
 Count = Annotated[int, Field(ge=1, le=MOST_AT_ONCE)]
 
 
 class ConcurrencyConfig(Section):
-    """Bounds of the permits where they follow the engines' load."""
+    """Bounds of the permits if they follow the engines' load."""
 
     initial: int | None = Field(
         default=None,
         ge=1,
-        description="Permits to begin with; none: as many rollouts of the longest context as the "
+        description="Initial permits; none: as many rollouts of the longest context as the "
         "engines' KV cache holds, but no more than they run at once.",
     )
     min_inflight: int = Field(
-        default=1, ge=1, description="Never fewer permits; one activity's worth is always granted."
+        default=1, ge=1, description="Fewest permits; one activity's worth is always granted."
     )
-    max_inflight: int = Field(default=1024, ge=1, le=1_000_000, description="Never more permits.")
+    max_inflight: int = Field(default=1024, ge=1, le=1_000_000, description="Most permits.")
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> "ConcurrencyConfig":
@@ -75,13 +75,13 @@ class DispatchConfig(Section):
     max_inflight_rollouts: Count | Literal["auto"] | None = Field(
         default=None,
         description="Rollouts executing at once, train and eval together; none: batch_size; "
-        "'auto': follows the load that the engines report, as [dispatch.concurrency] says.",
+        "'auto': follows the load that the engines report, within [dispatch.concurrency].",
     )
     rollouts_per_activity: int | None = Field(
         default=None,
         ge=1,
-        description="Rollouts of a group carried out by one activity; none: the whole group. 1 "
-        "suits long agentic rollouts: each frees its permit as it ends.",
+        description="Rollouts of a group that one activity runs; none: the whole group. 1 suits "
+        "long agentic rollouts: each frees its permit when it ends.",
     )
     tasks_per_minute: int | None = Field(
         default=None,
@@ -91,13 +91,13 @@ class DispatchConfig(Section):
     )
     burst: Count | Literal["auto"] | None = Field(
         default=None,
-        description="Most by which executing rollouts may grow within 5 seconds; 'auto': a tenth "
-        "of the permits, but a group's worth at least, and 8; none: a cap with 'auto' permits "
-        "only. Rollouts that end make room for others at once.",
+        description="Largest growth of executing rollouts within 5 seconds; 'auto': a tenth of the "
+        "permits, but at least one group, and 8; none: a cap with 'auto' permits only. Rollouts "
+        "that end are always replaced at once.",
     )
     concurrency: ConcurrencyConfig = Field(
         default_factory=ConcurrencyConfig,
-        description="Bounds of the permits where max_inflight_rollouts is 'auto'.",
+        description="Bounds of the permits if max_inflight_rollouts is 'auto'.",
     )
     generation_events: int = Field(
         default=3000,
@@ -113,7 +113,7 @@ class LogConfig(Section):
     interval: float = Field(
         default=10.0,
         ge=1.0,
-        description="Seconds between two lines that show the pipeline: batch, rollouts in flight, "
+        description="Seconds between two lines about the pipeline: batch, rollouts in flight, "
         "evals, versions, event-loop lag.",
     )
 
@@ -127,12 +127,12 @@ class RunConfig(Section):
     )
     seed: int = Field(default=0, ge=0, lt=2**32, description="Seeds data order and warm start.")
     max_steps: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
-        description="Trainer steps; the run ends there. None: it goes on until it is stopped."
+        description="Trainer steps; the run ends there. None: it runs until it is stopped."
     )
     when_all_fail: Literal["pause", "end", "continue"] = Field(
         default="pause",
-        description="What becomes of a run of whose first eval, or first eight train groups, every "
-        "rollout fails by errors of one type: it pauses with that error, ends, or goes on.",
+        description="If every rollout of the first eval, or of the first eight train groups, fails "
+        "with errors of one type, the run pauses with that error, fails, or continues.",
     )
     metadata: dict[str, str] = Field(
         default_factory=dict, description="At most 16 pairs, keys to 64, values to 512 characters."
@@ -163,7 +163,7 @@ class RunConfig(Section):
     @classmethod
     def _metadata_is_small(cls, value: dict[str, str]) -> dict[str, str]:
         if len(value) > 16:
-            raise ValueError(f"at most 16 pairs are kept, got {len(value)}")
+            raise ValueError(f"at most 16 pairs are allowed, got {len(value)}")
         for key, text in value.items():
             if len(key) > 64 or len(text) > 512:
                 raise ValueError(f"{key[:64]!r}: keys have at most 64, values 512 characters")
@@ -184,7 +184,7 @@ class RunConfig(Section):
             )
         if self.train.token_batch_size and self.dispatch.max_inflight_rollouts is None:
             raise ValueError(
-                "train.token_batch_size says nothing of how many rollouts to run at once; set "
+                "train.token_batch_size does not say how many rollouts to run at once; set "
                 "dispatch.max_inflight_rollouts to a number or 'auto'"
             )
         longest = max(
@@ -206,9 +206,9 @@ class RunConfig(Section):
                 )
             if algo.needs_attribution and self.model.renderer == UNATTRIBUTED:
                 raise ValueError(
-                    f"algorithm {algo.type!r} of env {trained.name!r} learns what messages say, "
-                    f"and renderer {UNATTRIBUTED!r} does not tell it from the template around it; "
-                    "set model.renderer to one made for the model"
+                    f"algorithm {algo.type!r} of env {trained.name!r} learns from message text, "
+                    f"which renderer {UNATTRIBUTED!r} does not distinguish from the template "
+                    "around it; set model.renderer to one made for the model"
                 )
             if problem := self._sampling_problem(trained.name):
                 raise ValueError(f"train sampling of {trained.name!r} has {problem}")
@@ -229,7 +229,7 @@ class RunConfig(Section):
         return self
 
     def _sampling_problem(self, name: str) -> str | None:
-        """What keeps rollouts that are sampled so from training the policy in env `name`."""
+        """Why rollouts with this sampling cannot train the policy in env `name`; None if fine."""
         sampling: SamplingConfig = self.sampling(name, "train")
         if self.is_frozen(name):
             if sampling.stop:
@@ -241,13 +241,13 @@ class RunConfig(Section):
             return None
         if sampling.temperature == 0:
             return (
-                "temperature 0: greedy rollouts of one example are all alike and teach nothing; "
+                "temperature 0: greedy rollouts of one example are all alike and carry no signal; "
                 "set it above 0"
             )
         if cut := sampling.truncation:
             values = ", ".join(f"{key} = {value}" for key, value in cut.items())
             return (
-                f"{values}: engines would sample from a part of the distribution, and the trainer "
+                f"{values}: engines would sample from part of the distribution, while the trainer "
                 "compares with all of it, so that every importance ratio would be off by the share "
                 "that is kept; drop it there (evals may have it, in [eval.sampling]) or lower the "
                 "temperature"
@@ -256,12 +256,12 @@ class RunConfig(Section):
 
     @property
     def last_step(self) -> float:
-        """The step that the run ends with; infinite if it goes on until it is stopped."""
+        """The step that the run ends with; infinite if it runs until it is stopped."""
         return math.inf if self.max_steps is None else self.max_steps
 
     @property
     def permits(self) -> int | None:
-        """Rollouts that may execute at once; None: what the engines can bear."""
+        """Rollouts that may execute at once; None: as many as the engines sustain."""
         input = self.dispatch.max_inflight_rollouts
         return None if input == "auto" else input or self.train.batch_size
 
@@ -273,7 +273,7 @@ class RunConfig(Section):
 
     @property
     def largest_part(self) -> int:
-        """Most rollouts that one activity carries out."""
+        """Most rollouts that one activity runs."""
         chunk = self.dispatch.rollouts_per_activity
         return min(self.largest_group, chunk or self.largest_group)
 
@@ -287,7 +287,7 @@ class RunConfig(Section):
         return self.env(name, "eval").group_size or self.eval.group_size
 
     def eval_num_examples(self, name: str) -> int:
-        """Examples asked for in one eval of `name`; ALL: as many as there are."""
+        """Examples requested for one eval of `name`; ALL: the whole set."""
         return self.env(name, "eval").num_examples or self.eval.num_examples
 
     def eval_interval(self, name: str) -> int:
@@ -305,7 +305,7 @@ class RunConfig(Section):
         return algo or self.algo
 
     def sampler(self, name: str, kind: str) -> FrozenModelConfig | None:
-        """The frozen model that plays the rollouts of env `name` for `kind`; None: the policy.
+        """The frozen model that samples the rollouts of env `name` for `kind`; None: the policy.
 
         Groups of a frozen model carry no version and never age. Evals are always the policy's.
         """
@@ -313,17 +313,17 @@ class RunConfig(Section):
         return None if source == "policy" else source
 
     def asks_by_chat(self, kind: str) -> bool:
-        """Whether rollouts of `kind` that the policy plays go through chat completions."""
+        """Whether rollouts of `kind` by the policy use chat completions."""
         return kind == "eval" and self.eval.client == "chat"
 
     def is_frozen(self, name: str) -> bool:
-        """Whether a frozen model plays the train rollouts of env `name`."""
+        """Whether a frozen model samples the train rollouts of env `name`."""
         return self.sampler(name, "train") is not None
 
     @property
     def context(self) -> int:
-        """Longest sequence that the policy's engines serve, in tokens: a sample, and in front of
-        it the longest demonstration that the policy is shown as its own teacher.
+        """Longest sequence that the policy's engines serve, in tokens: a sample, preceded by the
+        longest demonstration that the policy sees as its own teacher.
         """
         algos = [self.algorithm(env.name) for env in self.train.env]
         shown = [demo_tokens_of(algo) for algo in algos if teacher_of(algo) == "policy"]
@@ -339,7 +339,7 @@ class RunConfig(Section):
 
 
 def _credit_of(algo: dict[str, Any]) -> dict[str, Any]:
-    """An algorithm without what only says how its frozen models are reached."""
+    """An algorithm without the keys that only say how its frozen models are reached."""
     reached = ("timeout_s", "connect_timeout_s", "max_retries", "more_urls", "headers_from_env")
     return {
         key: {name: part for name, part in value.items() if name not in reached}
@@ -350,7 +350,7 @@ def _credit_of(algo: dict[str, Any]) -> dict[str, Any]:
 
 
 def data_of(config: RunConfig) -> dict[str, Any]:
-    """What of a config decides which examples are drawn and what a finalized group holds."""
+    """The parts of a config that decide which examples are drawn and what a group holds."""
     data = config.model_dump(mode="json", include={"seed", "train", "algo", "filters", "eval"})
     served = {"ratio": 0, "start_timeout_s": None, "log_level": "info"}
     envs = [

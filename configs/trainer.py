@@ -9,7 +9,7 @@ from ratchet.configs.base import FunctionSection, Section, choose_by_type
 
 
 def _by_default(name: str) -> Callable[[Any], Any]:
-    """A validator that lets a table without a `type` be one of type `name`."""
+    """A validator that lets a table without a `type` have type `name`."""
 
     def fill(data: Any) -> Any:
         return {"type": name, **data} if isinstance(data, dict) else data
@@ -25,7 +25,7 @@ class AdamWConfig(Section):
     betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Moment decay rates.")
     weight_decay: float = Field(default=0.01, ge=0, description="Decoupled weight decay.")
     max_norm: float | None = Field(
-        default=1.0, gt=0, description="Gradient norm is clipped here; none: no clipping."
+        default=1.0, gt=0, description="Gradients are clipped to this norm; none: no clipping."
     )
 
 
@@ -38,7 +38,7 @@ class SgdConfig(Section):
     nesterov: bool = Field(default=False, description="Look ahead by one step of momentum.")
     weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty added to gradients.")
     max_norm: float | None = Field(
-        default=1.0, gt=0, description="Gradient norm is clipped here; none: no clipping."
+        default=1.0, gt=0, description="Gradients are clipped to this norm; none: no clipping."
     )
 
     @model_validator(mode="after")
@@ -67,7 +67,7 @@ class MuonConfig(Section):
     )
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_norm: float | None = Field(
-        default=1.0, gt=0, description="Gradient norm is clipped here; none: no clipping."
+        default=1.0, gt=0, description="Gradients are clipped to this norm; none: no clipping."
     )
 
 
@@ -78,7 +78,7 @@ class SignSgdConfig(Section):
     lr: float = Field(default=1e-4, gt=0, lt=1, description="Learning rate.")
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_norm: float | None = Field(
-        default=None, gt=0, description="Gradient norm is clipped here, which no sign notices."
+        default=None, gt=0, description="Gradients are clipped to this norm, which changes no sign."
     )
 
 
@@ -91,28 +91,28 @@ OptimizerConfig = Annotated[
 
 
 class ConstantScheduleConfig(Section):
-    """The learning rate of the optimizer, at every step."""
+    """The optimizer's learning rate, at every step."""
 
     type: Literal["constant"] = "constant"
 
 
 class LinearScheduleConfig(Section):
-    """Up in a line, level, and down in a line at the end of the run (warmup, stable, decay)."""
+    """Linear warmup, constant, then linear decay at the end of the run (warmup, stable, decay)."""
 
     type: Literal["linear"] = "linear"
     warmup_steps: int = Field(default=10, ge=0, description="Steps before the full rate.")
-    decay_steps: int = Field(default=10, ge=0, description="Last steps of the run, going down.")
+    decay_steps: int = Field(default=10, ge=0, description="Steps of the decay at the end.")
     min_lr: float = Field(
         default=0.0, ge=0, description="Rate at both ends; 0: 1e-8 of the optimizer's."
     )
 
 
 class CosineScheduleConfig(Section):
-    """Up in a line, then down along a half cosine to the end of the run (arXiv:1608.03983)."""
+    """Linear warmup, then a half cosine down to the end of the run (arXiv:1608.03983)."""
 
     type: Literal["cosine"] = "cosine"
     warmup_steps: int = Field(default=10, ge=0, description="Steps before the full rate.")
-    min_lr: float = Field(default=0.0, ge=0, description="Rate that the cosine ends at.")
+    min_lr: float = Field(default=0.0, ge=0, description="Rate at the end of the cosine.")
 
 
 SchedulerConfig = Annotated[
@@ -130,8 +130,8 @@ class DefaultLossConfig(Section):
     """Default RL loss: binary-TV trust region with a KL term (arXiv:2602.04879, 2602.02276)."""
 
     type: Literal["default"] = "default"
-    dppo_mask_low: float = Field(default=0.2, ge=0, description="Probability drop masked beyond.")
-    dppo_mask_high: float = Field(default=0.2, ge=0, description="Probability rise masked beyond.")
+    dppo_mask_low: float = Field(default=0.2, ge=0, description="Masks larger probability drops.")
+    dppo_mask_high: float = Field(default=0.2, ge=0, description="Masks larger probability rises.")
     adv_tau: float = Field(default=1.0, ge=0, description="Scale of the advantage.")
     kl_tau: float = Field(default=1e-3, ge=0, description="Weight of the squared log-ratio.")
 
@@ -141,7 +141,7 @@ class IpoLossConfig(Section):
 
     type: Literal["ipo"] = "ipo"
     ipo_threshold: float = Field(
-        default=0.1, ge=0, description="Probability change, up or down, masked beyond."
+        default=0.1, ge=0, description="Larger probability changes, up or down, are masked."
     )
     adv_tau: float = Field(default=1.0, ge=0, description="Scale of the advantage.")
     kl_tau: float = Field(default=1e-3, ge=0, description="Weight of the squared log-ratio.")
@@ -194,7 +194,7 @@ class LoraConfig(Section):
     )
     modules_to_save: list[str] = Field(
         default_factory=list,
-        description="Modules trained whole beside the adapter, by the ends of their names "
+        description="Modules trained in full besides the adapter, by the ends of their names "
         "('embed_tokens', 'lm_head').",
     )
 
@@ -207,8 +207,8 @@ class LoraConfig(Section):
             raise ValueError("targets and modules_to_save name modules; '' is no name")
         if both := sorted(set(names) & set(self.modules_to_save)):
             raise ValueError(
-                f"targets and modules_to_save both name {', '.join(both)}: a module is adapted or "
-                "trained whole"
+                f"targets and modules_to_save both name {', '.join(both)}: a module is either "
+                "adapted or trained in full"
             )
         return self
 
@@ -217,11 +217,11 @@ class TrainerConfig(Section):
     """The trainer process. Weights, the optimizer's state and gradients are float32 throughout."""
 
     backend: Literal["torch"] = Field(
-        default="torch", description="What trains. 'torch': one process."
+        default="torch", description="The trainer's backend. 'torch': one process."
     )
     compute_dtype: Dtype = Field(
         default="float32",
-        description="Dtype that the forward and backward passes compute in.",
+        description="Dtype of the forward and backward passes.",
     )
     matmul_precision: Literal["highest", "high"] = Field(
         default="highest",
@@ -238,31 +238,31 @@ class TrainerConfig(Section):
     seq_len: int = Field(
         default=2048,
         ge=8,
-        description="Longest sample in tokens. Engines serve the same length, or more where an "
-        "algorithm needs it; the trainer cuts off what is beyond.",
+        description="Longest sample in tokens. Engines serve the same length, or more if an "
+        "algorithm needs it; the trainer cuts off the rest.",
     )
     micro_batch_tokens: int = Field(
         default=8192, ge=8, description="Most tokens, padding included, in one forward pass."
     )
     packing: bool | None = Field(
         default=None,
-        description="Sequences lie end to end in a forward pass, and none sees another; false: "
-        "each is padded to the longest. None: packed, if the model can be.",
+        description="Packs sequences end to end in a forward pass, without attention between them; "
+        "false: pads each to the longest. None: packs if the model supports it.",
     )
     activation_checkpointing: bool = Field(
         default=False,
-        description="Keep only what goes into each layer and compute the rest again in the "
-        "backward pass: much less memory for activations, about a third more time, the same bits.",
+        description="Keep only the inputs of each layer and recompute the rest in the backward "
+        "pass: much less memory for activations, about a third more time, the same bits.",
     )
     threads: int | None = Field(
-        default=None, ge=1, description="CPU threads; none: what torch chooses."
+        default=None, ge=1, description="CPU threads; none: torch's own choice."
     )
     deterministic: bool = Field(
         default=False,
-        description="On a GPU only kernels that always give the same bits, so that a run can be "
-        "replayed: slower, attention takes memory by the square of a sequence's length, and an "
-        "operation without such a kernel fails the run. On a CPU it changes nothing: the bits are "
-        "always the same there.",
+        description="On a GPU use only kernels that always give the same bits, so that a run can "
+        "be replayed: slower, attention memory grows with the square of a sequence's length, and "
+        "an operation without such a kernel fails the run. It changes nothing on a CPU, where bits "
+        "are always the same.",
     )
 
     @model_validator(mode="after")
@@ -276,7 +276,7 @@ class TrainerConfig(Section):
         return self
 
     def schedule_problem(self, max_steps: int | None) -> str | None:
-        """What keeps the schedule from fitting into a run of `max_steps`; None if it fits."""
+        """Why the schedule does not fit into a run of `max_steps`; None if it fits."""
         schedule = self.scheduler
         if max_steps is None:
             if schedule.type == "constant" or (
@@ -295,21 +295,21 @@ class TrainerConfig(Section):
             )
         if schedule.type == "cosine" and schedule.warmup_steps >= max_steps:
             return (
-                f"warmup_steps ({schedule.warmup_steps}) leave nothing of max_steps "
-                f"({max_steps}) for the cosine; lower them"
+                f"warmup_steps ({schedule.warmup_steps}) leaves none of max_steps "
+                f"({max_steps}) for the cosine; lower it"
             )
         return None
 
 
 class CheckpointConfig(Section):
-    """When a run can be picked up again from disk."""
+    """When the run saves its state to disk, to be resumed from there."""
 
     interval: int = Field(default=10, ge=1, le=1000, description="Steps between checkpoints.")
     keep_last: int = Field(default=2, ge=2, description="Newest checkpoints kept, at least 2.")
     keep_every: int | None = Field(
         default=None,
         ge=1,
-        description="Checkpoints of steps that are multiples of this are kept for good.",
+        description="Checkpoints of steps that are multiples of this are kept forever.",
     )
 
 
@@ -317,12 +317,12 @@ class RetentionConfig(Section):
     """What the store keeps besides checkpoints."""
 
     weights: int | Literal["all"] = Field(
-        default=4, description="Versions of exported weights kept, at least 2 ('all': every one)."
+        default=4, description="Versions of exported weights kept, at least 2 ('all': all of them)."
     )
     batches: Literal["checkpoint", "all"] = Field(
         default="checkpoint",
-        description="Batches kept for training them again: those since the oldest checkpoint that "
-        "is kept, or 'all', so that every step can be replayed.",
+        description="Batches kept for replay: those since the oldest checkpoint that is kept, or "
+        "'all', so that every step can be replayed.",
     )
 
     @field_validator("weights", mode="before")
@@ -334,7 +334,7 @@ class RetentionConfig(Section):
 
 
 class InferenceConfig(Section):
-    """vLLM engines the run starts for itself."""
+    """vLLM engines that the run starts itself."""
 
     dtype: Dtype = Field(
         default="float32",
@@ -353,23 +353,23 @@ class InferenceConfig(Section):
         default=0.6, gt=0, le=1, description="Share of a GPU's memory that one engine takes."
     )
     extra_args: list[str] = Field(
-        default_factory=list, description="Further vLLM flags, passed as they are."
+        default_factory=list, description="Additional vLLM flags, passed unchanged."
     )
     gate_tolerance: float | None = Field(
         default=None,
         gt=0,
         description="Largest difference in canary log-probability (nats) between engine and "
-        "trainer; none: by the noise of the model's kernels, as measured on version 0 (20 times "
+        "trainer; none: from the noise of the model's kernels, as measured on version 0 (20 times "
         "the largest in float32; in bfloat16 differences may be 3 times the noise on average), and "
-        "at least 1e-4. In a run whose version 0 has no such measurement: 1e-4 where both compute "
-        "in float32, else 0.1.",
+        "at least 1e-4. In a run whose version 0 has no such measurement: 1e-4 if both compute in "
+        "float32, else 0.1.",
     )
     stalled_after_s: float = Field(
         default=12.0,
         ge=5,
         le=3600,
-        description="Seconds for which an engine may not answer before it is started anew; more "
-        "for a model whose weights take longer to load.",
+        description="Seconds for which an engine may not answer before it is restarted; more for "
+        "a model whose weights take longer to load.",
     )
     drift_alarm: float | None = Field(
         default=0.5,

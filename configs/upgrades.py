@@ -1,19 +1,19 @@
 """The stored form of a run's config, and how stored configs of older builds are read.
 
 A stored config is a resolved one with the number of its schema. It lies in the store
-(`config.json`), in checkpoints, and in the inputs of workflows and activities. What users write has
-no schema number: `configs.load.validate` reads that.
+(`config.json`), in checkpoints, and in the inputs of workflows and activities. Configs that users
+write have no schema number: `configs.load.validate` reads those.
 
 When a key of a config is added, renamed, moved or removed, or changes its meaning:
 
 1. Add `from_<n>_to_<n + 1>` and enter it in CONFIG. For an added key it sets what runs did before.
 2. Changes of a running run are partial configs: `overrides` in the run's state, `config_changes` in
    its memo. If the key is one that may change (`workflows/changes.py`), the run state needs an
-   upgrader too (`workflows/protocol/upgrades.py`), and a memo of before keeps the old name.
+   upgrader too (`workflows/protocol/upgrades.py`), and an older memo keeps the old name.
 3. Record the new shape (`tests/recorded/README.md`).
 
-A key that is missing takes its default, since a section says nothing of keys that it leaves out; an
-unknown one is refused, so that nothing that was moved is lost in silence.
+A missing key takes its default, since sections omit unset keys; an unknown key is refused, so that
+nothing that was moved is lost silently.
 """
 
 from typing import Any
@@ -23,16 +23,16 @@ from ratchet.configs.versions import SCHEMA, Document, Versions
 
 
 def from_0_to_1(config: Document) -> Document:
-    """Schema 1 is the first with a number; its keys are those of before."""
+    """Schema 1 is the first with a number; its keys are unchanged."""
     return config
 
 
 def from_1_to_2(config: Document) -> Document:
     """`model.dtype` of both sides becomes `trainer.compute_dtype` and `inference.dtype`.
 
-    Trainers of schema 1 held weights and moments in that dtype. A bfloat16 run goes on with those
-    values as its float32 weights and moments. The renderer stays what was the default before; there
-    was one trainer backend and one transfer of weights.
+    Trainers of schema 1 held weights and moments in that dtype. A bfloat16 run continues with those
+    values as its float32 weights and moments. The renderer stays the former default; there was one
+    trainer backend and one weight transfer.
     """
     model = {"renderer": "ratchet-chatml", **config.get("model", {})}
     dtype = model.pop("dtype", "float32")
@@ -42,9 +42,9 @@ def from_1_to_2(config: Document) -> Document:
 
 
 def from_2_to_3(config: Document) -> Document:
-    """What a section does not say is what was the default for the tiny policy.
+    """Keys that a section omits get the former defaults, those of the tiny policy.
 
-    Nothing was said of how a distribution is truncated, nor of stop strings: the defaults.
+    Truncation of the distribution and stop strings did not exist: they get today's defaults.
     """
     trainer = {"seq_len": 256, "optim": {}, **config.get("trainer", {})}
     if trainer["optim"].get("type", "adamw") == "adamw":
@@ -55,18 +55,18 @@ def from_2_to_3(config: Document) -> Document:
 
 
 def from_3_to_4(config: Document) -> Document:
-    """A run of which everything failed went on. Hub names were of their main branch, nothing was
-    computed again in the backward pass, evals at the end, batches of which nothing is left and what
-    custom algorithms see are by default as they were; a set that was too small for an eval was
-    refused.
+    """A run in which everything failed used to continue. Hub names used to mean their main branch,
+    nothing was recomputed in the backward pass; evals at the end, empty batches and what custom
+    algorithms see have defaults that match the former behaviour; a set too small for an eval used
+    to be refused.
     """
     return {"when_all_fail": "continue", **config}
 
 
 def from_4_to_5(config: Document) -> Document:
-    """A run of before goes on as it began: its evals asked the policy as train rollouts do, and it
-    wrote no log of its own. Servers had 120 s to start, and have no less; they wrote warnings
-    alone. A teacher was waited for 60 s, a source for as long as its rollout.
+    """A run continues as it began: its evals queried the policy as train rollouts do, and it wrote
+    no log of its own. Servers had 120 s to start, and get no less; they logged only warnings. A
+    teacher had 60 s to reply, a source as long as its rollout.
     """
     config = {**config, **_waits_as_before(config)}
     sides = {kind: _quiet(side) for kind, side in config.items() if kind in ("train", "eval")}
@@ -80,7 +80,7 @@ def _quiet(side: Document) -> Document:
 
 
 def _waits_as_before(place: Document) -> Document:
-    """The `algo` of a config or an env whose frozen models are waited for as schema 4 did."""
+    """The `algo` of a config or an env with the time limits of schema 4 for frozen models."""
     if not (algo := place.get("algo")):
         return {}
     before = {

@@ -17,7 +17,7 @@ class VariableConfig(Section):
 
 
 def variable_of(value: Any) -> str | None:
-    """NAME of `{ env_var = "NAME" }`, whatever characters it has; None for all else."""
+    """NAME of `{ env_var = "NAME" }`, whatever its characters; None for anything else."""
     if isinstance(value, dict) and value.keys() == {"env_var"}:
         name = value["env_var"]
         return name if isinstance(name, str) else None
@@ -25,6 +25,6 @@ def variable_of(value: Any) -> str | None:
 
 
 def named_variable(value: Any) -> str | None:
-    """The same, if NAME is one that `VariableConfig` takes."""
+    """The same, if NAME is one that `VariableConfig` accepts."""
     name = variable_of(value)
     return name if name is not None and re.fullmatch(NAME, name) else None

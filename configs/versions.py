@@ -1,7 +1,7 @@
-"""Schema numbers: how one build reads what another one wrote and left behind.
+"""Schema numbers: how one build reads the data that another one wrote.
 
-Data that outlives a process carries the number of its schema under the key `schema`; data without
-one is of schema 0. Invariants:
+Data that outlives a process carries the number of its schema under the key `schema`; without one it
+has schema 0. Invariants:
 
 - A build reads every older schema, by one named function for each step to the next number. These
   are pure, take and return plain JSON objects, and are never changed once released.
@@ -20,8 +20,8 @@ Document = dict[str, Any]
 class NewerSchema(Exception):
     """Data of a newer build.
 
-    No ValueError: in a workflow it fails the task and not the run, and an activity reports it as
-    work that waits, so that both go on once a worker of the newer build takes them.
+    Not a ValueError: in a workflow it fails the task and not the run, and an activity reports it as
+    work that waits, so that both continue once a worker of the newer build takes over.
     """
 
 
@@ -43,7 +43,7 @@ class Versions:
     def upgraded(self, data: Document, where: str = "") -> Document:
         """`data` in the current schema, number included. `where` says what is read, for errors.
 
-        Raises NewerSchema; ValueError if the number is none that ever was.
+        Raises NewerSchema; ValueError for a number that never existed.
         """
         what, number = where or self.what, data.get(SCHEMA, 0)
         if not isinstance(number, int) or number < self.oldest:
@@ -53,8 +53,8 @@ class Versions:
             raise NewerSchema(
                 f"{what} has schema {number}, which a newer build of Ratchet wrote; this build "
                 f"reads {self.oldest} to {self.current}. Start a worker of the newer build "
-                "(RATCHET_BUILD_ID names builds; docs/production.md, 'Upgrading workers'): it goes "
-                "on from here"
+                "(RATCHET_BUILD_ID names builds; docs/production.md, 'Upgrading workers'): work "
+                "continues there"
             )
         for older in range(number, self.current):
             data = {**self.upgrades[older](data), SCHEMA: older + 1}

@@ -41,7 +41,7 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
     except StoreUnavailable as error:
         logging.warning("%s; runs wait for it", error)
     if free is not None and free < LOW_DISK_BYTES:
-        # Runs that wait for space are to find workers once it is there.
+        # Runs that wait for space should have workers once it is available.
         logging.warning(
             "the artifact store %s has %.0f MiB left: free at least 1 GiB there, or runs will "
             "pause themselves when it is full",
@@ -107,5 +107,5 @@ if __name__ == "__main__":
     status = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # The SDK's native runtime can crash while the interpreter is torn down (sdk-python #300).
+    # The SDK's native runtime can crash during interpreter shutdown (sdk-python #300).
     os._exit(status)

@@ -1,4 +1,4 @@
-"""Connects to Temporal as the standard settings say, and registers what runs need there."""
+"""Connects to Temporal by its standard settings, and registers what runs need there."""
 
 import logging
 
@@ -22,8 +22,8 @@ TYPES = {
 
 
 RETRIES = RetryConfig(max_interval_millis=1000, max_elapsed_time_millis=30_000, max_retries=40)
-"""A connection that was lost for a few seconds is back before a heartbeat is missed, and results
-of activities outlast half a minute without a server.
+"""A connection lost for a few seconds is back before a heartbeat is missed, and results of
+activities survive half a minute without a server.
 """
 
 
@@ -57,7 +57,7 @@ async def register_search_attributes(client: Client) -> None:
             raise
         # Hosted servers keep their operator service to themselves.
         wanted = ", ".join(f"{name}={kind}" for name, kind in SEARCH_ATTRIBUTES.items())
-        logging.warning("search attributes cannot be registered from here; needed: %s", wanted)
+        logging.warning("search attributes cannot be registered from here; required: %s", wanted)
         return
     missing = {
         n: TYPES[t] for n, t in SEARCH_ATTRIBUTES.items() if n not in listed.custom_attributes

@@ -2,9 +2,9 @@
 
 Progress and curves go to standard error, the summary is one JSON line on standard output. The
 stack is stopped at the end if it was started here (RATCHET_DEMO_KEEP=1 leaves it up). Ctrl-C,
-SIGTERM and SIGHUP cancel the run first, else the next `make up` would go on with it. A config that
-names the teacher at its default address gets it for the time of the demo, if nothing answers
-there. Exit status 0 only if the run succeeded.
+SIGTERM and SIGHUP cancel the run first, otherwise the next `make up` would continue it. If a config
+names the teacher at its default address and nothing answers there, the demo serves the teacher
+while it runs. The exit status is 0 only if the run succeeded.
 """
 
 import contextlib
@@ -58,14 +58,14 @@ def wants_teacher(config: RunConfig) -> bool:
     )
 
 
-def rests(run: Run) -> bool:
-    """Whether a run has paused itself, and does not go on by itself."""
+def is_stuck(run: Run) -> bool:
+    """Whether a run has paused itself, and needs somebody to resume it."""
     waits = run.waiting_for is not None and run.waiting_for.name == "resume"
     return run.status == "paused" and waits and bool(run.paused_because)
 
 
 def perform(address: str, config: RunConfig, console: Console) -> Outcome:
-    """One run at the API's address, watched until it ends, or rests. Raises RatchetError.
+    """One run at the API's address, watched until it ends, or pauses itself. Raises RatchetError.
 
     An interrupt cancels the run, unless the stack is to be left up with it.
     """
@@ -73,7 +73,7 @@ def perform(address: str, config: RunConfig, console: Console) -> Outcome:
     with Ratchet(address) as client:
         run = client.runs.create(config)
         console.print(f"run         {address}{run.links.self}", highlight=False)
-        watch = Watch(client, run, console, from_start=True, lines_of_json=False, until=rests)
+        watch = Watch(client, run, console, from_start=True, lines_of_json=False, until=is_stuck)
         try:
             run = watch.follow()
         except KeyboardInterrupt:
@@ -86,7 +86,7 @@ def perform(address: str, config: RunConfig, console: Console) -> Outcome:
 
 
 def kept_up() -> bool:
-    """Whether the stack, and what runs on it, is to outlive the demo."""
+    """Whether the stack, and its runs, should outlive the demo."""
     return os.environ.get("RATCHET_DEMO_KEEP") == "1"
 
 
@@ -104,9 +104,9 @@ def give_up(address: str, run_id: str, console: Console) -> None:
         console.print(f"{run_id} could not be cancelled: {error}", markup=False)
 
 
-def tell(outcome: Outcome, console: Console) -> int:
-    """Draws train and eval reward over steps and tells the figures of a run, of which those that
-    were never measured are null; returns the exit status.
+def report(outcome: Outcome, console: Console) -> int:
+    """Draws train and eval reward over steps and prints the figures of a run, null for those that
+    were never measured; returns the exit status.
     """
     run = outcome.run
     rewards = [step.metrics[REWARD] or 0.0 for step in outcome.steps]
@@ -127,9 +127,9 @@ def tell(outcome: Outcome, console: Console) -> int:
         plotext.scatter(steps, scores, label="eval", marker="x")
     figure = plotext.build()
     print(figure if console.is_terminal else plotext.uncolorize(figure), file=sys.stderr)
-    if rests(run):
+    if is_stuck(run):
         console.print(f"the run has paused itself: {run.paused_because}", markup=False)
-        console.print(f"`make up` and POST {run.links.self}/resume once that is mended")
+        console.print(f"fix that, then run `make up` and POST {run.links.self}/resume")
     elif run.status != "succeeded":
         console.print(f"the run ended as {run.status}: {run.error}", markup=False)
     tail = rewards[-LAST_STEPS:]
@@ -150,7 +150,7 @@ def tell(outcome: Outcome, console: Console) -> int:
 
 
 def demo(config_path: str, overrides: list[str], console: Console) -> int:
-    """Carries out the demo on a stack that is up; returns the exit status."""
+    """Runs the demo on a stack that is up; returns the exit status."""
     config = load(config_path, overrides)
     stack = Stack(home_folder())
     started_here = not stack.running()
@@ -162,7 +162,7 @@ def demo(config_path: str, overrides: list[str], console: Console) -> int:
             console.print(f"API         {where.api}/docs", highlight=False)
             console.print(f"Temporal    {where.temporal_ui or where.temporal}", highlight=False)
             console.print(f"state, logs {stack.home}", highlight=False)
-            return tell(perform(where.api, config, console), console)
+            return report(perform(where.api, config, console), console)
         finally:
             if started_here and not kept_up():
                 console.print("stopping the stack (`make up` brings it back with all its runs)")
@@ -182,7 +182,7 @@ def main(arguments: list[str]) -> int:
         console.print(f"demo: {error}", markup=False)
         return 1
     except Ended as error:
-        console.print(f"ended by {error}")
+        console.print(f"stopped by {error}")
         return error.status
     except KeyboardInterrupt:
         console.print("interrupted")

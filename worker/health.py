@@ -13,7 +13,7 @@ STALLED_AFTER_S = 10.0
 
 
 class Pulse:
-    """When the event loop last turned. `roles` is what the process does."""
+    """When the event loop last turned. `roles` are the roles of the process."""
 
     def __init__(self, roles: list[str]) -> None:
         self.roles = roles

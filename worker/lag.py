@@ -1,13 +1,13 @@
-"""How late the event loop of a worker process wakes up, recorded for the runs that it works for.
+"""Event-loop lag and resource usage of a worker process, recorded for the runs that it works for.
 
-Nothing decides anything by it. Every SAMPLE_S each role of the process adds a sample to the series
-of each run for which it carries out an activity, or ended one since the sample before. Invariants:
+No decision depends on it. Every SAMPLE_S each role of the process adds a sample to the series of
+each run for which it runs an activity, or has ended one since the previous sample. Invariants:
 
-- Only what a run's own workflows ask for counts: the check of a config leaves nothing behind.
-- No activity waits for a sample, and none fails with one.
+- Only activities of a run's own workflows count: the check of a config leaves nothing behind.
+- No activity waits for a sample, and none fails because of one.
 - A run that has ended gets one more sample at most.
 
-Rollout workers are left out, since their gauges tell it (`activities/rollouts/gauges.py`).
+Rollout workers are left out, since their gauges include both (`activities/rollouts/gauges.py`).
 """
 
 import asyncio
@@ -26,14 +26,15 @@ from temporalio.worker import ActivityInboundInterceptor, ExecuteActivityInput, 
 
 from ratchet.activities.contracts.names import workflow_of
 from ratchet.activities.runtime.lag import LoopLag
+from ratchet.activities.runtime.usage import Usage
 from ratchet.activities.storage.series import Chunk, Series
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.workflows.protocol.messages import DISPATCH, HOST, TRAINING_RUN
 
 SAMPLE_S = 10.0
 KEPT_S = 3600.0
-"""How long a series that gets no samples can go on in its chunk. One whose run comes back later
-begins another.
+"""How long a series without new samples can be continued in its chunk. One whose run comes back
+later begins another chunk.
 """
 OF_RUNS = (TRAINING_RUN, DISPATCH, HOST)
 """Types of the workflows that a run consists of; their ids begin with the run's."""
@@ -45,26 +46,27 @@ log = logging.getLogger(__name__)
 
 
 class LagRecorder:
-    """The event-loop lag of this process, once for each role and run it works for."""
+    """Event-loop lag and usage of this process, once for each role and run it works for."""
 
     def __init__(self, store: ArtifactStore, *, sample_s: float = SAMPLE_S) -> None:
         self._store = store
         self._sample_s = sample_s
-        # A process that comes back may have its predecessor's name.
+        # A restarted process may have its predecessor's name.
         self._process = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._lag = LoopLag()
+        self._usage = Usage()
         self._inflight: Counter[Work] = Counter()
         self._ended: set[Work] = set()
         self._series: dict[Work, Series] = {}
         self._time = 0.0
 
     def interceptors(self, role: str) -> list[Interceptor]:
-        """What a worker of `role` needs, so that its runs are known; nothing for 'rollout'."""
+        """What a worker of `role` needs so that its runs are known; nothing for 'rollout'."""
         return [] if role == "rollout" else [_Watch(self, role)]
 
     @contextmanager
     def working(self, role: str, run: str) -> Iterator[None]:
-        """The time in which an activity of `run` is carried out."""
+        """Marks the time in which an activity of `run` runs."""
         work = (role, workflow_of(run))
         self._inflight[work] += 1
         try:
@@ -86,15 +88,16 @@ class LagRecorder:
             self._lag.stop()
 
     async def _record(self) -> None:
-        chunks = self._sample()
+        usage = await asyncio.to_thread(self._usage.take)
+        chunks = self._sample(usage)
         try:
             await asyncio.to_thread(_write, self._store, chunks)
         except Exception:
-            # No run is worth losing over a gauge. The next sample's chunk has this one, too.
+            # A gauge must not fail a run. The next sample's chunk includes this one, too.
             log.warning("event-loop lag was not stored", exc_info=True)
 
-    def _sample(self) -> list[Chunk]:
-        """Takes one sample for everything that is worked for."""
+    def _sample(self, usage: dict[str, Any]) -> list[Chunk]:
+        """Takes one sample for each role and run that has work."""
         lag = self._lag.take()
         if lag is None:
             return []
@@ -102,7 +105,7 @@ class LagRecorder:
         self._ended.clear()
         # It rises, even if the clock is set back.
         self._time = now = max(time.time(), self._time + 0.001)
-        sample = {"time": now, "event_loop_lag": lag}
+        sample = {"time": now, "event_loop_lag": lag, "usage": usage}
         for role, run in working:
             self._series.setdefault((role, run), Series(run, f"{role}-{self._process}"))
         chunks = [self._series[work].add(sample) for work in working]
@@ -116,7 +119,7 @@ def _write(store: ArtifactStore, chunks: Sequence[Chunk]) -> None:
 
 
 class _Watch(Interceptor):
-    """Tells a recorder of every activity of a run that a role's workers carry out."""
+    """Reports to a recorder every activity of a run that a role's workers run."""
 
     def __init__(self, recorder: LagRecorder, role: str) -> None:
         self._recorder, self._role = recorder, role

@@ -1,4 +1,4 @@
-"""Which workers a role is made of. Heavy rooms are imported only by the roles that need them.
+"""Which workers make up a role. Heavy rooms are imported only by the roles that need them.
 
 `watching` are interceptors that all workers of a role get besides their own.
 """

@@ -1,12 +1,13 @@
-"""The orchestrator's log of each run: a line of its pipeline every `log.interval` seconds, its
-steps and what it warned of, in logs/<run>/orchestrator.log below RATCHET_HOME.
+"""The orchestrator's log of each run: a line about its pipeline every `log.interval` seconds, its
+steps and its warnings, in logs/<run>/orchestrator.log below RATCHET_HOME.
 
-Workflows hand views and lines over as log records, which are no commands: a replay issues none.
-What stands in the log is for people; nothing decides anything by it. Invariants:
+Workflows pass views and lines on as log records, which are no commands: a replay emits none.
+The log is for people; no decision depends on it. Invariants:
 
 - The thread of a workflow does no more than append to a queue.
-- A run has MOST_BYTES at most in each of KEPT + 1 files.
-- A run of which nothing was heard for GONE_S is another worker's, or over, and gets no more lines.
+- A run has at most MOST_BYTES in each of KEPT + 1 files.
+- A run without any sign of life for GONE_S belongs to another worker, or is over, and gets no
+  more lines.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from ratchet.configs.home import private_folder
 
 TICK_S = 0.5
 GONE_S = 150.0
-"""Runs are heard of once a minute at least: generations give signs of life."""
+"""Runs report at least once a minute: generations give signs of life."""
 MOST_BYTES, KEPT = 2**20, 3
 LOGGER = "temporalio.workflow"
 DISPATCH = "/dispatch/"
@@ -37,13 +38,13 @@ View = Mapping[str, Any]
 
 
 def log_file(home: Path, run: str) -> Path:
-    """Where the orchestrator's log of a run lies."""
+    """The path of the orchestrator's log of a run."""
     return home / orchestrator_log(run)
 
 
 def pipeline_line(run: View, generations: Sequence[View], lag: View | None) -> str:
-    """One line of what a run says of itself, its generations say, and of this process's event
-    loop.
+    """One line that combines the views of a run, of its generations, and the lag of this process's
+    event loop.
     """
     parts = [
         f"pipeline: step {run['step']}" + (f"/{last}" if (last := run["max_steps"]) else ""),
@@ -75,7 +76,7 @@ def pipeline_line(run: View, generations: Sequence[View], lag: View | None) -> s
 
 @dataclass
 class _Run:
-    """What was heard of a run: its own view, and those of its generations by workflow id."""
+    """What was received about a run: its own view, and those of its generations by workflow id."""
 
     file: RotatingFileHandler
     heard: float = 0.0
@@ -89,7 +90,7 @@ class _Run:
 
 
 class RunLogs(logging.Filter):
-    """The logs of all runs whose workflows this process carries out."""
+    """The logs of all runs whose workflows this process runs."""
 
     def __init__(self, home: Path) -> None:
         super().__init__()
@@ -99,7 +100,7 @@ class RunLogs(logging.Filter):
         self._lag = LoopLag()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Keeps what is for the run's log; views are for nothing else."""
+        """Takes the records that are for a run's log; views go nowhere else."""
         view = hasattr(record, LOG_VIEW)
         if (view or hasattr(record, LOG_LINE)) and hasattr(record, "temporal_workflow"):
             self._queue.append(record)
@@ -122,7 +123,7 @@ class RunLogs(logging.Filter):
             self._lag.stop()
 
     def write(self, now: float) -> None:
-        """Writes what has come since the last time, and the pipelines that are due at `now`."""
+        """Writes what has arrived since the last call, and the pipeline lines that are due."""
         while self._queue:
             self._take(self._queue.popleft())
         lag = None
@@ -138,21 +139,21 @@ class RunLogs(logging.Filter):
                 del self._runs[name]
 
     def _take(self, record: logging.LogRecord) -> None:
-        told = vars(record)
-        workflow_id: str = told["temporal_workflow"]["workflow_id"]
+        fields = vars(record)
+        workflow_id: str = fields["temporal_workflow"]["workflow_id"]
         name = workflow_id.partition("/")[0]
         if name not in self._runs:
             self._runs[name] = _Run(self._open(name))
         run = self._runs[name]
         run.heard = max(run.heard, record.created)
-        if LOG_LINE in told:
-            self._line(run, record.created, record.levelname, told[LOG_LINE])
+        if LOG_LINE in fields:
+            self._line(run, record.created, record.levelname, fields[LOG_LINE])
         elif DISPATCH not in workflow_id:
-            run.view = told[LOG_VIEW]
-        elif told[LOG_VIEW]["closed"]:
+            run.view = fields[LOG_VIEW]
+        elif fields[LOG_VIEW]["closed"]:
             run.generations.pop(workflow_id, None)
         else:
-            run.generations[workflow_id] = record.created, told[LOG_VIEW]
+            run.generations[workflow_id] = record.created, fields[LOG_VIEW]
 
     def _open(self, run: str) -> RotatingFileHandler:
         path = log_file(self._home, run)

@@ -1,7 +1,7 @@
-"""What workflows share with their worker; the SDK's sandbox loads all else for each run.
+"""What workflows share with their worker; the SDK's sandbox loads everything else for each run.
 
 Invariant: neither `ratchet` nor one of the four workflow modules is shared. These run in the
-sandbox, where clocks and randomness are barred; the rooms beneath them are loaded once.
+sandbox, which blocks clocks and randomness; the rooms beneath them are loaded once.
 """
 
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions

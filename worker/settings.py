@@ -23,7 +23,7 @@ class Deployment:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Where state lives, which queues are polled, and where health is told (0: nowhere).
+    """Where state lives, which queues are polled, and on which port health is served (0: none).
 
     Without a `deployment` workers are unversioned.
     """
@@ -70,7 +70,7 @@ def parse_roles(text: str) -> list[str]:
     roles = [role.strip() for role in text.split(",") if role.strip()]
     unknown = [role for role in roles if role not in WORKER_ROLES]
     if unknown or not roles:
-        what = f"unknown role {unknown[0]!r}" if unknown else "no role given"
+        what = f"unknown role {unknown[0]!r}" if unknown else "no role specified"
         raise ValueError(f"{what}; allowed: {', '.join(WORKER_ROLES)}")
     return list(dict.fromkeys(roles))
 

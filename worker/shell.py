@@ -1,8 +1,8 @@
 """What a shell needs to find the local stack: `eval "$(python -m ratchet.worker.shell)"`.
 
-`ratchet` and `temporal` are on its PATH then, and know where the stack is. Temporal's own config
-file says so to `temporal`: with TEMPORAL_ADDRESS in the shell, `up` would take the server for
-somebody else's.
+Then `ratchet` and `temporal` are on its PATH and know where the stack is. `temporal` learns that
+from its own config file: with TEMPORAL_ADDRESS in the shell, `up` would take the server for someone
+else's.
 """
 
 import os
@@ -21,8 +21,8 @@ PROFILE = "temporal.toml"
 
 def exports(home: Path, env: Mapping[str, str] = os.environ) -> list[str]:
     """Lines for a POSIX shell; writes Temporal's config file of the stack under `home`, unless
-    TEMPORAL_ADDRESS names another server. Raises ValueError where no stack was started, and where
-    one was with another server that TEMPORAL_ADDRESS does not name here.
+    TEMPORAL_ADDRESS names another server. Raises ValueError if no stack was started, or if one was
+    started with another server that TEMPORAL_ADDRESS does not name here.
     """
     stack = Stack(home)
     if "api" not in stack.record["ports"]:

@@ -3,13 +3,13 @@
 `python -m ratchet.worker.stack up|down|status`; `up` leaves a supervisor behind
 (`ratchet.worker.supervisor`). Invariants:
 
-- `up` is idempotent: what runs is left alone, what is missing is started, on the ports of last
-  time if they are still free.
-- While a supervisor lives, it alone starts services. It is known by its lock, which it has from the
-  moment it is started, so that `down` ends it first.
+- `up` is idempotent: running services are left alone, missing ones are started, on their previous
+  ports if those are still free.
+- While a supervisor lives, only it starts services. It is identified by its lock, which it holds
+  from the moment it is started, so that `down` ends it first.
 - `down` leaves no process and no port behind, servers of runs included.
-- A process is ours only if its pid and its start time are those recorded in stack.json.
-- A crash of the machine, at any moment, is mended by `up`.
+- A process is ours only if its pid and its start time match those in stack.json.
+- `up` recovers from a crash of the machine at any moment.
 """
 
 import contextlib
@@ -51,28 +51,28 @@ MIN_FREE_BYTES = 2 * 1024**3
 READY_WITHIN_S = 120.0
 TEMPORAL = Path(sys.executable).parent / "temporal"
 RETENTION = "3650d"
-"""Of ended runs in the stack's own Temporal."""
+"""How long the stack's own Temporal keeps ended runs."""
 GRACE_S = 20.0
 LOCK = "supervisor.lock"
 LOCK_VARIABLE = "RATCHET_SUPERVISOR_LOCK"
 """The descriptor of the lock, in a supervisor that `make up` started."""
 SUPERVISOR_ENDS_WITHIN_S = 90.0
-"""It stops the whole stack first."""
+"""A supervisor stops the whole stack first."""
 
 # Cancellations reach activities at once only with both switches on.
 DYNAMIC_CONFIG = (
     "system.enableCancelActivityWorkerCommand=true",
     "frontend.WorkerCommandsEnabled=true",
-    # A server polls its one shard 20 times a second at most by default: 45 ms for every hop
-    # between workflow and activity, where it needs 5.
+    # A server polls its one shard at most 20 times a second by default: 45 ms for every hop
+    # between workflow and activity, which needs 5.
     "history.transferProcessorMaxPollRPS=1000",
     "history.timerProcessorMaxPollRPS=1000",
     "history.visibilityProcessorMaxPollRPS=1000",
 )
 SQLITE_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL")
-"""SQLite's default journal limits the dev server to some 50 activities a second. FULL has each
-transaction on the disk before it is answered, as the store has its artifacts: a power cut takes
-neither back.
+"""SQLite's default journal limits the dev server to about 50 activities a second. FULL writes each
+transaction to disk before it is answered, as the store does with artifacts: a power cut reverts
+neither.
 """
 
 
@@ -80,13 +80,13 @@ log = logging.getLogger(__name__)
 
 
 class StackError(Exception):
-    """The stack cannot start; the message says what, where and how to mend it."""
+    """The stack cannot start; the message says what, where and how to fix it."""
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where the stack answers. `temporal_ui` is '' for a server that is not ours, and `temporal` is
-    where TEMPORAL_ADDRESS does not name that either.
+    """Where the stack answers. `temporal_ui` is '' for a server that is not ours, and so is
+    `temporal` if TEMPORAL_ADDRESS does not name it either.
     """
 
     temporal: str
@@ -102,12 +102,12 @@ class Stack:
         self.file = home / "stack.json"
         self.record = _recorded(self.file)
         self.services: dict[str, tuple[list[str], dict[str, str]]] = {}
-        """Command and environment of each, once it was planned; Temporal is the first."""
+        """Command and environment of each planned service; Temporal is the first."""
 
     # -- up ---------------------------------------------------------------------------------
 
     def up(self) -> Addresses:
-        """Starts what is missing, or leaves that to its supervisor, and waits until all of it
+        """Starts what is missing, or leaves that to its supervisor, and waits until everything
         answers.
         """
         if supervisor_of(self.home) not in (None, os.getpid()):
@@ -124,8 +124,8 @@ class Stack:
         return self.addresses()
 
     def plan(self) -> None:
-        """Says how each service is started, and on which port. Raises StackError where a port or
-        the disk is refused.
+        """Decides how each service is started, and on which port. Raises StackError if a port or
+        the disk cannot be used.
         """
         private_folder(self.home)
         free = shutil.disk_usage(self.home).free
@@ -152,12 +152,12 @@ class Stack:
             self.services[name] = (command, {**env, "RATCHET_HEALTH_PORT": str(health)})
 
     def _until_kept(self) -> Addresses:
-        """Waits until all that a supervisor keeps answers."""
+        """Waits until everything that a supervisor keeps answers."""
         expected = {"api", *(f"worker-{role}" for role in WORKER_ROLES)}
         deadline = time.monotonic() + READY_WITHIN_S
         while True:
             self.record = _recorded(self.file)
-            # The supervisor knows whether Temporal is among them, and starts it first.
+            # Only the supervisor knows whether Temporal is among them; it starts Temporal first.
             known = set(self.record["processes"])
             silent = [
                 name
@@ -169,7 +169,7 @@ class Stack:
             if time.monotonic() > deadline:
                 raise StackError(
                     f"{', '.join(silent)} did not answer within {READY_WITHIN_S:.0f} s; "
-                    f"`make status` says how they are, and {self.home}/logs why"
+                    f"`make status` shows their state, and {self.home}/logs says why"
                 )
             time.sleep(0.2)
 
@@ -178,12 +178,12 @@ class Stack:
         return answers(port) if name == "temporal" else _healthy(port)
 
     def health_url(self, name: str) -> str:
-        """Where a service says that it is healthy; Temporal's Web UI is of its server's process."""
+        """A service's health address; Temporal's Web UI belongs to its server's process."""
         port = self.record["ports"]["temporal_ui" if name == "temporal" else name]
         return f"http://127.0.0.1:{port}/healthz"
 
     def has_own_temporal(self) -> bool:
-        """Whether the recorded stack has its own Temporal; of one that is down its ports tell."""
+        """Whether the recorded stack has its own Temporal; if it is down, judging by its ports."""
         processes = self.record["processes"]
         return "temporal" in (processes or self.record["ports"])
 
@@ -199,7 +199,7 @@ class Stack:
         )
 
     def keep_ended_runs(self) -> None:
-        """Has Temporal keep ended runs: a dev server would forget them after a day. Raises
+        """Makes Temporal keep ended runs: a dev server would forget them after a day. Raises
         StackError.
         """
         port = self.record["ports"]["temporal"]
@@ -208,7 +208,7 @@ class Stack:
         command += ["--command-timeout", "60s"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise StackError(f"temporal cannot be told to keep ended runs: {done.stderr.strip()}")
+            raise StackError(f"temporal cannot be set to keep ended runs: {done.stderr.strip()}")
 
     def _temporal_command(self) -> list[str]:
         ports = self.record["ports"]
@@ -225,7 +225,7 @@ class Stack:
         return [str(TEMPORAL), "server", "start-dev", *words]
 
     def _port(self, name: str, process: str) -> int:
-        """The port `name` has or gets: of last time, preferred, or any that is free."""
+        """The port of `name`: its previous one, its preferred one, or any free one."""
         ports: dict[str, int] = self.record["ports"]
         if self.alive(process) is not None and name in ports:
             return ports[name]
@@ -233,7 +233,7 @@ class Stack:
         if wanted := os.environ.get(variable):
             if not wanted.isdigit() or not _free(int(wanted)):
                 raise StackError(
-                    f"{variable}={wanted}: the port is in use or no port; stop what listens there "
+                    f"{variable}={wanted}: the port is in use or invalid; stop what listens there "
                     "(`make down` stops our own), or choose another"
                 )
             ports[name] = int(wanted)
@@ -250,7 +250,7 @@ class Stack:
         if self.alive(name) is not None:
             return
         if name.startswith("worker-"):
-            # Since it was planned, a connection may have got the port of its health.
+            # Since it was planned, a connection may have taken the port of its health check.
             env = {**env, "RATCHET_HEALTH_PORT": str(self._port(name, name))}
         process = self._spawn(name, command, env)
         started = psutil.Process(process.pid).create_time()
@@ -272,8 +272,8 @@ class Stack:
             )
 
     def supervise(self) -> None:
-        """Leaves a supervisor behind that keeps what `up` started, unless there is one. It has the
-        lock, and is known by it, from its very start.
+        """Leaves a supervisor behind that keeps what `up` started, unless there is one. It holds
+        the lock that identifies it from its very start.
         """
         if supervisor_of(self.home) is not None:
             return
@@ -297,7 +297,7 @@ class Stack:
         return [name for name in self.services if self.alive(name) is None]
 
     def revive(self, name: str) -> None:
-        """Starts a service as it was planned, unless it runs. Raises OSError."""
+        """Starts a service as planned, unless it runs. Raises OSError."""
         self._start(name, *self.services[name])
 
     def _wait(self, name: str, ready: Callable[[], bool]) -> None:
@@ -372,8 +372,8 @@ class Stack:
 
 
 def _recorded(file: Path) -> dict[str, dict[str, Any]]:
-    """What stack.json says. One that is damaged says nothing: only a crash of the machine tears it,
-    and what it named has ended with the machine.
+    """The contents of stack.json. A damaged one counts as empty: only a crash of the machine tears
+    it, and the processes in it have ended with the machine.
     """
     empty: dict[str, dict[str, Any]] = {"ports": {}, "processes": {}}
     if not file.exists():
@@ -389,22 +389,22 @@ def _recorded(file: Path) -> dict[str, dict[str, Any]]:
 @contextlib.contextmanager
 def only_supervisor(home: Path) -> Iterator[None]:
     """Makes this process the supervisor of a home folder; raises StackError if it has one. The
-    kernel ends that with the process, however it ends. One that `Stack.supervise` started has the
-    lock from it.
+    kernel releases the lock when the process ends, however it ends. A supervisor that
+    `Stack.supervise` started inherits the lock.
     """
     if given := os.environ.pop(LOCK_VARIABLE, None):
         os.set_inheritable(int(given), False)
     with open(int(given), "a+") if given else (private_folder(home) / LOCK).open("a+") as file:
         if not _taken(file):
-            raise StackError(f"{home} has a supervisor already; `make down` ends it")
+            raise StackError(f"{home} already has a supervisor; `make down` stops it")
         _say_who(file, os.getpid())
         yield
 
 
 def _taken(file: IO[str]) -> bool:
-    """Takes the lock of supervisors, unless one has it."""
+    """Takes the supervisor's lock, unless another process holds it."""
     deadline = time.monotonic() + 1.0
-    # Who asks for the supervisor holds the lock for a moment, too.
+    # Checking for a supervisor holds the lock for a moment, too.
     while not _locked(file, fcntl.LOCK_EX):
         if time.monotonic() > deadline:
             return False
@@ -427,7 +427,7 @@ def supervisor_of(home: Path) -> int | None:
             file.seek(0)
             if pid := file.read():
                 return int(pid)
-            # It has the lock and is about to say who it is.
+            # It holds the lock and is about to write its pid.
             time.sleep(0.01)
     return None
 
@@ -476,8 +476,8 @@ class Ended(KeyboardInterrupt):
 
 
 def end_in_order() -> None:
-    """Has the first SIGTERM or SIGHUP raise Ended; what comes while that is cleaned up after, as
-    from `timeout` and `make` together, is ignored.
+    """Makes the first SIGTERM or SIGHUP raise Ended; further signals during cleanup, as from
+    `timeout` and `make` together, are ignored.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -489,14 +489,14 @@ def end_in_order() -> None:
         signal.signal(number, end)
 
 
-def told(stack: Stack) -> str:
-    """What runs, a service a line, with how it is if it is not well."""
+def report(stack: Stack) -> str:
+    """The running services, one per line, with the state of those that are not well."""
     states = {state.name: state for state in read_services(stack.home) or ()}
     lines = []
     for name in dict.fromkeys([*stack.running(), *states]):
         state = states.get(name)
         lines.append(name if state is None or state.state == "up" else f"{name}  {state.said}")
-    return "\n".join(lines) or "nothing runs"
+    return "\n".join(lines) or "nothing is running"
 
 
 def main(arguments: list[str]) -> int:
@@ -519,9 +519,9 @@ def main(arguments: list[str]) -> int:
         stack.down()
         return 0
     if arguments == ["status"]:
-        print(told(stack))
+        print(report(stack))
         if stack.running() and supervisor_of(stack.home) is None:
-            print("no supervisor: what ends stays down; `make up` starts one", file=sys.stderr)
+            print("no supervisor: what ends is not restarted; run `make up`", file=sys.stderr)
         return 0
     print("usage: python -m ratchet.worker.stack up|down|status", file=sys.stderr)
     return 2

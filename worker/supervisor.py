@@ -1,23 +1,23 @@
 """Keeps the services of a local stack alive: Temporal, the API, the workers.
 
-`python -m ratchet.worker.supervisor` starts the stack and minds it, in the foreground, until
-SIGTERM or Ctrl-C takes it down; `make up` leaves one in the background. Servers of runs are the
-business of the runs' own hosts. Invariants:
+`python -m ratchet.worker.supervisor` starts the stack and supervises it, in the foreground, until
+SIGTERM or Ctrl-C takes it down; `make up` leaves one in the background. Servers of runs are not its
+job but that of the runs' own hosts. Invariants:
 
-- What has ended is started again: at once the first time, then after rests that double up to
-  LONGEST_REST_S, until it has been healthy for STEADY_S. It is never given up, since what it lacks
-  may come; from LOOPS_AFTER ends in a row on its state is 'crash-looping'.
-- What answered once and then is silent for SILENT_S, or has not answered for READY_WITHIN_S after
-  its start, is ended by SIGKILL and started again: a stalled worker holds work that another must
-  take. Work that a worker has is lost to Temporal after HEARTBEAT anyway.
-- What is silent since it computes, or waits for a core, is starved and not stalled, and has
-  STARVED_S (after its start STARTS_WITHIN_S): on a busy machine an end would only make it start
-  over.
-- Only looks that were on time count: a supervisor that stood still itself has seen nothing.
-- A service that runs when the supervisor begins is adopted, by what stack.json says of it; what
-  that does not name never ran, and its first start is no restart.
+- A service that ended is restarted: at once the first time, then after waits that double up to
+  LONGEST_REST_S, until it has been healthy for STEADY_S. It is retried forever, since what it lacks
+  may become available; from LOOPS_AFTER ends in a row on its state is 'crash-looping'.
+- A service that answered once and then is silent for SILENT_S, or has not answered for
+  READY_WITHIN_S after its start, is ended by SIGKILL and restarted: a stalled worker holds work
+  that another must take over. Temporal gives up on a worker's work after HEARTBEAT anyway.
+- A service that is silent because it computes, or waits for a core, is starved and not stalled, and
+  gets STARVED_S (after its start STARTS_WITHIN_S): on a busy machine a restart would only cost more
+  time.
+- Only probes that were on time count: a supervisor that stood still itself has seen nothing.
+- A service that runs when the supervisor starts is adopted, according to stack.json; one that is
+  not recorded there never ran, and its first start is not a restart.
 - Workers are started only while Temporal answers: without it they end at once.
-- No signal cuts a start: a process that no record names would be nobody's.
+- No signal interrupts a start: a process without a record would belong to nobody.
 - States are written wherever they change, for `make status` and the API.
 """
 
@@ -49,23 +49,23 @@ from ratchet.worker.stack import (
 EVERY_S = 0.5
 PROBE_LIMIT_S = 2.0
 SILENT_S = 7.0
-"""How long a service may be silent. With a probe, a look and a worker's start that is 15 s at most
-from a stall to a worker that takes its work.
+"""How long a service may be silent. With a probe, a check and a worker's start it takes at most
+15 s from a stall to a worker that takes over its work.
 """
 HUNG_S = 9.0
-"""How long the event loop of one that answers may stand still. Its work would be lost a second
-later (HEARTBEAT); this is as long as leaves time to replace it within 15 s.
+"""How long the event loop of a service that answers may stand still. A second later its work would
+be lost (HEARTBEAT); this leaves enough time to replace it within 15 s.
 """
 STARVED_S = 60.0
 STARTS_WITHIN_S = 3 * READY_WITHIN_S
 MISSES = 3
-"""Looks in a row that must have found it so besides: a machine that stood still as a whole gives
-each process time to come back.
+"""How many checks in a row must also have found it so: a machine that stood still as a whole gives
+each process time to recover.
 """
 LATE_S = 1.0
-"""A probe that ends so long after its limit says that the supervisor stood still."""
+"""A probe that ends this long after its limit means that the supervisor itself stood still."""
 TURNS_EVERY_S = 2.0
-"""A lag below this is none."""
+"""A lag below this does not count."""
 LONGEST_REST_S = 30.0
 STEADY_S = 30.0
 LOOPS_AFTER = 3
@@ -74,18 +74,18 @@ log = logging.getLogger(__name__)
 
 
 def rest_before_start(ends: int) -> float:
-    """Seconds to rest after so many ends in a row."""
+    """Seconds to wait before a restart after so many ends in a row."""
     return 0.0 if ends <= 1 else min(2.0 ** (ends - 2), LONGEST_REST_S)
 
 
 @dataclass
 class Watched:
-    """What is known of one service. Pure; times are monotonic seconds.
+    """What is known about one service. Pure; times are monotonic seconds.
 
-    It was `begun`, last `seen` (None: not since), and is to be started at `start_at` (None: it
-    runs). `ends` are those in a row, `misses` probes in a row without an answer, `lags` those in a
-    row that found its event loop late. When it was last well it had had a `demand` of so many
-    seconds, see `demand_of`.
+    It was started at `begun`, last `seen` (None: not since), and will be started at `start_at`
+    (None: it runs). `ends` are those in a row, `misses` probes in a row without an answer, `lags`
+    those in a row that found its event loop late. `demand` is what `demand_of` returned when it was
+    last well.
     """
 
     begun: float
@@ -99,20 +99,20 @@ class Watched:
     demand: float = 0.0
 
     def on_ended(self, now: float) -> None:
-        """It was found to have ended."""
+        """Called when it was found to have ended."""
         if self.start_at is None:
             self.ends += 1
             self.start_at = now + rest_before_start(self.ends)
 
     def on_started(self, now: float) -> None:
-        """It was started again."""
+        """Called when it was restarted."""
         self.begun, self.seen, self.steady_from, self.start_at = now, None, None, None
         self.restarts += self.ends > 0
         self.misses = self.lags = 0
         self.demand = 0.0
 
     def on_answer(self, now: float, lag_s: float, demand: float = 0.0) -> None:
-        """It answered, that its event loop last turned `lag_s` ago."""
+        """Called when it answered that its event loop last turned `lag_s` ago."""
         self.seen, self.misses = now - lag_s, 0
         if lag_s < TURNS_EVERY_S:
             self.lags, self.demand = 0, demand
@@ -123,13 +123,13 @@ class Watched:
             self.ends = 0
 
     def on_silence(self) -> None:
-        """It did not answer."""
+        """Called when it did not answer."""
         self.misses += 1
 
     def is_lost(self, now: float, demand: float = 0.0) -> bool:
-        """Whether it runs and is to be ended."""
+        """Whether it runs and should be ended."""
         silent_s = now - (self.begun if self.seen is None else self.seen)
-        # What threads waited that have ended since is not counted any more.
+        # The demand of threads that have ended since is no longer counted.
         starved = max(0.0, demand - self.demand) >= silent_s / 2
         if self.seen is None:
             within_s = STARTS_WITHIN_S if starved else READY_WITHIN_S
@@ -141,7 +141,7 @@ class Watched:
 
     @property
     def state(self) -> ServiceStatus:
-        """How it is, in a word."""
+        """Its state."""
         if self.ends >= LOOPS_AFTER:
             return "crash-looping"
         if self.start_at is not None:
@@ -150,8 +150,8 @@ class Watched:
 
 
 def demand_of(pid: int) -> float:
-    """Seconds that a process has computed, threads that have ended included, and that its threads
-    have waited for a core. A kernel without schedstat does not tell the latter.
+    """Seconds that a process has computed, including threads that have ended, plus the seconds that
+    its threads have waited for a core. A kernel without schedstat does not report the latter.
     """
     computed, waited = 0.0, 0
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -165,8 +165,8 @@ def demand_of(pid: int) -> float:
 
 
 class Supervisor:
-    """Minds the services that were planned for a stack; `started` is called with the name of each
-    that is started again.
+    """Supervises the planned services of a stack; `started` is called with the name of each one
+    that is restarted.
     """
 
     def __init__(self, stack: Stack, started: Callable[[str], None] = lambda name: None) -> None:
@@ -180,7 +180,7 @@ class Supervisor:
         self._states: dict[str, ServiceState] = {}
 
     async def run(self) -> None:
-        """Minds them until it is cancelled."""
+        """Supervises them until it is cancelled."""
         async with httpx.AsyncClient(timeout=PROBE_LIMIT_S, trust_env=False) as http:
             kept = asyncio.create_task(self._keep_ended_runs())
             try:
@@ -192,7 +192,7 @@ class Supervisor:
                 kept.cancel()
 
     async def _keep_ended_runs(self) -> None:
-        """Does so once Temporal answers; its database remembers."""
+        """Configures that once Temporal answers; its database remembers."""
         while "temporal" in self._watched:
             await asyncio.sleep(EVERY_S)
             if not self._has_temporal():
@@ -223,8 +223,8 @@ class Supervisor:
         else:
             watched.on_answer(now, lag_s, demand)
         if watched.is_lost(now, demand):
-            how = "is silent" if lag_s is None else f"stands still for {lag_s:.0f} s"
-            log.warning("%s %s and is ended, to be started again", name, how)
+            how = "is silent" if lag_s is None else f"has stood still for {lag_s:.0f} s"
+            log.warning("%s %s and is killed, to be restarted", name, how)
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
@@ -238,17 +238,17 @@ class Supervisor:
         try:
             self._stack.revive(name)
         except OSError as error:
-            # A full disk, no process left: it may pass.
+            # A full disk, no free process: it may pass.
             log.warning("%s cannot be started: %s", name, error)
             watched.start_at = now + LONGEST_REST_S
             return
         watched.on_started(now)
         if watched.ends:
-            log.warning("%s had ended and was started again (%d in a row)", name, watched.ends)
+            log.warning("%s had ended and was restarted (%d in a row)", name, watched.ends)
             self._started(name)
 
     async def _lag(self, http: httpx.AsyncClient, name: str) -> float | None:
-        """How long ago the event loop of a service last turned, in seconds; None without answer."""
+        """How long ago the event loop of a service last turned, in seconds; None: no answer."""
         try:
             answer = await http.get(self._stack.health_url(name))
         except httpx.HTTPError:
@@ -256,7 +256,7 @@ class Supervisor:
         if "event_loop_lag_s" not in answer.text:
             return 0.0
         worker = answer.json()
-        # One that an older build started does not say `ready`.
+        # A service started by an older build does not report `ready`.
         return float(worker["event_loop_lag_s"]) if worker.get("ready", True) else None
 
     def _publish(self) -> None:
@@ -274,13 +274,13 @@ class Supervisor:
                 write_record(file, [asdict(state) for state in self._states.values()])
             os.utime(file)
         except OSError as error:
-            log.warning("states of services are not written: %s", error)
+            log.warning("states of services cannot be written: %s", error)
             self._states = {}
 
 
 async def mind(stack: Stack) -> None:
-    """Minds a stack until a signal asks to end, and takes it down then. Raises StackError where its
-    plan is refused.
+    """Supervises a stack until a signal asks it to end, and then takes the stack down. Raises
+    StackError if the plan is refused.
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -293,7 +293,7 @@ async def mind(stack: Stack) -> None:
         await minding
     minding.cancel()
     await asyncio.wait([minding])
-    # It holds the loop, so that no further signal cuts it short.
+    # It blocks the loop, so that no further signal interrupts it.
     stack.down()
     services_file(stack.home).unlink(missing_ok=True)
 

@@ -1,13 +1,13 @@
 """`python -m ratchet.worker.teacher [--port N]`: a frozen model that does what the policy should.
 
 It is the same model as the policy, warm-started on reverse-text without the phase that flattens
-it. A plain vLLM serves it, which is what anyone would start by hand: no control endpoints, no
+it. A plain vLLM serves it, as anyone would start it by hand: no control endpoints, no
 token-in-token-out. It stays in the foreground until Ctrl-C. Example configs name it at its default
 address, and the demo starts it if nothing answers there.
 
-Invariants: the weights are made once per recipe, below RATCHET_HOME, and appear there whole or not
-at all. The server ends with the process that started it. Its state is apart from the stack's, so
-that `make down` leaves it alone.
+Invariants: the weights are created once per recipe, below RATCHET_HOME, and appear there complete
+or not at all. The server ends with the process that started it. Its state is separate from the
+stack's, so that `make down` leaves it alone.
 """
 
 import argparse
@@ -41,7 +41,7 @@ ENV = "reverse-text"
 SEED = 0
 RECIPE = replace(Recipe(), noisy_steps=0)
 CONTEXT = 512
-"""Longest sequence that it scores or plays, in tokens."""
+"""Longest sequence that it scores or samples, in tokens."""
 POLL_S = 0.25
 LOG_TAIL = 2000
 
@@ -49,14 +49,14 @@ Say = Callable[[str], object]
 
 
 def base_url(port: int = PORT) -> str:
-    """Where the teacher is served on this machine."""
+    """The teacher's address on this machine."""
     return f"http://127.0.0.1:{port}/v1"
 
 
 def weights(home: Path, say: Say) -> Path:
-    """The folder of the teacher's weights below `home`; they are made if they are not there.
+    """The folder of the teacher's weights below `home`; creates them if they are missing.
 
-    `say` is told how far that is. Raises StackError if it fails.
+    Calls `say` with progress. Raises StackError if it fails.
     """
     key = digest(RECIPE, ENV, SEED)
     folder = home / "teacher" / f"weights-{key[:16]}"
@@ -100,7 +100,7 @@ def _prepare(order: Path, out: Path, errors: Path, say: Say) -> None:
         process.wait()
     if code:
         tail = errors.read_text(errors="replace")[-LOG_TAIL:]
-        raise StackError(f"making the teacher ended with code {code}:\n{tail}")
+        raise StackError(f"creating the teacher's weights ended with code {code}:\n{tail}")
 
 
 def server_argv(folder: Path, name: str, port: int, *, context: int, cpu: bool) -> list[str]:
@@ -117,9 +117,9 @@ def server_argv(folder: Path, name: str, port: int, *, context: int, cpu: bool) 
 
 
 def server_env(key: str, *, cpu: bool) -> dict[str, str]:
-    """What is added to the server's environment: an engine's, without control endpoints.
+    """Additions to the server's environment: an engine's, without control endpoints.
 
-    On a CPU it is bound to no core and takes an even share, next to an engine and a trainer.
+    On a CPU it is not bound to cores and gets an even share, next to an engine and a trainer.
     """
     env = engine_env(cpu=cpu)
     del env["VLLM_SERVER_DEV_MODE"]
@@ -133,7 +133,7 @@ def server_of(
 ) -> ServerProcess:
     """A server, not started yet, of the weights in `folder` under `name`.
 
-    Port 0 is any that is free. It asks for `key`, if one is given. State and logs are in `home`.
+    Port 0 means any free one. It requires `key` if there is one. State and logs are in `home`.
     """
     cpu = on_cpu()
     port = port or free_port("127.0.0.1")
@@ -152,13 +152,13 @@ def server_of(
 
 
 async def start(server: ServerProcess) -> None:
-    """Starts a server; returns when it is healthy. Raises StackError if it does not get there."""
+    """Starts a server; returns when it is healthy. Raises StackError if it never is."""
     await server.start()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(server.spec.start_timeout_s):
             while not server.exited.is_set() and not await server.spec.probe():
                 await asyncio.sleep(POLL_S)
-    # What answers in the place of a server that ended is somebody else's.
+    # If the server ended, whatever answers in its place belongs to someone else.
     if server.exited.is_set() or not await server.spec.probe():
         what = "ended" if server.exited.is_set() else "is not healthy"
         tail = server.log_tail(LOG_TAIL)
@@ -167,17 +167,17 @@ async def start(server: ServerProcess) -> None:
 
 @contextmanager
 def running(home: Path, say: Say, port: int = PORT) -> Iterator[ServerProcess]:
-    """The teacher, served during the block and gone after it. An event loop in a thread keeps it.
+    """Serves the teacher for the duration of the block, from an event loop in a thread.
 
     Raises StackError if the port is taken or the teacher does not start.
     """
     if answers(port):
         raise StackError(
             f"port {port} is taken: something answers at 127.0.0.1:{port}; if that is a teacher, "
-            "there is nothing to do, else stop it or choose another port (PORT=8071)"
+            "use it as it is, otherwise stop it or choose another port (PORT=8071)"
         )
     folder = weights(home, say)
-    say(f"teacher: vLLM starts at {base_url(port)}")
+    say(f"teacher: starting vLLM at {base_url(port)}")
     server = server_of(folder, NAME, home / "teacher", port=port)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="teacher", daemon=True)
@@ -201,16 +201,16 @@ def main(arguments: list[str]) -> int:
     try:
         with running(home_folder(), lambda text: print(text, file=sys.stderr), port) as server:
             print(f"base_url {base_url(port)}\nname     {NAME}", flush=True)
-            print("Ctrl-C ends it", file=sys.stderr)
+            print("Ctrl-C stops it", file=sys.stderr)
             while not server.exited.is_set() and not stop.wait(POLL_S):
                 pass
             if not stop.is_set():
-                raise StackError(f"vLLM ended by itself:\n{server.log_tail(LOG_TAIL)}")
+                raise StackError(f"vLLM ended unexpectedly:\n{server.log_tail(LOG_TAIL)}")
     except StackError as error:
         print(f"teacher: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("teacher: ended", file=sys.stderr)
+        print("teacher: stopped", file=sys.stderr)
     return 0
 
 

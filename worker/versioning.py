@@ -1,33 +1,34 @@
-"""Which build carries out which workflow, for workers that name theirs (RATCHET_BUILD_ID).
+"""Which build runs which workflow, for workers that name their build (RATCHET_BUILD_ID).
 
-Temporal's Worker Deployment Versioning; without RATCHET_BUILD_ID nothing of this applies. Only the
-orchestrator role is versioned, since only workflow code is bound to histories:
+This is Temporal's Worker Deployment Versioning; without RATCHET_BUILD_ID none of it applies. Only
+the orchestrator role is versioned, since only workflow code is bound to histories:
 
 - TrainingRun is pinned: a run's execution is never replayed by another build. Each time it
-  continues as new, which is between steps, with nothing of its own under way, it starts on the
-  build that is current then. Its state crosses by `workflows/protocol/state.py`, upgraded by
+  continues as new, between steps and with nothing of its own in progress, it starts on the build
+  that is current then. Its state crosses by `workflows/protocol/state.py`, upgraded by
   `workflows/protocol/upgrades.py`.
-- Dispatch is pinned, and a generation opened by a run is of the run's build. A generation ends by
-  itself, after `dispatch.generation_events` of history and what it has in flight.
+- Dispatch is pinned, and a generation opened by a run is of the run's build. A generation ends
+  on its own, after `dispatch.generation_events` of history and the work that it has in flight.
 - Preflight is pinned; it lasts minutes at most.
 - Host follows the current build. It lives as long as its run, with one activity for days, so that
-  pinned it would keep the first build's worker from ever ending. Its history is some ten events,
+  pinned it would keep the first build's worker from ever ending. Its history has about ten events,
   and the recorded histories (`tests/workflow/histories`) show that the build replays it.
 
-Python 3.12 and later need a build of their own: there `asyncio.wait_for`, by which the SDK bounds
-waits, starts its timer at another moment than in 3.11, and a TrainingRun's history of the one does
+Python 3.12 and later need a separate build: there `asyncio.wait_for`, which the SDK uses to bound
+waits, starts its timer at another moment than in 3.11, and a TrainingRun's history from one does
 not replay on the other. Hosts' histories do.
 
-All other roles are unversioned, and so is what they do: their activities are routed by task queue
-alone. An engine or a trainer, and the queue that only its process polls, outlive the build of
-whichever run pushes to it, and a versioned queue without a worker of the run's build would leave
-those activities lying. What they are given is read by contracts where fields are only added, with
-defaults.
+All other roles are unversioned: their activities are routed by task queue alone. An engine or a
+trainer, and the queue that only its process polls, outlive the build of any run that pushes to it,
+and on a versioned queue without a worker of the run's build those activities would never start.
+Their inputs follow contracts to which fields are only added, with defaults.
 
-Invariant: some build is current as soon as any worker of the deployment is up, else runs would
-wait for ever: the first build of a deployment makes itself current. Every later one becomes so only
-by an operator's word, and the worker of the one before must stay until it is drained. Pinned
-executions whose worker is gone for good can be moved by `temporal workflow update-options`.
+
+Invariant: some build is current as soon as any worker of the deployment is up, otherwise runs
+would wait forever: the first build of a deployment makes itself current. Every later one becomes
+current only when an operator says so, and the worker of the previous one must stay until it is
+drained. Pinned executions whose worker is gone for good can be moved by `temporal workflow
+update-options`.
 """
 
 import asyncio
@@ -56,7 +57,7 @@ from temporalio.workflow import ContinueAsNewVersioningBehavior
 from ratchet.worker.settings import Deployment
 
 REGISTERED_WITHIN_S = 30.0
-"""How long the server may take to know a version whose worker polls."""
+"""How long the server may take to register a version whose worker polls."""
 LOOK_EVERY_S = 0.25
 REFUSED = (
     RPCStatusCode.INVALID_ARGUMENT,
@@ -64,7 +65,7 @@ REFUSED = (
     RPCStatusCode.UNAUTHENTICATED,
     RPCStatusCode.UNIMPLEMENTED,
 )
-"""Answers of a server that will not change while it is asked again."""
+"""Errors of a server that a retry does not change."""
 
 
 class UpgradeOnContinueAsNew(Interceptor):
@@ -73,7 +74,7 @@ class UpgradeOnContinueAsNew(Interceptor):
     def workflow_interceptor_class(
         self, input: WorkflowInterceptorClassInput
     ) -> type[WorkflowInboundInterceptor]:
-        """The inbound half, which puts the outbound one in place."""
+        """The inbound half, which installs the outbound one."""
         return _Inbound
 
 
@@ -89,7 +90,7 @@ class _Outbound(WorkflowOutboundInterceptor):
 
 
 def options_of(deployment: Deployment | None) -> dict[str, Any]:
-    """Options that a worker of workflows needs besides: they are pinned but where they say."""
+    """Additional options of a worker of workflows: they are pinned unless they say otherwise."""
     if deployment is None:
         return {}
     config = WorkerDeploymentConfig(
@@ -101,15 +102,15 @@ def options_of(deployment: Deployment | None) -> dict[str, Any]:
 
 
 def interceptors_of(deployment: Deployment | None) -> list[Interceptor]:
-    """The interceptors that a worker of workflows needs besides."""
+    """Additional interceptors of a worker of workflows."""
     return [UpgradeOnContinueAsNew()] if deployment else []
 
 
 def workflows_of(deployment: Deployment | None) -> list[type]:
     """The workflows of the orchestrator role.
 
-    Servers refuse what an unversioned worker says about versions, so that only a versioned one
-    has workflows that do.
+    Servers refuse what an unversioned worker declares about versions, so that only a versioned one
+    has workflows that declare it.
     """
     from ratchet.worker.upgrading_host import UpgradingHost
     from ratchet.workflows.dispatch import Dispatch
@@ -121,7 +122,7 @@ def workflows_of(deployment: Deployment | None) -> list[type]:
 
 
 def set_current_command(deployment: Deployment) -> str:
-    """What an operator types to make a build the current one."""
+    """The operator's command that makes a build the current one."""
     return (
         "temporal worker deployment set-current-version "
         f"--deployment-name {deployment.name} --build-id {deployment.build_id}"
@@ -131,8 +132,8 @@ def set_current_command(deployment: Deployment) -> str:
 async def make_first_current(client: Client, deployment: Deployment) -> str:
     """Makes the build current if the deployment never had a current version.
 
-    To be called while the build's worker polls. Returns the build that is current afterwards, ''
-    if an operator chose unversioned workers. Raises ValueError if the server does not register the
+    Call it while the build's worker polls. Returns the build that is current afterwards, '' if an
+    operator chose unversioned workers. Raises ValueError if the server does not register the
     version within REGISTERED_WITHIN_S.
     """
     deadline = time.monotonic() + REGISTERED_WITHIN_S
@@ -140,13 +141,14 @@ async def make_first_current(client: Client, deployment: Deployment) -> str:
         try:
             return await _look_or_claim(client, deployment)
         except RPCError as error:
-            # Not registered yet, another build was first between the look and the claim, or the
+            # Not registered yet, another build was first between check and claim, or the
             # server is too busy to answer.
             if error.status in REFUSED or time.monotonic() > deadline:
                 raise ValueError(
-                    f"RATCHET_BUILD_ID={deployment.build_id!r}: the Temporal server does not take "
-                    f"it as a version of worker deployment {deployment.name!r} ({error.message}); "
-                    "use a server with Worker Deployments (1.28 or later), or unset it"
+                    f"RATCHET_BUILD_ID={deployment.build_id!r}: the Temporal server does not "
+                    f"register it as a version of deployment {deployment.name!r} "
+                    f"({error.message}); use a server with Worker Deployments (1.28 or later), or "
+                    "unset it"
                 ) from None
         await asyncio.sleep(LOOK_EVERY_S)
 

@@ -1,7 +1,7 @@
 """One dispatch generation: keeps rollouts in flight until it hands over to the next.
 
 `Generation` decides; this workflow turns its decisions into activities, timers and signals, and
-tells it what came of them. Every admitted group ends in exactly one report. The generation never
+reports their outcomes to it. Every admitted group ends in exactly one report. The generation never
 continues as new: it ends, so its history is bounded by what it admits.
 """
 
@@ -68,7 +68,7 @@ class Dispatch:
 
     @workflow.signal
     def control(self, control: Control) -> None:
-        """The run's newest wishes."""
+        """The newest control state from the run."""
         self._generation.on_control(control)
 
     @workflow.signal(name=names.RELEASED)
@@ -99,7 +99,7 @@ class Dispatch:
         self._view(closed=True)
 
     def _view(self, *, closed: bool = False) -> None:
-        """Hands the process what its log shows of this generation; no command comes of it."""
+        """Passes a view of this generation to the process, for its log; emits no command."""
         now = workflow.now()
         if closed or self._viewed is None or now - self._viewed >= VIEWED_AFTER:
             self._viewed = now
@@ -133,7 +133,7 @@ class Dispatch:
             self._set_alarm(decision.retry_s)
 
     def _set_alarm(self, seconds: float) -> None:
-        """Looks again after `seconds`, unless an alarm will ring by then."""
+        """Schedules a look after `seconds`, unless an alarm rings before that."""
         rings_at = workflow.time() + seconds
         if self._alarm is not None and not self._alarm.done():
             if self._rings_at <= rings_at + 0.05:
@@ -152,16 +152,16 @@ class Dispatch:
                 task.cancel()
 
     async def _perform(self, part: Part) -> None:
-        """One part; the last of its group to end finalizes the group."""
+        """Runs one part; the last of its group to end finalizes the group."""
         generation, group = self._generation, part.work.group
         flight = generation.flights[group]
         try:
             lost = await self._roll_out(part)
         except asyncio.CancelledError:
-            # Unasked, it is a loss like any other: nobody would roll the example out anew.
+            # A cancellation that we did not request is a loss: nobody would requeue the example.
             lost = flight.lost or OUTSIDE
         except Exception as error:
-            # A group that vanished would keep its permits and its generation open for ever.
+            # A group that vanished would hold its permits and keep its generation open forever.
             lost = cause_of(error)
         if generation.on_part_ended(part, lost):
             await self._finalize(flight)
@@ -169,7 +169,7 @@ class Dispatch:
             self._tasks.pop(group, None)
 
     async def _roll_out(self, part: Part) -> str:
-        """Returns '' once every rollout of the part ended, or why they were given up."""
+        """Returns '' once every rollout of the part ended, or why they were cancelled."""
         work, generation = part.work, self._generation
         attempt = generation.attempt(part)
         if not attempt.address:
@@ -195,7 +195,7 @@ class Dispatch:
         return attempt.failure
 
     async def _finalize(self, flight: Flight) -> None:
-        """Another engine is asked where the one that served the group is gone."""
+        """Finalizes a group; another engine is used if the one that served it is gone."""
         attempt, result = Attempt(flight.work, flight.engine, finalizing=True), None
         try:
             result = await self._try(attempt, lambda: self._finalize_once(flight))
@@ -220,8 +220,8 @@ class Dispatch:
         )
 
     async def _try(self, attempt: Attempt, once: Callable[[], Awaitable[T]]) -> T | None:
-        """Carries out an activity; where a server was lost, again there or elsewhere. Returns None
-        where the attempt failed.
+        """Runs an activity; if a server was lost, again there or elsewhere. Returns None if the
+        attempt failed.
         """
         while not attempt.failure:
             try:
@@ -246,7 +246,7 @@ class Dispatch:
         self._generation.on_rested(attempt)
 
     async def _place(self, attempt: Attempt) -> None:
-        """Waits for an engine and an env server; a group that finds none goes back to the queue."""
+        """Waits for an engine and an env server; a group that gets none is requeued."""
         generation = self._generation
 
         def there() -> bool:
@@ -263,7 +263,7 @@ class Dispatch:
                 generation.on_unplaced(attempt)
             finally:
                 generation.on_waited(attempt)
-        # One that is to go back is cancelled at the next turn.
+        # A group that is to be requeued is cancelled at the next turn.
         await workflow.wait_condition(there)
         generation.place(attempt)
 
@@ -275,7 +275,7 @@ class Dispatch:
         summary: str,
         timeout: timedelta | None = None,
     ) -> Result:
-        """Carries out an activity, again for as long as what it makes cannot be stored."""
+        """Runs an activity, repeatedly while its result cannot be stored."""
         generation = self._generation
         held = generation.held
         try:
@@ -304,15 +304,15 @@ class Dispatch:
             if held.take_turn():
                 return
         rest = rest_after(held.held_s(workflow.time()))
-        await workflow.sleep(rest, summary=f"store to be mended for {work}")
+        await workflow.sleep(rest, summary=f"the store to recover for {work}")
 
     async def _wake(self) -> None:
-        """One that takes long may take hours, and the store be mended."""
-        await workflow.sleep(LONG_TRY, summary="another to be tried beside one that takes long")
+        """A long try may take hours, and the store may recover before that."""
+        await workflow.sleep(LONG_TRY, summary="time to try another one beside a long try")
         self._generation.held.on_slow_try()
 
     def _rollout_timeout(self, work: GroupWork) -> timedelta:
-        """The longest rollout: all that it may execute, and wait."""
+        """The longest rollout: its execution plus its waits."""
         return timedelta(seconds=self._timeouts[work.env] + LONGEST_WAIT_S + 60)
 
     def _summary(self, work: GroupWork, version: int, part: Part | None = None) -> str:
@@ -322,7 +322,7 @@ class Dispatch:
         return f"{work.kind} group {name}{rollouts} · {work.env} · v{version}"
 
     async def _report(self, *, closed: bool = False) -> None:
-        """Reports to the run. One that is over has no use for it: the generation ends."""
+        """Reports to the run. If the run is over, the generation ends."""
         run = workflow.get_external_workflow_handle(names.workflow_of(self._arg.run_id))
         try:
             await run.signal("dispatch_report", self._generation.report(closed=closed))

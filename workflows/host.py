@@ -1,4 +1,4 @@
-"""Keeps one server of a run alive, over worker deaths and for as long as the run wants it.
+"""Keeps one server of a run alive, across worker deaths and for as long as the run needs it.
 
 One heartbeating activity starts and supervises the server; its retries are the restarts. Only the
 run opens or closes a host. The server itself reports to the run (`host_report`); this workflow
@@ -22,7 +22,7 @@ EPOCHS_PER_RESTART = 1000
 
 @workflow.defn(name=HOST)
 class Host:
-    """Owner of one server."""
+    """The owner of one server."""
 
     @workflow.init
     def __init__(self, arg: HostWorkflowInput) -> None:
@@ -36,7 +36,7 @@ class Host:
 
     @workflow.signal
     def restart(self, epoch: int) -> None:
-        """Epoch `epoch` of the server is no good; a later one is not touched."""
+        """Ends epoch `epoch` of the server; later epochs are not touched."""
         self._restart = max(self._restart, epoch)
 
     @workflow.run

@@ -1,4 +1,4 @@
-"""Checks that only a worker can make: does the taskset load, does the model folder hold a model.
+"""Checks that only workers can make: does the taskset load, does the model folder hold a model.
 
 Runs before anything is started, on the env and trainer queues side by side.
 """
@@ -33,8 +33,8 @@ OUTSIDE = ("custom", "echo", "opd", "opsd", "sft")
 
 
 async def run_preflight(arg: PreflightInput) -> CheckResult:
-    """All problems of the config that workers can see, the number of examples per env, and what the
-    run will take of memory and disk.
+    """All problems of the config that workers find, the number of examples per env, and the run's
+    needs of memory and disk.
     """
 
     config = read_config(arg.config)
@@ -65,7 +65,7 @@ async def run_preflight(arg: PreflightInput) -> CheckResult:
     results = await asyncio.gather(*checks)
     problems = [problem for result in results for problem in result.problems]
     examples = {name: count for result in results for name, count in result.examples.items()}
-    # A run that is restored may go on with the counts that it began with.
+    # A restored run may continue with the counts that it began with.
     if not problems and not arg.restored:
         problems = [
             CheckProblem(pointer_to(key), key, message)
@@ -76,8 +76,8 @@ async def run_preflight(arg: PreflightInput) -> CheckResult:
 
 
 def _looks_outside(config: dict[str, Any]) -> bool:
-    """Whether an algorithm needs what only a worker can find: a user's function, another model, a
-    renderer that tells who wrote a token.
+    """Whether an algorithm uses something that only a worker can check: a user's function, another
+    model, a renderer that attributes tokens.
     """
     places = [config, *config["train"]["env"]]
     return any((place.get("algo") or {}).get("type") in OUTSIDE for place in places)
@@ -89,5 +89,5 @@ class Preflight:
 
     @workflow.run
     async def run(self, arg: PreflightInput) -> CheckResult:
-        """Returns what was found; starts nothing."""
+        """Returns the results; starts nothing."""
         return await run_preflight(arg)

@@ -1,14 +1,14 @@
-"""A training run: steps the policy version forward, from durable state only.
+"""A training run: advances the policy version step by step, from durable state only.
 
     batch n  ->  train step n  ->  weights n pushed and verified  ->  policy version n
 
-One workflow per run; its id is the run's id. Rollouts are kept in flight by Dispatch generations,
-servers are kept alive by Host workflows; both report by signal. Invariants:
+One workflow per run; its id is the run's id. Dispatch generations keep rollouts in flight, Host
+workflows keep servers alive; both report by signal. Invariants:
 
 - Every wait has a name and a bound, shown in the memo and the UI.
 - Public signals never raise, whatever their payload.
-- Only what nobody can mend fails a run that has begun to step; whatever else keeps it from going
-  on pauses it, with the reason.
+- Only permanent errors fail a run that has begun to train; all others pause it, with the
+  reason.
 """
 
 import asyncio
@@ -77,13 +77,13 @@ QUEUED_AT_MOST = timedelta(days=7)
 OWN_ENV_SERVERS = "own-env-servers"
 CLOSE_AT_MOST = timedelta(seconds=60)
 RESTORED_FROM = ("step", "reward", "eval", "checkpoint")
-"""What a run says of itself by what it goes on from, until it is restored."""
+"""What a run that is being restored shows of its source, until it is restored."""
 
 
 def _hears_controls(run: "type[TrainingRun]") -> "type[TrainingRun]":
     """Gives the class a handler for each public signal.
 
-    They belong to the class, since a signal that comes with the first workflow task, as after a
+    They belong to the class, since a signal that arrives with the first workflow task, as after a
     continue-as-new, is decoded before there is an instance that could register a handler.
     """
     for verb in CONTROLS.values():
@@ -160,7 +160,7 @@ class TrainingRun:
     # -- signals and queries ----------------------------------------------------------------
 
     def hear(self, verb: Verb, value: Any) -> None:
-        """Takes a public signal. Any payload will do; what of it means nothing is noted."""
+        """Receives a public signal with any payload; notes what in it was ignored."""
         body, warning = verb.heard(value)
         if warning:
             self._log.note(f"{verb.signal}: {warning}")
@@ -193,7 +193,7 @@ class TrainingRun:
 
     @workflow.update(name=CHANGE_CONFIG)
     def change_config(self, patch: dict[str, Any]) -> dict[str, Any]:
-        """Changes the config of the running run; returns all that was changed so far."""
+        """Changes the config of the running run; returns all changes so far."""
         diff = self._config_changes.take(patch)
         self._log.note(f"config changed: {json.dumps(patch)}")
         self._log.publish(config_diff=diff)
@@ -204,14 +204,14 @@ class TrainingRun:
     def _check_change(self, patch: dict[str, Any]) -> None:
         status = self._state.lifecycle.status
         if self._state.requests.stop or status in OVER:
-            raise ValueError(f"the run is {status} and changes no more")
+            raise ValueError(f"the run is {status} and accepts no more changes")
         if self._arg.restore is not None:
-            raise ValueError("the run is being restored and takes no change yet; try again")
+            raise ValueError("the run is being restored and accepts no changes yet; try again")
         self._config_changes.check(patch)
 
     @workflow.signal
     def host_report(self, report: HostReport) -> None:
-        """A server came up or went down, or waits for the store or its disk: the run does, too."""
+        """A server came up or went down, or waits for the store or its disk; so does the run."""
         if report.run_id and report.run_id != self._arg.run_id:
             return
         if self._fleet.on_report(report):
@@ -223,15 +223,15 @@ class TrainingRun:
 
     @workflow.signal(name=HEALTH_REPORT)
     def health_report(self, report: HealthReport) -> None:
-        """Something began to be the matter with the run: its event log tells it by this signal."""
+        """A health finding began; the signal in the history is what the event log shows."""
         self._log.note(f"step {report.step}: {report.finding.message}")
 
     @workflow.signal(name=ENGINE_LOAD)
     def engine_load(self, load: EngineLoad) -> None:
-        """An engine says how loaded it is; 'auto' permits follow."""
+        """An engine reports its load; 'auto' permits follow it."""
         if load.run_id and load.run_id != self._arg.run_id:
             return
-        # While it is paused for a push an engine goes on showing the queue of before.
+        # While it is paused for a push, an engine keeps reporting its queue from before.
         if self._pushes.in_flight:
             return
         if reason := self._permits.on_load(workflow.time(), load):
@@ -253,7 +253,7 @@ class TrainingRun:
             if group.user_error:
                 self._log.failure = RunFailed("scoring", group.error, code="bad_input", user=True)
             elif group.cancelled:
-                # Neither a success nor an error: the example is rolled out anew, or the run ends.
+                # Neither a success nor an error: the example is rolled out again, or the run ends.
                 self._leases.on_cancelled(group)
             elif group.kind == "eval":
                 self._evals.on_group(group)
@@ -270,12 +270,12 @@ class TrainingRun:
 
     @workflow.query
     def progress(self) -> dict[str, Any]:
-        """How far the run is, and what is in flight at this moment."""
+        """The run's progress, and what is in flight now."""
         return progress(self._config, self._state, self._log.waiting)
 
     @workflow.query
     def config(self) -> dict[str, Any]:
-        """The run's config with all that was changed while it ran."""
+        """The run's config with all changes made while it was running."""
         return self._config_changes.current()
 
     # -- the run ----------------------------------------------------------------------------
@@ -350,7 +350,7 @@ class TrainingRun:
         await self._servers.open()
 
     async def _restore(self, restore: RestoreInput) -> None:
-        """Goes on, as a new execution, from where a checkpoint stands."""
+        """Continues, as a new execution, from a checkpoint."""
 
         def read() -> Awaitable[RestoreResult]:
             work = RESTORE_RUN(restore, self._arg.queues, f"restore {restore.source}")
@@ -369,9 +369,9 @@ class TrainingRun:
         if problems := too_large(self._config, life.examples):
             text = "; ".join(f"{key}: {message}" for key, message in problems)
             raise RunFailed("preflight", text, code="bad_input", user=True)
-        # Asked for while the checkpoint was read.
+        # Changes requested while the checkpoint was read.
         state.requests = self._state.requests
-        # What is noted here is gone with this execution.
+        # Notes made here are gone with this execution.
         for refused in result.refused:
             restoring.warn(refused)
         state.evals.requested = self._state.evals.requested
@@ -401,7 +401,7 @@ class TrainingRun:
         self._news.wake()
 
     async def _go_on_to_the_end(self) -> None:
-        """All steps and evals, with as many pauses as are asked for."""
+        """All steps and evals, with pauses on request."""
         state = self._state
         self._evals.open_requested()
         while True:
@@ -437,7 +437,7 @@ class TrainingRun:
                 break
             except RunFailed as another:
                 failure = another
-        # The loop that failed is gone: all of them begin anew.
+        # The loop that failed is gone: all loops start again.
         await workflow.wait_condition(workflow.all_handlers_finished)
         self._go_on_as_new()
 
@@ -467,7 +467,7 @@ class TrainingRun:
         self._leases.frozen = self._config_changes.made
 
     def _asked(self) -> bool:
-        """Whether people want what can be done between two steps alone."""
+        """Whether something was requested that can only be done between two steps."""
         return self._state.requests.checkpoint or self._state.live.pending
 
     async def _evals_done(self) -> None:
@@ -499,7 +499,7 @@ class TrainingRun:
         self._log.continue_as(replace(arg, examples=examples, state=self._state))
 
     async def _settle(self) -> None:
-        """Waits until nothing of this workflow's own is under way."""
+        """Waits until nothing of this workflow's own is in progress."""
         await self._log.wait(
             lambda: "side work to settle",
             lambda: (
@@ -520,7 +520,7 @@ class TrainingRun:
         ) from None
 
     async def _close(self, status: str, **ended: Any) -> None:
-        """Ends dispatch and hosts, and writes the run's last word."""
+        """Ends dispatch and hosts, and writes the run's final state."""
         self._log.set_status("stopping")
         await self._generations.send()
         await self._servers.close()

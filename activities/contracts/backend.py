@@ -1,8 +1,8 @@
-"""What stands behind a trainer's socket, and holds the policy's state: the seam.
+"""The seam for trainer backends: what runs behind a trainer's socket and holds the policy's state.
 
-One process, or one that leads many ranks. A run's config names it (`trainer.backend`);
-`activities/training/process.py` has the table, and serves it to the worker, whose client knows the
-socket only. Files that it reads and writes have the formats that the rest of Ratchet reads
+A backend is one process, or one that leads many ranks. A run's config names it (`trainer.backend`);
+`activities/training/process.py` has the table and serves the backend to the worker, whose client
+knows only the socket. The files that it reads and writes have the formats of the rest of Ratchet
 (`activities/storage`).
 """
 
@@ -11,18 +11,18 @@ from typing import Any, Protocol
 
 
 class TrainerBackend(Protocol):
-    """Trains one policy. Calls come one at a time, from one thread; `step` is read meanwhile.
+    """Trains one policy. Calls come one at a time, from one thread; `step` may be read meanwhile.
 
-    Invariant: state is a function of what was loaded, and of the batches and configs since.
+    Invariant: the state is a function of what was loaded, and of the batches and configs since.
     """
 
     @property
     def step(self) -> int | None:
-        """The step that the state stands at, which answers a ping; None: nothing is loaded."""
+        """The step of the state, for the reply to a ping; None: nothing is loaded."""
         ...
 
     def prepare(self, deterministic: bool) -> None:
-        """Does once what takes long, so that who loads first need not wait for it."""
+        """Does slow work that is needed once, so that the first load need not wait for it."""
         ...
 
     def load(
@@ -33,9 +33,9 @@ class TrainerBackend(Protocol):
         checkpoint: bool,
         base: Path | None = None,
     ) -> dict[str, Any]:
-        """Takes the state of a checkpoint folder, or of weights that nothing has trained yet.
-        `base` has version 0, if the config trains an adapter and `folder` is a checkpoint. Returns
-        the fields of `client.Loaded`.
+        """Loads the state of a checkpoint folder, or of untrained weights. `base` has version 0, if
+        the config trains an adapter and `folder` is a checkpoint. Returns the fields of
+        `client.Loaded`.
         """
         ...
 
@@ -51,11 +51,12 @@ class TrainerBackend(Protocol):
     ) -> dict[str, float]:
         """Trains batch `step`, exports the weights with their canary to `out` and returns metrics.
 
-        Repeated at `step`, it trains nothing and answers the same. Raises StateMismatch if the
-        state is neither at `step` nor at the one before, NonFinite where a loss or gradient is not.
+        A repeated call for `step` trains nothing and returns the same. Raises StateMismatch if the
+        state is neither at `step` nor at the one before, NonFinite if a loss or gradient is not
+        finite.
         """
         ...
 
     def save(self, step: int, out: Path) -> Any:
-        """Writes the checkpoint of `step` to `out`; raises StateMismatch if it stands elsewhere."""
+        """Writes the checkpoint of `step` to `out`; raises StateMismatch at any other step."""
         ...

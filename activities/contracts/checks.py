@@ -8,8 +8,8 @@ from ratchet.configs.run import RunConfig
 
 @dataclass(frozen=True)
 class CheckInput:
-    """A whole run config as plain data; the checks read their own sections. A run that is
-    `restored` has its version 0 from the checkpoint's run, and needs no other run for it.
+    """A whole run config as plain data; each check reads its own sections. A `restored` run has its
+    version 0 from the checkpoint's run, and needs no other run for it.
     """
 
     config: dict[str, Any]
@@ -18,7 +18,7 @@ class CheckInput:
 
 @dataclass(frozen=True)
 class CheckProblem:
-    """Something in the config that only a worker could find out. `pointer` is RFC 6901."""
+    """A mistake in the config that only a worker could find. `pointer` is RFC 6901."""
 
     pointer: str
     key: str
@@ -27,7 +27,7 @@ class CheckProblem:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Problems found (none: good), the number of examples per '<kind>/<env>', and what the run will
+    """Problems (empty: none), the number of examples per '<kind>/<env>', and what the run will
     take, in bytes by part, of 'trainer memory', 'engine memory' and 'disk'.
     """
 
@@ -37,7 +37,7 @@ class CheckResult:
 
 
 def load_limits(config: RunConfig) -> dict[str | None, float]:
-    """How long the environments of each import path, which one process loads, are waited for."""
+    """Time limits for loading the environments of each import path, which share a process."""
     limits: dict[str | None, float] = {}
     for env in (*config.train.env, *config.eval.env):
         limits[env.path] = limits.get(env.path, 0.0) + env.load_limit_s

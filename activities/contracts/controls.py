@@ -1,9 +1,10 @@
-"""What can be asked of a run: one table of verbs, read by all who ask, hear or show one.
+"""The controls of a run: one table of verbs, which everything that offers, receives or shows a
+control reads.
 
 Each verb is a route of the API, a command, a method of the client, a button of the dashboard with
-its dialog, and, but for `cancel`, a signal of the run's workflow; the event log says it was asked
-for. Invariants: names of signals stay, since recorded histories hold them; what reads a signal's
-payload never raises, whatever it is given, since that would stop the workflow for good.
+its dialog, and, except for `cancel`, a signal of the run's workflow; the event log records each
+request. Invariants: names of signals never change, since recorded histories hold them; reading a
+signal's payload never raises, whatever it holds, since that would stop the workflow for good.
 """
 
 import json
@@ -42,8 +43,8 @@ class PauseBody(BaseModel):
 
     mode: Literal["drain", "cancel"] = Field(
         default="drain",
-        description="What becomes of rollouts in flight: they end first, or they are given up and "
-        "begin anew after the pause; what had ended is kept.",
+        description="What happens to rollouts in flight: 'drain' lets them finish first, 'cancel' "
+        "cancels them and restarts them after the pause. Completed rollouts are kept.",
     )
     reason: str = Field(
         default="", max_length=200, description=WHY, examples=["the GPUs are needed elsewhere"]
@@ -51,7 +52,7 @@ class PauseBody(BaseModel):
 
 
 class ReasonBody(BaseModel):
-    """Optional body of a verb that takes a reason, which is kept in the run's log."""
+    """Optional body of a verb that takes a reason, which goes into the run's log."""
 
     reason: str = Field(
         default="", max_length=200, description=WHY, examples=["before the GPUs are taken"]
@@ -67,7 +68,7 @@ class EvalBody(BaseModel):
 
 
 Heard = tuple[BaseModel, str]
-"""A signal's payload as a body, and a warning about what of it means nothing ('' for none)."""
+"""A signal's payload as a body, and a warning about what in it was ignored ('' for nothing)."""
 
 
 def plain(value: Any) -> Any:
@@ -78,7 +79,7 @@ def plain(value: Any) -> Any:
         try:
             return json.loads(value)
         except (ValueError, RecursionError):
-            # Not JSON, or JSON that Python refuses: a huge number, a bottomless nest.
+            # Not JSON, or JSON that Python refuses: a huge number, or too deep a nesting.
             return value
     return value
 
@@ -130,29 +131,29 @@ class Verb:
     refused: tuple[RunStatus, ...] = ("stopping", *ENDED)
     """Statuses in which the API refuses it."""
     offered: tuple[RunStatus, ...] = ("running",)
-    """Statuses in which the dashboard has its button; if 'succeeded', while steps are left."""
+    """Statuses in which the dashboard offers it; with 'succeeded', only while steps are left."""
     signal: str = ""
-    """Its signal; none is Temporal's own cancellation."""
+    """Its signal; empty for Temporal's own cancellation."""
     spellings: tuple[str, ...] = ()
     """Other names of the signal. Case, '-' and '_' never matter."""
     body: type[BaseModel] = ReasonBody
     read: Callable[[Any], Heard] = _read_reason
-    """Reads what `plain` makes of a signal's payload."""
-    told: tuple[str, ...] = ()
-    """The fields of its body that the dialog asks for; the run is given all that is said."""
+    """Reads the output of `plain` for a signal's payload."""
+    fields: tuple[str, ...] = ()
+    """The fields of its body that the dialog offers; the run receives the whole body."""
     example: Mapping[str, Any] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=lambda: REASON)
-    """What people read for fields, and for the values of those with a choice."""
+    """Labels of fields, and of the values of those with a choice."""
     becomes: RunStatus | None = None
-    """The status that its answer shows already for a run in a status of `moves`."""
+    """The status that its reply already shows for a run in a status of `moves`."""
     moves: tuple[RunStatus, ...] = ALIVE
     answer: str = ""
-    """What the command says beside the run's status."""
+    """What the command prints beside the run's status."""
     danger: bool = False
     confirm: str = ""
-    """What its dialog's button says; '': the label."""
+    """The label of its dialog's confirming button; '': the verb's label."""
     dismiss: str = "Back"
-    """What the dialog's other button says."""
+    """The label of the dialog's other button."""
 
     @property
     def asked(self) -> str:
@@ -162,10 +163,10 @@ class Verb:
     @property
     def event(self) -> str:
         """The event log's text."""
-        return f"{self.asked.replace('_', ' ')} was asked for"
+        return f"{self.asked.replace('_', ' ')} was requested"
 
     def heard(self, value: Any = None) -> Heard:
-        """Reads a signal's payload, whatever it is; never raises."""
+        """Reads any payload of its signal; never raises."""
         return self.read(plain(value))
 
 
@@ -175,22 +176,22 @@ CONTROLS: dict[str, Verb] = {
         Verb(
             "pause",
             "Pause",
-            help="Put a run to rest: nothing in flight, a checkpoint, no server kept.",
-            text="The run writes a checkpoint and gives back its servers. It stays paused until it "
+            help="Pause a run: nothing stays in flight, a checkpoint is written, servers close.",
+            text="The run writes a checkpoint and releases its servers. It stays paused until it "
             "is resumed.",
-            about="Puts a run to rest: nothing in flight, a checkpoint, no server kept; all else "
-            "stays.",
+            about="Pauses a run: nothing stays in flight, a checkpoint is written, its servers "
+            "close. Everything else stays.",
             offered=("queued", "starting", "running"),
             signal="pause",
             spellings=("pause_run",),
             body=PauseBody,
             read=_read_pause,
-            told=("mode", "reason"),
+            fields=("mode", "reason"),
             example={"mode": "drain", "reason": "the GPUs are needed"},
             labels={
                 "mode": "Rollouts in flight",
                 "drain": "finish first",
-                "cancel": "are given up and rolled out anew later",
+                "cancel": "are cancelled and rolled out again later",
                 **REASON,
             },
             becomes="pausing",
@@ -200,13 +201,13 @@ CONTROLS: dict[str, Verb] = {
         Verb(
             "resume",
             "Resume",
-            help="Wake a paused run, or go on with one that ended, from its newest checkpoint.",
-            text="The run goes on from its last checkpoint, on servers of its own.",
-            about="Wakes a paused run, on servers of its own; a run that goes on is answered as it "
-            "is.\n\nA run that failed, was cancelled, or was stopped before its last step goes on "
-            "from its newest sound checkpoint, under the same id and with the same curves, as its "
-            "next attempt.",
-            # One that has ended is started again.
+            help="Resume a paused run, or one that ended, from its newest checkpoint.",
+            text="The run continues from its last checkpoint, on new servers.",
+            about="Resumes a paused run, on new servers; it has no effect on a run that is not "
+            "paused.\n\nA run that failed, was cancelled, or was stopped before its last step "
+            "continues from its newest sound checkpoint, under the same id and with the same "
+            "curves, as its next attempt.",
+            # A run that has ended is started again.
             refused=(),
             offered=("pausing", "paused", *ENDED),
             signal="resume",
@@ -218,37 +219,37 @@ CONTROLS: dict[str, Verb] = {
         Verb(
             "eval",
             "Evaluate",
-            help="Ask for an eval at the next policy version.",
-            text="Evaluates the next policy version while training goes on.",
-            about="Asks for an eval at the run's next version, of all its eval envs or of those "
+            help="Request an eval at the next policy version.",
+            text="Evaluates the next policy version while training continues.",
+            about="Requests an eval at the run's next version, of all its eval envs or of those "
             "named.",
             offered=("starting", "running"),
             signal="trigger_eval",
             spellings=("eval",),
             body=EvalBody,
             read=_read_eval,
-            told=("envs",),
+            fields=("envs",),
             example={"envs": ["reverse-text"]},
-            labels={"envs": "Eval envs; none: all"},
-            answer="an eval was asked for",
+            labels={"envs": "Eval envs (default: all)"},
+            answer="an eval was requested",
         ),
         Verb(
             "checkpoint",
             "Checkpoint",
-            help="Ask for a checkpoint at the next step boundary.",
-            text="Writes a checkpoint after the step under way.",
-            about="Asks for a checkpoint at the next step boundary; `checkpoint` of the run, and "
-            "its events, tell when it is committed.",
+            help="Request a checkpoint at the next step boundary.",
+            text="Writes a checkpoint after the current step.",
+            about="Requests a checkpoint at the next step boundary; `checkpoint` of the run, and "
+            "its events, show when it is committed.",
             signal="checkpoint",
             spellings=("save_checkpoint",),
             example={"reason": "before the GPUs are taken"},
-            answer="a checkpoint was asked for",
+            answer="a checkpoint was requested",
         ),
         Verb(
             "stop",
             "Stop",
             help="End a run gracefully, with a final checkpoint.",
-            text="Ends the run after the step under way, with a final checkpoint. It can be "
+            text="Ends the run after the current step, with a final checkpoint. It can be "
             "resumed later.",
             about="Ends a run gracefully, with a final checkpoint; it can be resumed from there.",
             refused=ENDED,
@@ -256,7 +257,7 @@ CONTROLS: dict[str, Verb] = {
             signal="stop",
             spellings=("stop_run",),
             body=StopBody,
-            told=("reason",),
+            fields=("reason",),
             example={"reason": "reward has converged"},
             becomes="stopping",
             danger=True,
@@ -268,9 +269,9 @@ CONTROLS: dict[str, Verb] = {
             "Cancel",
             help="End a run at once, without another checkpoint.",
             text="Ends the run at once, without a checkpoint: the work since the last one is lost. "
-            "Stop is the gentle way.",
+            "Use Stop to end it gracefully.",
             about="Ends a run now, without another checkpoint; it can be resumed from the last "
-            "one. One that was cancelled already is answered as it is.",
+            "one. A run that is already cancelled stays as it is.",
             refused=("succeeded", "failed"),
             offered=ALIVE,
             example={"reason": "wrong data"},

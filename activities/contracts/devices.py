@@ -1,5 +1,5 @@
-"""What a worker's machine offers to the servers that it keeps, and what each of them is given: the
-seam. `activities/inference/devices.py` has the one that is used.
+"""The seam for devices: what a worker's machine offers to the servers that it hosts, and what each
+server gets. `activities/inference/devices.py` has the implementation in use.
 """
 
 from typing import Protocol
@@ -12,9 +12,9 @@ class Devices(Protocol):
     """The devices of one machine."""
 
     def accelerators(self) -> list[str]:
-        """Those that servers may use, by name; none: they compute on its CPU."""
+        """The accelerators that servers may use, by name; empty: servers compute on the CPU."""
         ...
 
     def given(self, host: HostInput, config: RunConfig) -> dict[str, str]:
-        """The share of a server of a run, as variables of its environment."""
+        """A server's share, as variables of its environment."""
         ...

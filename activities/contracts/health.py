@@ -1,8 +1,8 @@
 """Whether a run is healthy, judged from what its steps measured. Pure functions of step metrics.
 
-`RULES` names every rule, with what to do about it; `docs/reading-a-run.md` has a section on each,
-whose anchor is the rule's name with dashes. A rule is silent where its metrics are missing or too
-few steps are there to judge by. Rows are the metrics of one step each, ascending, at most WINDOW.
+`RULES` names every rule, with advice; `docs/reading-a-run.md` has a section on each, whose anchor
+is the rule's name with dashes. A rule is silent if its metrics are missing or there are too few
+steps to judge by. Rows are the metrics of one step each, ascending, at most WINDOW.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,11 +12,11 @@ from typing import Literal
 
 PAGE = "docs/reading-a-run.md"
 WINDOW = 50
-"""Steps that the slowest rule looks at."""
+"""Steps that the slowest rule reads."""
 LATELY = 10
-"""Steps that stand for 'now', over which noise of single batches averages out."""
+"""Steps that count as 'now', over which noise of single batches averages out."""
 ENDS_AFTER = 10
-"""A finding that was away for fewer steps than these has not begun again."""
+"""A finding that was absent for fewer steps than this has not begun a second time."""
 
 WITHOUT_SIGNAL = "zero_advantage/all"
 REWARD = "reward/all/mean"
@@ -26,9 +26,9 @@ WAITS = {
     "time/wait_for_batch": "the trainer waits for rollouts",
     "time/scoring": "the trainer waits for scoring",
     "time/train": "the engines run ahead while the trainer trains",
-    "time/sync_weights": "the engines take new weights",
+    "time/sync_weights": "the engines load new weights",
 }
-"""What a step's time goes to, by metric."""
+"""What the time of a step is spent on, by metric."""
 NAMES = (
     WITHOUT_SIGNAL,
     REWARD,
@@ -50,7 +50,7 @@ Level = Literal["warning", "info"]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule by its title and its advice. 'info': worth knowing, and yet the run is healthy."""
+    """A rule with its title and advice. 'info': worth knowing, but the run is healthy."""
 
     title: str
     advice: str
@@ -65,27 +65,27 @@ RULES: dict[str, Rule] = {
     ),
     "flat_reward": Rule(
         "The reward does not move",
-        "Look whether rollouts earn what they should (the reader), then at the learning rate, at "
-        "groups without signal and at the gradient norm.",
+        "Check that rollouts get the rewards that they should (read some), then the learning rate, "
+        "groups without signal and the gradient norm.",
     ),
     "entropy_collapse": Rule(
         "The entropy collapsed",
-        "The policy says the same whatever it samples. Go back to a checkpoint before the fall and "
-        "fork from it with a lower learning rate or a stronger KL term.",
+        "The policy samples nearly the same text every time. Fork from a checkpoint before the "
+        "collapse with a lower learning rate or a stronger KL term.",
     ),
     "mismatch": Rule(
         "Trainer and engines drift apart",
-        "They give the same tokens unlike probabilities. Look at the panel Mismatch KL, at the "
-        "dtypes of both sides, and at staleness.",
+        "They assign different probabilities to the same tokens. Look at the panel Mismatch KL, "
+        "the dtypes of both sides, and staleness.",
     ),
     "truncation": Rule(
         "Rollouts are cut off",
-        "Replies hit a limit and earn what a cut-off one earns. Raise sampling.max_tokens and "
+        "Replies reach a limit and are scored as cut off. Raise sampling.max_tokens and "
         "trainer.seq_len, or penalise length.",
     ),
     "env_failing": Rule(
         "An environment fails",
-        "Read the errors in the reader (Errors: failed) and the env's log: "
+        "Read the errors of failed rollouts (filter Errors: failed) and the env's log: "
         "`ratchet runs logs RUN --env NAME`.",
     ),
     "trainer_idle": Rule(
@@ -102,15 +102,15 @@ RULES: dict[str, Rule] = {
     ),
     "no_worker": Rule(
         "No worker for a role",
-        "Start a worker of that role: `make status` tells what runs on this machine, "
-        "`ratchet workers` who polls.",
+        "Start a worker of that role: `make status` shows what runs on this machine, `ratchet "
+        "workers` which workers poll.",
     ),
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is the matter with a run; `subject` is the env or role, where it is of one."""
+    """A problem with a run; `subject` is the env or role, if it concerns one."""
 
     rule: str
     message: str
@@ -118,18 +118,18 @@ class Finding:
 
     @property
     def level(self) -> Level:
-        """How bad it is."""
+        """Its severity."""
         return RULES[self.rule].level
 
     @property
     def help(self) -> str:
-        """Where the documentation says what to do."""
+        """The section of the documentation with advice."""
         return f"{PAGE}#{self.rule.replace('_', '-')}"
 
 
 @dataclass(frozen=True)
 class HealthReport:
-    """A signal to the run from whoever records its steps: `finding` began at `step`."""
+    """A signal to the run from the worker that records its steps: `finding` began at `step`."""
 
     step: int
     finding: Finding
@@ -141,7 +141,7 @@ HEALTH_REPORT = "health_report"
 
 @dataclass(frozen=True)
 class Figures:
-    """A run in numbers, of its last steps; None: not measured.
+    """The figures of a run's last steps; None: not measured.
 
     `errors` and `without_signal` are shares, `waits` shares of a step's time by metric.
     """
@@ -153,7 +153,7 @@ class Figures:
 
 
 def relevant(metrics: Mapping[str, float]) -> dict[str, float]:
-    """What the rules look at of a step's metrics."""
+    """The metrics of a step that the rules read."""
     return {
         name: value
         for name, value in metrics.items()
@@ -174,13 +174,13 @@ def figures(rows: Sequence[Row]) -> Figures:
 
 
 def findings(rows: Sequence[Row]) -> list[Finding]:
-    """What is the matter with a run of which these are the newest rows, in the order of `RULES`."""
+    """The findings for a run with these newest rows, in the order of `RULES`."""
     return [finding for judge in _JUDGES for finding in judge(rows[-WINDOW:])]
 
 
 def begun(rows: Sequence[Row]) -> list[Finding]:
-    """What is the matter now and was not in the ENDS_AFTER steps before; of rows that older ones
-    than WINDOW belong to, too.
+    """Current findings that were absent in the ENDS_AFTER steps before; of rows that may include
+    older ones than WINDOW.
     """
     before = {
         (finding.rule, finding.subject)
@@ -211,7 +211,7 @@ def _percent(share: float) -> str:
 
 
 GOOD_REWARD = 0.95
-"""A reward that stays here is a task that is solved."""
+"""A reward that stays above this means that the task is solved."""
 MOST_WITHOUT_SIGNAL = 0.8
 
 
@@ -224,8 +224,8 @@ def _no_variance(rows: Sequence[Row]) -> Iterator[Finding]:
     none, solved = (_mean(lately, name) or 0.0 for name in ("solve_none/all", "solve_all/all"))
     why = ""
     if max(none, solved) >= 0.5:
-        why = "; most groups earn nothing" if none > solved else "; most groups solve all"
-    text = f"{_percent(share)} of the rollouts of the last {LATELY} steps teach nothing{why}"
+        why = "; most groups earn no reward" if none > solved else "; most groups solve all"
+    text = f"{_percent(share)} of the rollouts of the last {LATELY} steps carry no signal{why}"
     yield Finding("no_variance", text)
 
 
@@ -250,11 +250,11 @@ def _entropy_collapse(rows: Sequence[Row]) -> Iterator[Finding]:
     reward = _mean(rows[-5:], REWARD)
     if len(rows) < 2 * LATELY or before is None or now is None:
         return
-    # Of a task that is solved, there is one thing to say.
+    # A solved task needs no finding about its entropy.
     solved = reward is not None and reward >= 0.9
     if not solved and (now < COLLAPSED_SHARE * before or now < COLLAPSED_NATS):
-        text = f"the policy's entropy is {now:.2g} nats, after {before:.2g} some {len(rows)} steps"
-        yield Finding("entropy_collapse", f"{text} ago")
+        text = f"the policy's entropy fell from {before:.2g} to {now:.2g} nats"
+        yield Finding("entropy_collapse", f"{text} within {len(rows)} steps")
 
 
 MANY_TRUNCATED, RISE = 0.5, 0.1

@@ -1,4 +1,4 @@
-"""What a Host workflow is asked to keep alive, and what it reports to the run."""
+"""The input of a Host workflow, which keeps a server alive, and its reports to the run."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -45,13 +45,13 @@ class HostInput:
 
 @dataclass(frozen=True)
 class HostReport:
-    """A host's signal to its run: the server of `epoch` is being started, is up at `address`, or
-    is down; or its host gave up (failed).
+    """A host's signal to its run: the server of `epoch` is starting, is up at `address`, or is
+    down; or its host gave up (failed).
 
-    `queue` reaches the very process that owns the server (trainer steps, weight pushes).
-    `model` is the served model name, unique per epoch, so that a stale address cannot be
-    mistaken for a fresh server. With 'starting', `seen_at` is when the worker that kept the epoch
-    before was last known to be alive (ISO 8601; '' where none did).
+    `queue` reaches the process that owns the server (trainer steps, weight pushes). `model` is the
+    served model name, unique per epoch, so that a stale address cannot be mistaken for a fresh
+    server. With 'starting', `seen_at` is when the worker of the previous epoch was last known to be
+    alive (ISO 8601; '' if there was none).
     """
 
     role: ServerRole
@@ -69,14 +69,14 @@ class HostReport:
 
 @dataclass(frozen=True)
 class DescribeInput:
-    """A workflow that one may look at."""
+    """A workflow whose description is requested."""
 
     workflow_id: str
 
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """What an engine says of its load, and a signal to its run.
+    """The load that an engine reports, and a signal to its run.
 
     `kv_usage` is the used share of its KV cache, 0 to 1, and `kv_tokens` the cache's size;
     `running` and `waiting` count requests, `preemptions` requests that were thrown out of the
@@ -96,7 +96,7 @@ class EngineLoad:
 
 @dataclass(frozen=True)
 class PlannedHost:
-    """A server that a run needs; one given by `address` is not `managed` by us."""
+    """A server that a run needs; one with an `address` is not `managed` by us."""
 
     role: ServerRole
     index: int
@@ -105,7 +105,7 @@ class PlannedHost:
 
     @property
     def managed(self) -> bool:
-        """Whether we start it."""
+        """Whether the run starts it."""
         return not self.address
 
 

@@ -16,12 +16,12 @@ def logs_folder(run_id: str) -> str:
 
 
 def env_log(run_id: str, kind: str, name: str) -> str:
-    """What the server of env `name` writes; `kind` is that of its section, 'train' if both share
-    one server.
+    """The log of the server of env `name`; `kind` is that of its section, 'train' if both share one
+    server.
     """
     return f"{logs_folder(run_id)}/envs/{kind}/{name}.log"
 
 
 def orchestrator_log(run_id: str) -> str:
-    """What the orchestrator says of the run's pipeline and steps."""
+    """The orchestrator's log of the run's pipeline and steps."""
     return f"{logs_folder(run_id)}/orchestrator.log"

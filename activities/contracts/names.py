@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-# Activities, by the room that carries them out.
+# Activities, by the room that implements them.
 CHECK_ENVS = "check_envs"
 CHECK_MODEL = "check_model"
 CHECK_ALGORITHMS = "check_algorithms"
@@ -22,7 +22,7 @@ SAVE_CONFIG = "save_config"
 RESTORE_RUN = "restore_run"
 
 MEMO_KEY = "ratchet"
-"""Under which a run's memo says what it is about."""
+"""The key of the run's description in its memo."""
 
 WARM_START_ENVS = ("reverse-text", "reverse-retry", "reverse-shown")
 """Ids of the environments that the default policy can be warm-started on."""
@@ -40,14 +40,14 @@ ENGINE_LOST = "EngineLost"
 ENV_LOST = "EnvLost"
 """The env server named in the input is gone."""
 TRAINER_LOST = "TrainerLost"
-"""The trainer process is gone or holds another state than the input names."""
+"""The trainer process is gone or holds a state other than the input names."""
 OUT_OF_MEMORY = "the trainer ran out of memory"
-"""What the message of a TRAINER_LOST says whose trainer had none left."""
+"""Part of the message of a TRAINER_LOST whose trainer ran out of memory."""
 NO_SPACE = "NoSpace"
-"""The store's disk is too full for what is to be written."""
+"""The store's disk has too little space for a write."""
 STORE_FAILED = "StoreFailed"
-"""The artifact store or a scratch disk cannot be written or read now, or this worker is older than
-what it is to read; the message says which.
+"""The artifact store or a scratch disk cannot be read or written now, or this worker is too old for
+the data; the message says which.
 """
 CORRUPT = "CorruptArtifact"
 """A committed artifact is damaged or gone; the message says which and where."""
@@ -61,9 +61,9 @@ ATTEMPT_MARK = "+"
 def workflow_of(run_id: str) -> str:
     """The workflow of a run: `run_id` without its attempt.
 
-    A run that was resumed after its end goes on as '<run>+2', '<run>+3', …: its artifacts, hosts
-    and generations carry that id, so that whatever is left of an earlier attempt can touch none of
-    them. Its workflow's id, which is the run's for everyone outside, stays '<run>'.
+    A run resumed after its end continues as '<run>+2', '<run>+3', …: its artifacts, hosts and
+    generations carry that id, so that leftovers of an earlier attempt cannot touch any of them. Its
+    workflow's id, which is the run's for everyone outside, stays '<run>'.
     """
     return run_id.partition(ATTEMPT_MARK)[0]
 
@@ -103,5 +103,5 @@ class Queues:
 LOG_VIEW = "ratchet_view"
 LOG_LINE = "ratchet_line"
 """Attributes of log records of workflows: a view of the pipeline at that moment, for the process to
-show, and a line that stands in the run's log.
+show, and a line for the run's log.
 """

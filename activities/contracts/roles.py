@@ -1,9 +1,9 @@
-"""The list of roles: what worker processes do, and which servers they keep for runs.
+"""The list of roles: what worker processes do, and which servers they host for runs.
 
-Everything that goes by role reads this list: queues, workers, the fleet of a run, the API. Two
-tables hold what a role is made of in code: `worker/roles.py` builds the workers of a role, and the
-spec of a server says how it is started. Invariant: servers are planned, opened and listed in the
-order of SERVERS, which recorded histories rely on.
+Everything that depends on roles reads this list: queues, workers, the fleet of a run, the API. Two
+tables hold a role's code: `worker/roles.py` builds the workers of a role, and the spec of a server
+says how it is started. Invariant: servers are planned, opened and listed in the order of SERVERS,
+which recorded histories rely on.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,19 +14,19 @@ from ratchet.configs.env import EnvConfig
 from ratchet.configs.run import RunConfig
 
 LagRole = Literal["orchestrator", "trainer", "inference", "env"]
-"""Worker roles of which event-loop lag is all that is measured."""
+"""Worker roles that report nothing but event-loop lag."""
 WorkerRole = Literal["orchestrator", "rollout", LagRole]
-"""What a worker process does; each has a task queue of its own (`names.Queues`)."""
+"""The work of a worker process; each role has its own task queue (`names.Queues`)."""
 WORKER_ROLES: tuple[WorkerRole, ...] = get_args(WorkerRole)
 
 ServerRole = Literal["engine", "env", "trainer"]
-"""What a server is for its run."""
+"""The purpose of a server for its run."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """The servers of one role: workers of `kept_by` keep them. `plan` says which ones a run needs,
-    name to address, in order; we start those without an address. Events name a server by its
+    """The servers of one role, which workers of `kept_by` host. `plan` says which ones a run needs,
+    name to address, in order; the run starts those without an address. Events name a server by its
     index, unless it is `named`.
     """
 
@@ -40,12 +40,12 @@ def _engines(config: RunConfig) -> dict[str, str]:
 
 
 _STARTED_BY = ("args", "path", "log_level")
-"""Keys of an env that its server is started by."""
+"""Keys of an env that affect how its server is started."""
 
 
 def _envs(config: RunConfig) -> dict[str, str]:
-    """One server an env name, but 'train/<name>' and 'eval/<name>' where its sections need servers
-    that differ.
+    """One server per env name, but 'train/<name>' and 'eval/<name>' if its sections need different
+    servers.
     """
     train = {env.name: env for env in config.train.env}
     apart = {
@@ -64,7 +64,7 @@ def _envs(config: RunConfig) -> dict[str, str]:
 
 
 def sections_of(config: RunConfig, server: str) -> list[tuple[str, EnvConfig]]:
-    """The env sections, each with its kind, that an env server is for."""
+    """The env sections, each with its kind, that an env server serves."""
     kind, _, name = server.rpartition("/")
     sections: list[tuple[str, EnvConfig]] = [("train", env) for env in config.train.env]
     sections += [("eval", env) for env in config.eval.env]

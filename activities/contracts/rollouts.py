@@ -8,11 +8,11 @@ from ratchet.activities.contracts.refs import ArtifactRef
 Kind = Literal["train", "eval"]
 
 LOST = "Lost"
-"""Type of the error of a rollout that was given up before it ended."""
+"""Error type of a rollout that was cancelled before it ended."""
 
 LONGEST_WAIT_S = 6 * 3600.0
-"""How long a rollout may wait beside its execution, which is what its time-out counts: in the queue
-of its engine, for a seat at a frozen model, for new weights.
+"""How long a rollout may wait besides its execution, which its time-out limits: in the queue of its
+engine, for a slot at a frozen model, for new weights.
 """
 
 
@@ -29,11 +29,11 @@ class EngineTarget:
 
 @dataclass(frozen=True)
 class Gauges:
-    """Dispatch gauges; they ride in activity inputs and are stored by workers.
+    """Dispatch gauges; they travel in activity inputs and are stored by workers.
 
     `inflight` counts executing rollouts per '<kind>/<env>'; `queued_eval` rollouts of evals that
-    wait for a permit; `off_policy_*` versions that passed since the train groups in flight began.
-    `waiting_for` says why nothing more was dispatched.
+    wait for a permit; `off_policy_*` versions since the train groups in flight began. `waiting_for`
+    says why nothing more was dispatched.
     """
 
     inflight_train: int = 0
@@ -66,7 +66,7 @@ class GroupWork:
 
 @dataclass(frozen=True)
 class RunRolloutsInput:
-    """Carry out rollouts `first` up to `last` (exclusive; none: all) of one group; those already
+    """Run rollouts `first` up to `last` (exclusive; None: all) of one group; those already
     committed are adopted.
     """
 
@@ -80,7 +80,7 @@ class RunRolloutsInput:
 
     @property
     def indexes(self) -> range:
-        """The rollouts of the group that are meant."""
+        """The indexes of the rollouts to run."""
         return range(self.first, self.work.size if self.last is None else self.last)
 
 
@@ -99,7 +99,7 @@ class Released:
     """Signal of a rollout worker to Dispatch: rollouts that ended inside activities still running.
 
     `ended` maps a part, '<group>/<first>', to how many of its rollouts have ended so far; the
-    numbers only rise, so that a signal that is lost or comes twice does no harm.
+    numbers only rise, so that a lost or repeated signal does no harm.
     """
 
     ended: dict[str, int]
@@ -107,10 +107,10 @@ class Released:
 
 @dataclass(frozen=True)
 class FinalizeGroupInput:
-    """Score a group whose rollouts have all ended. `lost` says why they were given up, if so.
+    """Score a group whose rollouts have all ended. `lost` says why they were cancelled, if so.
 
-    `engine` served the group; live policy references are asked there. `algo_state` is the
-    algorithm's durable state (agent to baseline) when the group was finalized.
+    `engine` served the group; live policy references query it. `algo_state` is the algorithm's
+    durable state (agent to baseline) when the group was finalized.
     """
 
     run_id: str
@@ -123,8 +123,8 @@ class FinalizeGroupInput:
 
 @dataclass(frozen=True)
 class FilterTally:
-    """What pre-batch filters did to groups: `rollouts` did not err, `dropped` of them were removed,
-    and `hits` counts those that each filter hit, enforced or not.
+    """The effect of pre-batch filters on groups: `rollouts` did not err, `dropped` of them were
+    removed, and `hits` counts those that each filter hit, enforced or not.
     """
 
     rollouts: int = 0
@@ -132,7 +132,7 @@ class FilterTally:
     hits: dict[str, int] = field(default_factory=dict)
 
     def plus(self, other: "FilterTally") -> "FilterTally":
-        """Both together."""
+        """The sum of both."""
         hits = {name: self.hits.get(name, 0) + n for name, n in other.hits.items()}
         return FilterTally(
             rollouts=self.rollouts + other.rollouts,
@@ -145,12 +145,12 @@ class FilterTally:
 class GroupResult:
     """A finalized group. `labels` are the weight-version labels its sampled tokens carry.
 
-    `cancelled` names why the group was given up: it is then neither a success nor an error.
-    Train groups that are left when the last batch ships are given up as in a `pause`.
-    `user_error` says that `error` is a mistake in the config, which no other group would escape.
+    `cancelled` says why the group was cancelled: it is then neither a success nor an error. Train
+    groups that are left when the last batch ships are cancelled as in a `pause`.
+    `user_error` says that `error` is a mistake in the config, which would fail every other group.
     `survivors` rollouts passed the pre-batch filters, `trainable` of them the post-batch filters
     too; `samples` and `tokens` count what the trainable ones would ship. `filters` says what
-    pre-batch filters took from it; `error` also names them if nothing survived them.
+    pre-batch filters removed; `error` also names them if nothing survived them.
     `errors` counts them by type, as far as they are known.
     `advantage_range` holds the lowest and highest advantage of the survivors' sampled tokens; None
     if they have none. `observed` maps agents to rewards in order, for algorithms that keep state.
@@ -239,7 +239,7 @@ class BatchResult:
     `ref` is None, and no batch is stored, if the filters left no sample to train on. `metrics` are
     the few rollout-side numbers that a workflow needs; `metrics_ref` has all of them, as an object
     of numbers. `unusual_rewards` are the lowest and highest reward of each env that gave one
-    outside of [0, 1].
+    outside [0, 1].
     """
 
     ref: ArtifactRef | None

@@ -1,9 +1,9 @@
-"""The engines of a run, as those see them that sample from them or push to them: the seam.
+"""The seam for engines: a run's engines, for the code that samples from them or pushes to them.
 
-An engine is ours to start, or is given by its address; whichever it is, it joins the pool by a
-report that it is up, and leaves it by one that it is not, or once work finds it gone. Which ones a
-run begins with, the plan of role 'engine' says (`contracts/roles.py`). `workflows/rules/fleet.py`
-is the pool that is used. Pure: it acts on the state of the run.
+A run starts its own engines, or gets them by address. Either way an engine joins the pool by a
+report that it is up, and leaves it by a report that it is down, or when a request finds it gone.
+The plan of role 'engine' (`contracts/roles.py`) says which engines a run begins with.
+`workflows/rules/fleet.py` is the pool in use. Pure: it acts on the state of the run.
 """
 
 from typing import Protocol
@@ -16,15 +16,15 @@ from ratchet.activities.contracts.rollouts import EngineTarget
 class EnginePool(Protocol):
     """Engines that come and go.
 
-    Invariant: one is offered only while it is up and verified at some version of this epoch.
+    Invariant: an engine is offered only while it is up and verified at some version of this epoch.
     """
 
     def on_report(self, report: HostReport) -> bool:
-        """Takes in who joins or leaves; False if the report is about an epoch that is over."""
+        """Records who joins or leaves; False if the report is about an earlier epoch."""
         ...
 
     def mark_down(self, role: ServerRole, index: int, epoch: int, detail: str) -> None:
-        """Takes out one that work found gone."""
+        """Removes an engine that a request found gone."""
         ...
 
     def engines(self) -> list[EngineTarget]:

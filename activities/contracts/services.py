@@ -1,7 +1,7 @@
-"""What the supervisor of a local stack says of its services, in a file below RATCHET_HOME.
+"""What the supervisor of a local stack reports about its services, in a file below RATCHET_HOME.
 
-Invariant: a file that its supervisor has not touched for STALE_AFTER_S says nothing: there is no
-supervisor, or it is stalled itself.
+Invariant: a file that was not touched for STALE_AFTER_S means nothing: there is no supervisor, or
+it has stalled.
 """
 
 import json
@@ -17,9 +17,9 @@ ServiceStatus = Literal["starting", "up", "down", "crash-looping"]
 
 @dataclass(frozen=True)
 class ServiceState:
-    """How a service is, `since` when (ISO 8601), and where it logs below RATCHET_HOME. `restarts`
-    counts all since its supervisor began; `ends` those in a row, without a time in which it was
-    healthy for long.
+    """The state of a service, `since` when (ISO 8601), and its log below RATCHET_HOME. `restarts`
+    counts all since its supervisor started; `ends` those in a row, without a longer healthy time in
+    between.
     """
 
     name: str
@@ -31,19 +31,19 @@ class ServiceState:
 
     @property
     def said(self) -> str:
-        """How it is, in words."""
+        """The state in words."""
         ended = f"ended {self.ends} times in a row" if self.ends > 1 else "ended"
-        what = f": {ended}, is started again; see {self.log}" if self.ends else ""
+        what = f": {ended}, restarting; see {self.log}" if self.ends else ""
         return f"{self.state} since {self.since}{what}"
 
 
 def services_file(home: Path) -> Path:
-    """Where the states lie."""
+    """The path of the file."""
     return home / "services.json"
 
 
 def read_services(home: Path) -> list[ServiceState] | None:
-    """The states of the services below `home`; None without a supervisor."""
+    """The states of the services below `home`; None if there is no supervisor."""
     try:
         with services_file(home).open() as file:
             fresh = time.time() - services_file(home).stat().st_mtime < STALE_AFTER_S

@@ -8,14 +8,14 @@ from ratchet.activities.contracts.refs import ArtifactRef
 
 @dataclass(frozen=True)
 class PreparePolicyInput:
-    """Make or find the policy the run starts from, as weights of version 0."""
+    """Create or find the policy that the run starts from, as weights of version 0."""
 
     run_id: str
 
 
 @dataclass(frozen=True)
 class PolicyResult:
-    """Version 0. `origin` says where it came from, in words."""
+    """Version 0. `origin` says in words where it comes from."""
 
     weights: ArtifactRef
     parameters: int
@@ -24,7 +24,7 @@ class PolicyResult:
 
 @dataclass(frozen=True)
 class TrainerTarget:
-    """The trainer process a step is meant for."""
+    """The trainer process that a step is meant for."""
 
     epoch: int
     address: str
@@ -43,7 +43,7 @@ class LoadTrainerInput:
 
 @dataclass(frozen=True)
 class LoadTrainerResult:
-    """The step the trainer now stands at (0: nothing trained)."""
+    """The step of the trainer's state (0: nothing trained)."""
 
     step: int
 
@@ -51,7 +51,7 @@ class LoadTrainerResult:
 @dataclass(frozen=True)
 class TrainStepInput:
     """Train batch `step` on top of version `step - 1` and export the weights of version `step`,
-    by the config of revision `revision`. `needed` are versions that retention leaves alone.
+    with the config of revision `revision`. Retention keeps the `needed` versions.
     """
 
     run_id: str
@@ -79,7 +79,7 @@ class TrainStepResult:
 @dataclass(frozen=True)
 class SaveCheckpointInput:
     """Commit the trainer's state at `step` together with the run's durable state (JSON text).
-    `needed` are versions that retention leaves alone.
+    Retention keeps the `needed` versions.
     """
 
     run_id: str
@@ -100,7 +100,7 @@ class CheckpointResult:
 
 @dataclass(frozen=True)
 class RestoreInput:
-    """Make a checkpoint of run `source` the beginning of `run_id`.
+    """Make a checkpoint of run `source` the start of `run_id`.
 
     `step` None means the newest sound one. Both are ids of attempts (`names.attempt_id`).
     """
@@ -112,12 +112,12 @@ class RestoreInput:
 
 @dataclass(frozen=True)
 class RestoreResult:
-    """The checkpoint as an artifact of the new run, and the durable state that it holds.
+    """The checkpoint as an artifact of the new run, and the durable state in it.
 
     Every artifact of an earlier attempt that `run_state` refers to was copied to the new run, and
     its references name the copies. `weights` are those of the checkpoint's step. `refused` says
     which newer checkpoints were damaged, and how. `source` is the attempt whose checkpoint it is:
-    the one that was asked for, or one before it.
+    the requested one, or one before it.
     """
 
     checkpoint: CheckpointResult
@@ -165,8 +165,8 @@ class SyncInput:
 class SyncResult:
     """The engine serves `version` under `label`; labels of refused pushes are in `rejected`.
 
-    `max_diff` is the largest canary difference in nats. `unverified` says what log-probabilities
-    alone verified, since its bits could not be compared.
+    `max_diff` is the largest canary difference in nats. `unverified` says what was verified only by
+    log-probabilities, because its bits could not be compared.
     """
 
     version: int
@@ -178,11 +178,11 @@ class SyncResult:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Metrics of one step, to be kept as one artifact.
+    """Metrics of one step, to be stored as one artifact.
 
-    `parts` are artifacts that each hold an object of numbers. Where names meet, later parts
-    outdo earlier ones, and `metrics` all of them. Once it is kept, `heartbeat_url` or the URL
-    that the environment variable `heartbeat_var` holds is pinged.
+    `parts` are artifacts that each hold an object of numbers. If names collide, later parts
+    override earlier ones, and `metrics` overrides all of them. Once it is stored, `heartbeat_url`,
+    or the URL in the environment variable `heartbeat_var`, is pinged.
     """
 
     run_id: str

@@ -1,13 +1,13 @@
-"""How hosts' inputs and documents of checkpoints and weights are read that older builds wrote.
+"""How inputs of hosts and documents of checkpoints and weights from older builds are read.
 
-One table for each; what to do when a field changes is said in `workflows/protocol/upgrades.py`.
+One table for each; `workflows/protocol/upgrades.py` says what to do when a field changes.
 """
 
 from ratchet.configs.versions import Document, Versions
 
 
 def host_from_0_to_1(host: Document) -> Document:
-    """Schema 1 is the first with a number; its keys are those of before."""
+    """Schema 1 is the first with a number; its keys are unchanged."""
     return host
 
 
@@ -25,18 +25,18 @@ def trainer_from_1_to_2(state: Document) -> Document:
 
 
 TRAINER_STATE = Versions("trainer.json", {1: trainer_from_1_to_2}, oldest=1)
-"""What of a trainer's state is not tensors. `lora` is the section of the config by which an adapter
-was made, and `base` names the weights that it belongs to (`adapters.identity`).
+"""The part of a trainer's state that is not tensors. `lora` is the section of the config that an
+adapter was created with, and `base` names the weights that it belongs to (`adapters.identity`).
 """
 
 
 def canary_from_0_to_1(canary: Document) -> Document:
-    """One sequence becomes the only one of several; nobody measured the noise of kernels."""
+    """The one sequence becomes a list of one; the noise of kernels was not measured."""
     return {"sequences": [canary], "noise": {}}
 
 
 def canary_from_1_to_2(canary: Document) -> Document:
-    """Noise was the largest difference alone; the mean one is about a quarter of that."""
+    """Noise was only the largest difference; the mean is about a quarter of that."""
     noise = {dtype: {"largest": n, "mean": n / 4} for dtype, n in canary["noise"].items()}
     return canary | {"noise": noise}
 

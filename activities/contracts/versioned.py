@@ -1,9 +1,9 @@
 """Dataclasses that outlive a process: read strictly, upgraded from older schemas.
 
-`@versioned` on a dataclass with a field `schema` makes every read by pydantic, nested or not, go
-the same way: refuse a newer schema, upgrade an older one, then demand exactly the keys that the
-class and the dataclasses in it have. A default is for code that makes a value, not for data that
-lost one.
+`@versioned` on a dataclass with a field `schema` makes every read by pydantic, nested or not,
+follow the same steps: refuse a newer schema, upgrade an older one, then require exactly the keys
+that the class and its nested dataclasses have. Defaults are for code that creates a value, not for
+data that lost one.
 
 Signals are not versioned and are read leniently: Temporal's SDK drops a signal that cannot be
 decoded, and a dropped report is lost work. What they carry only grows, by fields with defaults; a
@@ -28,7 +28,7 @@ VERSIONED: dict[type, Versions] = {}
 
 
 def versioned(versions: Versions) -> Callable[[T], T]:
-    """Makes a dataclass strict and upgradable, as the module says."""
+    """Makes a dataclass strict and upgradable, as described above."""
 
     def decorate(cls: T) -> T:
         def read(value: Any) -> Any:
@@ -64,7 +64,7 @@ def _differences(hint: Any, value: Any, place: str) -> Iterator[str]:
         if unknown := value.keys() - hints.keys():
             yield f"{place} has unknown {', '.join(sorted(unknown))}"
         for key in hints.keys() & value.keys():
-            # A versioned class looks after its own keys.
+            # A versioned class checks its own keys.
             if not any(part in VERSIONED for part in (hints[key], *get_args(hints[key]))):
                 yield from _differences(hints[key], value[key], f"{place}.{key}")
     elif get_origin(hint) in (Union, types.UnionType):

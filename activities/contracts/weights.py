@@ -1,11 +1,11 @@
-"""How the weights of a version get from the trainer to engines: the seam.
+"""The seam for weight transfers: how the weights of a version get from the trainer to engines.
 
 A run's config names the transfer (`inference.transfer`); `activities/inference/transfers.py` has
-the table. Invariants, whatever the transfer:
+the table. Invariants of every transfer:
 
-- Version 0, and every trained version, lies in the store: restarts, forks and readers rely on it.
-- The activity that pushes keeps an engine's traffic and labels in order; a transfer does no more
-  than bring bits.
+- Version 0, and every trained version, is in the store: restarts, forks and readers rely on it.
+- The activity that pushes keeps an engine's traffic and labels in order; a transfer only moves
+  bits.
 """
 
 import math
@@ -16,16 +16,16 @@ from typing import Any, Protocol, TypeVar
 from ratchet.activities.contracts.refs import ArtifactRef
 
 NAMED = 3
-"""Tensors that a message names."""
+"""How many tensors a message names."""
 
 Weights = TypeVar("Weights")
-"""What a transfer holds of weights that it received."""
+"""What a transfer keeps of the weights that it received."""
 
 
 @dataclass(frozen=True)
 class Bits:
-    """How the bits that an engine holds compare with those that were exported: the number of
-    tensors compared, what is wrong, and by tensor ('': of all) why it is not compared.
+    """How the bits that an engine holds compare with the exported ones: the number of tensors
+    compared, the mismatches, and by tensor ('': all) why it was not compared.
     """
 
     compared: int = 0
@@ -34,7 +34,7 @@ class Bits:
 
     @property
     def unverified(self) -> str:
-        """What is verified by log-probabilities alone, in words; '' if nothing is."""
+        """What was verified by log-probabilities alone, in words; '' if nothing was."""
         if not self.unread:
             return ""
         if "" in self.unread:
@@ -51,8 +51,8 @@ class Bits:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far log-probabilities of engine and trainer may lie apart, in nats: those of any one
-    token, and of all tokens on average.
+    """How far log-probabilities of engine and trainer may differ, in nats: for any one token, and
+    for all tokens on average.
     """
 
     largest: float = math.inf
@@ -61,8 +61,8 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Where engine and trainer differ most: `position` counts tokens of the canary; by how much on
-    average, in nats; and how their bits compare.
+    """Where engine and trainer differ most: `position` counts tokens of the canary; the mean
+    difference, in nats; and how their bits compare.
     """
 
     position: int
@@ -103,12 +103,12 @@ class Engine(Protocol):
     def model(self) -> str: ...
 
     async def post(self, path: str, **body: Any) -> Any:
-        """The JSON that the engine answers; raises a retryable error with its own words."""
+        """The engine's JSON reply; raises a retryable error with the engine's message."""
         ...
 
 
 class WeightTransfer(Protocol[Weights]):
-    """One way for weights. Every call may be repeated, in another process, too."""
+    """One way to transfer weights. Every call may be repeated, also in another process."""
 
     def prepare(self, key: str, folder: Path, *, epoch: int, attempt: str) -> ArtifactRef:
         """Commits under `key` what the trainer of `epoch` exported to `folder`, and makes it ready
@@ -117,14 +117,14 @@ class WeightTransfer(Protocol[Weights]):
         ...
 
     def receive(self, weights: ArtifactRef) -> Weights:
-        """Fetches weights and checks that they are whole, while the engine still samples. Blocks.
+        """Fetches weights and checks that they are complete; the engine keeps sampling. Blocks.
 
-        Raises CorruptArtifact if they are damaged, ValueError if they hold no canary.
+        Raises CorruptArtifact if they are damaged, ValueError if they have no canary.
         """
         ...
 
     async def push(self, engine: Engine, weights: Weights) -> None:
-        """Puts weights on an engine that is paused and has their label."""
+        """Loads weights into an engine that is paused and has their label."""
         ...
 
     async def verify(self, engine: Engine, weights: Weights, tolerance: Tolerance) -> Verdict:

@@ -1,7 +1,7 @@
-"""How values cross the wire to Temporal: JSON by pydantic, with one adapter a type and process.
+"""How values are encoded for Temporal: JSON by pydantic, with one adapter per type and process.
 
-Temporal makes a converter for every workflow instance. The adapters of its own pydantic converter
-would be built anew in each, for tens of milliseconds, and by several threads at once, which breaks
+Temporal creates a converter for every workflow instance. The adapters of its own pydantic converter
+would be rebuilt in each, for tens of milliseconds, and by several threads at once, which breaks
 CPython 3.11's `ast.parse` ("AST constructor recursion depth mismatch") and fails the task.
 Invariant: adapters are built one at a time, and each once.
 """
@@ -30,7 +30,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def decoded(hint: Any, value: Any) -> Any:
-    """Plain data as a value of a type; raises pydantic's ValidationError if it is not of it."""
+    """Plain data as a value of a type; raises pydantic's ValidationError if it does not fit."""
     return _adapter(hint).validate_python(value)
 
 
@@ -38,7 +38,7 @@ class JsonConverter(PydanticJSONPlainPayloadConverter):
     """Reads JSON as any type that pydantic knows."""
 
     def from_payload(self, payload: Payload, type_hint: type | None = None) -> Any:
-        """The value; raises pydantic's ValidationError if it is not of the type."""
+        """The value; raises pydantic's ValidationError if it does not fit the type."""
         return _adapter(Any if type_hint is None else type_hint).validate_json(payload.data)
 
 

@@ -1,9 +1,9 @@
-"""Becomes an env server that no worker keeps: `python -m ratchet.activities.envs.by_hand FILE`.
+"""Runs an env server without a worker: `python -m ratchet.activities.envs.by_hand FILE`.
 
-FILE is JSON, {"bind"} and what an env server reads ({"id", "args", "timeout_s", "path",
-"log_level"}); `ratchet env-server` writes it, since everyone on the machine may read command lines.
-The server gets the import path and the environment variables that one of a worker's has. Its log is
-what it writes to standard error.
+FILE is JSON, {"bind"} and the config of an env server ({"id", "args", "timeout_s", "path",
+"log_level"}); `ratchet env-server` writes it, since command lines are visible to everyone on the
+machine. The server gets the same import path and environment variables as a worker's server. Its
+log goes to standard error.
 """
 
 import json
@@ -17,7 +17,7 @@ from ratchet.activities.runtime.children import child_env, hide_rooms, module_co
 
 
 def main(file: str) -> None:
-    """Does not return: the server takes this process over."""
+    """Does not return: the server replaces this process."""
     hide_rooms()
     input = json.loads(Path(file).read_text())
     scratch = Path(tempfile.mkdtemp(prefix="ratchet-env-server-"))

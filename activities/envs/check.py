@@ -1,8 +1,8 @@
-"""The preflight of environments: do they load, and how many examples have they?
+"""The preflight of environments: do they load, and how many examples do they have?
 
-`EnvActivities.check_envs` is the worker's side. The environments are imported in a process of
-their own, one for each import path: `python -m ratchet.activities.envs.check` reads a list of
-requests from stdin and writes a list of findings to stdout.
+`EnvActivities.check_envs` is the worker's side. The environments are imported in separate
+processes, one for each import path: `python -m ratchet.activities.envs.check` reads a list of
+requests from stdin and writes a list of results to stdout.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import read_config
 
 ENDLESS_COUNT_S = 20.0
-"""A taskset without an end is read so long; what that gave is one epoch of it."""
+"""A taskset without an end is read for this long; the examples read by then are one epoch of it."""
 ADDRESS_S = 5.0
 
 
 class EnvActivities:
-    """Activities about environments themselves."""
+    """Activities that check environments."""
 
     def __init__(self, ctx: WorkerContext) -> None:
         self.ctx = ctx
@@ -100,8 +100,8 @@ class EnvActivities:
         except TimeoutError:
             ids = ", ".join(request["id"] for request in requests)
             message = (
-                f"loading {ids} and counting its examples took longer than {limit_s:g} s; set "
-                "start_timeout_s of the env higher, or have it load its data when it is first used"
+                f"loading {ids} and counting the examples took longer than {limit_s:g} s; set "
+                "start_timeout_s of the env higher, or let it load its data on first use"
             )
             raise final(names.BAD_INPUT, message) from None
         finally:
@@ -115,12 +115,12 @@ class EnvActivities:
 
 
 def once(problems: list[CheckProblem]) -> list[CheckProblem]:
-    """Each problem at the first place that has it, train before eval, with the other places."""
+    """Each problem once, at its first place, train before eval, with its other places."""
     found: dict[str, list[CheckProblem]] = {}
     for problem in sorted(problems, key=lambda p: (not p.pointer.startswith("/train"), p.pointer)):
         found.setdefault(problem.message, []).append(problem)
     return [
-        replace(first, message=f"{message} (the same: {', '.join(other.key for other in others)})")
+        replace(first, message=f"{message} (also at {', '.join(other.key for other in others)})")
         if others
         else first
         for message, (first, *others) in found.items()
@@ -152,7 +152,7 @@ def _requests(config: RunConfig) -> list[dict[str, Any]]:
 
 
 def _conflicts(config: RunConfig) -> list[CheckProblem]:
-    """A server that someone else runs has one `args.task` for all that it serves."""
+    """A server that someone else runs has one `args.task` for everything that it serves."""
     problems = []
     for index, env in enumerate(config.eval.env):
         twin = next((other for other in config.train.env if other.name == env.name), None)
@@ -184,7 +184,7 @@ async def _check_address(pointer: str, key: str, address: str) -> CheckProblem |
         return None
     why = "nothing listens there" if health == "refused" else "it does not answer health requests"
     message = (
-        f"no env server at {address}: {why}; start it, or leave `address` out and one is started"
+        f"no env server at {address}: {why}; start it, or remove `address` to have one started"
     )
     return CheckProblem(pointer, key, message)
 
@@ -193,7 +193,7 @@ async def _check_address(pointer: str, key: str, address: str) -> CheckProblem |
 
 
 def _key(pointer: str) -> str:
-    """'/train/env/0/id' as a person writes it: 'train.env[0].id'."""
+    """'/train/env/0/id' as users write it: 'train.env[0].id'."""
     key = ""
     for part in pointer.strip("/").split("/"):
         key += f"[{part}]" if part.isdigit() else f".{part}" if key else part
@@ -218,8 +218,8 @@ def _summary(error: Exception) -> str:
 
 
 def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
-    """Loads one taskset; its problems, its number of examples (None if it does not load), and the
-    seconds that it took.
+    """Loads one taskset; returns its problems, its number of examples (None if it does not load),
+    and the seconds that it took.
     """
     from pydantic import ValidationError
     from verifiers.v1.utils.loaders import taskset_config_type
@@ -230,12 +230,12 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
     try:
         fields = sorted(set(taskset_config_type(env_id).model_fields) - {"id"})
     except ModuleNotFoundError as error:
-        # verifiers wraps the import error; the one below it names what was not found.
+        # verifiers wraps the import error; the inner one names what was not found.
         inner = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
         finding["problems"].append(_not_found(request, inner, module))
         return finding
     except Exception as error:
-        # The environment is the user's code: whatever it raises is theirs to read.
+        # The environment is the user's code: its errors are for the user to read.
         message = f"environment {env_id!r} cannot be imported: {_summary(error)}"
         finding["problems"].append(_problem(f"{pointer}/id", message))
         return finding
@@ -263,15 +263,15 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
         finding["problems"].append(_problem(f"{pointer}/args", message))
     elif request["whole"] and not taskset.bounded:
         message = (
-            f"env {request['name']!r} has no end, and all of its examples are asked for; set "
-            "num_examples to how many there are to be"
+            f"env {request['name']!r} has no end, so its eval cannot use all examples; set "
+            "num_examples to the number that it should use"
         )
         finding["problems"].append(_problem(request["count_pointer"], message))
     return finding
 
 
 def _not_found(request: dict[str, Any], error: ModuleNotFoundError, module: str) -> dict[str, str]:
-    """What of an env is not there, and what to run for it."""
+    """What an env lacks, and which command installs it."""
     pointer, env_id, path = request["pointer"], request["id"], request["path"]
     if path and not Path(path).is_dir():
         message = (
@@ -284,11 +284,11 @@ def _not_found(request: dict[str, Any], error: ModuleNotFoundError, module: str)
         package = str(error.name).partition(".")[0]
         message = (
             f"environment {env_id!r} needs a package that is missing: {error}; run `{install} "
-            f"{package}`, or the package that has it, wherever rollout and env workers run"
+            f"{package}`, or install the package that provides it, on all rollout and env workers"
         )
         return _problem(f"{pointer}/id", message)
     where = f" in {path!r}" if path else ""
-    remedy = "" if path else f"; run `{install} FOLDER` for one of your own, or name it by `path`"
+    remedy = "" if path else f"; run `{install} FOLDER` for one of your own, or set its `path`"
     message = (
         f"no environment {env_id!r}{where}: module {module!r} cannot be imported; "
         f"{loading.suggestion(env_id, path)}{remedy}"
@@ -297,7 +297,7 @@ def _not_found(request: dict[str, Any], error: ModuleNotFoundError, module: str)
 
 
 def _count(taskset: Any) -> int:
-    """All examples of a taskset with an end: the parent's time limit is the only bound."""
+    """The number of examples of a taskset with an end; only the parent limits the time."""
     if taskset.bounded:
         return sum(1 for _ in taskset)
     deadline = time.monotonic() + ENDLESS_COUNT_S
@@ -310,7 +310,7 @@ def _count(taskset: Any) -> int:
 
 
 def main() -> None:
-    """Findings go to the last line of stdout; what environments print comes before it."""
+    """Writes results to the last line of stdout; output of environments comes before it."""
     end_with_parent()
     requests = json.load(sys.stdin)
     findings = [inspect_env(request) for request in requests]

@@ -1,11 +1,11 @@
 """Synthetic data of the environments that ship, in plain Python.
 
 Splits are disjoint by construction: an example belongs to the split that the hash of its text
-falls in, whatever seed or count is asked for. The env server, the tests and the warm start all
-draw from here.
+falls in, whatever the seed or count. The env server, the tests and the warm start all use these
+functions.
 
 - reverse-text: one turn. The user says 'reverse <word>', the reply should be the word reversed.
-- reverse-retry: the same words; after a wrong reply the user says how many places are right and
+- reverse-retry: the same words; after a wrong reply the user says how many letters are right and
   asks again.
 - reverse-shown: reverse-text whose tasks carry the right reply as a demonstration. Half of the
   conversations show it, as a system message in front.
@@ -34,13 +34,13 @@ def reverse_text_words(
 ) -> list[str]:
     """`count` distinct lower-case words of `split`, in an order fixed by `seed`.
 
-    A larger count extends the list. Raises ValueError where the lengths do not allow as many.
+    A larger count extends the list. Raises ValueError if the lengths do not allow that many.
     """
     if not 1 <= min_len <= max_len:
         raise ValueError(f"need 1 <= min_len <= max_len, got {min_len} and {max_len}")
     rng = random.Random(f"reverse-text/{split}/{seed}")
     words: dict[str, None] = {}
-    # The smallest split takes one draw in eight; far beyond that the words have run out.
+    # The smallest split gets one draw in eight; far beyond that the words have run out.
     for _ in range(1000 + 100 * count):
         if len(words) >= count:
             break
@@ -51,23 +51,23 @@ def reverse_text_words(
     if len(words) < count:
         raise ValueError(
             f"split {split!r} has too few words of {min_len} to {max_len} letters: "
-            f"{count} were asked for and {len(words)} found"
+            f"{count} were requested and {len(words)} found"
         )
     return list(words)
 
 
 def reverse_text_prompt(word: str) -> str:
-    """What the user says in reverse-text."""
+    """The user's message in reverse-text."""
     return f"reverse {word}"
 
 
 def reverse_text_reply(word: str) -> str:
-    """What the assistant should answer."""
+    """The right answer of the assistant."""
     return word[::-1]
 
 
 def reverse_retry_hint(word: str, reply: str) -> str:
-    """What the user says in reverse-retry after a wrong reply: places that are right, once more."""
+    """The user's message in reverse-retry after a wrong reply: how many letters are right."""
     right = sum(a == b for a, b in zip(reply, reverse_text_reply(word), strict=False))
     return f"{right}/{len(word)} {reverse_text_prompt(word)}"
 
@@ -117,14 +117,14 @@ assert tuple(_DEMONSTRATIONS) == WARM_START_ENVS
 
 
 def demonstrations(env: str, count: int, seed: int) -> list[list[Message]]:
-    """`count` conversations of a shipped env done right, all from the warm split.
+    """`count` correct conversations of a shipped env, all from the warm split.
 
     The first call with a larger `count` gives the same conversations and more. Raises ValueError
     for an env that does not ship.
     """
     if env not in _DEMONSTRATIONS:
         known = ", ".join(repr(name) for name in WARM_START_ENVS)
-        raise ValueError(f"there are no demonstrations of env {env!r}; known: {known}")
+        raise ValueError(f"env {env!r} has no demonstrations; envs that have: {known}")
     rng = random.Random(f"{env}/demonstrations/{seed}")
     make = _DEMONSTRATIONS[env]
     return [make(word, rng) for word in reverse_text_words("warm", count, seed)]

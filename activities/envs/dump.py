@@ -1,10 +1,10 @@
 """Writes a taskset's task data as JSON lines.
 
-`python -m ratchet.activities.envs.dump < request.json` runs an environment's code in a process of
-its own. The request has 'id', 'args', 'kind', 'count' and 'out'; at most `count` tasks are written,
-in the taskset's order. Where that fails, it ends with one line of explanation: with code
-UNREACHABLE if a disk or a connection was the reason, which somebody may mend, and with code BROKEN
-if it was the environment.
+`python -m ratchet.activities.envs.dump < request.json` runs an environment's code in a separate
+process. The request has 'id', 'args', 'kind', 'count' and 'out'; at most `count` tasks are written,
+in the taskset's order. If that fails, it ends with one line of explanation: with code UNREACHABLE
+if a disk or a connection failed, which can be fixed outside, and with code BROKEN if the
+environment itself did.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ UNREACHABLE = 3
 
 
 def refusal(error: BaseException | None) -> OSError | None:
-    """The operating system's or a connection's refusal that `error` is or was raised from.
+    """The error of the operating system or a connection that `error` is or was raised from.
 
-    Libraries of data sets wrap what they meet, and those of connections raise types of their own.
+    Dataset libraries wrap such errors, and connection libraries raise types of their own.
     """
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__
@@ -47,7 +47,7 @@ def main() -> None:
     except Exception as error:
         with contextlib.suppress(OSError):
             os.unlink(part)
-        # The environment is the user's code: whatever it raises is theirs to read.
+        # The environment is the user's code: its errors are for the user to read.
         reason = f"taskset {request['id']!r} does not load: {type(error).__name__}: {error}"
         cause = refusal(error)
         if cause is not None and cause is not error:

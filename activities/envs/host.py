@@ -1,7 +1,7 @@
-"""Says how the env server of a run is started and known to be healthy.
+"""How the env server of a run is started and checked for health.
 
-One server a run and env name serves both training and evaluation, unless their sections need
-servers that differ.
+One server per run and env name serves both training and evaluation, unless their sections need
+different servers.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
         return max(load_times.start_limit(ctx.store, served) for _, served in sections)
 
     scratch = ctx.scratch(f"env-{host.run_id}-{host.index}-{epoch}")
-    # Everyone on the machine may read command lines.
+    # Command lines are visible to everyone on the machine.
     file = private_file(scratch / "server.json", json.dumps(input))
     return ServerSpec(
         name=f"env-{host.name}-{epoch}",
@@ -55,7 +55,7 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
         address=address,
         cwd=scratch,
         probe=healthy,
-        # What an environment prints is in its log at once.
+        # Unbuffered, so that an environment's output is in its log at once.
         env={**loading.process_env(env.path, scratch), "PYTHONUNBUFFERED": "1"},
         start_timeout_s=await asyncio.to_thread(start_limit),
         log=env_log(host.run_id, kind, env.name),

@@ -1,7 +1,7 @@
-"""How long an env server is waited for: as long as the preflight saw its environment load, thrice.
+"""How long an env server may take to start: three times as long as its preflight took to load it.
 
-What the preflight measured is kept in the store, so that it holds on every machine and for later
-runs; what loads fast leaves nothing there.
+The preflight's measurement is kept in the store, so that it applies on every machine and to later
+runs; fast loads leave nothing there.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ def _key(env: EnvConfig) -> str:
 
 
 def note_load(store: ArtifactStore, env: EnvConfig, seconds: float) -> None:
-    """Records how long an environment took to load, if that says more than is known. Blocks."""
+    """Records how long an environment took to load, if it was longer than recorded. Blocks."""
     if SLACK * seconds > start_limit(store, env):
         store.write_live(_key(env), {"load_s": round(seconds, 1)})
 

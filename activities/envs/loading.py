@@ -1,7 +1,7 @@
 """Where environments are found and how a run's env section becomes a verifiers config.
 
-Code of environments only ever runs in processes of its own (env servers, `check`, `dump`), whose
-import path is arranged here and nowhere else. A worker never imports an environment.
+Code of environments only ever runs in separate processes (env servers, `check`, `dump`), whose
+import path is set up here and nowhere else. A worker never imports an environment.
 """
 
 import difflib
@@ -18,7 +18,7 @@ SHIPPED_DIR = Path(__file__).resolve().parent / "shipped"
 
 HARNESS = "ratchet-chat"
 INFINITE_EXAMPLES = 10_000
-"""What counts as one epoch of a taskset without an end, where it gives as many in time."""
+"""What counts as one epoch of a taskset without an end, if it yields that many in time."""
 
 
 def process_env(env_path: str | None, scratch: Path) -> dict[str, str]:
@@ -81,7 +81,7 @@ def with_variables(args: Any, secrets: list[str]) -> Any:
         value = os.environ.get(name)
         if not value:
             raise ValueError(
-                f"args take the environment variable {name}, which is not set on this worker; set "
+                f"args use the environment variable {name}, which is not set on this worker; set "
                 "it where rollout workers and env hosts are started"
             )
         secrets.append(value)
@@ -94,7 +94,7 @@ def with_variables(args: Any, secrets: list[str]) -> Any:
 
 
 def without(secrets: Sequence[str], text: str) -> str:
-    """`text` with nothing of `secrets` in it."""
+    """`text` with all `secrets` removed."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text
@@ -116,7 +116,7 @@ def taskset_config(env_id: str, args: dict[str, Any], kind: str) -> dict[str, An
 
 
 def load_taskset(env_id: str, args: dict[str, Any], kind: str) -> Any:
-    """The taskset, ready to be iterated."""
+    """The taskset, ready for iteration."""
     from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
 
     config = taskset_config_type(env_id).model_validate(taskset_config(env_id, args, kind))

@@ -1,6 +1,6 @@
-"""Asks an env server whether it is well, without importing verifiers.
+"""Checks the health of an env server, without importing verifiers.
 
-An env server's client waits for ever when its server dies, so whoever uses one asks here too.
+An env server's client waits forever when its server dies, so its users check here, too.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ Health = Literal["up", "silent", "refused"]
 async def probe(address: str, timeout_s: float) -> Health:
     """One health request to tcp://host:port, bounded by `timeout_s` seconds.
 
-    'refused': nothing listens there (the process is gone). 'silent': something accepts
-    connections and does not answer in time.
+    'refused': nothing listens there (the process is gone). 'silent': something accepts connections
+    but does not answer in time.
     """
     url = urlparse(address)
     deadline = asyncio.get_running_loop().time() + timeout_s

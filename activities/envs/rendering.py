@@ -1,8 +1,8 @@
 """Which renderer turns a run's messages into tokens, and whether it agrees with the model.
 
-A model was trained on what its chat template makes of a conversation; a renderer that makes
-anything else samples the model off its distribution. `resolve` chooses a renderer for a tokenizer
-and `difference` compares one with the tokenizer's template on six conversations.
+A model was trained on the output of its chat template; a renderer with any other output samples the
+model off its distribution. `resolve` chooses a renderer for a tokenizer and `difference` compares
+one with the tokenizer's template on six conversations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AUTO, CHATML, TEMPLATE = "auto", "ratchet-chatml", "default"
 _REMEDY = (
     "set model.renderer to a renderer made for the model, or give the tokenizer a chat_template"
 )
-NO_TEMPLATE = f"the tokenizer has no chat template to ask; {_REMEDY}"
+NO_TEMPLATE = f"the tokenizer has no chat template; {_REMEDY}"
 NOTHING_KNOWN = f"the tokenizer has neither a chat template nor ChatML's tokens; {_REMEDY}"
 
 _TOOL = {
@@ -73,11 +73,11 @@ PROBES: dict[str, list[dict[str, Any]]] = {
     "empty content": [_said("user", ""), _said("assistant", ""), _said("user", "Hello?")],
     "special tokens": [_said("user", "What do <|im_end|>, </s> and <|endoftext|> mean?")],
 }
-"""Conversations that ask for a reply; 'tools' counts where renderer and template know tools."""
+"""Conversations that expect a reply; 'tools' counts only if renderer and template support tools."""
 
 
 def renderer_config(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The renderers package's config of a renderer that is named; not for 'auto'."""
+    """The renderers package's config for a renderer by name; not for 'auto'."""
     if name == CHATML:
         path = "ratchet.activities.envs.shipped.ratchet_chatml.ChatMLRenderer"
         return {"name": "custom", "import_path": path, **options}
@@ -92,9 +92,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def make_renderer(tokenizer: Any, config: Mapping[str, Any]) -> Any:
-    """A renderer over `tokenizer`. Raises ValueError for a config that it cannot have.
+    """A renderer over `tokenizer`. Raises ValueError for an invalid config.
 
-    To be used by one thread at a time: encoding changes the state of a fast tokenizer.
+    For use by one thread at a time: encoding changes the state of a fast tokenizer.
     """
     from pydantic import TypeAdapter
     from renderers import RendererConfig, create_renderer
@@ -103,7 +103,7 @@ def make_renderer(tokenizer: Any, config: Mapping[str, Any]) -> Any:
     try:
         return create_renderer(tokenizer, parsed)
     except AssertionError as error:
-        # So the package says that a tokenizer lacks what the renderer needs.
+        # The package reports this way that a tokenizer lacks what the renderer needs.
         raise ValueError(str(error)) from error
 
 
@@ -129,9 +129,10 @@ def _knows_tools(tokenizer: Any) -> bool:
 def difference(tokenizer: Any, config: Mapping[str, Any], options: Mapping[str, Any]) -> str | None:
     """How a renderer first differs from the tokenizer's chat template; None if it does not.
 
-    `options` are the template's own (`enable_thinking` …), which both are given. A tokenizer
-    without a template differs from none; a conversation that the template refuses, as some do with
-    a system message, is not compared. Raises ValueError for a renderer that it cannot have.
+    `options` are the template's own (`enable_thinking` …), which both receive. A tokenizer without
+    a template differs from none; a conversation that the template refuses, as some do with a
+    system message, is not compared. Raises ValueError for a renderer that does not suit the
+    tokenizer.
     """
     from jinja2 import TemplateError
 
@@ -173,10 +174,10 @@ def _first_difference(tokenizer: Any, got: list[int], expected: list[int]) -> st
 def resolve(model: str, tokenizer: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The config of the renderer that 'auto' stands for.
 
-    It is the renderers package's own one for a model that it knows, by hub name or by the name of
-    a folder; else 'ratchet-chatml', which extends a conversation token by token; else one that
-    asks the tokenizer's chat template. The first that agrees with the template is taken. Raises
-    ValueError for a tokenizer that has neither a template nor ChatML's tokens.
+    The first of these that agrees with the chat template: the renderers package's own one for a
+    model that it knows, by hub name or by the name of a folder; 'ratchet-chatml', which extends a
+    conversation token by token; one that uses the tokenizer's chat template. Raises ValueError for
+    a tokenizer that has neither a template nor ChatML's tokens.
     """
     from renderers.base import MODEL_RENDERER_MAP
 
@@ -201,7 +202,7 @@ def _about(folder: Path) -> dict[str, Any]:
 
 
 def renderer_of(model: ModelConfig, folder: Path) -> dict[str, Any]:
-    """The renderers config of a run whose version 0 lies in `folder`."""
+    """The renderers config of a run whose version 0 is in `folder`."""
     if model.renderer != AUTO:
         return renderer_config(model.renderer, model.renderer_options)
     about = _about(folder)
@@ -220,12 +221,12 @@ def has_template(folder: Path) -> bool:
 
 
 def chat_problem(config: RunConfig, folder: Path) -> str | None:
-    """Why no eval can go through chat completions with the tokenizer in `folder`."""
+    """Why no eval can use chat completions with the tokenizer in `folder`; None if it can."""
     if not (config.eval.env and config.asks_by_chat("eval")) or has_template(folder):
         return None
     return (
-        f"the tokenizer of {config.model.name!r} has no chat template, by which an engine answers "
-        "chat completions; give it one, or set eval.client to 'tokens'"
+        f"the tokenizer of {config.model.name!r} has no chat template, which an engine needs for "
+        "chat completions; add one, or set eval.client to 'tokens'"
     )
 
 
@@ -243,15 +244,15 @@ def problem(model: ModelConfig, folder: Path) -> str | None:
     if differs is None:
         return None
     return (
-        f"{model.renderer!r} does not do what the model's chat template does: {differs}; set "
+        f"{model.renderer!r} does not match the model's chat template: {differs}; set "
         "model.renderer to 'auto'"
     )
 
 
 def problem_aside(model: ModelConfig, folder: Path) -> str | None:
-    """As `problem`, from a process of its own, since this one loads no transformers. Blocks.
+    """Like `problem`, but from a separate process, since this one loads no transformers. Blocks.
 
-    'auto' without options is right by the choice that it makes.
+    'auto' without options is right by construction.
     """
     if model.renderer == AUTO and not model.renderer_options:
         return None

@@ -18,7 +18,7 @@ from ratchet.activities.envs import loading
 
 
 class _Masked(logging.Formatter):
-    """Lines `<time> <LEVEL> <logger>: <message>`, the time in UTC, with nothing of `secrets`."""
+    """Lines `<time> <LEVEL> <logger>: <message>`, the time in UTC, without any of `secrets`."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -33,7 +33,7 @@ class _Masked(logging.Formatter):
 
 
 def set_up_logs(own: Sequence[str], level: str, secrets: Sequence[str] = ()) -> None:
-    """Writes what loggers `own` say from `level` on, and warnings of all others."""
+    """Writes messages of loggers `own` from `level` on, and warnings of all others."""
     threshold = logging.getLevelNamesMapping()[level.upper()]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Masked(secrets))
@@ -62,10 +62,10 @@ def main() -> None:
     try:
         args = loading.with_variables(input["args"], secrets)
         config = loading.server_config(input["id"], args, input["timeout_s"])
-        # Built once here only to fail early: what it holds is what serving will hold.
+        # Built once here only to fail early: serving builds the same.
         EnvServer(config, address="tcp://127.0.0.1:*").frontend.close()
     except Exception as error:
-        # The environment is the user's code: whatever it raises is theirs to read.
+        # The environment is the user's code: its errors are for the user to read.
         logging.getLogger(__name__).debug("environment does not load", exc_info=True)
         reason = loading.without(secrets, f"{type(error).__name__}: {error}")
         print(f"env server: {input['id']!r} does not load: {reason}", file=sys.stderr)

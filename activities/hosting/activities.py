@@ -1,11 +1,11 @@
-"""The activity that keeps one server alive for a run, and tells the run where it is.
+"""The activity that keeps one server alive for a run, and reports its address to the run.
 
 Invariants:
 
-- The server lives no longer than the activity: whatever ends it, the server is stopped first.
-- An epoch is reported up at most once, and down only after it can serve no longer.
-- A run that is closed or gone ends its hosts, even if nobody cancels them. A Temporal service
-  that cannot be reached does not.
+- The server lives no longer than the activity: however that ends, the server is stopped first.
+- An epoch is reported up at most once, and down only after it can no longer serve.
+- A run that is closed or gone ends its hosts, even if nobody cancels them. A Temporal service that
+  cannot be reached does not.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ PROBE_LIMIT_S = 5.0
 LOST_AFTER_PROBES = 3
 RUN_CHECK_EVERY_S = 10.0
 DISK_RETRIED_S = 30.0
-"""The longest rest before another try for a store or disk that failed."""
+"""The longest wait before another try after a store or disk failed."""
 RETOLD_AT_MOST_EVERY_S = 300.0
 RPC_TIMEOUT = timedelta(seconds=5)
 DETAIL_LIMIT = 1500
@@ -65,7 +65,7 @@ _CLOSED = (
     WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TERMINATED,
     WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TIMED_OUT,
 )
-# What can pass by itself; every other refusal is a mistake and is raised.
+# Errors that may pass on their own; every other refusal is a mistake and is raised.
 _TRANSIENT = (
     RPCStatusCode.UNAVAILABLE,
     RPCStatusCode.DEADLINE_EXCEEDED,
@@ -78,7 +78,7 @@ _TRANSIENT = (
 
 
 def _attempt(info: WorkflowExecutionInfo) -> int:
-    """Which attempt of its run an execution is, by what it says of itself; 0 before it has."""
+    """Which attempt of its run an execution is, from its memo; 0 before it has one."""
     reported = info.memo.fields.get(names.MEMO_KEY)
     return int(json.loads(reported.data).get("attempt", 0)) if reported is not None else 0
 
@@ -124,7 +124,7 @@ class HostActivities:
     async def _serve(self, host: HostInput, epoch: int) -> None:
         process: ServerProcess | None = None
         try:
-            # An attempt that was given up without its worker's knowledge may still run a server.
+            # An attempt may have been abandoned without its worker's knowledge, with a server.
             await asyncio.to_thread(
                 reaper.sweep, self.ctx.home, run=host.run_id, host=host.host_id, everything=True
             )
@@ -151,7 +151,7 @@ class HostActivities:
             await process.stop(grace_s=0)
             await self._report_down(host, epoch, str(lost), process.log_tail())
         except Exception as error:
-            # Only a mistake of the user ends the host; all else may pass and is reported.
+            # Only a user's mistake ends the host; all else may pass and is reported.
             if isinstance(error, ApplicationError) and error.non_retryable:
                 raise
             await self._report_down(host, epoch, f"{type(error).__name__}: {error}")
@@ -163,10 +163,10 @@ class HostActivities:
     async def _with_patience(
         self, host: HostInput, epoch: int, begin: Callable[[], Awaitable[ServerProcess]]
     ) -> ServerProcess:
-        """What `begin()` started. A store or disk that fails is waited for: no server is to blame.
+        """The result of `begin()`. A failing store or disk is waited for: no server is to blame.
 
-        The run, whose history is bounded, hears that its host waits once two tries have failed,
-        seldom that the reason is another, and that it waits no longer.
+        The run's history is bounded, so the run receives few reports: that its host waits, once two
+        tries have failed, seldom that the reason has changed, and that it no longer waits.
         """
         began = told_at = time.monotonic()
         reported, tries = "", 0
@@ -183,7 +183,7 @@ class HostActivities:
                     reason = failure.message[:DETAIL_LIMIT]
                 closed = closed or asyncio.create_task(self._until_run_closed(host.run_id))
                 tries, now = tries + 1, time.monotonic()
-                # What passes at once is no reason for the run to stand still.
+                # A failure that passes at once is no reason for the run to pause.
                 news = reported != reason and tries > 1
                 if news and (not reported or now - told_at >= RETOLD_AT_MOST_EVERY_S):
                     log.warning("%s waits: %s", host.host_id, reason)
@@ -230,9 +230,9 @@ class HostActivities:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _report_up(self, spec: ServerSpec, host: HostInput, report: HostReport) -> None:
-        """Tells the run; then, if it wants to know, how loaded the engine is, for ever.
+        """Reports to the run; then, if the run wants it, the engine's load, forever.
 
-        Raises a non-retryable ApplicationError if the engine cannot say how loaded it is.
+        Raises a non-retryable ApplicationError if the engine does not report its load.
         """
         await self._signal(host.run_id, REPORT_SIGNAL, report)
         if spec.report_load is None:
@@ -244,11 +244,11 @@ class HostActivities:
         try:
             await spec.report_load(send)
         except ValueError as error:
-            # A restarted engine would answer no better.
+            # A restarted engine would do no better.
             raise final(names.BAD_INPUT, error) from None
 
     async def _report_down(self, host: HostInput, epoch: int, reason: str, tail: str = "") -> None:
-        """Tells the run, then fails the attempt; raises _RunClosed if the run is closed."""
+        """Reports to the run, then fails the attempt; raises _RunClosed if the run is closed."""
         detail = f"{reason}; last log lines:\n{tail}"[:DETAIL_LIMIT] if tail else reason
         down = self._report(host, epoch, "down", detail=detail)
         await self._signal(host.run_id, REPORT_SIGNAL, down)
@@ -284,8 +284,8 @@ class HostActivities:
                 continue
             failed += 1
             silent = time.monotonic() - healthy_at
-            # Counted as well as timed: a worker that was itself frozen has missed probes, not
-            # seen them fail.
+            # Counted as well as timed: a worker that was itself frozen has missed probes, but has
+            # not seen them fail.
             if silent >= spec.lost_after_s and failed >= LOST_AFTER_PROBES:
                 raise _ServerLost(f"did not answer its health check for {silent:.0f} s")
 
@@ -329,8 +329,8 @@ class HostActivities:
     # -- the run ----------------------------------------------------------------------------
 
     async def _until_run_closed(self, run_id: str) -> None:
-        """Raises _RunClosed once the run is, or goes on as a later attempt; waits through all that
-        can pass.
+        """Raises _RunClosed once the run is closed, or continues as a later attempt; keeps waiting
+        through temporary failures.
         """
         run = WorkflowExecution(workflow_id=names.workflow_of(run_id))
         request = DescribeWorkflowExecutionRequest(namespace=self.client.namespace, execution=run)

@@ -1,4 +1,4 @@
-"""Keeps one server and everything it starts, and outlives neither its worker nor its server.
+"""Keeps one server and everything it starts, and never outlives its worker or its server.
 
 Runs as a process of its own, from this file alone (standard library, no package imports):
 
@@ -7,14 +7,14 @@ Runs as a process of its own, from this file alone (standard library, no package
 The worker writes one JSON line (what to start) and then holds the pipe open. Invariants:
 
 - The server leads its own session and does not run before RECORD names it.
-- When the pipe ends (the worker is gone, however it went), on SIGTERM, or when the server exits,
-  the whole process group and every descendant is ended: SIGTERM, a grace, SIGKILL. As a child
-  subreaper the keeper inherits descendants whose parents died, so none can hide.
+- When the pipe ends (the worker is gone, in whatever way), on SIGTERM, or when the server exits,
+  the whole process group and every descendant is ended: SIGTERM, a grace period, SIGKILL. As a
+  child subreaper the keeper inherits descendants whose parents died, so none can hide.
 - RECORD is removed only when nothing is left. If the keeper itself is killed with -9, RECORD and
-  the mark that every descendant carries in its environment tell a sweep what to end
+  the mark that every descendant carries in its environment show a sweep what to end
   (`ratchet.activities.hosting.reaper`).
 
-On stdout it says `{"pid": n}` once the server is started, or `{"errno": n, "error": text}` if it
+On stdout it reports `{"pid": n}` once the server is started, or `{"errno": n, "error": text}` if it
 cannot be, since RECORD could not be written, and `{"exit": code}` at the end; the
 code is the server's exit status, or the negated signal that ended it.
 """
@@ -84,13 +84,13 @@ def descendants(root: int, table: dict[int, tuple[int, int, str]]) -> list[int]:
 
 
 def machine() -> str:
-    """Names the process-id space this is: the boot and the pid namespace."""
+    """Identifies the pid namespace: the boot and the namespace's own id."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
 
 
 def node() -> str:
-    """Names this machine over its boots."""
+    """Identifies this machine across boots."""
     with contextlib.suppress(OSError):
         return f"{os.uname().nodename}/{Path('/etc/machine-id').read_text().strip()}"
     return os.uname().nodename
@@ -108,14 +108,14 @@ def write_record(path: Path, record: dict[str, Any] | list[dict[str, Any]]) -> N
             os.fsync(file.fileno())
         os.replace(part, path)
     except OSError:
-        # On a full disk a half of it would keep it full.
+        # On a full disk, half a record would keep it full.
         with contextlib.suppress(OSError):
             part.unlink()
         raise
 
 
 def _say(message: dict[str, Any]) -> None:
-    # The worker may be gone; there is nobody else to tell.
+    # The worker may be gone; nobody else listens.
     with contextlib.suppress(OSError):
         os.write(1, json.dumps(message).encode() + b"\n")
 
@@ -126,7 +126,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 class Keeper:
-    """The keeper's state: the server it started and what is still to be ended."""
+    """The keeper's state: the server it started and what it still has to end."""
 
     def __init__(self, record: Path, order: dict[str, Any]) -> None:
         self.record = record
@@ -138,7 +138,7 @@ class Keeper:
         self.asked = False
 
     def start(self) -> None:
-        """Starts the server, held back until the record names it."""
+        """Starts the server, which waits until the record names it."""
         go, release = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -157,7 +157,7 @@ class Keeper:
         try:
             write_record(self.record, record)
         except OSError as error:
-            # The server that waits for its release ends without it.
+            # The waiting server ends when it is not released.
             os.close(release)
             os.waitpid(self.pid, 0)
             _say({"errno": error.errno, "error": f"{error.strerror}: {self.record}"})
@@ -189,7 +189,7 @@ class Keeper:
         self.asked = True
 
     def reap(self) -> None:
-        """Collects every child that has ended, adopted ones too."""
+        """Collects every child that has ended, including adopted ones."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -205,7 +205,7 @@ class Keeper:
             if wakeup in ready:
                 os.read(wakeup, 4096)
             if 0 in ready:
-                # The worker sends another grace before it closes the pipe, if it is in a hurry.
+                # A worker in a hurry sends another grace before it closes the pipe.
                 data = os.read(0, 64)
                 if data.strip():
                     self.grace_s = float(data.split()[-1])
@@ -216,7 +216,7 @@ class Keeper:
             self.reap()
 
     def end(self) -> None:
-        """Ends the group and all descendants; does not return before they are gone."""
+        """Ends the group and all descendants; returns only when they are gone."""
         deadline = time.monotonic() + (self.grace_s if self.status is None else 0.0)
         if self.status is None and self.grace_s > 0:
             _signal_group(self.pid, signal.SIGTERM)
@@ -226,7 +226,7 @@ class Keeper:
             if not left and self.status is not None:
                 break
             if self.status is not None or time.monotonic() >= deadline:
-                # Once the leader is collected its group id may be anyone's.
+                # Once the leader is collected, its group id may be reused.
                 if self.status is None:
                     _signal_group(self.pid, signal.SIGKILL)
                 for pid in left:

@@ -1,4 +1,4 @@
-"""Whether a workflow still runs, asked of the server: workflows cannot ask that themselves."""
+"""Whether a workflow is still running; an activity, since workflows cannot query it themselves."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class LivenessActivities:
 
     @activity.defn(name=names.IS_RUNNING)
     async def is_running(self, input: DescribeInput) -> bool:
-        """False if the workflow has ended in any way, or was never there."""
+        """False if the workflow has ended in any way, or never existed."""
         try:
             result = await self.client.get_workflow_handle(input.workflow_id).describe()
         except RPCError as error:

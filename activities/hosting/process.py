@@ -1,10 +1,10 @@
-"""A server process as its owner sees it: started, watched and ended through its keeper.
+"""A server process for its owner: started, watched and ended through its keeper.
 
 Invariants:
 
-- The server ends when this process does, however it ends (see `ratchet.activities.hosting.keeper`).
-- `exited` is set only when nothing of the server is left, or when its keeper was lost and what
-  was left has been swept.
+- The server ends when this process does, in whatever way (see `ratchet.activities.hosting.keeper`).
+- `exited` is set only when nothing of the server is left, or after its keeper was lost and a sweep
+  has ended the rest.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ class ServerProcess:
     async def start(self) -> None:
         """Starts the server; returns once its process exists, healthy or not.
 
-        Raises OSError if a disk does not let it: then there is no process.
+        Raises OSError if a disk fails: then there is no process.
         """
         hosts = self.home / "hosts"
         hosts.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ class ServerProcess:
             self.exited.set()
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Ends the server and all it started; returns when they are gone. Safe to repeat.
+        """Ends the server and all it started; returns when they are gone. May be repeated.
 
         `grace_s` replaces the time between SIGTERM and SIGKILL; 0 kills at once.
         """
@@ -141,7 +141,7 @@ class ServerProcess:
             async with asyncio.timeout(grace + reaper.KEEPER_SLACK_S):
                 await self.exited.wait()
         if not self.exited.is_set():
-            # The watcher sweeps up after a lost keeper.
+            # The watcher sweeps after a lost keeper.
             with contextlib.suppress(ProcessLookupError):
                 self._keeper.kill()
             await self.exited.wait()
@@ -155,16 +155,16 @@ class ServerProcess:
         return ""
 
     def trim_log(self, limit: int = LOG_BYTES) -> None:
-        """Has a log of more than `limit` bytes go on from nothing; what it held is kept beside it.
-        Blocks. What is written at that very moment may be lost.
+        """Rotates a log of more than `limit` bytes; its content is kept beside it. Blocks. What is
+        written at that very moment may be lost.
         """
-        # Its disk may be full or gone, which the start of a server waits for.
+        # Its disk may be full or gone; the next start of a server waits for that.
         with contextlib.suppress(OSError):
             if self.log.stat().st_size <= limit:
                 return
             try:
                 shutil.copyfile(self.log, self.log.with_name(f"{self.log.name}{PAST}"))
             finally:
-                # The server goes on writing at the end, wherever that is.
+                # The server keeps appending, wherever the end is.
                 os.truncate(self.log, 0)
                 self._log_start = 0

@@ -1,12 +1,12 @@
 """Ends servers whose keeper is gone, from the records that keepers leave.
 
 A record names the machine (boot and pid namespace), the keeper and the server by pid and start
-time, and the mark in the environment of everything the server started. So a recycled pid is never
+time, and the mark in the environment of everything the server started. So a reused pid is never
 taken for ours, and processes that left the group or lost their parent are found all the same.
 Records of other machines that share the folder are left alone.
 
-What a crash of the machine leaves behind is dropped by the next sweep: records of an earlier boot,
-and those that the crash tore. The servers that they named have ended with the machine.
+The next sweep drops what a crash of the machine leaves behind: records of an earlier boot, and torn
+records. The servers in them have ended with the machine.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HostRecord:
-    """What a keeper wrote down; `keeper` and `server` are (pid, start time in ticks)."""
+    """The contents of a record; `keeper` and `server` are (pid, start time in ticks)."""
 
     path: Path
     run: str
@@ -44,7 +44,7 @@ class HostRecord:
 
     @property
     def kept(self) -> bool:
-        """Whether the keeper still does its work."""
+        """Whether the keeper is still alive."""
         return keeper.start_time(self.keeper[0]) == self.keeper[1]
 
 
@@ -61,7 +61,7 @@ def _read(home: Path) -> Iterator[tuple[Path, HostRecord | None]]:
         try:
             data = path.read_bytes()
         except OSError as error:
-            # The server may just have ended. What cannot be read may be readable at the next sweep.
+            # The server may just have ended, and the next sweep may be able to read it.
             if not isinstance(error, FileNotFoundError):
                 log.warning("the record of a server cannot be read: %s", error)
             continue
@@ -75,14 +75,14 @@ def _read(home: Path) -> Iterator[tuple[Path, HostRecord | None]]:
 
 
 def _drop_dead(home: Path) -> None:
-    """Removes the records of servers that went down with the machine."""
+    """Removes the records of servers that ended with the machine."""
     boot, node = keeper.machine().partition("/")[0], keeper.node()
     for path, record in list(_read(home)):
         if record is None:
             log.warning("%s is damaged, as by a crash of the machine, and is dropped", path)
         elif record.node != node or record.machine.partition("/")[0] == boot:
             continue
-        # A record that cannot be removed harms nobody.
+        # A record that cannot be removed does no harm.
         with contextlib.suppress(OSError):
             path.unlink()
 
@@ -142,9 +142,9 @@ def sweep(
 ) -> list[HostRecord]:
     """Ends orphans (servers without a live keeper), or all servers with `everything`.
 
-    `run` and `host` narrow it down. Returns the records that were cleared. Blocks for up to the
-    servers' grace plus a few seconds; raises TimeoutError as `reap` does. Records of servers that
-    a crash of the machine ended are dropped without more ado.
+    `run` and `host` restrict it. Returns the records that were cleared. Blocks for up to the
+    servers' grace plus a few seconds; raises TimeoutError as `reap` does. Records of servers that a
+    crash of the machine ended are simply dropped.
     """
     _drop_dead(home)
     cleared = []

@@ -1,7 +1,7 @@
-"""Working folders of this process, and the end of those whose process was killed.
+"""Working folders of this process, and the removal of those whose process was killed.
 
-Invariant: a folder carries the process-id space, the process and its start time in its name, so
-that a sweep touches nothing of a process that lives, nor of another machine that shares the folder.
+Invariant: a folder's name has the pid namespace, the pid and the start time of its process, so that
+a sweep touches nothing of a live process, nor of another machine that shares the folder.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def _space() -> str:
 
 @contextlib.contextmanager
 def working_folder(parent: Path, name: str) -> Iterator[Path]:
-    """A folder below `parent` for one piece of work, gone afterwards."""
+    """A folder below `parent` for one piece of work, removed afterwards."""
     owner = f"{_space()}-{os.getpid()}-{start_time(os.getpid())}-"
     folder = Path(tempfile.mkdtemp(prefix=f"{owner}{name}-", dir=parent))
     try:
@@ -34,7 +34,9 @@ def working_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 def sweep_folders(parent: Path) -> list[str]:
-    """Removes the folders below `parent` whose process of this machine is gone; names them."""
+    """Removes the folders below `parent` whose process of this machine is gone; returns their
+    names.
+    """
     swept = []
     for folder in parent.iterdir() if parent.exists() else ():
         match = _NAME.match(folder.name)

@@ -1,4 +1,4 @@
-"""What a role tells the host activity about the server it wants kept alive."""
+"""What a role specifies about the server that the host activity keeps alive."""
 
 import socket
 from collections.abc import Awaitable, Callable
@@ -11,11 +11,11 @@ from ratchet.activities.runtime.context import WorkerContext
 LOST_AFTER_S = 12.0
 """How long a server may be silent, in seconds."""
 QUICK_GRACE_S = 1.0
-"""For servers that keep nothing which a termination in good order would save."""
+"""For servers without state that a graceful shutdown would save."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody listens on now."""
+    """A TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
@@ -29,12 +29,12 @@ SendLoad = Callable[[EngineLoad], Awaitable[None]]
 class ServerSpec:
     """A server process to start in its own process group.
 
-    `env` is added to the worker's environment. `probe` answers whether the server is healthy now;
-    it is called about once a second and bounds its own time. A server that was healthy and then is
-    not for `lost_after_s` is ended; one that is stopped has `grace_s` to end by itself. `model` is
-    reported as it is. `report_load` sends the load of a server that is up, for ever; it raises
-    ValueError if the server cannot say how loaded it is. `log` is where it writes, below
-    RATCHET_HOME; '' for a file of its host's own.
+    `env` is added to the worker's environment. `probe` returns whether the server is healthy now;
+    it is called about once a second and limits its own time. A server that was healthy and then is
+    not for `lost_after_s` is ended; one that is stopped has `grace_s` to end on its own. `model` is
+    passed on in reports. `report_load` sends the load of a server that is up, forever; it raises
+    ValueError if the server does not report its load. `log` is its log file, below RATCHET_HOME; ''
+    for a file of its host's own.
     """
 
     name: str

@@ -1,11 +1,11 @@
-"""The activity that gives an engine new weights and verifies that it serves them.
+"""The activity that pushes new weights to an engine and verifies that it serves them.
 
 Invariants:
 
-- Every push carries a label of its own, tries and attempts included, so each sampled token says
-  which push it came from. Only the label in the result is verified.
-- Sampling in flight is frozen, not aborted, over a push, and its cached keys and values are
-  computed again with the new weights.
+- Every push has its own label, distinct over tries and attempts, so each sampled token shows which
+  push it came from. Only the label in the result is verified.
+- During a push, sampling in flight is frozen, not aborted, and its cached keys and values are
+  recomputed with the new weights.
 - A push that fails leaves the engine running, under a label that is never accepted.
 """
 
@@ -42,12 +42,12 @@ class InferenceActivities:
 
     @activity.defn(name=names.SYNC_WEIGHTS)
     async def sync_weights(self, sync: SyncInput) -> SyncResult:
-        """Puts `sync.weights` on one engine and passes its gate; may be repeated at any time.
+        """Pushes `sync.weights` to one engine and runs its gate; may be repeated at any time.
 
         Raises ApplicationError: ENGINE_LOST if the address no longer reaches the named engine;
         GATE_FAILED, with the refused labels as details, if the gate refuses every try
         (both never retried); otherwise retryable errors. Labels of earlier attempts count as
-        refused, since nobody knows whether their canary was seen to pass.
+        refused, since it is unknown whether their canary passed.
         """
         async with heartbeats(), _lost_if_unreachable(sync):
             config = await asyncio.to_thread(self.ctx.config, sync.run_id)
@@ -81,7 +81,7 @@ class InferenceActivities:
         )
 
     def _tolerance(self, config: RunConfig, sync: SyncInput) -> Tolerance:
-        """By the noise that was measured on version 0, if the config does not say."""
+        """The tolerance from the noise measured on version 0, if the config sets none."""
         first = self.ctx.store.committed(keys.weights(sync.run_id, 0))
         if first is None or config.inference.gate_tolerance is not None:
             return Tolerance(sync.tolerance)
@@ -100,7 +100,7 @@ def _lost(sync: SyncInput, why: str, *, final: bool = True) -> ApplicationError:
 
 @contextlib.asynccontextmanager
 async def _lost_if_unreachable(sync: SyncInput) -> AsyncIterator[None]:
-    """Turns transport errors into ENGINE_LOST: final if nobody listens, else worth another try."""
+    """Turns transport errors into ENGINE_LOST: final if nobody listens, else retryable."""
     try:
         yield
     except httpx.ConnectError:
@@ -119,7 +119,7 @@ async def _check_identity(client: httpx.AsyncClient, sync: SyncInput) -> None:
 
 
 def _checked(answer: httpx.Response) -> Any:
-    """The answer's JSON; raises a retryable ApplicationError with the engine's own words."""
+    """The answer's JSON; raises a retryable ApplicationError with the engine's message."""
     if answer.is_success:
         return answer.json() if answer.content else None
     raise ApplicationError(
@@ -147,11 +147,11 @@ class _Engine:
 
 @contextlib.asynccontextmanager
 async def _paused(engine: _Engine, label: str) -> AsyncIterator[None]:
-    """The engine stands still, and what it samples afterwards carries `label`."""
+    """The engine is paused in the block; what it samples afterwards carries `label`."""
     try:
         await engine.post("/pause", params={"mode": "keep", "clear_cache": "true"})
-        # The label first: should the push fail half-way, what is sampled then is not mistaken
-        # for the old version's.
+        # The label first: should the push fail half-way, what is sampled then is not mistaken for
+        # the old version's.
         await engine.post("/update_weight_version", json={"new_version": label})
         yield
     finally:

@@ -2,10 +2,10 @@
 
 Invariants:
 
-- A tensor counts as compared only if all of it was read, on every rank that holds some of it: what
-  ranks hold of it covers it, and what several of them hold is the same.
+- A tensor counts as compared only if all of it was read, on every rank that holds some of it: the
+  ranks together cover it, and what several of them hold is the same.
 - What is not compared is named, with the reason.
-- The engine samples between calls: each one holds it up for about SLICE_S.
+- The engine samples between calls: each one blocks it for about SLICE_S.
 """
 
 import math
@@ -18,13 +18,13 @@ from ratchet.activities.inference.fingerprints import Fingerprints, hexed
 
 METHOD = "held_fingerprints"
 SLICE_S = 0.1
-"""Seconds for which one call reads."""
+"""Duration of one reading call, in seconds."""
 NO_READER = f"Method '{METHOD}' is not implemented"
 
 
 @dataclass
 class Share:
-    """What one rank holds of a range of a tensor, as far as it is read."""
+    """What one rank holds of a range of a tensor, as far as it was read."""
 
     count: int = 0
     sum: int = 0
@@ -32,14 +32,14 @@ class Share:
 
 @dataclass
 class Held:
-    """What an engine told. `shares` are by tensor, range and rank."""
+    """What an engine reported. `shares` are by tensor, range and rank."""
 
     dtype: str = ""
     shares: dict[str, dict[tuple[int, ...], dict[int, Share]]] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
     def add(self, rank: int, answer: Mapping[str, Any]) -> None:
-        """Takes the answer of one rank to one call."""
+        """Adds the answer of one rank to one call."""
         self.dtype = answer["dtype"]
         self.unread |= answer["unread"]
         for name, span, count, fingerprint in answer["rows"]:
@@ -50,11 +50,11 @@ class Held:
 
 
 async def held(engine: Engine, shapes: Mapping[str, list[int]]) -> Held:
-    """Reads what an engine holds of tensors of these shapes, between steps of it."""
+    """Reads what an engine holds of tensors of these shapes, between its steps."""
     result = Held()
     places: list[int | None] = []
     while not places or any(place is not None for place in places):
-        # A rank that is through is given a place behind its end.
+        # A finished rank gets a place behind its end.
         starts = [2**62 if place is None else place for place in places]
         kwargs = {"tensors": shapes, "starts": starts, "seconds": SLICE_S}
         answer = await engine.post("/collective_rpc", json={"method": METHOD, "kwargs": kwargs})
@@ -65,11 +65,11 @@ async def held(engine: Engine, shapes: Mapping[str, list[int]]) -> Held:
 
 
 def compare(expected: Fingerprints, engine: Held) -> Bits:
-    """What of the engine's bits is wrong, and what is not known."""
+    """Mismatches of the engine's bits, and what could not be compared."""
     prints = expected.dtypes.get(engine.dtype)
     if prints is None:
         known = ", ".join(expected.dtypes)
-        reason = f"the engine holds {engine.dtype}, fingerprints are of {known}"
+        reason = f"the engine holds {engine.dtype}, but fingerprints are of {known}"
         return Bits(unread=dict.fromkeys(expected.shapes, reason))
     compared = 0
     wrong: list[str] = []
@@ -86,12 +86,12 @@ def compare(expected: Fingerprints, engine: Held) -> Bits:
 
 
 def _gap(shape: Iterable[int], shares: Mapping[tuple[int, ...], Mapping[int, Share]]) -> str:
-    """Why shares do not make up a whole tensor; '' if they do."""
+    """Why shares do not cover a whole tensor; '' if they do."""
     size, covered = math.prod(shape), 0
     for (row, row_end, column, column_end), ranks in shares.items():
         area = (row_end - row) * (column_end - column)
         if any(share.count != area for share in ranks.values()):
-            return "the engine read some of it only"
+            return "the engine read only some of it"
         covered += area
     return "" if covered == size else f"the engine holds {covered} of its {size} numbers"
 

@@ -1,4 +1,4 @@
-"""A machine whose servers share all that it has, as the installed vLLM uses it."""
+"""A machine whose servers share all devices, as the installed vLLM uses them."""
 
 import importlib.metadata
 import os
@@ -20,22 +20,22 @@ def on_cpu() -> bool:
 
 
 def engine_threads(cores: int, engines: int) -> int:
-    """OpenMP threads of one engine: `engines` engines and a trainer share `cores` alike.
+    """OpenMP threads of one engine: `engines` engines and a trainer share `cores` equally.
 
-    Never more than that: threads that outnumber free cores wait for each other by spinning.
+    Never more than that: more threads than free cores wait for each other by spinning.
     """
     return max(1, cores // (engines + 1))
 
 
 class SharedDevices:
-    """Every server sees every GPU; on a CPU, engines and a trainer get as many cores each."""
+    """Every server sees every GPU; on a CPU, engines and a trainer get equal numbers of cores."""
 
     def accelerators(self) -> list[str]:
         """All GPUs as one, if engines are built for any."""
         return [] if on_cpu() else ["gpu"]
 
     def given(self, host: HostInput, config: RunConfig) -> dict[str, str]:
-        """The threads of an engine on a CPU; nothing else is limited."""
+        """The number of threads of an engine on a CPU; nothing else is limited."""
         if host.role != "engine" or self.accelerators():
             return {}
         threads = engine_threads(len(os.sched_getaffinity(0)), config.inference.engines)

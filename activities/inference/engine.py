@@ -1,20 +1,20 @@
 """How a vLLM engine is started for a run.
 
-Facts about vLLM 0.32 this rests on:
+Facts about vLLM 0.32 that this relies on:
 
 - Weight pushes (/pause, /collective_rpc, /update_weight_version, /resume) are served only with
   VLLM_SERVER_DEV_MODE=1, token-in-token-out generation only with --enable-scale-out.
 - With VLLM_ENABLE_V1_MULTIPROCESSING=0 a CPU engine runs its one worker inside the engine core:
-  one process, its imports and its memory less, and the same numbers.
-- VLLM_CPU_KVCACHE_SPACE takes whole GiB and wins over --kv-cache-memory-bytes, which takes bytes;
+  one process fewer, with its imports and memory, and the same numbers.
+- VLLM_CPU_KVCACHE_SPACE takes whole GiB and overrides --kv-cache-memory-bytes, which takes bytes;
   with the latter and eager execution nothing is warmed up.
 - Even with eager execution the first request for log-probabilities compiles a small kernel
-  (seconds, and a C++ compiler), unless TORCHDYNAMO_DISABLE is set; nothing gets slower by it.
+  (seconds, and a C++ compiler), unless TORCHDYNAMO_DISABLE is set; this makes nothing slower.
 - Thread binding 'auto' pins every engine of a machine to the same cores, so it is off, and the
   thread count is set instead.
 
 The engine's control endpoints have no authentication: it listens on the loopback interface unless
-RATCHET_ADVERTISE_HOST names an address for other machines, which then must be a private network's.
+RATCHET_ADVERTISE_HOST names an address for other machines, which must then be on a private network.
 """
 
 import asyncio
@@ -57,18 +57,18 @@ def engine_argv(
     argv = module_command("vllm.entrypoints.openai.api_server")
     argv += ["--host", bind, "--port", str(port)]
     argv += ["--model", str(weights), "--served-model-name", model]
-    # Other formats run code while they load.
+    # Other formats run code when they are loaded.
     argv += ["--load-format", "safetensors"]
     argv += ["--seed", str(config.seed), "--dtype", inference.dtype]
     argv += ["--max-model-len", str(config.context)]
     argv += ["--max-num-seqs", str(inference.max_num_seqs)]
     argv += ["--enable-scale-out", "--enable-prefix-caching"]
-    # The trainer's ratio is against the distribution that was sampled from, temperature included.
+    # The trainer's ratio is relative to the sampled distribution, temperature included.
     argv += ["--logprobs-mode", "processed_logprobs"]
     # A generation_config.json in the weights must not change how rollouts are sampled.
     argv += ["--generation-config", "vllm"]
     argv += ["--disable-uvicorn-access-log"]
-    # What the gate reads the engine's bits by.
+    # The gate reads the engine's bits through this extension.
     argv += ["--worker-extension-cls", READER]
     if cpu:
         argv += ["--enforce-eager"]
@@ -79,7 +79,7 @@ def engine_argv(
 
 
 def engine_env(*, cpu: bool) -> dict[str, str]:
-    """What is added to the engine's environment, besides its share of the devices."""
+    """Additions to the engine's environment, besides its share of the devices."""
     env = {
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
@@ -101,9 +101,9 @@ def engine_env(*, cpu: bool) -> dict[str, str]:
 
 
 HEALTH = ("/health",)
-"""What any vLLM server answers, though its computing process may stand still."""
+"""Every vLLM server answers this, even if its computing process stands still."""
 CONTROLLED = (*HEALTH, "/is_paused")
-"""What an engine with control endpoints answers, the second one by its computing process."""
+"""Answered by an engine with control endpoints; the second by its computing process."""
 
 
 async def engine_healthy(url: str, paths: Sequence[str] = CONTROLLED) -> bool:
@@ -119,8 +119,8 @@ async def engine_healthy(url: str, paths: Sequence[str] = CONTROLLED) -> bool:
 
 
 def first_weights(store: ArtifactStore, host: HostInput) -> ArtifactRef:
-    """What an engine is started with: the weights that its host was opened with, or version 0 once
-    these were pruned, which never is. Traffic waits for the newest ones to be pushed either way.
+    """The initial weights of an engine: those that its host was opened with, or version 0 once they
+    were pruned, which never is. Either way traffic waits until the newest ones are pushed.
     """
     assert host.weights is not None, "an engine starts from weights"
     kept = store.committed(host.weights.key)

@@ -1,13 +1,13 @@
 """Fingerprints of weights: 64 bits for a tensor, summed over its parts.
 
-The trainer writes those of every tensor that it exports, an engine takes those of what it holds, in
+The trainer writes one for every tensor that it exports; an engine takes them of what it holds: in
 shards, in layers that fuse several tensors, in parts of some milliseconds. Invariants:
 
 - A fingerprint is a sum over words of 8 bytes, each mixed with its row and its place in the row:
   parts of a tensor may be summed in any order, padding with zeros adds nothing, and two tensors
-  that differ in a single word always differ in it.
-- It is a function of shape and values alone: the same on every device. What no kernel is bound to
-  tell from zero counts as zero: -0.0, and numbers below the smallest normal one (1.2e-38).
+  that differ in a single word always have different fingerprints.
+- It is a function of shape and values alone: the same on every device. Numbers that kernels need
+  not distinguish from zero count as zero: -0.0, and those below the smallest normal one (1.2e-38).
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ FINGERPRINTS = Versions(FINGERPRINTS_FILE, {}, oldest=1)
 """{schema, shapes: {tensor: its shape}, dtypes: {dtype: {tensor: fingerprint in hex}}}"""
 
 WORD = 8
-"""Bytes. Parts of a row begin at a multiple of it."""
+"""In bytes. Parts of a row begin at a multiple of it."""
 BLOCK, BLOCK_ON_GPU = 2**17, 2**24
-"""Elements worked on at once: what a cache holds, and what keeps a GPU busy."""
+"""Elements processed at once: what fits into a cache, and what keeps a GPU busy."""
 _LARGEST_SUBNORMAL = 1.1754942106924411e-38
 _GOLDEN, _MIX, _MIX_AGAIN = -7046029254386353131, -4658895280553007687, -7723592293110705685
 """The constants of splitmix64, as signed numbers."""
 
 
 def hexed(fingerprint: int) -> str:
-    """A fingerprint as it is written."""
+    """A fingerprint in its written form."""
     return f"{fingerprint % 2**64:016x}"
 
 
 def lanes(tensor: Tensor) -> int:
-    """Elements of a word."""
+    """Elements per word."""
     return WORD // tensor.element_size()
 
 
@@ -52,7 +52,7 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 
 def block_rows(tensor: Tensor) -> int:
-    """Rows of `tensor` [R, C] that are worked on at once."""
+    """Rows of `tensor` [R, C] that are processed at once."""
     most = BLOCK if tensor.device.type == "cpu" else BLOCK_ON_GPU
     return max(1, most // max(tensor.shape[1], 1))
 
@@ -69,14 +69,14 @@ def _odd(first: int, count: int, device: object) -> Tensor:
 
 
 def _words(block: Tensor, per_word: int) -> Tensor:
-    """The words of a block [R, C] of whole words: int64 [R, W], row by row as `block` is, or column
-    by column.
+    """The words of a block [R, C] of whole words: int64 [R, W], in the block's own memory order,
+    row by row or column by column.
     """
     import torch
 
     if block.stride(0) != 1:
         return block.contiguous().view(torch.int64)
-    # Neighbours in a row are far apart in memory: put beside each other, without a transposition.
+    # Neighbours in a row are far apart in memory: packed here without a transposition.
     lanes_of = [block.t()[lane::per_word] for lane in range(per_word)]
     return torch.stack(lanes_of, -1).view(torch.int64).squeeze(-1).t()
 
@@ -90,11 +90,11 @@ def fingerprint(tensor: Tensor, row: int = 0, column: int = 0) -> int:
 
     per_word = lanes(tensor)
     if column % per_word:
-        raise ValueError(f"column {column} is no multiple of {per_word}")
+        raise ValueError(f"column {column} is not a multiple of {per_word}")
     rows, columns = tensor.shape
     words = -(-columns // per_word)
     places = _odd(column // per_word, words, tensor.device)
-    # Rows have factors of their own, from far behind those of any place.
+    # Rows have factors of their own, far beyond those of any place.
     weights = _odd(2**40 + row, rows, tensor.device)
     total, step = torch.zeros((), dtype=torch.int64, device=tensor.device), block_rows(tensor)
     for begin in range(0, rows, step):
@@ -111,7 +111,7 @@ def fingerprint(tensor: Tensor, row: int = 0, column: int = 0) -> int:
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """Of every tensor that was exported, by dtype: what an engine that holds it in that has."""
+    """Fingerprints of every exported tensor, by the dtype in which an engine holds it."""
 
     shapes: dict[str, list[int]]
     dtypes: dict[str, dict[str, str]]
@@ -132,13 +132,13 @@ def take(tensors: Iterable[tuple[str, Tensor]], dtypes: Iterable[str]) -> Finger
 
 
 def write(folder: Path, fingerprints: Fingerprints) -> None:
-    """Leaves them beside the weights."""
+    """Writes them beside the weights."""
     document = {SCHEMA: FINGERPRINTS.current, **vars(fingerprints)}
     (folder / FINGERPRINTS_FILE).write_text(json.dumps(document))
 
 
 def read(folder: Path) -> Fingerprints | None:
-    """Those of exported weights; None if their build wrote none. Raises NewerSchema."""
+    """The fingerprints of exported weights; None if their build wrote none. Raises NewerSchema."""
     file = folder / FINGERPRINTS_FILE
     if not file.is_file():
         return None

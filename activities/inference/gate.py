@@ -1,18 +1,18 @@
 """The gate: an engine serves a version only after two tests of it.
 
 The first compares bits: what the engine holds, tensor by tensor and rank by rank, with what the
-trainer exported (`bits.py`). The second is for what bits do not show (positions, caches, the order
-of layers), and for weights that cannot be compared: the engine scores the canary, fixed token
-sequences exported with the weights, and their log-probabilities may differ from the trainer's by
-no more than a tolerance.
+trainer exported (`bits.py`). The second covers what bits do not show (positions, caches, the order
+of layers), and weights that cannot be compared: the engine scores the canary, fixed token sequences
+exported with the weights, and its log-probabilities may differ from the trainer's by no more than a
+tolerance.
 
-That is what the config says for any token, or KERNELS times the noise of the model's own kernels,
-at least EXACT: the difference of log-probabilities between the model in float32 and in a dtype that
-trainer or engine compute in, with another attention. It is measured once, on version 0, whose
-canary records it. In float32 the largest difference counts. In bfloat16 that is up to chance, and
-grows while a policy trains (3.1 times that of version 0 after 15 steps of SmolLM2 at 2e-5), so that
-the mean counts (1.4 times; layers in a wrong order: 12 times; a wrong base of the rotary
-embedding: 4.7 times).
+The tolerance comes from the config, for any token, or is KERNELS times the noise of the model's own
+kernels, at least EXACT. That noise is the difference of log-probabilities between the model in
+float32 and in a dtype that trainer or engine compute in, with another attention implementation; it
+is measured once, on version 0, whose canary records it. In float32 the largest difference counts.
+In bfloat16 the largest one is random, and grows while a policy trains (3.1 times that of version 0
+after 15 steps of SmolLM2 at 2e-5), so the mean counts (1.4 times; layers in a wrong order: 12
+times; a wrong base of the rotary embedding: 4.7 times).
 """
 
 import asyncio
@@ -32,14 +32,14 @@ from ratchet.activities.storage.keys import CANARY_FILE
 from ratchet.configs.run import RunConfig
 
 KERNELS = {"float32": 20.0, "bfloat16": 3.0}
-"""By how much more kernels of engine and trainer may differ than two attentions of the trainer. In
-float32 the sums of every layer count, not those of attention alone: 5.6 times as much was seen
-(SmolLM2 on a CPU); in bfloat16 rounding hides that.
+"""By how much more kernels of engine and trainer may differ than two attention implementations of
+the trainer. In float32 the sums of every layer matter, not only those of attention: a factor of 5.6
+was observed (SmolLM2 on a CPU); in bfloat16 rounding hides that.
 """
 EXACT = 1e-4
 """Nats. Kernels that compute in float32 stay below it."""
 AT_ONCE = 3
-"""Sequences that are scored together: all of them would be one long step of the engine."""
+"""Sequences scored together: all of them would be one long step of the engine."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Noise:
-    """How far log-probabilities lie apart where only kernels differ, in nats."""
+    """Differences of log-probabilities caused by kernels alone, in nats."""
 
     largest: float
     mean: float
@@ -81,14 +81,14 @@ class Canary:
 
 @dataclass(frozen=True)
 class Expected:
-    """What an engine is compared with. None: weights of a build that took no fingerprints."""
+    """What an engine is compared with. None: weights from a build that took no fingerprints."""
 
     canary: Canary
     fingerprints: Fingerprints | None
 
 
 def parse_canary(text: str | bytes, where: str) -> Canary:
-    """Raises ValueError for a malformed one, NewerSchema."""
+    """A canary from JSON; raises ValueError for a malformed one, NewerSchema."""
     data = CANARY.upgraded(json.loads(text), where)
     sequences = [Sequence(s["token_ids"], s["logprobs"]) for s in data["sequences"]]
     for sequence in sequences:
@@ -103,7 +103,7 @@ def parse_canary(text: str | bytes, where: str) -> Canary:
 
 
 def read_expected(folder: Path) -> Expected:
-    """What exported weights are to be compared by.
+    """The reference data of exported weights.
 
     Raises ValueError if they have no canary or a malformed one, NewerSchema.
     """
@@ -123,7 +123,7 @@ def engine_logprobs(sequence: Sequence, answer: dict[str, Any]) -> list[float]:
         raise ValueError(
             f"the engine scored {len(scored)} of {len(sequence.token_ids)} canary tokens"
         )
-    # The first entry is null: nothing comes before it.
+    # The first entry is null: nothing precedes it.
     pairs = zip(scored[1:], sequence.token_ids[1:], strict=True)
     return [entry[str(token)]["logprob"] for entry, token in pairs]
 
@@ -149,7 +149,7 @@ def compare(
 
 
 def measured_tolerance(config: RunConfig, noise: dict[str, Noise]) -> Tolerance | None:
-    """The tolerance by what was measured on version 0; None if nothing was."""
+    """The tolerance from the measurement on version 0; None if there is none."""
     exact = config.trainer.compute_dtype == config.inference.dtype == "float32"
     dtype = "float32" if exact else "bfloat16"
     if dtype not in noise:
@@ -160,7 +160,7 @@ def measured_tolerance(config: RunConfig, noise: dict[str, Noise]) -> Tolerance 
 
 
 async def verify(engine: Engine, expected: Expected, tolerance: Tolerance) -> Verdict:
-    """Both tests. The engine samples meanwhile, and no request or call holds it up for long."""
+    """Runs both tests. The engine keeps sampling; no request or call blocks it for long."""
     found = await _compare_bits(engine, expected.fingerprints)
 
     async def scored(sequence: Sequence) -> list[float]:

@@ -1,21 +1,21 @@
-"""What an engine holds, read inside the engine: `Held` is mixed into the workers of vLLM.
+"""What an engine holds, read inside the engine: `Held` is mixed into vLLM's workers.
 
 `/collective_rpc` calls `held_fingerprints` on every rank, between steps of the engine: a call reads
-for some time and says where the next one goes on. Only fingerprints leave the engine. This module
-runs in the engine's process and imports no more than it needs.
+for some time and returns where the next one continues. Only fingerprints leave the engine. This
+module runs in the engine's process and imports as little as possible.
 
-Facts about vLLM 0.32 this rests on:
+Facts about vLLM 0.32 that this relies on:
 
-- `hf_to_vllm_mapper` of a model maps names of exported tensors to its own, and its
-  `packed_modules_mapping` says which of its layers fuse several, in which order.
+- A model's `hf_to_vllm_mapper` maps names of exported tensors to its own, and its
+  `packed_modules_mapping` says which of its layers fuse several, and in which order.
 - A linear layer knows its shard: its rank, and the sizes of its partitions. A vocabulary is padded
   at the end of every shard.
 - On a CPU with AVX-512 a linear layer keeps its weights packed, where `cpu_linear` finds them, and
-  nothing else. The output layer keeps both, and computes with the packed ones.
+  not otherwise. The output layer keeps both, and computes with the packed ones.
 
-Invariant: a packed layer is read exactly or not at all. A row of the identity as input gives a
-column of the weights, since products with 1 and sums with 0 are not rounded; whether a kernel
-rounds its input shows in one row more.
+Invariant: a packed layer is read exactly or not at all. A row of the identity as input yields a
+column of the weights, since products with 1 and sums with 0 are not rounded; one more row shows
+whether a kernel rounds its input.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 UNPACKED = ("UnquantizedLinearMethod", "UnquantizedEmbeddingMethod")
 OUTPUT = "ParallelLMHead"
 COLUMNS = 64
-"""Columns that one multiplication reads at least."""
+"""Fewest columns that one multiplication reads."""
 WORK = 10**9
-"""Floating-point operations of one multiplication that reads more: some milliseconds."""
+"""Floating-point operations of one larger multiplication: some milliseconds."""
 PROBE = 1 + 2**-9 + 2**-23
-"""A float32 that is rounded by kernels which compute in less, even in two bfloat16 for each."""
+"""A float32 that kernels of lower precision round, even those that use two bfloat16 for each."""
 
 Row = tuple[str, list[int], int, str]
 """The name of an exported tensor, the range [row, row, column, column] of it that a rank holds, and
-of `count` elements of that the fingerprint.
+the fingerprint of `count` elements of that.
 """
 
 
@@ -52,8 +52,8 @@ class Unreadable(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """What a layer holds of an exported tensor: from its row `local` on, `rows` rows and `columns`
-    columns, which begin at `row` and `column` of the tensor.
+    """The part of an exported tensor that a layer holds: from its row `local` on, `rows` rows and
+    `columns` columns, which begin at `row` and `column` of the tensor.
     """
 
     name: str
@@ -64,14 +64,14 @@ class Part:
     column: int
 
     def result(self, count: int, fingerprint: int) -> Row:
-        """A Row of it."""
+        """The Row for this part."""
         span = [self.row, self.row + self.rows, self.column, self.column + self.columns]
         return self.name, span, count, hexed(fingerprint)
 
 
 @dataclass(frozen=True)
 class Step:
-    """Some milliseconds of reading. `names` are of the tensors that `run` reads some of."""
+    """Some milliseconds of reading. `names` are the tensors that `run` reads parts of."""
 
     names: list[str]
     run: Callable[[], list[Row]]
@@ -83,14 +83,14 @@ class Held:
     model_runner: Any
     rank: int
     _held_plan: tuple[list[Step], dict[str, str]] | None = None
-    """That of a reading under way, which begins at place 0."""
+    """The plan of a reading in progress, which began at place 0."""
 
     def held_fingerprints(
         self, tensors: dict[str, list[int]], starts: list[int], seconds: float
     ) -> dict[str, Any]:
-        """Reads on from place `starts[rank]` (0 if it has none) for about `seconds`.
+        """Continues reading at place `starts[rank]` (0 if it has none) for about `seconds`.
 
-        `tensors` are the shapes of what was exported. Returns {dtype, next, rows, unread}: the
+        `tensors` are the shapes of the exported tensors. Returns {dtype, next, rows, unread}: the
         engine's dtype; the next place, None at the end; rows; why tensors are not read, by name.
         """
         import torch
@@ -149,8 +149,8 @@ def plan(
 
 
 def held_name(model: Any, name: str) -> tuple[str, int | None]:
-    """The parameter of `model` that holds the exported tensor `name`, and which of those that it
-    fuses it is. Raises Unreadable if the model drops such a tensor.
+    """The parameter of `model` that holds the exported tensor `name`, and its index among those
+    that the parameter fuses. Raises Unreadable if the model drops such a tensor.
     """
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     held = mapper.map_name(name) if mapper is not None else name
@@ -175,14 +175,14 @@ def _submodule(model: nn.Module, path: str) -> nn.Module:
 
 def parts_of(layer: Any, leaf: str, name: str, shape: list[int], index: int | None) -> list[Part]:
     """What `layer` holds of an exported tensor in its parameter `leaf`: one part, or as many as the
-    tensor fuses itself. Raises Unreadable where the layer holds it in another way.
+    tensor itself fuses. Raises Unreadable if the layer holds it in another way.
     """
     held = getattr(layer, leaf, None)
     if held is None:
         raise Unreadable(f"a {type(layer).__name__} of the engine has no {leaf}")
     method = type(getattr(layer, "quant_method", None)).__name__
     if method not in (*UNPACKED, "NoneType"):
-        raise Unreadable(f"the engine holds it by {method}")
+        raise Unreadable(f"the engine holds it in the format of {method}")
     columns = shape[-1] if len(shape) > 1 else 1
     rows = math.prod(shape) // columns
     if hasattr(layer, "shard_indices"):
@@ -210,7 +210,7 @@ def parts_of(layer: Any, leaf: str, name: str, shape: list[int], index: int | No
         and as_rows(held).shape[1] == columns
     )
     if base != rows or not fits:
-        raise Unreadable(f"the engine holds it as {list(held.shape)}, exported was {shape}")
+        raise Unreadable(f"the engine holds it as {list(held.shape)}, but {shape} was exported")
     return parts
 
 
@@ -219,7 +219,7 @@ def _segments(layer: Any) -> list[tuple[int, int, int]]:
     sizes = layer.output_partition_sizes
     if not hasattr(layer, "gather_output"):
         return [(size, 0, size) for size in sizes]
-    # Heads of keys and values are repeated where there are more ranks than such heads.
+    # Heads of keys and values are repeated if there are more ranks than such heads.
     copies = getattr(layer, "num_kv_head_replicas", 1)
     shared = [1, copies, copies] if len(sizes) == 3 else [1] * len(sizes)
     return [
@@ -239,7 +239,7 @@ def _is_packed(layer: Any) -> bool:
 def _steps(layer: Any, leaf: str, parts: list[Part], dtype: dtype) -> list[Step]:
     def reader(part: Part, begin: int, end: int) -> Callable[[], list[Row]]:
         def read() -> list[Row]:
-            # Looked up at each call: a plan is made once, and loading may put another tensor there.
+            # Looked up at each call: plans are made once, and loading may replace the tensor.
             held = as_rows(getattr(layer, leaf))
             block = _exactly(held[part.local + begin : part.local + end], dtype)
             print_ = fingerprint(block, part.row + begin, part.column)
@@ -256,7 +256,7 @@ def _steps(layer: Any, leaf: str, parts: list[Part], dtype: dtype) -> list[Step]
 
 
 def _exactly(block: Tensor, dtype: dtype) -> Tensor:
-    """The block in the engine's dtype, which some parameters are wider than."""
+    """The block in the engine's dtype; some parameters have a wider one."""
     if not block.is_floating_point() or block.dtype == dtype:
         return block
     cast = block.to(dtype)
@@ -298,7 +298,7 @@ def _packed_steps(layer: Any, parts: list[Part], dtype: dtype) -> list[Step]:
 def through_kernel(layer: Any, inputs: int, begin: int, end: int, dtype: dtype) -> Tensor:
     """Columns `begin` to `end` of a layer's weights, as its kernel sees them.
 
-    Raises Unreadable if the kernel computes in less than float32 what is float32.
+    Raises Unreadable if the kernel computes float32 with less precision.
     """
     import torch
 

@@ -1,6 +1,6 @@
-"""How loaded an engine is, by its own metrics, and who hears of it.
+"""How loaded an engine is, according to its own metrics, and reports of it to the run.
 
-Facts about vLLM 0.32 this rests on:
+Facts about vLLM 0.32 that this relies on:
 
 - /metrics is served unless the engine runs with --disable-log-stats. Every value has one sample
   per engine core; counters end in '_total'.
@@ -9,7 +9,7 @@ Facts about vLLM 0.32 this rests on:
 - Gauges change with engine steps only: while an engine is paused they stay as they were.
 - The context length it serves is in /v1/models, not among the metrics.
 
-Invariant: an idle engine is reported once, and then not before something changes.
+Invariant: an idle engine is reported once, and then again only after a change.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ def parse_load(text: str, *, index: int, epoch: int, max_model_len: int) -> Engi
 
     Raises ValueError if a metric is missing, as it is with --disable-log-stats, or malformed.
     """
-    # Imported where used: only workers with engines have it.
+    # Imported here: only workers with engines have it.
     from prometheus_client.parser import text_string_to_metric_families
 
     values: dict[str, list[float]] = {
@@ -57,7 +57,7 @@ def parse_load(text: str, *, index: int, epoch: int, max_model_len: int) -> Engi
     if missing:
         raise ValueError(
             f"engine {index} does not report {', '.join(missing)}, which adaptive concurrency "
-            "needs; drop --disable-log-stats from inference.extra_args, or set "
+            "needs; remove --disable-log-stats from inference.extra_args, or set "
             "dispatch.max_inflight_rollouts to a number"
         )
     return EngineLoad(
@@ -75,11 +75,11 @@ def parse_load(text: str, *, index: int, epoch: int, max_model_len: int) -> Engi
 async def report_load(
     url: str, index: int, epoch: int, send: Callable[[EngineLoad], Awaitable[None]]
 ) -> None:
-    """Reads the load of the engine at `url` every POLL_S seconds, for ever, and sends what is news.
+    """Reads the load of the engine at `url` every POLL_S seconds, forever, and sends changes.
 
-    A busy engine is always news: whoever decides on its load counts the polls. An engine that does
-    not answer is passed over, since its health check decides whether it is lost. Raises
-    ValueError if its answers lack what is needed.
+    The load of a busy engine is always sent: its receiver counts the polls. An engine that does
+    not answer is skipped, since its health check decides whether it is lost. Raises ValueError if
+    its answers lack required metrics.
     """
     last: EngineLoad | None = None
     async with httpx.AsyncClient(base_url=url, timeout=READ_LIMIT_S, trust_env=False) as client:
@@ -94,7 +94,7 @@ async def report_load(
 async def _read(
     client: httpx.AsyncClient, index: int, epoch: int, last: EngineLoad | None
 ) -> EngineLoad | None:
-    """The load, None without an answer. The context length is asked for only the first time."""
+    """The load, None without an answer. The context length is requested only the first time."""
     try:
         longest = last.max_model_len if last is not None else await _max_model_len(client)
         answer = (await client.get("/metrics")).raise_for_status()
@@ -109,10 +109,10 @@ async def _max_model_len(client: httpx.AsyncClient) -> int:
 
 
 async def executing_share(client: httpx.AsyncClient) -> float:
-    """The share of the time for which an engine executes each of its requests just now.
+    """The share of the time for which an engine currently executes each of its requests.
 
-    It is 0 while the engine is paused or its computing process does not answer, 1 where none waits
-    or nobody listens: then the requests have ended.
+    It is 0 while the engine is paused or its computing process does not answer, 1 if no request
+    waits or nobody listens: then the requests have ended.
     """
     try:
         if _IS_PAUSED.search((await client.get("/is_paused")).text):

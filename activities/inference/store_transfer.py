@@ -12,7 +12,7 @@ from ratchet.activities.storage.store import ArtifactStore
 
 @dataclass(frozen=True)
 class Fetched:
-    """A folder of this machine with weights, and what the gate compares with."""
+    """A local folder with weights, and the reference data of the gate."""
 
     folder: Path
     expected: gate.Expected
@@ -34,10 +34,10 @@ class StoreTransfer:
         return Fetched(folder, gate.read_expected(folder))
 
     async def push(self, engine: Engine, weights: Fetched) -> None:
-        """Has the engine load the folder."""
+        """Makes the engine load the folder."""
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
         await engine.post("/collective_rpc", json=reload)
 
     async def verify(self, engine: Engine, weights: Fetched, tolerance: Tolerance) -> Verdict:
-        """Passes the gate."""
+        """Runs the gate."""
         return await gate.verify(engine, weights.expected, tolerance)

@@ -1,4 +1,4 @@
-"""The transfers of weights, by the name that `inference.transfer` of a config has for them."""
+"""The weight transfers, by their names in `inference.transfer` of a config."""
 
 from collections.abc import Callable
 from typing import Any

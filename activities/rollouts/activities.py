@@ -1,10 +1,10 @@
-"""Activities of the rollout room: carry rollouts out, score groups, sum evals up, ship batches.
+"""Activities of the rollout room: run rollouts, score groups, sum evals up, ship batches.
 
 Invariants: a finished rollout is committed before anything else happens to it, and adopted by
-every later attempt; neither a store that fails for up to a minute nor an env server that goes costs
-it. A rollout that the engine ended, or the env server's own end, is never committed. Waiting on an
-env server is always bounded, by the rollout's time-out, which counts execution, by what the server
-itself gives it (LONGEST_WAIT_S more), and by the watch on the server.
+every later attempt; it survives a store that fails for up to a minute, and a lost env server. A
+rollout that was ended by the engine, or by the env server's own end, is never committed. Every wait
+for an env server is bounded: by the rollout's time-out, which counts execution, by the server's own
+limit (LONGEST_WAIT_S more), and by the watch on the server.
 """
 
 import asyncio
@@ -63,9 +63,9 @@ from ratchet.configs.reference import FrozenModelConfig
 
 HEARTBEAT_S = 2.0
 ABORTED = "Cancelled: rollout aborted"
-"""What an env server answers for rollouts that it was told to give up, or that it ends with."""
+"""An env server's answer for rollouts that it was asked to abort, or that end with it."""
 ABORTED_S = 15.0
-"""A server that ends is gone within this time: its keeper gives it less."""
+"""A server that ends is gone within this time: its keeper allows it less."""
 SCORING_THREADS = 64
 """For algorithms that may block, as those of users; others wait in the event loop."""
 
@@ -99,9 +99,9 @@ class RolloutActivities:
     async def run_rollouts(self, input: RunRolloutsInput) -> RunRolloutsResult:
         """Runs the group's rollouts at once, committing each as it ends.
 
-        Raises ApplicationError ENV_LOST when the env server is gone, as soon as what had ended
-        before is stored; ENGINE_LOST when the others have ended if the engine ended one; BAD_INPUT
-        if the task cannot be had or a frozen model refuses to play. Errors of the environment and
+        Raises ApplicationError ENV_LOST when the env server is gone, as soon as completed rollouts
+        are stored; ENGINE_LOST when the others have ended if the engine ended one; BAD_INPUT if the
+        task does not exist or a frozen model refuses to sample. Errors of the environment and
         timeouts are results like any other. Raises StoreUnavailable if a rollout cannot be stored
         for PATIENCE_S, when the others have ended.
         """
@@ -125,11 +125,11 @@ class RolloutActivities:
     def _releasing(
         self, input: RunRolloutsInput
     ) -> AbstractContextManager[Callable[[int], object]]:
-        """Yields what takes how many rollouts of the part have ended, for Dispatch to be told."""
+        """Yields a function that reports to Dispatch how many rollouts of the part have ended."""
         if self.releases is None:
             return nullcontext(lambda count: None)
         owner = activity.info().workflow_id
-        assert owner is not None, "rollouts are carried out for a workflow"
+        assert owner is not None, "rollouts run for a workflow"
         key = f"{input.work.group}/{input.first}"
         return self.releases.part(owner, key, len(input.indexes))
 
@@ -173,7 +173,7 @@ class RolloutActivities:
                 await asyncio.wait({all_ended, lost}, return_when=asyncio.FIRST_COMPLETED)
                 if not all_ended.done():
                     message = connection.reason
-                    # What has ended needs no server any more, only to be stored.
+                    # A completed rollout needs no server any more, only to be stored.
                     for playing in set(running) - self._storing:
                         playing.cancel()
                     await asyncio.wait(running)
@@ -389,13 +389,13 @@ class RolloutActivities:
                 activity.heartbeat({"done": len(found), "size": len(input.indexes)})
                 await asyncio.sleep(HEARTBEAT_S)
 
-        async def tell() -> None:
+        async def write_gauges() -> None:
             while True:
                 await gauges.write()
                 await asyncio.sleep(HEARTBEAT_S)
 
-        # Apart, so that a slow store delays gauges and nothing else.
-        tasks = [asyncio.create_task(beat()), asyncio.create_task(tell())]
+        # Separate tasks, so that a slow store delays gauges and nothing else.
+        tasks = [asyncio.create_task(beat()), asyncio.create_task(write_gauges())]
         try:
             yield
         finally:
@@ -468,7 +468,7 @@ class RolloutActivities:
         post_batch: groups.Judge | None,
         task: dict[str, Any] | None,
     ) -> dict[str, Any]:
-        """The document of a group; whoever gives up on it ends what is asked for it, too."""
+        """The document of a group; a caller that is cancelled cancels the requests for it, too."""
         work = input.work
         config = self.ctx.config(input.run_id)
         env = config.env(work.env, work.kind)

@@ -1,10 +1,10 @@
 """How long rollouts have executed, by the clock of the engine that they run on.
 
-The clock stands still while the engine is paused for new weights, and goes slower while requests
-queue inside it: where it runs R requests and W wait, it executes each of them for R / (R + W) of
-the time, on average. Waiting for a permit is over before a rollout begins.
+The clock stops while the engine is paused for new weights, and runs slower while requests queue
+inside it: if it runs R requests and W wait, it executes each of them for R / (R + W) of the time,
+on average. Waits for a permit come before a rollout begins.
 
-Invariant: a rollout is given up only upon a reading of its engine that is not older than the limit.
+Invariant: a rollout times out only upon a reading of its engine that is not older than the limit.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from ratchet.activities.inference.load import READ_LIMIT_S, executing_share
 
 TICK_S = 1.0
 SHORTEST_TICK_S = 0.25
-"""So that a rollout that may end at any moment does not make its engine answer all the time."""
+"""So that a rollout near its limit does not make its engine answer all the time."""
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class EngineClock:
 
     @asynccontextmanager
     async def limit(self, seconds: float) -> AsyncIterator[None]:
-        """Raises TimeoutError out of a block that has executed for `seconds`."""
+        """Raises TimeoutError in a block that has executed for `seconds`."""
         async with asyncio.timeout(None) as deadline:
             rollout = _Rollout(seconds, deadline, asyncio.get_running_loop().time())
             self._rollouts.add(rollout)
@@ -77,6 +77,6 @@ class EngineClock:
                 await self._rest()
 
     async def _rest(self) -> None:
-        """Until the next tick, or until a rollout may have reached its limit."""
+        """Waits until the next tick, or until a rollout may have reached its limit."""
         left = min(rollout.limit - rollout.executed for rollout in self._rollouts)
         await asyncio.sleep(min(TICK_S, max(left, SHORTEST_TICK_S)))

@@ -1,4 +1,4 @@
-"""What a rollout's error says to people: its type, its message, where in the user's code it was.
+"""A rollout's error for people: its type, its message, where in the user's code it arose.
 
 An error is {'type', 'message'} and, where the env server sent a traceback, 'frames': the last three
 of the user's own, innermost last, each {'file', 'line', 'function'}.
@@ -70,8 +70,8 @@ def by_type(errors: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 def commonest(errors: Iterable[Mapping[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
     """The error that there is most of, in one line, and its frames; '' if there is none."""
-    told = [(text_of(error), error) for error in errors]
-    if not told:
+    texts = [(text_of(error), error) for error in errors]
+    if not texts:
         return "", []
-    text = Counter(text for text, _ in told).most_common(1)[0][0]
-    return text, list(dict(told)[text].get("frames", ()))
+    text = Counter(text for text, _ in texts).most_common(1)[0][0]
+    return text, list(dict(texts)[text].get("frames", ()))

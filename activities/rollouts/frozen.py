@@ -1,12 +1,12 @@
-"""Rollouts that a frozen model plays: how it is asked, and what its words are in our tokens.
+"""Rollouts sampled by a frozen model: how it is queried, and its text in the policy's tokens.
 
-A frozen model is asked by chat completions, which every OpenAI-compatible server offers: exact
-token ids would take vLLM's `--enable-scale-out`, and the policy's vocabulary. What it said is laid
-out in the policy's tokens by the policy's renderer, as the policy would have had to say it. So
-its samples have no log-probabilities (0.0), no policy version (-1) and no weight labels: they
-never age, and only supervised losses make sense of them.
+A frozen model is queried by chat completions, which every OpenAI-compatible server offers: exact
+token ids would require vLLM's `--enable-scale-out`, and the policy's vocabulary. The policy's
+renderer lays its text out in the policy's tokens, as if the policy had written it. So its samples
+have no log-probabilities (0.0), no policy version (-1) and no weight labels: they never age, and
+only supervised losses can use them.
 
-What ends such a rollout is told without the endpoint's key, which HTTP libraries may repeat.
+Errors of such a rollout omit the endpoint's key, which HTTP libraries may repeat.
 """
 
 import asyncio
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from verifiers.v1.trace import Branch, Trace
 
 TEMPERATURE = 1.0
-"""At which the trainer reads these samples: how the frozen model was sampled is not the policy's
-distribution."""
+"""Temperature at which the trainer reads these samples: the frozen model's own sampling does not
+describe the policy's distribution."""
 
 _ACCESS = (401, 403)
 _BAD_HEADER = "illegal header"
-"""How HTTP libraries begin to repeat a header; the key that an env server has need not be ours."""
+"""Start of HTTP libraries' messages that repeat a header; an env server's key may not be ours."""
 
 
 class Seats:
-    """How many rollouts each frozen model plays at once in a process; all are of one event loop."""
+    """Limits the rollouts that each frozen model samples at once in a process and event loop."""
 
     def __init__(self) -> None:
         self._taken: dict[tuple[str, int], asyncio.Semaphore] = {}
@@ -46,7 +46,7 @@ class Seats:
 
     @asynccontextmanager
     async def of(self, frozen: FrozenModelConfig) -> AsyncIterator[str]:
-        """A seat at the URL with the fewest taken, of `max_concurrent` in all; configs that agree
+        """A slot at the URL with the fewest taken, of `max_concurrent` in total; equal configs
         share them.
         """
         place = (" ".join(frozen.base_urls), frozen.max_concurrent)
@@ -56,17 +56,17 @@ class Seats:
                 yield url
 
     def fail(self, url: str) -> None:
-        """Has a URL avoided for a while."""
+        """Avoids a URL for a while."""
         self._balance.fail(url)
 
 
 class Renderer(Protocol):
-    """What is used of a renderer of the renderers package."""
+    """The methods of the renderers package's renderer that are used here."""
 
     def render_ids(
         self, messages: list[Any], *, tools: Any = None, add_generation_prompt: bool = False
     ) -> list[int]:
-        """Token ids of a conversation, at whose end a reply may be asked for."""
+        """Token ids of a conversation, optionally up to where a reply begins."""
 
     def get_stop_token_ids(self) -> list[int]:
         """Tokens that end a reply."""
@@ -119,17 +119,17 @@ def shown(frozen: FrozenModelConfig, error: dict[str, str]) -> dict[str, str]:
 def trouble(
     frozen: FrozenModelConfig, error: dict[str, str], status: int | None = None
 ) -> ReferenceLost | CreditError:
-    """What the activity fails with when the frozen model, by HTTP `status`, ended a rollout.
+    """The activity's error when the frozen model, by HTTP `status`, ended a rollout.
 
-    ReferenceLost is to be tried again, CreditError is the user's to mend.
+    ReferenceLost is retried, CreditError is the user's to fix.
     """
     places = ", ".join(url.removesuffix("/v1") for url in frozen.base_urls)
     who = f"the frozen model {frozen.name!r} at {places}"
     variables = " or ".join(frozen.variables)
     if _BAD_HEADER in error["message"].lower():
         return CreditError(
-            f"the environment variable {variables} of env servers holds what cannot be a key or "
-            f"header of {who}: there is white space or a special character in it"
+            f"the environment variable {variables} of env servers does not hold a valid key or "
+            f"header for {who}: it contains white space or a special character"
         )
     if status in _ACCESS:
         return CreditError(
@@ -243,5 +243,5 @@ class Layouts:
                 lambda: Layout(make_renderer(load_tokenizer(Path(tokenizer)), renderer))
             )
             result = self._loading[key] = asyncio.create_task(work)
-        # Shielded: whoever gives up must not take it from the others.
+        # Shielded: a cancelled caller must not cancel the load for the others.
         return await asyncio.shield(result)

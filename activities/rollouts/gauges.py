@@ -15,6 +15,7 @@ from temporalio import activity
 
 from ratchet.activities.contracts.rollouts import Gauges
 from ratchet.activities.runtime.lag import LoopLag
+from ratchet.activities.runtime.usage import Usage
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Chunk, Series
 from ratchet.activities.storage.store import ArtifactStore
@@ -46,6 +47,7 @@ class RunGauges:
         # A process that comes back may have its predecessor's name.
         self._series = Series(run_id, f"rollout-{worker}-{uuid.uuid4().hex[:6]}")
         self._lag = LoopLag()
+        self._usage = Usage()
         self._writing = asyncio.Lock()
         self._sample_time = 0.0
 
@@ -79,11 +81,11 @@ class RunGauges:
         if not force and (self._writing.locked() or now - self._written < WRITE_S):
             return
         self._written = now
-        chunk = self._sample(now, end=force)
-        live = {"time": time.time(), "rollouts": self.rollouts, **self._value()}
         # One at a time, so that a slow write never puts back what a later one stored.
         async with self._writing:
             try:
+                chunk = await self._sample(now, end=force)
+                live = {"time": time.time(), "rollouts": self.rollouts, **self._value()}
                 await asyncio.to_thread(self._store, live, chunk)
             except Exception:
                 # No rollout is worth losing over a gauge.
@@ -99,14 +101,16 @@ class RunGauges:
             **asdict(self._dispatch),
         }
 
-    def _sample(self, now: float, *, end: bool) -> Chunk | None:
+    async def _sample(self, now: float, *, end: bool) -> Chunk | None:
         """Takes a sample if it is due. The one at the end of work replaces one just taken."""
         if not end and now - self._sampled < self._sample_s:
             return None
         self._sampled = now
+        usage = await asyncio.to_thread(self._usage.take)
         # It rises, even if the clock is set back.
         self._sample_time = moment = max(time.time(), self._sample_time + 0.001)
-        sample = {"time": moment, **self._value(), "event_loop_lag": self._lag.take()}
+        own = {"event_loop_lag": self._lag.take(), "usage": usage}
+        sample = {"time": moment, **self._value(), **own}
         return self._series.add(sample, replace_after=moment - WRITE_S if end else None)
 
     def _store(self, live: dict[str, Any], chunk: Chunk | None) -> None:

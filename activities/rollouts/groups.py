@@ -183,7 +183,7 @@ def _pre_batch(member: dict[str, Any]) -> Verdict:
 
 
 def result(document: dict[str, Any], ref: ArtifactRef) -> GroupResult:
-    """What the workflow is told of a committed group.
+    """A committed group as workflows see it.
 
     Rewards and weight labels are of all rollouts that did not err: those that filters removed had
     their part in the others' advantages.
@@ -368,5 +368,5 @@ def served_versions(document: dict[str, Any]) -> set[int]:
 
 
 def mixed_of(document: dict[str, Any]) -> int:
-    """Rollouts of a group of which nobody knows which weights sampled what."""
+    """Rollouts of a group for which it is unknown which weights sampled which tokens."""
     return sum(member.get("mixed", False) for member in survivors_of(document))

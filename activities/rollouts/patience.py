@@ -1,4 +1,4 @@
-"""Patience with a store that fails: what took long to make is not let go at its first error.
+"""Patience with a store that fails: results that took long to produce are not lost to one error.
 
 Invariant: only StoreUnavailable is waited out, since `work` must not be repeated on a failure that
 may have other reasons. It is repeated whole, so it must be idempotent, as commits are.

@@ -1,9 +1,9 @@
-"""Tells Dispatch of rollouts that end while their activity still runs, so that permits are freed.
+"""Reports rollouts that end while their activity still runs to Dispatch, to free their permits.
 
-Invariants: a signal only ever hastens what the end of the activity says anyway, so one that
-cannot be sent is dropped. A part that has ended altogether is never told: its activity is about
-to complete. Signals cost history: a workflow gets at most one in LINGER_S, and one at a time, from
-each worker. What is kept of a workflow goes when its last part does.
+Invariants: a signal only speeds up what the end of the activity reports anyway, so one that cannot
+be sent is dropped. A part that has ended completely is never reported: its activity is about to
+complete. Signals cost history: a workflow gets at most one in LINGER_S, and one at a time, from
+each worker. State about a workflow is dropped with its last part.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ RPC_TIMEOUT = timedelta(seconds=5)
 
 @dataclass
 class _Owner:
-    """A workflow with `parts` activities here; `pending` is what it is to be told next."""
+    """A workflow with `parts` activities here; `pending` is its next signal."""
 
     parts: int = 0
     pending: dict[str, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Releases:
 
     @contextmanager
     def part(self, workflow_id: str, key: str, size: int) -> Iterator[Callable[[int], None]]:
-        """The time in which an activity of `workflow_id` carries out part `key` of `size` rollouts.
+        """The time in which an activity of `workflow_id` runs part `key` of `size` rollouts.
 
         Yields a function that takes how many of them have ended so far, adopted ones included.
         """
@@ -55,7 +55,7 @@ class Releases:
             if count >= size:
                 owner.pending.pop(key, None)
             elif count > 0:
-                # An attempt that was given up may still run here, and count fewer.
+                # An abandoned attempt may still run here, and count fewer.
                 owner.pending[key] = max(count, owner.pending.get(key, 0))
                 if owner.sender is None or owner.sender.done():
                     owner.sender = asyncio.create_task(self._send(workflow_id, owner))
@@ -81,4 +81,4 @@ class Releases:
             try:
                 await handle.signal(names.RELEASED, reported, rpc_timeout=RPC_TIMEOUT)
             except RPCError as error:
-                log.debug("%s was not told of %s: %s", workflow_id, reported.ended, error)
+                log.debug("%s did not receive %s: %s", workflow_id, reported.ended, error)

@@ -1,8 +1,8 @@
 """From a verifiers episode to training samples and a rollout record.
 
 Invariants: token ids, masks and log-probabilities are the engine's own, never rounded and never
-tokenized again. Each message trains exactly once, in the first sample that holds it, be it sampled
-or the env's. Each sampled token that may train carries the policy version whose weights sampled it.
+tokenized again. Each message, sampled or from the env, trains exactly once, in the first sample
+that holds it. Each sampled token that may train carries the policy version that sampled it.
 """
 
 import math
@@ -26,17 +26,17 @@ UNLABELLED = (
     "env server that imports ratchet_compat"
 )
 UNNAMED_AGENT = "agent"
-"""What verifiers calls the agent of an env in which nobody else plays."""
+"""verifiers' name for the agent of an env in which nobody else plays."""
 
 
 class UnusableTrace(Exception):
-    """A trace whose tokens do not add up; its rollout counts as errored."""
+    """A trace whose tokens are inconsistent; its rollout counts as errored."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """The weight labels of the engine before and after a rollout of chat completions, of which it
-    tells no versions. Nothing of it trains, so it may lack token ids and log-probabilities.
+    """The engine's weight labels before and after a rollout of chat completions, for which it
+    reports no versions. Nothing of it trains, so it may lack token ids and log-probabilities.
     """
 
     before: str
@@ -44,13 +44,13 @@ class Served:
 
     @property
     def mixed(self) -> bool:
-        """Whether nobody knows which weights sampled what."""
+        """Whether it is unknown which weights sampled which tokens."""
         return self.before != self.after
 
     def versions(self, sampled: int) -> tuple[list[int], set[str]]:
-        """Version of each of the tokens [sampled], -1 where it is not known, and all labels.
+        """Version of each of the tokens [sampled], -1 where unknown, and all labels.
 
-        Raises UnusableTrace for a label that names no version.
+        Raises UnusableTrace for a label without a version.
         """
         before, _ = version_of(self.before), version_of(self.after)
         return [-1 if self.mixed else before] * sampled, {self.before, self.after}
@@ -61,9 +61,9 @@ class RolloutSample:
     """One sequence of T tokens before scoring; token_ids to versions have length T.
 
     `versions` is -1 and `logprobs` 0.0 where `loss_mask` is False. The first `prompt_tokens` tokens
-    are prompt number `prompt` of the rollout. `observations` are spans (role, start, stop) of what
-    the env's messages said after the policy's first reply, without the template around it; None if
-    the renderer did not tell these apart.
+    are prompt number `prompt` of the rollout. `observations` are spans (role, start, stop) of the
+    text of the env's messages after the policy's first reply, without the template around it; None
+    if the renderer does not distinguish the two.
     """
 
     token_ids: list[int]
@@ -77,11 +77,10 @@ class RolloutSample:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One finished rollout, as stored. `record` is for people: what was said, and how it went.
+    """One finished rollout, as stored. `record` is for people: messages, and how it went.
 
-    `error` is one of `failures` or None. `provider` tells that the engine, not the
-    environment, ended it; such a rollout is not stored. `status` is then the engine's HTTP status,
-    if it is known.
+    `error` is one of `failures` or None. `provider` says that the engine, not the environment,
+    ended it; such a rollout is not stored. `status` is then the engine's HTTP status, if known.
     """
 
     reward: float
@@ -102,12 +101,12 @@ def version_of(label: str) -> int:
     """The policy version of a weight label '<version>.<push>'; raises UnusableTrace for others."""
     head = label.split(".", 1)[0]
     if not head.isdigit():
-        raise UnusableTrace(f"the engine calls its weights {label!r}, which names no version")
+        raise UnusableTrace(f"the engine labels its weights {label!r}, which names no version")
     return int(head)
 
 
 def _spans(trace: "Trace[Any, Any, Any]") -> list[list[dict[str, Any]] | None]:
-    """Version spans of each sampled node, in node order; None where the engine told nothing."""
+    """Version spans of each sampled node, in node order; None where the engine reported none."""
     sampled = [node for node in trace.nodes if node.sampled]
     if sampled and hasattr(sampled[0], WEIGHT_VERSIONS):
         return [_plain(getattr(node, WEIGHT_VERSIONS)) for node in sampled]
@@ -115,7 +114,7 @@ def _spans(trace: "Trace[Any, Any, Any]") -> list[list[dict[str, Any]] | None]:
     if calls is None:
         return [None] * len(sampled)
     if len(calls) != len(sampled):
-        raise UnusableTrace(f"{len(calls)} calls told versions and {len(sampled)} were sampled")
+        raise UnusableTrace(f"{len(calls)} calls have versions and {len(sampled)} were sampled")
     return [_plain(spans) for spans in calls]
 
 
@@ -146,8 +145,8 @@ def _node_versions(sampled: int, spans: list[dict[str, Any]] | None) -> tuple[li
 
 
 def _prompt(nodes: Sequence["MessageNode"]) -> tuple[dict[str, Any], int]:
-    """What a branch begins with up to the policy's first reply: {'messages', 'tools'} as they go
-    over the wire to an engine, and its length in tokens.
+    """The start of a branch up to the policy's first reply: {'messages', 'tools'} in the form in
+    which an engine gets them, and its length in tokens.
     """
     from verifiers.v1.clients.train import tool_to_wire
     from verifiers.v1.dialects.chat import message_to_wire
@@ -164,7 +163,7 @@ def _prompt(nodes: Sequence["MessageNode"]) -> tuple[dict[str, Any], int]:
 def _observations(
     nodes: Sequence["MessageNode"], seen: set[int]
 ) -> list[tuple[str, int, int]] | None:
-    """Spans of what the env said on a branch after the policy's first reply; see RolloutSample.
+    """Spans of the env's text on a branch after the policy's first reply; see RolloutSample.
 
     Messages in `seen` (ids of nodes) are left out.
     """
@@ -189,8 +188,8 @@ def trace_samples(
 ) -> tuple[list[RolloutSample], set[str]]:
     """Samples of one trace, one a branch, and the weight labels of its sampled tokens.
 
-    `prompts` is extended by those that samples begin with and that are not in it. Branches in which
-    nothing is left to train are dropped. Raises UnusableTrace.
+    Adds to `prompts` those that samples begin with and that it lacks. Branches with nothing left to
+    train are dropped. Raises UnusableTrace.
     """
     spans = iter([None] * len(trace.nodes) if served else _spans(trace))
     by_node = {id(node): next(spans) for node in trace.nodes if node.sampled}
@@ -248,7 +247,7 @@ def _node_mask(node: "MessageNode", fresh: bool, *, strict: bool) -> list[bool]:
 
 
 def _messages(trace: "Trace[Any, Any, Any]") -> list[dict[str, Any]]:
-    """What was said on the last branch; `sampled` marks the policy's own words."""
+    """Messages of the last branch; `sampled` marks the policy's own."""
     branches = trace.branches
     nodes = branches[-1].nodes if branches else []
     return [
@@ -276,13 +275,13 @@ def _timing(trace: "Trace[Any, Any, Any]") -> dict[str, float]:
 
 
 def _agent(trace: "Trace[Any, Any, Any]") -> str:
-    """Who played a trace."""
+    """The agent of a trace."""
     name: str = trace.agent.name
     return POLICY_AGENT if name == UNNAMED_AGENT else name
 
 
 def _is_provider(error: Any) -> bool:
-    """Whether the engine is to blame. A 400-like answer is about the request: the task's."""
+    """Whether the engine failed. A 4xx answer is about the request, so it is the task's fault."""
     return error.type == "ProviderError" and error.status_code not in (400, 413, 422)
 
 
@@ -298,14 +297,14 @@ def _error(error: Any, trace: Any = None) -> dict[str, Any]:
     message, frames = error.message, frames_of(error.traceback)
     unset = [name for name, reward in trace.rewards.items() if reward is None] if trace else []
     if unset and not any(map(is_theirs, frames)):
-        # What a function returned is read after it, when none of its frames is left.
+        # The function's frames are gone when its return value is read.
         message = f"{message} (without a value: {', '.join(unset)})"
     found: dict[str, Any] = {"type": error.type, "message": message}
     return {**found, "frames": frames} if frames else found
 
 
 def _bad_reward(traces: Sequence[Any]) -> dict[str, Any] | None:
-    """Which reward of which function is no finite number, if one is."""
+    """Which reward of which function is not a finite number, if any."""
     rewards = [trace.reward for trace in traces]
     if all(map(math.isfinite, rewards)):
         return None
@@ -320,7 +319,7 @@ def _bad_reward(traces: Sequence[Any]) -> dict[str, Any] | None:
 
 
 def _error_of(episode: Any) -> tuple[dict[str, Any] | None, bool]:
-    """What ended the rollout badly, if anything, and whether it was the engine."""
+    """The rollout's error, if any, and whether the engine caused it."""
     for trace in episode.traces:
         if not trace.ok:
             last = trace.last_error
@@ -337,7 +336,7 @@ def _error_of(episode: Any) -> tuple[dict[str, Any] | None, bool]:
         nameless = {"type": "EnvError", "message": "episode not ok"}
         return _error(last) if last else nameless, False
     if not any(node.sampled for trace in episode.traces for node in trace.nodes):
-        return {"type": "EmptyTrajectory", "message": "the policy was never asked"}, False
+        return {"type": "EmptyTrajectory", "message": "the policy was never called"}, False
     return None, False
 
 
@@ -348,8 +347,8 @@ def from_episode(
 ) -> Rollout:
     """The rollout of a served episode, from the traces whose tokens train the policy.
 
-    Its reward is the mean over those traces. `lay_out` makes the samples of a trace that came
-    without tokens; it raises UnusableTrace. `served` says that chat completions were asked.
+    Its reward is the mean over those traces. `lay_out` makes the samples of a trace without tokens;
+    it raises UnusableTrace. With `served`, the rollout used chat completions.
     """
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     error, provider = _error_of(episode)

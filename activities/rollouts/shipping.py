@@ -1,7 +1,7 @@
 """Writes the batch of a step from groups that were finalized.
 
-A batch whose metrics are committed was written whole, from the groups that the metrics' name tells.
-Every later attempt adopts it, whatever became of these groups since: they were told to train once.
+A batch whose metrics are committed is complete, from the groups that the metrics' name identifies.
+Every later attempt adopts it, even if these groups have changed since: each must train only once.
 """
 
 import hashlib

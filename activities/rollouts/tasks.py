@@ -1,7 +1,7 @@
 """Task data of a run's environments, by index.
 
-The environment's code runs in a process of its own (`ratchet.activities.envs.dump`), which writes
-the tasks to a scratch file; a worker only ever reads plain JSON. Loaded once a worker and
+The environment's code runs in a separate process (`ratchet.activities.envs.dump`), which writes the
+tasks to a scratch file; a worker only ever reads plain JSON. Loaded once per worker and
 (run, kind, env).
 """
 
@@ -25,7 +25,7 @@ from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.configs.env import EnvConfig
 
 HEADROOM = 256
-"""An endless or huge taskset is read this far at first, and then twice as far as was asked."""
+"""An endless or huge taskset is read this far at first, and then twice as far as requested."""
 WHOLE = 20_000
 """A taskset is read whole up to here."""
 
@@ -73,7 +73,7 @@ class TaskLibrary:
             raise final(
                 names.BAD_INPUT,
                 f"{kind} env {name!r} has {len(result)} examples, and example {index} was "
-                "asked for; its data must not change while a run uses it",
+                "requested; its data must not change while a run uses it",
             )
         data: dict[str, Any] = json.loads(result.line(index))
         return data

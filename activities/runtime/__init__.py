@@ -1,1 +1,1 @@
-"""What every activity leans on in its worker process, whatever its room."""
+"""What every activity needs in its worker process, in any room."""

@@ -1,4 +1,4 @@
-"""What every activity needs of its process: the store, a scratch folder, cached run configs.
+"""What every activity needs from its process: the store, a scratch folder, cached run configs.
 
 Activities are methods of small classes that hold one `WorkerContext`; nothing is global.
 """
@@ -14,7 +14,7 @@ from ratchet.configs.run import RunConfig
 
 
 class WorkerContext:
-    """One per worker process. `own_queue` is the task queue only this process polls."""
+    """One per worker process. `own_queue` is the task queue that only this process polls."""
 
     def __init__(self, *, home: Path, store_url: str, own_queue: str) -> None:
         self.home = home
@@ -29,13 +29,13 @@ class WorkerContext:
         return self._configs[run_id, revision]
 
     def scratch(self, name: str) -> Path:
-        """A local folder for working files; nothing durable lives there."""
+        """A local folder for working files; nothing in it is durable."""
         folder = self.home / "scratch" / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
 
 def attempt_token() -> str:
-    """Names this attempt of this activity, unlike any other of any run; artifacts carry it."""
+    """A token for this attempt of this activity, unique over all runs; artifacts carry it."""
     info = activity.info()
     return f"{info.activity_id}-{info.attempt}-{uuid.uuid4().hex[:12]}"

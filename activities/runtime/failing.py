@@ -1,9 +1,9 @@
-"""What failures of storage look like to a workflow: an interceptor around every activity.
+"""How storage failures appear to a workflow: an interceptor around every activity.
 
-Invariant: a failure that another attempt would only repeat is never retried by Temporal, so that
-the workflow hears of it at once: STORE_FAILED when the store or a scratch disk has to be mended, or
-this worker replaced by one of the build that wrote what it is to read; CORRUPT when an artifact
-cannot be read whatever is mended.
+Invariant: Temporal never retries a failure that another attempt would only repeat, so that the
+workflow receives it at once: STORE_FAILED when someone must fix the store or a scratch disk, or
+replace this worker by one of the build that wrote the data; CORRUPT when an artifact cannot be read
+in any case.
 """
 
 import errno
@@ -18,17 +18,17 @@ from ratchet.activities.storage.store import CorruptArtifact, StoreUnavailable, 
 from ratchet.configs.versions import NewerSchema
 
 DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""What an operating system says of a disk, wherever it lies; other errors may be about a socket."""
+"""Errors that the operating system raises about disks; other errors may be about a socket."""
 
 
 def final(kind: str, message: object) -> ApplicationError:
-    """A failure of a type in `names` that another attempt would only repeat."""
+    """A failure, of a type in `names`, that another attempt would only repeat."""
     return ApplicationError(str(message), type=kind, non_retryable=True)
 
 
 def failure_of(error: BaseException, where: str) -> ApplicationError | None:
-    """The failure that a workflow is told of, if `error` is one of storage. `where` names the work
-    that met it.
+    """The failure that a workflow receives, if `error` is about storage. `where` names the work
+    that raised it.
     """
     if isinstance(error, StoreUnavailable | NewerSchema):
         return final(names.STORE_FAILED, error)
@@ -40,7 +40,7 @@ def failure_of(error: BaseException, where: str) -> ApplicationError | None:
 
 
 class StorageFailures(Interceptor):
-    """Turns failures of storage into those of `failure_of`, in every activity of a worker."""
+    """Turns storage failures into those of `failure_of`, in every activity of a worker."""
 
     def intercept_activity(self, next: ActivityInboundInterceptor) -> ActivityInboundInterceptor:
         """Wraps the activities of a worker."""

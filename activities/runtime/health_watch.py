@@ -1,8 +1,8 @@
-"""Tells a run what is the matter with it, once when that begins, as soon as a step is recorded.
+"""Reports health findings to a run, each once when it begins, as soon as a step is recorded.
 
-The run's workflow does not judge: it gets a signal, which its history keeps and the event log
+The run's workflow does not judge: it receives a signal, which its history keeps and the event log
 shows, so that no order of commands depends on the rules. A signal that cannot be sent is dropped:
-the API judges by the same rules whenever somebody looks.
+the API applies the same rules at every request.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 log = logging.getLogger(__name__)
 
 KEPT = 2000
-"""Steps whose metrics are kept, of all runs."""
+"""Steps whose metrics are cached, over all runs."""
 RPC_TIMEOUT = timedelta(seconds=5)
 
 
@@ -38,12 +38,12 @@ class HealthWatch:
     def __init__(self, store: ArtifactStore, client: Client) -> None:
         self._store = store
         self._client = client
-        # What is missing or damaged raises, which is not kept.
+        # Missing or damaged metrics raise, which is not cached.
         self._row = functools.lru_cache(KEPT)(self._read)
 
     def reports(self, attempt: str, step: int) -> list[HealthReport]:
-        """What began with `step`, by the steps of its attempt that are recorded. Blocks; raises
-        StoreUnavailable.
+        """Findings that begin with `step`, judging by the recorded steps of its attempt. Blocks;
+        raises StoreUnavailable.
         """
         rows: list[Row] = []
         for number in range(max(1, step - WINDOW - ENDS_AFTER + 1), step + 1):
@@ -52,15 +52,15 @@ class HealthWatch:
         return [HealthReport(step, finding) for finding in begun(rows)]
 
     def _read(self, attempt: str, step: int) -> Row:
-        """A step's metrics, as far as rules look at them."""
+        """The metrics of a step that the rules read."""
         record = self._store.get_json(self._store.require(keys.step_record(attempt, step)))
         return relevant(record["metrics"])
 
     async def send(self, workflow_id: str, reports: list[HealthReport]) -> None:
-        """Tells the run."""
+        """Sends the reports to the run."""
         handle = self._client.get_workflow_handle(workflow_id)
         for report in reports:
             try:
                 await handle.signal(HEALTH_REPORT, report, rpc_timeout=RPC_TIMEOUT)
             except RPCError as error:
-                log.warning("%s was not told of %s: %s", workflow_id, report, error)
+                log.warning("%s did not receive %s: %s", workflow_id, report, error)

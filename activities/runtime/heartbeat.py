@@ -1,4 +1,4 @@
-"""Heartbeats of long activities, from the side."""
+"""Heartbeats of long activities, sent in the background."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ HEARTBEAT_S = 1.0
 
 @contextlib.asynccontextmanager
 async def heartbeats() -> AsyncIterator[None]:
-    """Heartbeats every HEARTBEAT_S for as long as the block runs, with the time of each.
+    """Sends a heartbeat every HEARTBEAT_S, with its time, for as long as the block runs.
 
     It shows that the event loop is alive, not that the block makes progress: bound every wait.
     """
@@ -30,8 +30,8 @@ async def heartbeats() -> AsyncIterator[None]:
 
 
 def last_beat() -> str:
-    """When the attempt before this one was last known to be alive (ISO 8601); '' without one, and
-    for one of an older build, which says no time.
+    """When the previous attempt was last known to be alive (ISO 8601); '' without one, and for one
+    of an older build, which reported no time.
     """
-    told = activity.info().heartbeat_details
-    return str(told[0]) if told else ""
+    details = activity.info().heartbeat_details
+    return str(details[0]) if details else ""

@@ -1,6 +1,6 @@
-"""How late an event loop wakes up those who sleep: the measure of how busy it is.
+"""How late an event loop wakes up its tasks: a measure of how busy it is.
 
-A worker whose loop is late sends heartbeats late, and notices late what has ended.
+A worker whose loop is late sends heartbeats late, and notices late that work has ended.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from ratchet.activities.contracts.quantiles import quantile
 
 PROBE_S = 0.1
 WINDOW = 1000
-"""Probes that are kept at most, the latest ones."""
+"""Most probes kept; older ones are dropped."""
 
 
 class LoopLag:
@@ -23,19 +23,19 @@ class LoopLag:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to probe, unless it does so already."""
+        """Starts probing, unless it already does."""
         if self._task is None:
             self._task = asyncio.create_task(self._probe())
 
     def stop(self) -> None:
-        """Ends to probe. What was measured is kept."""
+        """Stops probing. Measurements are kept."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
     def take(self) -> dict[str, float] | None:
-        """Of the lags since they were last taken, in seconds: min, mean, median, p90, p99, max; and
-        their number n. None if none was.
+        """Statistics of the lags since the last call, in seconds: min, mean, median, p90, p99, max;
+        and their number n. None if there were none.
         """
         lags = list(self._lags)
         self._lags.clear()

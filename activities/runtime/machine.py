@@ -11,7 +11,7 @@ MIB = 2**20
 
 
 def memory(limit: Path = CGROUP) -> int:
-    """Bytes of the machine's memory, or of its container where that has fewer."""
+    """Bytes of the machine's memory, or of its container's limit if that is lower."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     text = limit.read_text().strip() if limit.is_file() else "max"
     return min(total, int(text)) if text.isdigit() else total
@@ -21,7 +21,7 @@ def out_of_memory_kills(
     processes: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
 ) -> int:
     """How many processes of this control group the kernel has killed for memory; 0 where it does
-    not tell (control groups v2 do).
+    not report that (control groups v2 do).
     """
     lines = processes.read_text().splitlines() if processes.is_file() else []
     group = next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
@@ -33,15 +33,15 @@ def out_of_memory_kills(
 
 
 def cpu_torch() -> bool:
-    """Whether the installed torch is a build for CPUs, which uses no GPU that there may be."""
+    """Whether the installed torch is a CPU build, which uses no GPU even if there is one."""
     return "+cpu" in importlib.metadata.version("torch")
 
 
 def gpu_memory() -> int | None:
-    """Bytes of the smallest GPU; None on a machine where the driver shows none."""
+    """Bytes of the smallest GPU; None on a machine whose driver shows none."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    told = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
-    sizes = [int(line) for line in told.stdout.split() if line.isdigit()]
-    return min(sizes) * MIB if told.returncode == 0 and sizes else None
+    reply = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
+    sizes = [int(line) for line in reply.stdout.split() if line.isdigit()]
+    return min(sizes) * MIB if reply.returncode == 0 and sizes else None

@@ -1,4 +1,4 @@
-"""Store work that belongs to no other room: step records, config revisions, restoring a run."""
+"""Store work outside the other rooms: step records, config revisions, restoring a run."""
 
 import asyncio
 import time
@@ -26,16 +26,16 @@ from ratchet.configs.upgrades import read_config
 
 @dataclass(frozen=True)
 class StoreActivities:
-    """Activities of the orchestrator role. Without a `watch` nobody judges a run's steps."""
+    """Activities of the orchestrator role. Without a `watch` no health rules are applied."""
 
     ctx: WorkerContext
     watch: HealthWatch | None = None
 
     @activity.defn(name=names.RECORD_STEP)
     async def record_step(self, record: StepRecord) -> None:
-        """Commits a step's metrics; a step that is recorded already stays as it is. The last of a
-        hundred also commits the chunk of them. Then the run is told what began to be the matter
-        with it, and its monitor is pinged, if it has one.
+        """Commits a step's metrics; a step that is already recorded stays unchanged. The last of a
+        hundred steps also commits their chunk. Then reports new health findings to the run, and
+        pings its monitor, if it has one.
 
         Raises CorruptArtifact if a part is missing or damaged.
         """
@@ -50,9 +50,9 @@ class StoreActivities:
 
     @activity.defn(name=names.SAVE_CONFIG)
     async def save_config(self, input: SaveConfigInput) -> None:
-        """Commits a revision of a run's config; one that is kept already stays as it is.
+        """Commits a revision of a run's config; an existing one stays unchanged.
 
-        Raises ApplicationError CORRUPT if that one says something else.
+        Raises ApplicationError CORRUPT if the existing one differs.
         """
         async with heartbeats():
             await asyncio.to_thread(self._save_config, input, attempt_token())
@@ -64,15 +64,15 @@ class StoreActivities:
         if configs.load(store, input.run_id, revision) != config:
             raise final(
                 names.CORRUPT,
-                f"{ref.key}: another config is kept as revision {revision} of run "
+                f"{ref.key}: a different config is stored as revision {revision} of run "
                 f"{input.run_id}; change the config once more, which makes another revision",
             )
 
     @activity.defn(name=names.RESTORE_RUN)
     async def restore_run(self, input: RestoreInput) -> RestoreResult:
-        """Makes a checkpoint of one run the beginning of another.
+        """Makes a checkpoint of one run the start of another.
 
-        Raises ApplicationError BAD_INPUT if there is no sound one, saying what there is.
+        Raises ApplicationError BAD_INPUT if there is no sound one, listing those there are.
         """
         async with heartbeats():
             try:

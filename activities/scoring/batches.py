@@ -5,8 +5,8 @@ so that every problem weighs the same. Shares of rollouts weigh every rollout th
 '<metric>/<scope>/<statistic>', where scope is 'all' or an env's name. `subsets.py` has the same
 families over single rollouts.
 
-Everything counts all rollouts that did not err, whatever filters said of them; only 'filters' and
-'off_policy' leave out those that pre-batch filters removed, which never got to the batch.
+Everything counts all rollouts that did not err, whatever filters decided; only 'filters' and
+'off_policy' leave out those that pre-batch filters removed, which never reached the batch.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ PROMPT_TOO_LONG = "prompt_too_long"
 """The stop condition of a rollout that was cut off by its prompt, not by what it sampled."""
 
 SCORING = "time/scoring"
-"""Seconds in which the slowest of a batch's groups was scored, by its teacher, too."""
+"""Seconds in which the slowest of a batch's groups was scored, including by its teacher."""
 HEADLINE = (
     SCORING,
     "reward/all/mean",
@@ -32,7 +32,7 @@ HEADLINE = (
     "staleness/mean",
     "staleness/max",
 )
-"""The metrics of a batch that a workflow is told; the store has all of them."""
+"""The metrics of a batch that workflows get; the store has all of them."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class BatchRollout:
     """What a batch counts of one rollout that did not err. Lengths are in tokens, times in seconds.
 
     `advantage`: the one farthest from 0; None if its algorithm gives none. `versions`: lowest and
-    highest that sampled its tokens; None if nothing told.
-    `pre_batch` and `post_batch`: what the filters of each slot said; post-batch filters do not see
+    highest that sampled its tokens; None if unknown.
+    `pre_batch` and `post_batch`: the verdicts of each slot; post-batch filters do not see
     what was removed before.
     """
 
@@ -61,7 +61,7 @@ class BatchRollout:
 
     @property
     def collected(self) -> bool:
-        """Whether it got to the batch."""
+        """Whether it reached the batch."""
         return not self.pre_batch.removed
 
     @property
@@ -187,7 +187,7 @@ def _pre_filters(
 
 
 def tally_of(verdicts: Sequence[Verdict]) -> FilterTally:
-    """Counts what a slot said of rollouts."""
+    """Counts the verdicts of a slot."""
     hits = Counter(name for verdict in verdicts for name in verdict.hits)
     return FilterTally(len(verdicts), sum(verdict.removed for verdict in verdicts), dict(hits))
 
@@ -228,8 +228,8 @@ def summarize(
 ) -> dict[str, float]:
     """Metrics of the batch of `step`.
 
-    `pre_batch` and `post_batch` name the filters of each slot, so that those that hit nothing
-    are there as 0. `barren` are groups that no rollout survived, which are in no batch.
+    `pre_batch` and `post_batch` name the filters of each slot, so that those without hits appear
+    as 0. `barren` are groups that no rollout survived, which are in no batch.
 
     staleness/{mean,max}: versions between what sampled a group's oldest token and version
     `step - 1`, which the batch trains on top of, over groups of which the policy sampled any

@@ -1,8 +1,8 @@
-"""Algorithms of runs on a rollout worker: made once per run and env, and checked before a run.
+"""Algorithms of runs on a rollout worker: built once per run and env, and checked before a run.
 
-A user's function is imported here, in the process that will call it; nothing else of theirs is.
-Models that an algorithm asks are given to it here: a frozen one from its config, the policy itself
-at the engine that served the group.
+A user's function is imported here, in the process that will call it; nothing else of the user's is.
+Models that an algorithm queries are passed to it here: a frozen one from its config, the policy
+itself at the engine that served the group.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from ratchet.configs.upgrades import read_config
 class AlgorithmLibrary:
     """The algorithms of all runs of this process. Methods may be called from any thread.
 
-    `load_render` makes what turns a run's messages into prompts of its policy; it may block.
+    `load_render` builds what turns a run's messages into prompts of its policy; it may block.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class AlgorithmLibrary:
     def algorithm(self, run_id: str, env: str, engine: EngineTarget | None = None) -> Algorithm:
         """The algorithm of a train env; imports a user's function on first use.
 
-        One that asks the policy asks it at `engine`, which is why it is made anew for each call.
-        Raises ApplicationError BAD_INPUT if it cannot be had; a later call tries again.
+        One that queries the policy does so at `engine`, which is why it is built for each call.
+        Raises ApplicationError BAD_INPUT if it cannot be built; a later call tries again.
         """
         config = self._ctx.config(run_id)
         asks_policy = teacher_of(config.algorithm(env)) == "policy"
@@ -95,7 +95,7 @@ class _NoEngine:
     """The policy of a group that no engine served; nothing in it is left to be scored."""
 
     async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        raise ReferenceLost("no engine of the policy was named to score a group", live=True)
+        raise ReferenceLost("a group has no engine of the policy to score it", live=True)
 
 
 def check_algorithms(config: RunConfig) -> list[CheckProblem]:
@@ -115,7 +115,7 @@ def check_algorithms(config: RunConfig) -> list[CheckProblem]:
 
 
 class AlgorithmActivities:
-    """Activities about algorithms themselves."""
+    """Activities that check algorithms."""
 
     def __init__(self, ctx: WorkerContext) -> None:
         self.ctx = ctx

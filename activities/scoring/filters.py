@@ -1,9 +1,9 @@
-"""Filters of training rollouts: what they detect, and what a slot of them says of a rollout.
+"""Filters of training rollouts: what they detect, and the verdict of a slot of them on a rollout.
 
 Invariants: every filter of a slot is evaluated for every rollout, so that a hit that is only
 counted never hides one that removes; the verdict does not depend on the order of the slot. The
 limits themselves are never a hit: all comparisons are strict. Rules over log-probabilities skip
-tokens of which there is none, as with those that a frozen model said.
+tokens without one, such as those of a frozen model.
 """
 
 import math
@@ -26,7 +26,7 @@ class SampledTokens:
     """What the policy sampled in one rollout: N tokens, over all samples and turns in order.
 
     token_ids [N]; logprobs [N]: the engine's, in nats; measured [N]: whether an engine of the
-    policy told that log-probability; advantages [N], or None if the rollout was not given any.
+    policy reported that log-probability; advantages [N], or None if the rollout has none.
     """
 
     token_ids: Sequence[int]
@@ -79,7 +79,7 @@ def is_gibberish(tokens: SampledTokens, config: GibberishConfig, vocab_size: int
 def is_repetition(tokens: SampledTokens, config: RepetitionConfig) -> bool:
     """Whether `window` tokens in a row have logprob > ln(prob_threshold).
 
-    The run goes on over the end of a turn. Source: arXiv:2506.13585, section 3.2.
+    The sequence continues across turns. Source: arXiv:2506.13585, section 3.2.
     """
     least = math.log(config.prob_threshold)
     run = 0
@@ -117,7 +117,7 @@ def _detects(
 
 
 def needs_vocabulary(slot: Sequence[FilterConfig]) -> bool:
-    """Whether `judge` has to be told the vocabulary's size for this slot."""
+    """Whether `judge` needs the vocabulary's size for this slot."""
     return any(isinstance(config, GibberishConfig) for config in slot)
 
 
@@ -136,7 +136,7 @@ def judge(
     vocab_size: int | None,
     reward: float = 0.0,
 ) -> Verdict:
-    """What the filters of a slot say of a rollout, given its scored samples and its reward."""
+    """The verdict of the filters of a slot on a rollout, given its scored samples and reward."""
     tokens = sampled_tokens(samples)
     result = [config for config in slot if _detects(config, tokens, vocab_size, reward)]
     return Verdict(

@@ -1,7 +1,7 @@
-"""The preflight of model references: is each there, with what a run needs of it?
+"""The preflight of model references: is each available, with what a run needs from it?
 
 Needs the network, and for models that score the policy's tokens the policy's tokenizer, if this
-machine can have it: the check of the model itself tells what is wrong with that.
+machine can load it: otherwise the check of the model itself reports the reason.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from ratchet.configs.reference import DEFAULT_KEY_VAR, FrozenModelConfig
 from ratchet.configs.run import RunConfig
 
 LIMIT_S = 45.0
-"""For all that one model is asked."""
+"""Time limit for all requests to one model."""
 
 PROBE = "The quick brown fox jumps over 12345 lazy dogs;\n\tit's <b>(x + y) / 67.89</b>!"
 """Text that tokenizers of different vocabularies split differently."""
@@ -35,7 +35,7 @@ def _problem(key: str, message: str) -> CheckProblem:
 
 
 async def check_references(config: RunConfig) -> list[CheckProblem]:
-    """Problems with the frozen models that a run names; all are asked at once."""
+    """Problems with the frozen models that a run names; queries all of them at once."""
     references = References()
     references.bind()
     places: list[tuple[str, AlgorithmConfig | None]] = [("algo", config.algo)]
@@ -72,7 +72,7 @@ async def _check(
     if model.api_key_var != DEFAULT_KEY_VAR and not key_is_set:
         message = (
             f"the environment variable {model.api_key_var} is not set on a rollout worker; set it "
-            "there and on env servers, or leave api_key_var out if the endpoint has no key"
+            "there and on env servers, or remove api_key_var if the endpoint has no key"
         )
         return [_problem(f"{key}.api_key_var", message)]
     for header, variable in model.headers_from_env.items():
@@ -81,7 +81,7 @@ async def _check(
         except CreditError as error:
             unset = str(error)
         if unset:
-            message = f"{unset}; set it on rollout workers and on env servers, or leave it out"
+            message = f"{unset}; set it on rollout workers and on env servers, or remove it"
             return [_problem(f"{key}.headers_from_env.{header}", message)]
     places = [f"{key}.base_url", *(f"{key}.more_urls.{n}" for n in range(len(model.more_urls)))]
     calls = [
@@ -100,13 +100,13 @@ async def _check_url(
     url: str,
     longest: int | None,
 ) -> list[CheckProblem]:
-    """Problems with the model as it is served at one of its URLs, which stands at `place`."""
+    """Problems with the model as served at one of its URLs, whose key is `place`."""
     served = model.model_copy(update={"base_url": url, "more_urls": []})
     try:
         async with asyncio.timeout(LIMIT_S):
             return await _ask(references, config, key, served, longest)
     except TimeoutError:
-        return [_problem(place, f"{url} has not answered within {LIMIT_S:.0f} s")]
+        return [_problem(place, f"{url} did not answer within {LIMIT_S:.0f} s")]
     except (ReferenceLost, CreditError) as error:
         return [_problem(place, str(error))]
 
@@ -153,7 +153,7 @@ async def _check_vocabulary(
     answer = await references.ask(endpoint, "POST", "/tokenize", body)
     said = read_json(answer) if answer.status_code == 200 else {}
     theirs = said.get("tokens") if isinstance(said, dict) else None
-    # Anything else may answer there: that tells nothing of the vocabulary.
+    # Any other server may answer there, which says nothing about the vocabulary.
     if isinstance(theirs, list) and theirs != ids:
         message = (
             f"its tokenizer is not the policy's: the same text is {theirs[:6]}… to it and "
@@ -171,7 +171,7 @@ async def _check_vocabulary(
 
 
 def _policy_tokenizer(config: RunConfig) -> Any:
-    """The policy's tokenizer, or None if it cannot be had on this machine."""
+    """The policy's tokenizer, or None if this machine cannot load it."""
     if config.model.name == DEFAULT_POLICY:
         from ratchet.activities.training.tokenizer import build_tokenizer
 

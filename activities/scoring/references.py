@@ -7,13 +7,13 @@ without special flags. Facts about vLLM 0.32 this rests on:
   entry is null. Such a request never reads the prefix cache, so it needs no salt.
 - At least one token has to be sampled, so a prompt as long as the model's context is refused. The
   last token of such a sequence is scored as the sampled position instead, by `logprob_token_ids`.
-- A token id that the model does not have is a 400 answer, a model that it does not serve a 404.
+- A token id that the model does not have is answered with 400, a model not served with 404.
 
-Invariants: the key of an endpoint, and what else its headers carry, is read from the environment
-when a request is made, goes into its header and nowhere else: what others say is masked before it
-becomes part of an error. One process never has more requests in flight at an endpoint than the
-config allows, from however many event loops they come. A request goes to the URL of its endpoint
-with the fewest in flight, and to one that failed lately only if all have.
+Invariants: the key of an endpoint, and its other header values, are read from the environment when
+a request is made, go into its headers and nowhere else: they are masked in others' messages before
+those become part of an error. One process never has more requests in flight at an endpoint than the
+config allows, however many event loops send them. A request goes to the URL of its endpoint with
+the fewest in flight, and to one that failed lately only if all have.
 """
 
 import asyncio
@@ -38,11 +38,11 @@ LIVE_CONCURRENT = 32
 
 LIVE_TIMEOUT_S, LIVE_CONNECT_S, LIVE_RETRIES = 60.0, 10.0, 3
 BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
-"""Wait before a request that met a server in trouble is tried again, which doubles; the longest."""
+"""Wait before a request is retried after a server error, which doubles; the longest wait."""
 AVOIDED_S = 10.0
-"""How long a URL that failed is asked only if there is no other."""
+"""For how long a URL that failed is used only if there is no other."""
 BUSY_S = 2.0
-"""Wait before a live engine that is paused or has too much to do is asked again."""
+"""Wait before a live engine that is paused or overloaded is queried again."""
 
 _SHOWN = 300
 _ACCESS = (401, 403)
@@ -52,9 +52,9 @@ _UNREADABLE = (httpx.LocalProtocolError, httpx.UnsupportedProtocol)
 
 
 class ReferenceLost(Exception):
-    """Nothing usable answers at a reference's address; another try may find it again.
+    """Nothing usable answers at a reference's address; a retry may succeed.
 
-    `live` tells that it was an engine of the policy, which may have been replaced.
+    `live` says that it was an engine of the policy, which may have been replaced.
     """
 
     def __init__(self, message: str, *, live: bool) -> None:
@@ -70,14 +70,14 @@ def key_of(variable: str) -> str:
     key = os.environ.get(variable, "").strip() if variable else ""
     if not (key.isascii() and key.isprintable()):
         raise CreditError(
-            f"the environment variable {variable} of this worker holds what cannot be a key: "
-            "there are characters other than printable ASCII in it"
+            f"the environment variable {variable} of this worker does not hold a valid key: it "
+            "contains characters other than printable ASCII"
         )
     return key
 
 
 def without_keys(text: str, variables: Iterable[str]) -> str:
-    """`text` with what environment variables hold masked wherever it occurs."""
+    """`text` with the values of environment variables masked wherever they occur."""
     for variable in variables:
         held = os.environ.get(variable, "") if variable else ""
         for key in (held, held.strip()):
@@ -86,7 +86,7 @@ def without_keys(text: str, variables: Iterable[str]) -> str:
 
 
 class Balance:
-    """How many requests are in flight at each URL of one event loop; which failed lately."""
+    """How many requests are in flight at each URL of one event loop, and which failed lately."""
 
     def __init__(self) -> None:
         self._load: Counter[str] = Counter()
@@ -94,8 +94,8 @@ class Balance:
 
     @contextmanager
     def least_loaded(self, urls: Sequence[str]) -> Iterator[str]:
-        """The URL with the fewest in flight, one of which is the block; one that failed lately if
-        all have.
+        """The URL with the fewest in flight, which counts the block as one more; one that failed
+        lately only if all have.
         """
         now = time.monotonic()
         late = {url: now < self._failed_at.get(url, -math.inf) + AVOIDED_S for url in urls}
@@ -107,14 +107,14 @@ class Balance:
             self._load[url] -= 1
 
     def fail(self, url: str) -> None:
-        """Has a URL avoided for a while."""
+        """Avoids a URL for a while."""
         self._failed_at[url] = time.monotonic()
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a reference is served: `root` without '/v1', further such `others`, and the model's
-    served name there. `header_vars` are pairs of a header and the variable with its value.
+    """Where a reference is served: `root` without '/v1', more such URLs in `others`, and its served
+    name. `header_vars` are pairs of a header and the variable with its value.
     """
 
     root: str
@@ -158,7 +158,7 @@ class Endpoint:
         return {**headers, "Authorization": f"Bearer {key}"} if key else headers
 
     def shown(self, text: str) -> str:
-        """The beginning of what was said about a request there, without what headers carry."""
+        """The beginning of a message about a request there, without the values of headers."""
         variables = (self.key_var, *(variable for _, variable in self.header_vars))
         return without_keys(text, variables)[:_SHOWN]
 
@@ -184,14 +184,14 @@ class References:
             return
         self._loop = loop
         # Neither connections nor semaphores survive the loop that they were made in. Engines are
-        # reached directly; what is elsewhere by the environment's proxies and certificates.
+        # reached directly; other servers through the environment's proxies and certificates.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._client = httpx.AsyncClient(limits=limits, trust_env=False)
         self._outside = httpx.AsyncClient(limits=limits)
         self._slots = {}
 
     async def close(self) -> None:
-        """Closes what is open; requests that are in flight fail."""
+        """Closes all connections; requests in flight fail."""
         await self._client.aclose()
         await self._outside.aclose()
 
@@ -204,7 +204,7 @@ class References:
         return VllmReference(self, Endpoint(url.rstrip("/"), model, live=True))
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Carries `work` out in the bound loop, from whichever loop this is awaited in."""
+        """Runs `work` in the bound loop, from whichever loop awaits this."""
         assert self._loop is not None, "bind() comes before requests"
         if asyncio.get_running_loop() is self._loop:
             return await work()
@@ -215,19 +215,19 @@ class References:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(there(), self._loop))
 
     def slots(self, endpoint: Endpoint) -> asyncio.Semaphore:
-        """Bounds requests in flight at an endpoint; configs that agree share it."""
+        """Limits requests in flight at an endpoint; equal configs share the limit."""
         place = (endpoint.roots, endpoint.max_concurrent)
         return self._slots.setdefault(place, asyncio.Semaphore(endpoint.max_concurrent))
 
     async def ask(
         self, endpoint: Endpoint, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> httpx.Response:
-        """One request; tried again, at another URL if there is one, while the server cannot be
-        reached or has trouble of its own.
+        """One request; retried, at another URL if there is one, while the server cannot be reached
+        or reports a server error.
 
-        A live engine that is only slow or busy, as one that is paused, is asked for as long as
+        A live engine that is only slow or busy, such as a paused one, is queried for as long as
         the caller waits. Returns an answer below 500 that is not 429. Raises ReferenceLost, and
-        CreditError if the endpoint's key cannot be one.
+        CreditError if the endpoint's key is invalid.
         """
         trouble, failures = "", 0
         headers = endpoint.headers()
@@ -263,7 +263,7 @@ class References:
         )
 
     async def models(self, endpoint: Endpoint) -> dict[str, int | None]:
-        """Context length in tokens of each model served there; None where it is not told.
+        """Context length in tokens of each model served there; None where it is not reported.
 
         Raises ReferenceLost and CreditError.
         """
@@ -274,7 +274,7 @@ class References:
         cards = result.get("data") if isinstance(result, dict) else None
         if not isinstance(cards, list):
             raise CreditError(
-                f"{endpoint}: /v1/models answers with no list of models; base_url must be that "
+                f"{endpoint}: /v1/models does not return a list of models; base_url must be that "
                 "of an OpenAI-compatible endpoint"
             )
         lengths = {
@@ -287,10 +287,10 @@ class References:
         }
 
     async def context(self, endpoint: Endpoint, length: int) -> int | None:
-        """The context of the endpoint's model in tokens; None if it is not told.
+        """The context of the endpoint's model in tokens; None if it is not reported.
 
-        What is known is good enough for a sequence of `length` that fits into it: else the server
-        is asked, as another may listen there by then.
+        A cached value is used for a sequence of `length` that fits into it; otherwise the server is
+        queried again, since another one may listen there by then.
         """
         place = (endpoint.root, endpoint.model)
         known = self._contexts.get(place)
@@ -312,8 +312,8 @@ class VllmReference:
     async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probability (nats, temperature 1) of each token given those before it [T].
 
-        The first is 0.0: nothing comes before it. Raises CreditError for what another try would
-        not mend, ReferenceLost for what it may.
+        The first is 0.0: nothing precedes it. Raises CreditError if a retry would not help,
+        ReferenceLost if it may.
         """
         ids = list(token_ids)
         if len(ids) < 2:
@@ -335,8 +335,8 @@ class VllmReference:
             return scores(read_json(answer), ids, full=full)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise CreditError(
-                f"{endpoint} does not score every token of a prompt ({error}); a vLLM server "
-                "does, by `prompt_logprobs`"
+                f"{endpoint} does not score every token of a prompt ({error}); use a vLLM server, "
+                "which supports `prompt_logprobs`"
             ) from None
 
 
@@ -379,15 +379,15 @@ def scores(answer: dict[str, Any], ids: list[int], *, full: bool) -> list[float]
 
 
 def refused(endpoint: Endpoint, answer: httpx.Response) -> CreditError | ReferenceLost:
-    """The error for an answer that is not a success: what, where, and how to mend it."""
+    """The error for an answer that is not a success: what, where, and how to fix it."""
     code = answer.status_code
     if endpoint.live and code in (403, 404):
         # Another epoch of the engine, or another server, listens there.
-        return ReferenceLost(f"{endpoint} is not served any more (HTTP {code})", live=True)
+        return ReferenceLost(f"{endpoint} is no longer served (HTTP {code})", live=True)
     if code in _ACCESS:
         state = "holds a key that it does not accept" if key_of(endpoint.key_var) else "is not set"
         return CreditError(
-            f"{endpoint} asks for a key (HTTP {code}), and the environment variable "
+            f"{endpoint} requires a key (HTTP {code}), and the environment variable "
             f"{endpoint.key_var or DEFAULT_KEY_VAR} of this worker {state}"
         )
     said = endpoint.shown(answer.text)

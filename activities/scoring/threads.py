@@ -1,6 +1,6 @@
 """Work that may block, in an event loop of its own on a thread of a bounded pool.
 
-Invariant: work does not outlive whoever waits for it, except for the step in which it blocks.
+Invariant: work does not outlive its caller, except for the step in which it blocks.
 """
 
 import asyncio

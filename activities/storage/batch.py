@@ -6,8 +6,8 @@ columns, and how to read a file in one line with pyarrow or duckdb.
 
 Some lists may be absent (null). Without rl_weights, the weight is 1 on the loss mask; without
 ce_weights or ref_kl_weights, no token belongs to that component of the loss. Advantages may be
-absent only where no token belongs to rl, and ref_logprobs where none belongs to ref_kl. Schema 1
-has none of these but advantages, which it always has.
+absent only if no token belongs to rl, and ref_logprobs only if none belongs to ref_kl. Schema 1
+has none of these except advantages, which it always has.
 """
 
 import io
@@ -28,7 +28,7 @@ class Sample:
     token_ids [T]; loss_mask [T]: sampled by the policy; logprobs [T]: the engine's, in nats;
     advantages [T]; versions [T]: policy version that sampled the token, or -1. rl_weights,
     ce_weights and ref_kl_weights [T]: weights in the components of the loss, where 0 means that a
-    token is no member; ref_logprobs [T]: the reference model's, in nats. Raises ValueError if
+    token is not a member; ref_logprobs [T]: the reference model's, in nats. Raises ValueError if
     members lack what their component needs.
     """
 
@@ -55,9 +55,9 @@ class Sample:
             assert aligned, f"{name} is not aligned with token_ids"
         where = f"sample {self.group}/{self.rollout}"
         if self.advantages is None and self.trains_rl:
-            raise ValueError(f"{where} has tokens for the rl loss, and no advantages")
+            raise ValueError(f"{where} has tokens for the rl loss, but no advantages")
         if self.ref_logprobs is None and any(self.ref_kl_weights or ()):
-            raise ValueError(f"{where} has tokens for the ref_kl loss, and no ref_logprobs")
+            raise ValueError(f"{where} has tokens for the ref_kl loss, but no ref_logprobs")
 
     @property
     def trains_rl(self) -> bool:
@@ -104,8 +104,8 @@ def encode_batch(samples: list[Sample]) -> bytes:
 
 
 def decode_batch(data: bytes) -> list[Sample]:
-    """Samples of a batch file; raises ValueError for one that is no whole Parquet file, or of a
-    schema that is not known here.
+    """Samples of a batch file; raises ValueError for an incomplete Parquet file, or for an unknown
+    schema.
     """
     import pyarrow.parquet as pq
 
@@ -113,7 +113,7 @@ def decode_batch(data: bytes) -> list[Sample]:
     version = (table.schema.metadata or {}).get(b"ratchet.batch.schema", b"none").decode()
     if version not in READABLE:
         raise ValueError(
-            f"batch schema {version} is none of those read here ({', '.join(READABLE)}): another "
-            "version of Ratchet wrote the batch; train it with that version"
+            f"batch schema {version} is unknown (this build reads {', '.join(READABLE)}): another "
+            "version of Ratchet wrote the batch; train on it with that version"
         )
     return [Sample(**row) for row in table.to_pylist()]

@@ -1,8 +1,8 @@
-"""Local copies of what lies in a remote store: private to this user, and bounded.
+"""Local copies of files in a remote store: private to this user, and bounded.
 
-Invariants: an entry is a folder named by the hash of its content, below a folder that nobody else
-may enter, so that nobody can put anything there first. Entries that were not used for KEPT_S go,
-the least recently used first, once all of them take more than SHARE of the disk.
+Invariants: an entry is a folder named by the hash of its content, inside a folder that nobody else
+may enter, so that nobody can put anything there first. Entries that were not used for KEPT_S are
+removed, the least recently used first, once the cache takes more than SHARE of the disk.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from ratchet.configs.home import home_folder, private_folder
 
 SHARE = 0.25
 KEPT_S = 600.0
-"""Longer than it takes whoever fetched an entry to read it."""
+"""Longer than any reader of an entry needs for it."""
 _GOING = ".going-"
 
 
@@ -45,7 +45,7 @@ class Cache:
         return entry
 
     def trim(self, now: float | None = None) -> None:
-        """Removes what has not been used for long, as far as the bound asks for it."""
+        """Removes entries that were not used for long, as far as the bound requires."""
         now = time.time() if now is None else now
         most = self._most
         if most is None:
@@ -60,7 +60,7 @@ class Cache:
                 return
             going = entry
             if not entry.name.startswith(_GOING):
-                # Whoever comes for it meanwhile finds none, rather than half of one.
+                # Renamed first: a concurrent reader finds no entry, rather than half of one.
                 going = self.folder / f"{_GOING}{uuid.uuid4().hex}"
                 with contextlib.suppress(FileNotFoundError):
                     entry.rename(going)

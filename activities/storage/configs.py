@@ -1,4 +1,4 @@
-"""Configs of runs as the store keeps them: one of each revision, which never changes."""
+"""Stored configs of runs: one per revision, which never changes."""
 
 import json
 

@@ -1,8 +1,8 @@
-"""Step records packed as columns, a hundred steps a chunk, so that a long run is read at once.
+"""Step records packed as columns, a hundred steps per chunk, so that a long run loads at once.
 
-Invariants: the single records are the truth and a chunk repeats them, so that one that is missing,
-damaged or never made costs time and nothing else. A chunk holds steps of one attempt only, and all
-hundred of them or it is not made.
+Invariants: the single records are authoritative and a chunk repeats them, so that a missing or
+damaged chunk costs only time. A chunk holds steps of one attempt only, and is not written unless it
+has all hundred of them.
 """
 
 import json
@@ -55,8 +55,8 @@ def packed(records: list[dict[str, Any]]) -> Chunk:
 def pack(store: ArtifactStore, run: str, step: int, *, attempt: str = "") -> None:
     """Commits the chunk that `step` belongs to, if all records of it are there and sound.
 
-    To be called after the record of `step` was committed, in whatever order steps come: whichever
-    completes the hundred makes the chunk. Blocks; raises StoreUnavailable.
+    Call it after the record of `step` was committed, in whatever order steps come: the one that
+    completes the hundred writes the chunk. Blocks; raises StoreUnavailable.
     """
     first, last = bounds(step)
     if step != last and store.committed(keys.step_record(run, last)) is None:
@@ -78,7 +78,7 @@ def pack(store: ArtifactStore, run: str, step: int, *, attempt: str = "") -> Non
 
 
 def read(store: ArtifactStore, run: str, last: int) -> Chunk | None:
-    """The chunk that ends with step `last`; None if there is none that can be read. Blocks."""
+    """The chunk that ends with step `last`; None if there is no readable one. Blocks."""
     try:
         ref = store.committed(keys.step_chunk(run, last))
         data = store.get(ref) if ref is not None else None
@@ -87,7 +87,7 @@ def read(store: ArtifactStore, run: str, last: int) -> Chunk | None:
         return None
     if data is None:
         return None
-    # A chunk has some 30,000 numbers, which the standard library takes seven times as long for.
+    # A chunk has about 30,000 numbers; the standard library takes seven times as long for them.
     chunk = Chunk(**from_json(data))
     assert chunk.steps == list(range(bounds(last)[0], last + 1)), f"{run}: chunk of other steps"
     return chunk

@@ -1,9 +1,9 @@
-"""Commits what a trainer process made, so that what it goes on with is what is referred to.
+"""Commits the output of a trainer process, so that references name what its state continues from.
 
-The first to commit a key wins, and mostly it does not matter who: the same batches on the same kind
-of machine give the same bits. Invariant: the reference that comes back holds this process's own
-bits. Where another trainer of the run, on unlike hardware, came first, ours go beside its own,
-under '<key>.e<epoch>'; a process whose work was given away so decides nothing.
+The first to commit a key wins, and usually it does not matter who: the same batches on the same
+kind of machine give the same bits. Invariant: the returned reference holds this process's own bits.
+If another trainer of the run, on different hardware, came first, ours go beside its own, under
+'<key>.e<epoch>'; a process whose work was replaced in the meantime decides nothing.
 """
 
 import json
@@ -19,16 +19,16 @@ _EPOCH = re.compile(r"\.e(\d+)")
 
 
 class Nondeterministic(Exception):
-    """One epoch of a trainer gave different bits for the same key."""
+    """One epoch of a trainer produced different bits for the same key."""
 
 
 def variant(key: str, epoch: int) -> str:
-    """Where a trainer of `epoch` commits what differs from the artifact under `key`."""
+    """The key for the output of a trainer of `epoch` that differs from the artifact under `key`."""
     return f"{key}.e{epoch}"
 
 
 def variants(key: str, committed: Collection[str]) -> list[str]:
-    """Of the keys `committed`, `key` itself and its variants, by rising epoch."""
+    """`key` itself and its variants among the keys `committed`, by rising epoch."""
     result = {}
     for other in committed:
         if other == key:
@@ -41,8 +41,8 @@ def variants(key: str, committed: Collection[str]) -> list[str]:
 def holds(
     store: ArtifactStore, ref: ArtifactRef, folder: Path, apart: Collection[str] = ()
 ) -> bool:
-    """Whether an artifact was committed from files like those of `folder`, bit for bit; files named
-    in `apart` may differ. One that is damaged holds nothing.
+    """Whether an artifact was committed from the same files as those of `folder`, bit for bit;
+    files named in `apart` may differ. False for a damaged one.
     """
     try:
         store.verify(ref)
@@ -64,10 +64,10 @@ def commit(
     attempt: str,
     apart: Collection[str] = (),
 ) -> ArtifactRef:
-    """Commits a folder under `key`, or finds it committed there; under the variant of `epoch` if
-    something else is. Files named in `apart` may differ in what is found.
+    """Commits a folder under `key`, or adopts an equal artifact there; under the variant of `epoch`
+    if a different one exists. Files named in `apart` may differ in an adopted one.
 
-    Raises Nondeterministic if the variant is something else, too.
+    Raises Nondeterministic if the variant is different, too.
     """
     for name in (key, variant(key, epoch)):
         ref = store.put_folder(name, folder, attempt=attempt)

@@ -1,4 +1,4 @@
-"""Files on a local disk that a crash of the machine takes back whole or not at all."""
+"""Files on a local disk that a crash of the machine reverts as a whole or not at all."""
 
 import contextlib
 import errno
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
-"""What filesystems answer that cannot sync a folder; most of them are on a network."""
+"""Errors of filesystems that cannot sync a folder; most of them are on a network."""
 CHUNK = 2**20
 
 
 def chunks(source: Path, sha: Any) -> Iterator[bytes]:
-    """The bytes of a file, piece by piece; `sha` takes them in."""
+    """The bytes of a file, piece by piece; updates `sha` with them."""
     with source.open("rb") as file:
         while chunk := file.read(CHUNK):
             sha.update(chunk)
@@ -39,7 +39,7 @@ def staged(path: Path, data: Iterable[bytes], *, sync: bool) -> str:
 
 
 def replace(path: Path, data: Iterable[bytes], *, sync: bool, name_too: bool = True) -> None:
-    """Replaces a file; with `sync` its bytes are on the disk then, and its name with `name_too`."""
+    """Replaces a file; with `sync` its bytes are then on disk, and its name with `name_too`."""
     name = staged(path, data, sync=sync)
     try:
         os.replace(name, path)
@@ -65,7 +65,7 @@ def make_folder(folder: Path, *, sync: bool) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk, as far as its filesystem can."""
+    """Syncs the names in a folder to disk, as far as its filesystem can."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

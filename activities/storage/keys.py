@@ -1,4 +1,4 @@
-"""Where each kind of artifact lies in the store. One function a kind, nothing else builds keys.
+"""Where each kind of artifact lies in the store. One function per kind; nothing else builds keys.
 
 `run` is the id of an attempt (`names.attempt_id`). Gauges are about wall time and not about what is
 trained, so that all attempts of a run share theirs.
@@ -26,25 +26,25 @@ ADAPTER_FILE = f"{ADAPTER_FOLDER}/{ADAPTER_WEIGHTS}"
 NOT_WEIGHTS = (OPTIMIZER_FILE, TRAINER_FILE, RUN_STATE_FILE)
 """Files of a checkpoint that its exported weights do not have."""
 NOT_MODEL = (*NOT_WEIGHTS, POLICY_FILE, CANARY_FILE, FINGERPRINTS_FILE)
-"""Files of weights or a checkpoint that are no part of a model in Hugging Face layout."""
+"""Files of weights or a checkpoint that are not part of a model in Hugging Face layout."""
 
 
 RUNS = "runs"
-"""A folder for each attempt below it."""
+"""The folder of attempts."""
 
 
 def run_folder(run: str) -> str:
-    """Where all artifacts of an attempt lie."""
+    """The folder of all artifacts of an attempt."""
     return f"{RUNS}/{run}"
 
 
 def config(run: str, revision: int = 0) -> str:
-    """The resolved config of a run; each change while it runs makes another revision."""
+    """The resolved config of a run; each change while it is running makes another revision."""
     return f"runs/{run}/config.json" if revision == 0 else f"runs/{run}/config.{revision}.json"
 
 
 def lineage(run: str) -> str:
-    """Where a run that did not begin at step 0 comes from: {source, step, kind}."""
+    """The source of a run that did not begin at step 0: {source, step, kind}."""
     return f"runs/{run}/lineage.json"
 
 
@@ -64,8 +64,8 @@ def batch(run: str, step: int) -> str:
 
 
 def step_groups(run: str, step: int, digest: str) -> str:
-    """Ids of the groups that were cut for a step, and of those that filters left nothing of, too:
-    {step, groups}. Retention leaves it; the `digest` is as in `batch_metrics`.
+    """Ids of the groups assigned to a step, including those that filters emptied: {step, groups}.
+    Retention keeps it; the `digest` is as in `batch_metrics`.
     """
     return f"runs/{run}/step_groups/step-{step:08d}-{digest[:16]}.json"
 
@@ -93,8 +93,8 @@ def checkpoints(run: str) -> str:
 def batch_metrics(run: str, step: int, digest: str) -> str:
     """Metrics of a batch: a part of the record of `step`.
 
-    A batch that turned out empty leaves its step to another, so that the `digest` of its groups
-    belongs to the name.
+    A batch that turned out to be empty leaves its step to another one, so that the `digest` of its
+    groups belongs to the name.
     """
     return f"runs/{run}/metrics/parts/batch-{step:08d}-{digest[:16]}.json"
 
@@ -158,59 +158,57 @@ def series_folder(run: str) -> str:
 
 
 def ended(run: str) -> str:
-    """What a run last said of itself, and how it ended, overwritten in place: {state, started,
-    closed, memo}.
-    """
+    """A run's last memo, and how it ended, overwritten in place: {state, started, closed, memo}."""
     return f"runs/{names.workflow_of(run)}/ended.json"
 
 
 ENDED_UNTIL = "index/ended.json"
-"""Up to when the ends of all runs are kept: {until}."""
+"""The moment up to which the ends of all runs are recorded: {until}."""
 INDEXED_RUNS = "index/runs"
-"""A folder for each day below it, with one for each hour of it."""
+"""The folder of days, each with a folder per hour."""
 ARCHIVED_RUNS = "index/archived"
-"""Likewise, of runs that were archived."""
+"""Likewise, for archived runs."""
 DELETED_RUNS = "index/deleted"
 RUN_INDEX = "index/runs.json"
-"""Up to when all runs are in the index: {until}."""
+"""The moment up to which all runs are in the index: {until}."""
 
 
 def indexed_run(hour: str, created_ms: int, run: str) -> str:
-    """An empty file that puts a run into the list of all; `hour` is '<day>/<hour>' in UTC, and
-    `created_ms` Unix time.
+    """An empty file that adds a run to the list; `hour` is '<day>/<hour>' in UTC, and `created_ms`
+    Unix time.
     """
     return f"{INDEXED_RUNS}/{hour}/{created_ms:013d}-{run}"
 
 
 def archived_run(hour: str, created_ms: int, run: str) -> str:
-    """The same of a run that was archived, which has no file of the other kind."""
+    """The same for an archived run, which has no file of the other kind."""
     return f"{ARCHIVED_RUNS}/{hour}/{created_ms:013d}-{run}"
 
 
 def deleted_run(deleted_ms: int, run: str) -> str:
-    """An empty file that hides a run that was deleted then (Unix time) until Temporal has forgotten
+    """An empty file that hides a run deleted at that moment (Unix time) until Temporal has dropped
     it.
     """
     return f"{DELETED_RUNS}/{deleted_ms:013d}-{run}"
 
 
 IDEMPOTENCY = "idempotency"
-"""A folder for each day below it."""
+"""The folder of days."""
 
 
 def idempotency_claim(day: str, digest: str) -> str:
-    """What an idempotency key was first used for; `digest` is that of key, request and asker."""
+    """What an idempotency key was first used for; `digest` is that of key, request and caller."""
     return f"{IDEMPOTENCY}/{day}/{digest[:2]}/{digest}.claim.json"
 
 
 def idempotency_reply(day: str, digest: str) -> str:
-    """The reply that was given to a request with an idempotency key."""
+    """The reply to a request with an idempotency key."""
     return f"{IDEMPOTENCY}/{day}/{digest[:2]}/{digest}.reply.json"
 
 
 def policy_cache(digest: str) -> str:
-    """A warm-started default policy, by the hash of all that determines it. Those directly below
-    `cache/policies` are of builds that took no fingerprints.
+    """A warm-started default policy, by the hash of everything that determines it. Those directly
+    below `cache/policies` are from builds that took no fingerprints.
     """
     return f"cache/policies/2/{digest}"
 

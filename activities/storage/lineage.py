@@ -1,7 +1,7 @@
 """Where a run comes from: the attempts and forks that led to it.
 
-Invariant: what a run shows of its past is its own records, and those of each source up to the step
-at which it was left. An attempt begins after its source, so that lineages have no cycles.
+Invariant: a run's history is its own records, and those of each source up to the step at which the
+run left it. An attempt begins after its source, so that lineages have no cycles.
 """
 
 from ratchet.activities.contracts.names import attempt_id
@@ -10,10 +10,10 @@ from ratchet.activities.storage.store import ArtifactStore
 
 
 def attempts(store: ArtifactStore, run_id: str) -> list[str]:
-    """Ids of a run's attempts that have begun to leave something, oldest first.
+    """Ids of a run's attempts that have stored anything, oldest first.
 
-    A later one counts once its checkpoint was restored: before that, all there is to see is
-    what came before it.
+    A later one counts once its checkpoint was restored: before that, there is only what came before
+    it.
     """
     result, number = [run_id], 2
     while store.committed(keys.config(attempt_id(run_id, number))) is not None:

@@ -1,9 +1,9 @@
 """Versions of a run's policy that the store keeps: as weights, in checkpoints, or as both.
 
-The versions of a run are those of its lineage: its own, and those of each source up to the step at
-which it was left. Version n is the policy after n steps. Exported weights are what engines served,
-in their dtype; checkpoints hold the trainer's float32 weights, or of a run that trains an adapter
-that alone, which belongs to version 0 of the attempt.
+A run's versions are those of its lineage: its own, and those of each source up to the step at
+which the run left it. Version n is the policy after n steps. Exported weights are what engines
+served, in their dtype; checkpoints hold the trainer's float32 weights or, if the run trains an
+adapter, only that, which belongs to version 0 of the attempt.
 """
 
 import json
@@ -24,8 +24,8 @@ from ratchet.configs.model import LICENSES
 
 @dataclass(frozen=True)
 class Held:
-    """Weights or a checkpoint of a step: `attempt` holds it, as one or more variants under `keys`,
-    in the order in which they are gone on from (`ratchet.activities.storage.fencing`).
+    """Weights or a checkpoint of a step, held by `attempt` as one or more variants under `keys`, in
+    the order in which runs continue from them (`ratchet.activities.storage.fencing`).
     """
 
     step: int
@@ -34,7 +34,7 @@ class Held:
 
 
 class NoVersion(ValueError):
-    """A version that the store does not hold; `removed` tells whether it once did."""
+    """A version that the store does not hold; `removed` says whether it once did."""
 
     def __init__(self, text: str, *, removed: bool = False) -> None:
         super().__init__(text)
@@ -53,12 +53,12 @@ def _held(store: ArtifactStore, run_id: str, key_of: Callable[[str, int], str]) 
 
 
 def weights_of(store: ArtifactStore, run_id: str) -> dict[int, Held]:
-    """Exported weights of a run, by step. A step is held by the newest attempt that has it."""
+    """Exported weights of a run, by step. The newest attempt that has a step holds it."""
     return _held(store, run_id, keys.weights)
 
 
 def checkpoints_of(store: ArtifactStore, run_id: str) -> dict[int, Held]:
-    """Checkpoints that a run can be restored from, by step, held likewise."""
+    """Checkpoints that a run can be restored from, by step; likewise."""
     return _held(store, run_id, keys.checkpoint)
 
 
@@ -66,9 +66,9 @@ def no_version(
     store: ArtifactStore, run_id: str, step: int, kept: Mapping[int, object]
 ) -> NoVersion:
     """Why version `step` of a run is not among those `kept`, and which are. The newest version is
-    always kept, so that an older one that is not has been removed.
+    always kept, so that an older one that is missing has been removed.
     """
-    there = f"versions that are kept: {', '.join(map(str, sorted(kept))) or 'none'}"
+    there = f"kept versions: {', '.join(map(str, sorted(kept))) or 'none'}"
     if step > max(kept, default=-1):
         return NoVersion(f"run {run_id} has no version {step}; {there}")
     config = configs.latest(store, attempts(store, run_id)[-1])
@@ -76,16 +76,16 @@ def no_version(
     return NoVersion(
         f"version {step} of run {run_id} was removed by its retention (retention.weights = "
         f"{config.retention.weights}, checkpoint.keep_last = {config.checkpoint.keep_last}, "
-        f"checkpoint.keep_every {'is not set' if every is None else f'= {every}'}); {there}. A run "
-        'keeps every version by retention.weights = "all", and those of every n-th step by '
+        f"checkpoint.keep_every {'is not set' if every is None else f'= {every}'}); {there}. To "
+        'keep every version set retention.weights = "all", to keep those of every n-th step set '
         "checkpoint.keep_every = n, a multiple of checkpoint.interval",
         removed=True,
     )
 
 
 def find(store: ArtifactStore, run_id: str, step: int) -> Held:
-    """What another run begins with that names version `step` of this one: the checkpoint, or the
-    weights where there is none. Raises NoVersion.
+    """What another run starts from that names version `step` of this one: the checkpoint, or the
+    weights if there is none. Raises NoVersion.
     """
     if store.committed(keys.config(run_id)) is None:
         raise NoVersion(f"there is no run {run_id!r} in this artifact store")
@@ -101,8 +101,8 @@ def in_model(name: str) -> bool:
 
 
 def model_of(store: ArtifactStore, held: Held, ref: ArtifactRef) -> ArtifactRef:
-    """What has the files of a whole model: `ref`, one of those `held`, or version 0 where that is
-    the checkpoint of an adapter. Raises CorruptArtifact, FileNotFoundError.
+    """The artifact with the files of a whole model: `ref`, one of those `held`, or version 0 if
+    that is the checkpoint of an adapter. Raises CorruptArtifact, FileNotFoundError.
     """
     alone = keys.ADAPTER_FILE in store.manifest(ref) and not any(
         in_model(name) for name in store.manifest(ref)
@@ -111,7 +111,7 @@ def model_of(store: ArtifactStore, held: Held, ref: ArtifactRef) -> ArtifactRef:
 
 
 def _copy_model(store: ArtifactStore, held: Held, ref: ArtifactRef, folder: Path) -> None:
-    """Raises CorruptArtifact, and FileNotFoundError where a file is gone."""
+    """Raises CorruptArtifact, and FileNotFoundError if a file is gone."""
     shutil.rmtree(folder, ignore_errors=True)
     model = model_of(store, held, ref)
     _copy_files(store, model, folder, in_model)
@@ -134,9 +134,9 @@ def _copy_files(
 
 
 def fetch(store: ArtifactStore, run_id: str, step: int, folder: Path) -> None:
-    """Copies the files of version `step` that make a model, verified, to `folder`: retention may
-    remove the version at any moment. Of an adapter that is its base, and the adapter in a folder of
-    its own within. Raises NoVersion, CorruptArtifact.
+    """Copies the files of version `step` that make up a model, verified, to `folder`: retention may
+    remove the version at any moment. For an adapter these are its base, and the adapter in a folder
+    inside. Raises NoVersion, CorruptArtifact.
     """
     held = find(store, run_id, step)
     damage: CorruptArtifact | None = None
@@ -150,20 +150,20 @@ def fetch(store: ArtifactStore, run_id: str, step: int, folder: Path) -> None:
         except FileNotFoundError as error:
             if store.committed(key) is not None:
                 damage = CorruptArtifact(f"{key}: a file of it is missing: {error}")
-    raise damage or NoVersion(f"version {step} of run {run_id} was removed meanwhile", removed=True)
+    raise damage or NoVersion(f"version {step} of run {run_id} has been removed", removed=True)
 
 
 def about(store: ArtifactStore, run_id: str) -> dict[str, Any]:
     """{base, license, parameters} of a run's policy: the model that it descends from, as a config
-    would name it; that model's licence, None if it is not known; its parameters, likewise.
+    would name it; that model's licence, None if unknown; its parameters, likewise.
     """
     first = weights_of(store, run_id).get(0)
     ref = store.committed(first.keys[0]) if first else None
-    told = json.loads(store.read_file(ref, keys.POLICY_FILE)) if ref else {}
-    # Older builds told neither base nor licence.
-    base = told.get("base") or configs.load(store, run_id).model.name
+    info = json.loads(store.read_file(ref, keys.POLICY_FILE)) if ref else {}
+    # Older builds recorded neither base nor licence.
+    base = info.get("base") or configs.load(store, run_id).model.name
     return {
         "base": base,
-        "license": told.get("license") or LICENSES.get(base),
-        "parameters": told.get("parameters"),
+        "license": info.get("license") or LICENSES.get(base),
+        "parameters": info.get("parameters"),
     }

@@ -1,17 +1,17 @@
-"""Making a checkpoint of one run the beginning of another: a later attempt of it, or a fork.
+"""Makes a checkpoint of one run the start of another: a later attempt of it, or a fork.
 
 Invariants:
 
-- The new run owns all that it leans on: whatever its state refers to is copied, since the source's
-  retention may delete it. Copies keep their bytes, and their names within the run but for the
-  checkpoint: of its variants (`fencing`) one is taken, which goes under the plain key.
-- A checkpoint is taken only if it, and all that its state refers to, is whole: that is found out
-  before anything is copied. A damaged one gives way to the one before; one of a newer build waits
-  for a worker of that build (NewerSchema), since an older one would lose steps that are whole.
+- The new run owns everything that it refers to: it is copied, since the source's retention may
+  delete it. Copies keep their bytes, and their names within the run except for the checkpoint: one
+  of its variants (`fencing`) is chosen, and goes under the plain key.
+- A checkpoint is used only if it, and everything that its state refers to, is complete: that is
+  checked before anything is copied. A damaged one is skipped for the one before; one of a newer
+  build waits for a worker of that build (NewerSchema), since an older one would lose good steps.
 - The checkpoint of an adapter goes with version 0 and with the merged weights of its step: it is
-  whole if they are, and the new run owns copies of both.
-- The lineage is committed last. Repeated, an attempt that got half-way adopts what there is; one
-  that got to the end gives the same result, though the source has changed since.
+  complete if they are, and the new run owns copies of both.
+- The lineage is committed last. When repeated, an attempt that got half-way adopts existing copies;
+  one that finished gives the same result, even if the source has changed since.
 """
 
 import json
@@ -34,7 +34,7 @@ from ratchet.configs.upgrades import read_config
 from ratchet.configs.versions import NewerSchema, Versions
 
 _REFERENCE = frozenset(field.name for field in fields(ArtifactRef))
-"""Keys that tell a reference from any other object of a state, which is not decoded here."""
+"""Keys that distinguish a reference from any other object of a state, which is not decoded here."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class _Candidate:
 
 
 def restore(store: ArtifactStore, input: RestoreInput, attempt: str) -> RestoreResult:
-    """Copies a sound checkpoint of `given.source`, with all that it needs, to `given.run_id`.
+    """Copies a sound checkpoint of `input.source`, with all that it needs, to `input.run_id`.
 
-    Checkpoints that the source itself began with are looked at where it was restored from, too. Of
-    the variants of one step, that of the last trainer is the one that the run went on with.
-    Raises ValueError if the step that is asked for has no sound checkpoint, or no step has one;
-    CorruptArtifact if a lineage or the weights of version 0 are damaged; NewerSchema.
+    A checkpoint that the source itself started from is also looked for where it was restored from.
+    Of the variants of one step, the run continued with that of the last trainer. Raises ValueError
+    if the requested step has no sound checkpoint, or no step has one; CorruptArtifact if a lineage
+    or the weights of version 0 are damaged; NewerSchema.
     """
     assert input.run_id != input.source, "a run cannot be restored from itself"
     result = everything = _candidates(store, input.source)
@@ -91,18 +91,18 @@ def _nothing_sound(
     input: RestoreInput, everything: Sequence[_Candidate], refused: Sequence[str]
 ) -> str:
     wanted = "" if input.step is None else f" of step {input.step}"
-    text = f"run {input.source} has no checkpoint{wanted} that it could go on from"
+    text = f"run {input.source} has no checkpoint{wanted} that it could continue from"
     if refused:
         text += f": {'; '.join(refused)}"
     steps = sorted({candidate.step for candidate in everything} - {input.step})
     if input.step is None:
-        return f"{text}; put one back from a copy of the store, or begin a run anew"
+        return f"{text}; restore one from a copy of the store, or start a new run"
     there = f"those of steps {', '.join(map(str, steps))}" if steps else "no others"
     return f"{text}; there are {there}"
 
 
 def _candidates(store: ArtifactStore, source: str) -> list[_Candidate]:
-    """All checkpoints that lie on the way to `source`, the newest first."""
+    """All checkpoints on the way to `source`, the newest first."""
     result = []
     for attempt, limit in segments(store, source):
         kept = store.committed_keys(keys.checkpoints(attempt))
@@ -115,7 +115,7 @@ def _candidates(store: ArtifactStore, source: str) -> list[_Candidate]:
 
 
 def _begun(store: ArtifactStore, run_id: str) -> _Candidate | None:
-    """The checkpoint that `run_id` has begun with, if it has: its own copy."""
+    """The checkpoint that `run_id` has started from, if it has: its own copy."""
     ref = store.committed(keys.lineage(run_id))
     if ref is None:
         return None
@@ -124,7 +124,7 @@ def _begun(store: ArtifactStore, run_id: str) -> _Candidate | None:
 
 
 def _up_to(result: Sequence[_Candidate], place: tuple[str, int]) -> list[_Candidate]:
-    """Those that were looked at before a place was settled on, and those of the place."""
+    """Candidates examined before a place was chosen, and those of the place."""
     places = [candidate.place for candidate in result]
     if place in places:
         return list(result[: len(places) - places[::-1].index(place)])
@@ -134,14 +134,14 @@ def _up_to(result: Sequence[_Candidate], place: tuple[str, int]) -> list[_Candid
 def _sound(
     store: ArtifactStore, run_id: str, candidate: _Candidate
 ) -> tuple[ArtifactRef, dict[str, Any]]:
-    """A checkpoint, and the run's state in it; raises CorruptArtifact unless all of it is whole.
+    """A checkpoint, and the run's state in it; raises CorruptArtifact unless all of it is complete.
 
-    What `run_id` has of it already is looked at in place of the source's.
+    Parts that `run_id` already has a copy of are checked there instead of at the source.
     """
     own = store.committed(keys.checkpoint(run_id, candidate.step))
     ref = store.committed(candidate.key)
     if ref is None and own is None:
-        raise CorruptArtifact(f"{candidate.key}: it was deleted meanwhile")
+        raise CorruptArtifact(f"{candidate.key}: it was deleted in the meantime")
     if ref is not None and (own is None or own.sha256 != ref.sha256):
         state = _whole(store, run_id, candidate, ref)
     if own is None:
@@ -154,8 +154,8 @@ def _sound(
 def _merged_weights(
     store: ArtifactStore, run_id: str, candidate: _Candidate, ref: ArtifactRef
 ) -> ArtifactRef | None:
-    """Where the checkpoint `ref` holds an adapter alone, the weights of its step that this very
-    adapter is merged into; None for a checkpoint with all weights. Raises CorruptArtifact.
+    """If the checkpoint `ref` holds only an adapter, the weights of its step that this very adapter
+    is merged into; None for a checkpoint with all weights. Raises CorruptArtifact.
     """
     adapter = store.manifest(ref).get(keys.ADAPTER_FILE)
     if adapter is None:
@@ -179,7 +179,7 @@ def _whole(
     store: ArtifactStore, run_id: str, candidate: _Candidate, ref: ArtifactRef
 ) -> dict[str, Any]:
     """The document with the run's state in a checkpoint; raises CorruptArtifact unless all that it
-    needs is whole.
+    needs is complete.
     """
     source = candidate.source
     folder = store.fetch_folder(ref)
@@ -215,20 +215,20 @@ def _document(folder: Path, ref: ArtifactRef, name: str, versions: Versions) -> 
 
 
 def _owner(key: str) -> str | None:
-    """The attempt that an artifact belongs to; None for one that runs share."""
+    """The attempt that an artifact belongs to; None for a shared one."""
     room, _, rest = key.partition("/")
     return rest.partition("/")[0] if room == "runs" else None
 
 
 def _moved(key: str, run_id: str) -> str:
-    """The key that an artifact of another attempt has as one of `run_id`."""
+    """The key of another attempt's artifact as one of `run_id`."""
     return keys.run_folder(run_id) + key.removeprefix(keys.run_folder(_owner(key) or ""))
 
 
 def _nearest(store: ArtifactStore, named: ArtifactRef, *attempts: str) -> ArtifactRef:
-    """The copy of an artifact that the first of `attempts` has of it, or the artifact itself.
+    """The copy of an artifact that the first of `attempts` has, or the artifact itself.
 
-    A checkpoint that was copied still names what the attempt before had, which may be gone since.
+    A copied checkpoint still names the artifacts of the previous attempt, which may be gone since.
     """
     for attempt in attempts:
         copy = store.committed(_moved(named.key, attempt))
@@ -238,8 +238,8 @@ def _nearest(store: ArtifactStore, named: ArtifactRef, *attempts: str) -> Artifa
 
 
 def _stood_in_for(ref: ArtifactRef) -> str | None:
-    """'weights' or 'checkpoints' for a reference to one, which the restored one takes the place of:
-    the source's own may be gone by its retention.
+    """'weights' or 'checkpoints' for a reference to one, which the restored one replaces: retention
+    may have removed the source's own.
     """
     folder, owner = ref.key.rpartition("/")[0], _owner(ref.key) or ""
     if folder == keys.checkpoints(owner):
@@ -248,7 +248,7 @@ def _stood_in_for(ref: ArtifactRef) -> str | None:
 
 
 def _replaced(value: Any, by: Callable[[ArtifactRef], ArtifactRef]) -> Any:
-    """JSON, with `by` of each reference to an artifact of an attempt in its place."""
+    """JSON, with each reference to an artifact of an attempt replaced by `by` of it."""
     if isinstance(value, list):
         return [_replaced(item, by) for item in value]
     if not isinstance(value, dict):
@@ -261,7 +261,7 @@ def _replaced(value: Any, by: Callable[[ArtifactRef], ArtifactRef]) -> Any:
 
 @dataclass(frozen=True)
 class _Adoption:
-    """Copies what belongs to one sound checkpoint."""
+    """Copies everything that belongs to one sound checkpoint."""
 
     store: ArtifactStore
     input: RestoreInput
@@ -297,8 +297,9 @@ class _Adoption:
         return RestoreResult(CheckpointResult(step, checkpoint), weights, value, refused, source)
 
     def _goes_on(self, state: dict[str, Any]) -> bool:
-        """Whether the new run goes on with the data of the source. If it goes through others, its
-        groups and batches bear the names of the source's, whose copies it would take for its own.
+        """Whether the new run continues with the data of the source. If it uses other data, its
+        groups and batches have the same names as the source's, whose copies it would take for its
+        own.
         """
         run_id = self.input.run_id
         if self.store.committed(keys.config(run_id)) is None or "config" not in state:

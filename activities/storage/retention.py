@@ -1,8 +1,8 @@
-"""What of a run may go: weights, checkpoints, batches with the scores of their tokens. Decides by
-number alone, and touches nothing whose name it cannot read or whose marker is damaged.
+"""What of a run may be deleted: weights, checkpoints, batches with the scores of their tokens.
+Decides by number alone, and leaves alone what has an unreadable name or a damaged marker.
 
-Invariant: what a run could still be picked up from stays. Deleting something twice, or from two
-attempts at once, is no failure.
+Invariant: everything that the run could still be resumed from stays. Deleting something twice, or
+from two attempts at once, is not an error.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _NUMBERED = re.compile(r"(?:v|step-)(\d+)(?:\.parquet)?(?:\.e\d+)?")
 
 
 def number_of(key: str) -> int | None:
-    """The version or step that a key is of; None if it is named for none.
+    """The version or step of a key; None if its name has none.
 
     Weights of one version may have several keys: 'v00000012', and 'v00000012.e3' of a trainer's
     third epoch.
@@ -39,7 +39,7 @@ def _numbered(store: ArtifactStore, folder: str) -> dict[int, list[str]]:
 
 
 def expendable(numbers: Iterable[int], newest: int, keep: int) -> list[int]:
-    """Of `numbers`, those below the `keep` newest up to `newest`, sorted.
+    """Those of `numbers` below the `keep` newest up to `newest`, sorted.
 
     Numbers above `newest` come from before a restart; they are neither counted nor touched.
     """
@@ -56,7 +56,7 @@ def _delete(store: ArtifactStore, result: Iterable[str]) -> None:
 
 
 def checkpointed(store: ArtifactStore, run: str) -> set[int]:
-    """Steps of which there is a checkpoint."""
+    """Steps that have a checkpoint."""
     return set(_numbered(store, keys.checkpoints(run)))
 
 
@@ -82,8 +82,8 @@ def prune_weights(
 def prune_checkpoints(
     store: ArtifactStore, run: str, newest: int, keep_last: int, keep_every: int | None = None
 ) -> list[int]:
-    """Deletes all but the `keep_last` newest checkpoints, and but those of steps that `keep_every`
-    divides. Returns the steps up to `newest` that are left, ascending.
+    """Deletes all checkpoints except for the `keep_last` newest and those of steps that
+    `keep_every` divides. Returns the remaining steps up to `newest`, ascending.
     """
     result = _numbered(store, keys.checkpoints(run))
     old = expendable(result, newest, keep_last)
@@ -94,8 +94,8 @@ def prune_checkpoints(
 
 
 def prune_batches(store: ArtifactStore, run: str, before_step: int) -> None:
-    """Deletes the batches of steps up to `before_step`, and the scores of their tokens: whoever
-    loads a checkpoint of that step, or of a later one, trains none of them again.
+    """Deletes the batches of steps up to `before_step`, and the scores of their tokens: after
+    loading a checkpoint of that step, or of a later one, none of them is trained on again.
     """
     for kind in (keys.batch, keys.token_logprobs):
         result = _numbered(store, kind(run, 0).rsplit("/", 1)[0])

@@ -1,11 +1,11 @@
 """Series: samples that a process takes over time, kept in chunks that are rewritten as they grow.
 
-A series shows how things went; no decision rests on it. Invariants:
+A series shows how things went; no decision depends on it. Invariants:
 
-- A source is one process in one role, `<role>-<process>`, so that names alone tell whose samples
-  a chunk has. Its chunks hold at most CHUNK_SAMPLES samples each, in ascending time,
-  and one begins when the other is full. A chunk is named by when it was begun, so the next one's
-  name bounds what is in it.
+- A source is one process in one role, `<role>-<process>`, so that names alone show whose samples a
+  chunk has. Its chunks hold at most CHUNK_SAMPLES samples each, in ascending time, and one begins
+  when the previous is full. A chunk is named by its start time, so that the next one's name bounds
+  its contents.
 - A chunk is replaced as a whole, which every filesystem can do; readers see it before or after.
 """
 
@@ -18,7 +18,7 @@ from ratchet.activities.storage.store import ArtifactStore
 
 CHUNK_SAMPLES = 360
 CHUNK_SPAN_S = 4000.0
-"""A chunk of samples that are taken every ten seconds is full by then."""
+"""A chunk of samples taken every ten seconds is full by then."""
 
 Sample = dict[str, Any]
 """JSON values by name; 'time' is in Unix seconds."""
@@ -26,7 +26,7 @@ Sample = dict[str, Any]
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk as it is to be stored at one moment."""
+    """A chunk as it should be stored at one moment."""
 
     key: str
     samples: Sequence[Sample]
@@ -50,9 +50,9 @@ class Series:
         return self._samples[-1]["time"] if self._samples else 0.0
 
     def add(self, sample: Sample, *, replace_after: float | None = None) -> Chunk:
-        """Takes in a sample, later than all before; returns the chunk that is to be written then.
+        """Adds a sample, later than all before; returns the chunk that must then be written.
 
-        The sample before gives way to it if it was taken after `replace_after` (Unix seconds).
+        It replaces the previous sample if that was taken after `replace_after` (Unix seconds).
         """
         assert sample["time"] > self.last, "samples come in ascending time"
         if replace_after is not None and self.last > replace_after:
@@ -66,7 +66,7 @@ class Series:
 
 
 def role_of(source: str) -> str:
-    """The role of the worker that a source is."""
+    """The role of the worker that is the source."""
     return source.partition("-")[0]
 
 
@@ -82,7 +82,7 @@ def _chunks_after(keys_found: Sequence[str], after: float) -> list[tuple[int, st
     chunks = []
     for key in reversed(keys_found):
         start, source = _name(key)
-        # All of a chunk is earlier than the millisecond after the one that names the next.
+        # A chunk is older than the millisecond after the one that names the next chunk.
         if source not in next_start or next_start[source] + 1 > after * 1000:
             chunks.append((start, source, key))
         next_start[source] = start
@@ -95,8 +95,8 @@ def page(
     """Samples of all sources, or of those in `role`, taken later than `after` (Unix seconds),
     ascending, each with its 'source'; and whether more follow.
 
-    At most `limit` of them, and all others that were taken at the very time of the last one, so
-    that this time is the cursor of the next page.
+    At most `limit` of them, plus all others taken at the same time as the last one, so that this
+    time is the cursor of the next page.
     """
     samples: list[Sample] = []
     more = False
@@ -124,7 +124,7 @@ def last_heard(store: ArtifactStore, run: str, now: float) -> dict[str, float]:
     for key in reversed(store.live_keys(keys.series_folder(run), ".jsonl")):
         start, source = _name(key)
         role = role_of(source)
-        # Whoever still adds to a chunk began it lately; of older ones the newest will do.
+        # A chunk that still grows began lately; of older ones the newest suffices.
         wanted = role not in result or start > (now - CHUNK_SPAN_S) * 1000
         if wanted and (samples := store.read_lines(key)):
             result[role] = max(result.get(role, 0.0), samples[-1]["time"])

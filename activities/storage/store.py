@@ -5,18 +5,17 @@ Invariants:
 - Content is written first, under a name that holds its hash (files) or its attempt (folders);
   a marker `<key>.commit` is written last. What has no marker does not exist.
 - A marker is created exclusively: of several attempts at one key the first to commit wins, and
-  every later one is handed the winner's reference. So writes are idempotent and late writers
-  are fenced.
-- Readers verify the hash they were given; damage raises CorruptArtifact with key and path, and a
+  every later one gets the winner's reference. So writes are idempotent and late writers are fenced.
+- Readers verify the hash in the reference; damage raises CorruptArtifact with key and path, and a
   schema above the one the reader knows raises its subclass FutureArtifact.
-- What a filesystem answers is either 'not found', 'exists already', or StoreUnavailable, which says
-  what was to be done, where, why it was not and what mends it. Nothing is tried twice here.
-- What was committed is on the disk, names included: the folders are synced, too, content before
-  marker. So a crash of the machine takes back nothing that a workflow was told of.
+- Every answer of a filesystem is 'not found', 'exists already', or StoreUnavailable, which says
+  what failed, where, why, and what fixes it. Nothing is retried here.
+- A committed artifact is on disk, names included: the folders are synced, too, content before
+  marker. So a crash of the machine reverts nothing that was reported to a workflow.
 - A mount point without its disk is neither read as an empty store nor written to, and a remote
   store that does not create exclusively is not used (`usable`).
-- A write that fails leaves nothing of its own behind: on a full disk that would keep it full.
-- Live records (`write_live`) are the one mutable kind: gauges, nothing a decision rests on.
+- A failed write leaves nothing of its own behind: on a full disk that would keep it full.
+- Live records (`write_live`) are the only mutable kind: gauges, on which no decision depends.
 """
 
 import contextlib
@@ -55,7 +54,7 @@ MANIFEST = "manifest.json"
 class CorruptArtifact(Exception):
     """An artifact whose bytes differ from what was committed, or that lost a part."""
 
-    remedy = "put it back from a copy of the store, or resume the run from an earlier checkpoint"
+    remedy = "restore it from a copy of the store, or resume the run from an earlier checkpoint"
 
 
 class FutureArtifact(CorruptArtifact):
@@ -65,10 +64,10 @@ class FutureArtifact(CorruptArtifact):
 
 
 def require_schema(where: str, result: Any, known: int) -> None:
-    """Raises FutureArtifact if schema `found` is a number above `known`."""
+    """Raises FutureArtifact if schema `result` is a number above `known`."""
     if isinstance(result, int) and result > known:
         raise FutureArtifact(
-            f"{where}: schema {result} is later than {known}, the latest that is read here: a "
+            f"{where}: schema {result} is later than {known}, the latest that this build reads: a "
             "later version of Ratchet wrote it"
         )
 
@@ -89,23 +88,23 @@ def _mismatch(key: str, path: str, result: int, size: int) -> CorruptArtifact:
 
 
 def _reference(key: str, path: str, marker: bytes) -> ArtifactRef:
-    """What a marker says; raises CorruptArtifact if that is no reference to `key`."""
+    """The reference in a marker; raises CorruptArtifact if it is not a reference to `key`."""
     known = {field.name: field.type for field in fields(ArtifactRef)}
     try:
         value = json.loads(marker)
     except ValueError:
-        raise CorruptArtifact(f"{key}: its marker {path} is not JSON, or half of it") from None
+        raise CorruptArtifact(f"{key}: its marker {path} is incomplete or not JSON") from None
     if not isinstance(value, dict) or (set(known) - {"schema", "attempt"}) - set(value):
-        raise CorruptArtifact(f"{key}: its marker {path} lacks what a reference has")
+        raise CorruptArtifact(f"{key}: its marker {path} lacks fields of a reference")
     if unknown := sorted(set(value) - set(known)):
         raise FutureArtifact(
-            f"{key}: its marker {path} has fields that are not known here ({', '.join(unknown)}): "
-            "a later version of Ratchet wrote it"
+            f"{key}: its marker {path} has unknown fields ({', '.join(unknown)}): a later version "
+            "of Ratchet wrote it"
         )
     wrong = [name for name in value if type(value[name]) is not known[name]]
     if wrong or value["key"] != key:
         raise CorruptArtifact(
-            f"{key}: its marker {path} is of another artifact or damaged: "
+            f"{key}: its marker {path} belongs to another artifact or is damaged: "
             + ", ".join(f"{name} {value[name]!r}" for name in wrong or ["key"])
         )
     return ArtifactRef(**value)
@@ -115,8 +114,8 @@ class ArtifactStore:
     """Artifacts under one root URL. Keys are '/'-separated and relative to it."""
 
     def __init__(self, url: str, known: Path | None = None) -> None:
-        """`known` is a file of this machine that remembers which local stores were marked; without
-        one no mark is needed.
+        """`known` is a file of this machine that remembers marked local stores; without it no mark
+        is required.
         """
         self.url = url
         self._exclusive = False
@@ -128,13 +127,13 @@ class ArtifactStore:
         self._mark = Mark(Path(self.root), known) if self.local and known else None
 
     def path(self, key: str) -> str:
-        """The full path of `key`; a key that would leave the root is refused."""
+        """The full path of `key`; refuses a key that would leave the root."""
         if key.startswith("/") or ".." in key.split("/"):
             raise ValueError(f"artifact key {key!r} leaves the store")
         return f"{self.root}/{key}"
 
     def require_usable(self) -> None:
-        """Raises UnusableStore where the store cannot be one, StoreUnavailable where it is away."""
+        """Raises UnusableStore if the store cannot be used, StoreUnavailable if it is away."""
         if self.local:
             with self._reaching("write", MARK):
                 pass
@@ -142,14 +141,14 @@ class ArtifactStore:
             self._require_exclusive(MARK)
 
     def _require_exclusive(self, path: str) -> None:
-        """Tries once whether a remote store creates exclusively; raises UnusableStore."""
+        """Checks once whether a remote store creates exclusively; raises UnusableStore."""
         if not self._exclusive:
             with self._reaching("write", path):
                 require_exclusive(self.fs, self.path(f"live/probe-{uuid.uuid4().hex}"))
             self._exclusive = True
 
     def free_bytes(self) -> int | None:
-        """Free space in bytes; None where the store has no such limit."""
+        """Free space in bytes; None if the store has no such limit."""
         if not self.local:
             return None
         with self._reaching("measure", ""):
@@ -159,7 +158,7 @@ class ArtifactStore:
     # -- bytes and JSON ---------------------------------------------------------------------
 
     def put(self, key: str, data: bytes, *, attempt: str = "", schema: int = 1) -> ArtifactRef:
-        """Commits `data` under `key`; returns the reference of whoever committed first."""
+        """Commits `data` under `key`; returns the reference of the first to commit."""
         sha = hashlib.sha256(data).hexdigest()
         path = f"{key}@{sha[:16]}"
         self._write(path, data)
@@ -201,7 +200,7 @@ class ArtifactStore:
         schema: int = 1,
         without: Collection[str] = (),
     ) -> ArtifactRef:
-        """Commits every file of a local folder as one artifact, but those named in `without`."""
+        """Commits all files of a local folder as one artifact, except those named in `without`."""
         if result := self.committed(key):
             return result
         names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
@@ -223,7 +222,7 @@ class ArtifactStore:
         try:
             ref = self._commit(ArtifactRef(key, sha, size, path, schema, attempt))
         except StoreUnavailable:
-            # Elsewhere than on a disk the marker may still come about.
+            # On a remote store the marker may still appear.
             if self.local and not os.path.lexists(self.path(key + MARKER)):
                 self._discard(path)
             raise
@@ -266,10 +265,10 @@ class ArtifactStore:
             raise CorruptArtifact(f"{ref.key}: {ref.path}/{MANIFEST} does not match its sha256")
         files = {name: (sha, size) for name, (sha, size) in json.loads(manifest).items()}
         for name in files:
-            # Whoever can write to the store names files, and readers write them to their own disks.
+            # Whoever writes to the store names files; readers write them to their own disks.
             if {"", ".", ".."} & set(name.split("/")) or "\0" in name:
                 raise CorruptArtifact(
-                    f"{ref.key}: {ref.path}/{MANIFEST} names {name!r}, which is outside of it"
+                    f"{ref.key}: {ref.path}/{MANIFEST} names {name!r}, which is outside the folder"
                 )
         return files
 
@@ -287,8 +286,8 @@ class ArtifactStore:
     def copy(
         self, ref: ArtifactRef, key: str, *, attempt: str, without: Collection[str] = ()
     ) -> ArtifactRef:
-        """Commits the verified content of an artifact under another key, as content of its own;
-        of a folder all files but those named in `without`. Raises CorruptArtifact.
+        """Commits the verified content of an artifact under another key, as a separate copy; of a
+        folder all files except those named in `without`. Raises CorruptArtifact.
         """
         if not _is_folder(ref):
             data = self.get(ref, schema=ref.schema)
@@ -302,7 +301,7 @@ class ArtifactStore:
 
     def verify(self, ref: ArtifactRef, *, schema: int | None = None) -> None:
         """Reads all of an artifact and keeps nothing of it; raises CorruptArtifact. `schema` is the
-        latest that the caller reads; none: whatever it has.
+        latest that the caller reads; None: any.
         """
         if _is_folder(ref):
             require_schema(ref.key, ref.schema, schema or ref.schema)
@@ -326,7 +325,7 @@ class ArtifactStore:
                 yield piece
 
     def info(self, path: str) -> dict[str, Any]:
-        """What the filesystem tells of a file, among it its 'size'; raises FileNotFoundError."""
+        """What the filesystem reports about a file, such as 'size'; raises FileNotFoundError."""
         with self._reaching("look at", path, FileNotFoundError):
             result: dict[str, Any] = self.fs.info(self.path(path))
         return result
@@ -334,8 +333,8 @@ class ArtifactStore:
     # -- markers ----------------------------------------------------------------------------
 
     def committed(self, key: str) -> ArtifactRef | None:
-        """The reference committed under `key`, or None; raises CorruptArtifact for a marker that
-        is damaged.
+        """The reference committed under `key`, or None; raises CorruptArtifact if the marker is
+        damaged.
         """
         try:
             marker = self._read(key + MARKER)
@@ -360,14 +359,14 @@ class ArtifactStore:
         return sorted(e["name"].rsplit("/", 1)[-1] for e in entries if e["type"] == "directory")
 
     def delete(self, ref: ArtifactRef) -> None:
-        """Forgets an artifact: its marker first, then its content; raises FileNotFoundError."""
+        """Deletes an artifact: its marker first, then its content; raises FileNotFoundError."""
         with self._reaching("delete", ref.key, FileNotFoundError):
             self.fs.rm(self.path(ref.key + MARKER))
             self.fs.rm(self.path(ref.path), recursive=True)
 
     def size_of(self, prefix: str) -> int:
-        """Bytes that all files below `prefix` take: on a local disk its blocks. 0 for none; what is
-        written or deleted meanwhile counts or does not.
+        """Bytes that all files below `prefix` take: on a local disk its blocks; 0 if there are
+        none. Files written or deleted meanwhile may or may not count.
         """
         path = self.path(prefix)
         try:
@@ -385,7 +384,7 @@ class ArtifactStore:
             return 0
 
     def delete_folder(self, prefix: str) -> None:
-        """Deletes a file, or all below a folder, which nothing refers to; none is no error."""
+        """Deletes an unreferenced file, or folder with its contents; a missing one is no error."""
         with (
             contextlib.suppress(FileNotFoundError),
             self._reaching("delete", prefix, FileNotFoundError),
@@ -399,19 +398,19 @@ class ArtifactStore:
         self._write(key, json.dumps(value, separators=(",", ":")).encode(), sync=False)
 
     def read_live(self, key: str) -> Any | None:
-        """A live record, or None; one that a crash of the machine tore counts as none."""
+        """A live record, or None; one torn by a crash of the machine counts as none."""
         try:
             return json.loads(self._read(key))
         except (FileNotFoundError, ValueError):
             return None
 
     def write_lines(self, key: str, values: Sequence[Any]) -> None:
-        """Replaces a live record of many JSON values, one a line."""
+        """Replaces a live record of many JSON values, one per line."""
         lines = [json.dumps(value, separators=(",", ":")) + "\n" for value in values]
         self._write(key, "".join(lines).encode(), sync=False)
 
     def read_lines(self, key: str) -> list[Any]:
-        """The values of a live record of lines; none if there is no such record, or if a crash of
+        """The values of a live record of lines; empty if there is no such record, or if a crash of
         the machine tore it.
         """
         try:
@@ -420,7 +419,7 @@ class ArtifactStore:
             return []
 
     def touch(self, keys: Iterable[str]) -> None:
-        """Makes empty files, on the disk when this returns; those that are there stay."""
+        """Creates empty files, on disk when this returns; existing ones stay."""
         folders: set[Path] = set()
         for key in keys:
             path = Path(self.path(key))
@@ -442,7 +441,7 @@ class ArtifactStore:
         names = self._list(prefix, detail=False)
         return sorted(name[start:] for name in names if name.endswith(suffix))
 
-    # -- private: what the filesystem is asked ----------------------------------------------
+    # -- private: access to the filesystem --------------------------------------------------
 
     def _place(self, path: str) -> str:
         """Where `path` is, for people."""
@@ -451,14 +450,14 @@ class ArtifactStore:
 
     @contextlib.contextmanager
     def _reaching(self, do: str, path: str, *answers: type[OSError]) -> Iterator[None]:
-        """Turns what the filesystem raises into StoreUnavailable, but for what is an answer."""
+        """Turns errors of the filesystem into StoreUnavailable, except those in `answers`."""
         try:
             if self._mark and not answers:
                 self._mark.require()
             try:
                 yield
             except answers:
-                # Nothing is there also where the store itself is not.
+                # A missing store also reports that nothing is there.
                 if self._mark:
                     self._mark.require()
                 raise
@@ -490,11 +489,11 @@ class ArtifactStore:
             raise CorruptArtifact(f"{ref.key}: {path} is missing") from None
 
     def _list(self, prefix: str, *, detail: bool) -> list[Any]:
-        """What lies directly below `prefix`: paths, or with `detail` objects that describe it."""
+        """Entries directly below `prefix`: paths, or with `detail` objects that describe them."""
         folder = prefix.rstrip("/")
         try:
             with self._reaching("list", folder, FileNotFoundError):
-                # Remote filesystems remember listings, and not what other processes wrote since.
+                # Remote filesystems cache listings, without what other processes wrote since.
                 fresh = {} if self.local else {"refresh": True}
                 result: list[Any] = self.fs.ls(self.path(folder), detail=detail, **fresh)
         except FileNotFoundError:
@@ -509,8 +508,8 @@ class ArtifactStore:
                 self.fs.pipe_file(self.path(path), data)
 
     def _upload(self, path: str, source: Path) -> tuple[str, int]:
-        """Writes a local file; returns hash and size of what was written. Its name gets to
-        the disk with its folder, by `_sync_below` or with the manifest.
+        """Writes a local file; returns hash and size of what was written. Its name gets to disk
+        with its folder, by `_sync_below` or with the manifest.
         """
         with self._reaching(f"copy {source} to", path):
             if not self.local:
@@ -521,7 +520,7 @@ class ArtifactStore:
             return sha.hexdigest(), source.stat().st_size
 
     def _sync_below(self, path: str, names: Iterable[str]) -> None:
-        """Syncs the folders below an artifact's own: once a folder costs less than once a file."""
+        """Syncs the folders below an artifact's own: once per folder costs less than per file."""
         if self.local:
             with self._reaching("write", path):
                 for folder in {os.path.dirname(name) for name in names} - {""}:
@@ -537,8 +536,8 @@ class ArtifactStore:
             part.unlink(missing_ok=True)
 
     def _discard(self, path: str) -> None:
-        """Removes content that nothing refers to, as far as that is possible."""
-        # What keeps it from going is what failed before, and is told by whoever calls.
+        """Removes unreferenced content, as far as that is possible."""
+        # What prevents it is the earlier failure, which the caller reports.
         with contextlib.suppress(Exception):
             self.fs.rm(self.path(path), recursive=True)
 
@@ -559,7 +558,7 @@ class ArtifactStore:
                         os.link(part, path)
                     finally:
                         os.unlink(part)
-                        # The winner may have ended before it came to this.
+                        # The winner may have ended before it got to this.
                         sync_folder(Path(path).parent)
                 else:
                     self.fs.pipe_file(path, data, mode="create")

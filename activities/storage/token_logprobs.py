@@ -27,7 +27,7 @@ _SCHEMA_KEY = b"ratchet.token_logprobs.schema"
 class TokenLogprobs:
     """Scores of one sample of T tokens.
 
-    `sample` is its place among those of its rollout; trainer_logprobs [T] in nats, None where
+    `sample` is its index among those of its rollout; trainer_logprobs [T] in nats, None where
     nothing was scored.
     """
 
@@ -40,8 +40,7 @@ class TokenLogprobs:
 def encode_token_logprobs(samples: Sequence[Sample], scores: Sequence[np.ndarray]) -> bytes:
     """Parquet bytes for the samples of a batch.
 
-    `scores[n]` float32 [S] are of the first S tokens of `samples[n]`; that of the first token is
-    not looked at.
+    `scores[n]` float32 [S] are of the first S tokens of `samples[n]`; the first token's is ignored.
     """
     import numpy as np
     import pyarrow as pa
@@ -78,9 +77,9 @@ def encode_token_logprobs(samples: Sequence[Sample], scores: Sequence[np.ndarray
 def decode_token_logprobs(
     data: bytes, group: str | None = None, rollout: int | None = None
 ) -> list[TokenLogprobs]:
-    """Rows of a file in the order of the batch; those of one group or rollout, if that is given.
+    """Rows of a file in the order of the batch; of one group or rollout, if specified.
 
-    Raises ValueError for what is no whole Parquet file, or of a schema that is not known here.
+    Raises ValueError for an incomplete Parquet file, or for an unknown schema.
     """
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -89,7 +88,7 @@ def decode_token_logprobs(
     version = (table.schema.metadata or {}).get(_SCHEMA_KEY, b"none").decode()
     if version != str(SCHEMA_VERSION):
         raise ValueError(
-            f"token log-probabilities of schema {version}, and {SCHEMA_VERSION} is read here: "
+            f"token log-probabilities of schema {version}, and this build reads {SCHEMA_VERSION}: "
             "another version of Ratchet wrote the file; read it with that version"
         )
     for name, wanted in (("group", group), ("rollout", rollout)):

@@ -1,8 +1,8 @@
-"""Whether the artifact store is there, and fit to be one.
+"""Whether the artifact store is available, and fit to be one.
 
-Invariants: a local store has a MARK, made at its first use; where that is missing though `known`
-remembers it, the disk is away, and nothing is read as if the store were empty, nor written. A
-remote store creates exclusively, which commits rest on; that is tried, not assumed.
+Invariants: a local store has a MARK, created at its first use; if the mark is missing although
+`known` remembers it, the disk is away: nothing is read as if the store were empty, nor written. A
+remote store creates exclusively, which commits rely on; that is tried, not assumed.
 """
 
 import errno
@@ -18,11 +18,11 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StoreUnavailable(OSError):
-    """The store can be neither read nor written now, or only one of them; `errno` if it told."""
+    """The store cannot be read, or written, or both, now; `errno` if there was one."""
 
 
 class UnusableStore(StoreUnavailable):
-    """What is there is not the store, or can be none; `remedy` says what to do."""
+    """The location does not hold the store, or cannot hold one; `remedy` says what to do."""
 
     def __init__(self, why: str, remedy: str) -> None:
         super().__init__(f"{why}; {remedy}")
@@ -42,7 +42,7 @@ def remedy(error: BaseException) -> str:
 
 
 class Mark:
-    """The mark of the store at `root`. `known` is a file that remembers stores that were marked."""
+    """The mark of the store at `root`. `known` is a file that remembers marked stores."""
 
     def __init__(self, root: Path, known: Path) -> None:
         self._root = root.absolute()
@@ -50,7 +50,7 @@ class Mark:
         self._seen = False
 
     def require(self) -> None:
-        """Makes the mark at the store's first use; raises UnusableStore if it is gone."""
+        """Creates the mark at the store's first use; raises UnusableStore if it is gone."""
         mark = self._root / MARK
         there = mark.exists()
         if there and self._seen:
@@ -58,12 +58,12 @@ class Mark:
         root = str(self._root)
         known = json.loads(self._known.read_text()) if self._known.exists() else []
         if not there:
-            # A store of an older build has no mark, and what it holds shows that it is there.
+            # A store of an older build has no mark, but its contents show that it is there.
             if (self._seen or root in known) and not (self._root / "runs").is_dir():
                 raise UnusableStore(
                     f"the artifact store {root} has no {MARK}, which it had before",
-                    "mount the disk that holds the store there; if it was emptied on purpose, take "
-                    f"it out of {self._known}",
+                    "mount the disk that holds the store there; if it was emptied on purpose, "
+                    f"remove it from {self._known}",
                 )
             replace(mark, [json.dumps({"created_at": time.time()}).encode()], sync=True)
         if root not in known:
@@ -73,7 +73,7 @@ class Mark:
 
 
 def require_exclusive(fs: Any, path: str) -> None:
-    """Raises UnusableStore if a filesystem creates at `path`, which is free, what is there."""
+    """Raises UnusableStore if a filesystem overwrites at `path` although asked not to."""
     fs.pipe_file(path, b"1", mode="create")
     try:
         fs.pipe_file(path, b"2", mode="create")
@@ -83,7 +83,7 @@ def require_exclusive(fs: Any, path: str) -> None:
     fs.rm_file(path)
     if not refused:
         raise UnusableStore(
-            "the artifact store overwrites what it is asked to create only if it is not there "
+            "the artifact store overwrites files that it should only create if they are absent "
             "(If-None-Match), so that two attempts at one artifact would both be committed",
             "use a store that honours conditional writes, such as S3, MinIO or a local disk",
         )

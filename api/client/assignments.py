@@ -1,4 +1,4 @@
-"""`key=value` arguments as nested sections, for changes that are sent to the API. Pure."""
+"""`key=value` arguments as nested sections, for changes sent to the API. Pure."""
 
 import json
 import tomllib
@@ -9,7 +9,7 @@ from ratchet.configs.load import toml_value
 
 
 def _keys(key: str) -> list[str]:
-    """The parts of a dotted key, of which some may be quoted as in TOML."""
+    """The parts of a dotted key, some of which may be quoted as in TOML."""
     try:
         place: Any = tomllib.loads(f"{key} = 0")
     except tomllib.TOMLDecodeError:
@@ -25,34 +25,34 @@ def _keys(key: str) -> list[str]:
 
 
 def nested(assignments: Iterable[str]) -> dict[str, Any]:
-    """{'a': {'b': 1}} of 'a.b=1'; values are TOML, `none` and `null` are null, all else is text.
+    """{'a': {'b': 1}} from 'a.b=1'; values are TOML, `none` and `null` are null, all else is text.
 
-    Raises ValueError for what is no assignment, and for two that contradict each other.
+    Raises ValueError for an invalid assignment, and for two that contradict each other.
     """
     together: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise ValueError(f"{assignment!r} has not the form key=value")
+            raise ValueError(f"{assignment!r} does not have the form key=value")
         *sections, last = _keys(key)
         place = together
         for section in sections:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
-                raise ValueError(f"{key}: {section} was given a value of its own")
+                raise ValueError(f"{key}: {section} already has a value of its own")
         if last in place:
-            raise ValueError(f"{key} is given twice, or a part of it is")
+            raise ValueError(f"{key} is set twice, or a part of it is")
         place[last] = None if text == "null" else toml_value(text)
     return together
 
 
 def pairs(assignments: Iterable[str]) -> dict[str, str]:
-    """{'owner': 'ana'} of 'owner=ana'; raises ValueError for what is no assignment."""
+    """{'owner': 'ana'} from 'owner=ana'; raises ValueError for an invalid assignment."""
     result: dict[str, str] = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals or not name:
-            raise ValueError(f"{assignment!r} has not the form name=value")
+            raise ValueError(f"{assignment!r} does not have the form name=value")
         result[name] = value
     return result
 

@@ -1,10 +1,11 @@
 """The `ratchet` command: runs over the API, for people and, with `--json`, for programs.
 
-Here is what starts and steers runs; what only looks is in `ratchet.api.client.cli_read`.
+Commands that start and steer runs are here; those that only read are in
+`ratchet.api.client.cli_read`.
 
-What is asked for goes to standard output, everything else to standard error. Exit status: 0 done;
-1 the request was refused, or the run that was followed did not succeed; 2 wrong usage; 3 the API
-cannot be reached, or no worker for a dry run; 130 Ctrl-C, which never touches a run.
+Results go to standard output, everything else to standard error. Exit status: 0 done; 1 the request
+was refused, or the run that was followed did not succeed; 2 wrong usage; 3 the API cannot be
+reached, or no worker for a dry run; 130 Ctrl-C, which never affects a run.
 """
 
 import json
@@ -40,8 +41,8 @@ from ratchet.configs.load import load
 EPILOG = (
     "Exit status: 0 done; 1 refused, or the run that was followed failed or was cancelled; 2 wrong "
     "usage; 3 the API cannot be reached, or no worker for a dry run; 130 Ctrl-C. RATCHET_API names "
-    "the API (else the stack of `make up`), RATCHET_API_KEY is the key to send. "
-    "--json may stand anywhere, but for env-server: results are JSON then, and failures problem "
+    "the API (by default the stack of `make up`), RATCHET_API_KEY is the key to send. "
+    "--json may stand anywhere, except for env-server: results are then JSON, and failures problem "
     "documents."
 )
 
@@ -55,7 +56,7 @@ app = typer.Typer(
 )
 runs = typer.Typer(
     cls=JsonAnywhere,
-    help="Starts, watches and steers runs.",
+    help="Start, watch and steer runs.",
     epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -83,15 +84,15 @@ def _ratchet(
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Watch the run until it ends.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check, on workers too, and plan; start nothing.")
+    bool, typer.Option("--dry-run", help="Check, also on workers, and plan; start nothing.")
 ]
 Key = Annotated[
     str | None,
-    typer.Option("--idempotency-key", help="The same key and config are one run, however often."),
+    typer.Option("--idempotency-key", help="A config starts one run per key, however often sent."),
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Keys by dots, e.g. train.batch_size=64."),
+    typer.Argument(metavar="[KEY=VALUE]...", help="Dotted keys, e.g. train.batch_size=64."),
 ]
 
 
@@ -106,7 +107,7 @@ def _started(client: Ratchet, run: Run, *, follow: bool, as_json_: bool) -> None
 
 
 def _planned(answer: ResolvedConfig, *, as_json_: bool) -> None:
-    """Shows a dry run; one that no worker has checked is no success."""
+    """Shows a dry run; one that no worker has checked fails."""
     show_one(answer, printing.plan_table, as_json_=as_json_)
     err = printing.console(stderr=True)
     if answer.unchecked is not None:
@@ -138,7 +139,7 @@ def create(
     idempotency_key: Key = None,
     as_json_: Json = False,
 ) -> None:
-    """Start a run of a config, with keys overridden."""
+    """Start a run from a config, with keys overridden."""
     with asking(as_json_) as client:
         checked = load(config, changes or [])
         if dry_run:
@@ -153,16 +154,16 @@ def fork(
     run_id: RunId,
     changes: Changes = None,
     step: Annotated[
-        int | None, typer.Option(help="Of which checkpoint; else the newest sound one.")
+        int | None, typer.Option(help="The checkpoint's step; by default the newest sound one.")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the new run; else the same.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the new run; else the same.")] = None,
     metadata: Metadata = None,
     dry_run: DryRun = False,
     follow: Follow = False,
     idempotency_key: Key = None,
     as_json_: Json = False,
 ) -> None:
-    """Start another run from a checkpoint of this one, with keys changed."""
+    """Start a new run from a checkpoint of this one, with keys changed."""
     with asking(as_json_) as client:
         reported: dict[str, Any] = {
             "step": step,
@@ -177,7 +178,7 @@ def fork(
         _started(client, run, follow=follow, as_json_=as_json_)
 
 
-# -- looking ----------------------------------------------------------------------------------
+# -- reading ----------------------------------------------------------------------------------
 
 
 for name, command in cli_read.OF_RUNS.items():
@@ -191,7 +192,7 @@ runs.command()(archive)
 runs.command()(delete)
 
 
-# -- asking -----------------------------------------------------------------------------------
+# -- steering ---------------------------------------------------------------------------------
 
 
 def _option(name: str, kind: Any, default: Any) -> Parameter:
@@ -199,7 +200,7 @@ def _option(name: str, kind: Any, default: Any) -> Parameter:
 
 
 def _options(verb: Verb) -> list[Parameter]:
-    """The fields of its body: a list is given as arguments, all else by name."""
+    """The fields of its body: a list as arguments, all others as options."""
     options = []
     for name, field in verb.body.model_fields.items():
         about = field.description or verb.labels[name]
@@ -242,8 +243,8 @@ def set_config(
         list[str],
         typer.Argument(
             metavar="KEY=VALUE...",
-            help="Keys by dots, envs by name: train.env.reverse-text.ratio=2; metadata.owner=ana; "
-            "null takes a value away.",
+            help="Dotted keys, envs by name: train.env.reverse-text.ratio=2; metadata.owner=ana; "
+            "null removes a value.",
         ),
     ],
     as_json_: Json = False,

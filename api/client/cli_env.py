@@ -1,7 +1,7 @@
-"""`ratchet env-server`: an environment served by hand, for `env.address` of a config. Needs no API.
+"""`ratchet env-server`: serves an environment for `env.address` of a config. Needs no API.
 
-The client imports nothing that serves: the server is another program of this package, which the
-extra `rollout` brings what it needs for.
+The client imports nothing of a server: the server is another program of this package, whose
+dependencies come with the extra `rollout`.
 """
 
 import importlib.util
@@ -39,14 +39,14 @@ def read_args(text: str) -> dict[str, Any]:
         raise typer.BadParameter(f"cannot be read: {error}") from None
     if not isinstance(data, dict):
         raise typer.BadParameter(
-            """is a table: '{"n": 3}' as JSON, '{ n = 3 }' as TOML, or @FILE (.json or .toml)"""
+            """must be a table: '{"n": 3}' as JSON, '{ n = 3 }' as TOML, or @FILE (.json, .toml)"""
         )
     return data
 
 
 def _address(value: str) -> str:
     if not re.fullmatch(ADDRESS, value):
-        raise typer.BadParameter("has the form tcp://host:port, such as tcp://0.0.0.0:5000")
+        raise typer.BadParameter("must have the form tcp://host:port, such as tcp://0.0.0.0:5000")
     return value
 
 
@@ -60,7 +60,7 @@ def env_server(
         ),
     ] = "{}",
     bind: Annotated[
-        str, typer.Option(callback=_address, help="Where to listen; 0.0.0.0 is every network.")
+        str, typer.Option(callback=_address, help="Address to listen on; 0.0.0.0 is every network.")
     ] = "tcp://127.0.0.1:5000",
     path: Annotated[
         Path | None,
@@ -69,15 +69,15 @@ def env_server(
         ),
     ] = None,
     log_level: Annotated[
-        LogLevel, typer.Option(help="Least level of what the environment's own loggers write.")
+        LogLevel, typer.Option(help="Lowest level that the environment's own loggers write.")
     ] = "info",
     timeout_s: Annotated[
-        float, typer.Option(min=1, help="Longest that a rollout may take whose client is gone.")
+        float, typer.Option(min=1, help="Time limit of a rollout whose client is gone, in seconds.")
     ] = BACKSTOP_S,
 ) -> None:
-    """Serve one environment until it is ended; a config names it by `address`.
+    """Serve one environment until interrupted; a config refers to it by `address`.
 
-    It has no login: whoever reaches it may run its rollouts.
+    It has no authentication: everyone who reaches it may run its rollouts.
     """
     if importlib.util.find_spec(NEEDED) is None:
         print(
@@ -97,6 +97,6 @@ def env_server(
     folder = Path(tempfile.mkdtemp(prefix="ratchet-env-server-"))
     file = private_file(folder / "server.json", json.dumps(given))
     sys.stdout.flush()
-    # Named, not imported: what serves is no part of the client.
+    # Referred to by name, not imported: the client contains no server code.
     argv = [sys.executable, "-P", "-m", "ratchet.activities.envs.by_hand", str(file)]
     os.execv(argv[0], argv)

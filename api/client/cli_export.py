@@ -1,4 +1,4 @@
-"""`ratchet runs export`: what a run trained, as a Hugging Face folder."""
+"""`ratchet runs export`: a run's trained model, as a Hugging Face folder."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ BEST = "--best"
 
 
 class BestAlone(TyperCommand):
-    """A command whose --best may stand without a value."""
+    """A command whose --best may be used without a value."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Reads a --best that is last, or before another option, as one with an empty value."""
@@ -28,7 +28,7 @@ class BestAlone(TyperCommand):
 
 
 def _taken(model: Model) -> str:
-    """Which version was taken, and why."""
+    """Which version was exported, and why."""
     if model.best_of is not None:
         why = f", the best of {model.best_of}: {printing.number(model.evals[model.best_of])}"
     else:
@@ -48,18 +48,18 @@ def export(
         typer.Option(
             BEST,
             metavar="[EVAL]",
-            help="The version with the highest mean of an eval, by default of the first.",
+            help="The version with the highest mean of an eval, by default the first eval.",
         ),
     ] = None,
     merge: Annotated[
         bool,
-        typer.Option("--merge", help="Of a run that trains an adapter: the whole merged model."),
+        typer.Option("--merge", help="For a run that trains an adapter: the whole merged model."),
     ] = False,
     as_json_: Json = False,
 ) -> None:
-    """Write what a run trained as a Hugging Face folder, by default its last checkpoint."""
+    """Write a run's model as a Hugging Face folder, by default its last checkpoint."""
     if step is not None and best is not None:
-        raise typer.BadParameter("--step and --best name a version each; give one of them")
+        raise typer.BadParameter("--step and --best both choose a version; use only one")
     err = printing.console(stderr=True)
     columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
     drawn = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)

@@ -1,4 +1,4 @@
-"""`ratchet keys`: who may use the API of this machine. Needs no API that runs."""
+"""`ratchet keys`: who may use the API of this machine. Works without a running API."""
 
 import json
 import re
@@ -17,14 +17,14 @@ from ratchet.configs.home import home_folder
 
 keys = typer.Typer(
     cls=JsonAnywhere,
-    help="Makes, lists and revokes keys for the API of this machine. An API that was started with "
-    "keys follows at once.",
+    help="Create, list and revoke keys for the API of this machine. An API that was started with "
+    "keys picks up changes at once.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 FILE = "api_keys.json"
-TITLE = "The keys cannot be used, or not so changed"
+TITLE = "The keys cannot be read or changed"
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 LONGEST = timedelta(days=3650)
 
@@ -42,7 +42,7 @@ def _lifetime(text: str) -> timedelta:
 
 @contextmanager
 def _refusing(as_json_: bool) -> Iterator[None]:
-    """Makes a ValueError one line and the exit status of what is refused."""
+    """Turns a ValueError into one line and the exit status of a refusal."""
     try:
         yield
     except ValueError as error:
@@ -54,17 +54,17 @@ def _refusing(as_json_: bool) -> Iterator[None]:
 
 @keys.command("new")
 def new_key(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")],
-    read_only: Annotated[bool, typer.Option("--read-only", help="It may change nothing.")] = False,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key's owner.")],
+    read_only: Annotated[bool, typer.Option("--read-only", help="It allows no changes.")] = False,
     per_minute: Annotated[
         int, typer.Option(min=1, max=10_000_000, help="Requests a minute.")
     ] = PER_MINUTE,
     expires: Annotated[
-        str, typer.Option(metavar="TIME", help="How long it is valid: 12h, 30d; none: always.")
+        str, typer.Option(metavar="TIME", help="How long it is valid: 12h, 30d; empty: forever.")
     ] = "",
     as_json_: Json = False,
 ) -> None:
-    """Make a key, print it once, and keep its hash."""
+    """Create a key, print it once, and store its hash."""
     file = home_folder() / FILE
     with _refusing(as_json_):
         until = datetime.now(UTC).replace(microsecond=0) + _lifetime(expires) if expires else None
@@ -74,13 +74,13 @@ def new_key(
         print_json({"name": name, "key": key, "file": str(file), "restart": first})
         return
     print(key)
-    follows = "an API that runs asks for keys once it is restarted" if first else "the API knows it"
+    follows = "a running API requires keys once it is restarted" if first else "the API accepts it"
     print(f"Its hash is in {file}; {follows}.", file=sys.stderr)
 
 
 @keys.command("list")
 def list_keys(as_json_: Json = False) -> None:
-    """List the keys: name, scopes, requests a minute, end."""
+    """List the keys: name, scopes, requests a minute, expiry."""
     with _refusing(as_json_):
         listed = load_keys(None, home_folder() / FILE)
     if as_json_:
@@ -98,10 +98,10 @@ def list_keys(as_json_: Json = False) -> None:
 
 @keys.command("revoke")
 def revoke_key(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the key's owner.")],
     as_json_: Json = False,
 ) -> None:
-    """Take a key away: requests with it are refused from now on, and streams end."""
+    """Revoke a key: the API refuses requests with it from now on, and ends its streams."""
     with _refusing(as_json_):
         revoke(home_folder() / FILE, name)
     if as_json_:

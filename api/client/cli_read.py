@@ -1,4 +1,4 @@
-"""Commands of `ratchet` that only look: at runs, what they left, and what carries them out."""
+"""Commands of `ratchet` that only read: runs, their data, and the machines that they execute on."""
 
 import json
 import sys
@@ -31,15 +31,15 @@ from ratchet.api.schemas.run import Run
 
 
 def watch_to_end(client: Ratchet, run: Run, *, from_start: bool, as_json_: bool) -> None:
-    """Watches a run to its end; the exit status says how that was."""
+    """Watches a run to its end; the exit status says whether it succeeded."""
     out = printing.console()
     watch = Watch(client, run, out, from_start=from_start, lines_of_json=as_json_)
     try:
         run = watch.follow()
     except KeyboardInterrupt:
         printing.console(stderr=True).print(
-            f"stopped watching; run {run.id} goes on. `ratchet runs watch {run.id}` looks again, "
-            f"`ratchet runs stop {run.id}` ends it",
+            f"stopped watching; run {run.id} continues. `ratchet runs watch {run.id}` watches it "
+            f"again, `ratchet runs stop {run.id}` ends it",
             soft_wrap=True,
         )
         raise typer.Exit(INTERRUPTED) from None
@@ -53,18 +53,16 @@ def watch_to_end(client: Ratchet, run: Run, *, from_start: bool, as_json_: bool)
 
 def list_runs(
     status: Annotated[
-        str | None, typer.Option(help=f"Only those that are: {', '.join(STATUSES)}.")
+        str | None, typer.Option(help=f"Only runs in this status: {', '.join(STATUSES)}.")
     ] = None,
     metadata: Metadata = None,
     limit: Annotated[int, typer.Option(min=1, max=100, help="Most runs in a page.")] = 20,
-    after: Annotated[str | None, typer.Option(help="Go on after the run of this id.")] = None,
-    archived: Annotated[
-        bool, typer.Option("--archived", help="Only those that were archived.")
-    ] = False,
+    after: Annotated[str | None, typer.Option(help="Continue after the run with this id.")] = None,
+    archived: Annotated[bool, typer.Option("--archived", help="Only archived runs.")] = False,
     whole: All = False,
     as_json_: Json = False,
 ) -> None:
-    """Show runs, the newest first."""
+    """List runs, the newest first."""
     if status is not None and status not in STATUSES:
         raise typer.BadParameter(f"{status!r} is none of {', '.join(STATUSES)}")
     with asking(as_json_) as client:
@@ -79,16 +77,16 @@ def list_runs(
 
 
 def show(run_id: RunId, as_json_: Json = False) -> None:
-    """Show one run, headed by how it is."""
+    """Show one run, headed by its health."""
     with asking(as_json_) as client:
         run = client.runs.retrieve(run_id)
-        # What cannot be judged at the moment can be shown.
+        # A run can be shown while its health cannot be judged.
         judged = None if as_json_ else health_of(client, run_id)
         show_one(run, lambda run: printing.run_table(run, judged), as_json_=as_json_)
 
 
 def health(run_id: RunId, as_json_: Json = False) -> None:
-    """Show how a run is: a verdict with its reasons, and its pace, errors and waits."""
+    """Show a run's health: a verdict with its reasons, and its pace, errors and waits."""
     with asking(as_json_) as client:
         shown = client.runs.health(run_id)
         show_one(
@@ -99,10 +97,10 @@ def health(run_id: RunId, as_json_: Json = False) -> None:
 def watch(
     run_id: RunId,
     from_start: Annotated[
-        bool, typer.Option("--from-start", help="Tell what happened before, too.")
+        bool, typer.Option("--from-start", help="Show earlier events, too.")
     ] = False,
     as_json_: Annotated[
-        bool, typer.Option("--json", help="Print events, and at last the run, as JSON lines.")
+        bool, typer.Option("--json", help="Print events, and finally the run, as JSON lines.")
     ] = False,
 ) -> None:
     """Watch a run until it ends. Ctrl-C stops watching, not the run."""
@@ -114,27 +112,27 @@ def watch(
 def events(
     run_id: RunId,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as they happen, until the run has ended.")
+        bool, typer.Option("--follow", "-f", help="Wait for new events until the run has ended.")
     ] = False,
     after: Annotated[
         str | None,
-        typer.Option(help="Go on after the event of this id; with -f 'latest' begins with news."),
+        typer.Option(help="Continue after the event with this id; 'latest' with -f: only new ones"),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Most events in a page.")] = 1000,
     order: Annotated[
         Literal["asc", "desc"],
-        typer.Option(help="desc: newest first, and --after leads to what was before."),
+        typer.Option(help="desc: newest first, and --after leads to earlier ones."),
     ] = "asc",
     types: Annotated[
         str | None,
-        typer.Option(help="Only of these types, by commas; `server` is all of server.*."),
+        typer.Option(help="Only these types, separated by commas; `server` is all of server.*."),
     ] = None,
     whole: All = False,
     as_json_: Json = False,
 ) -> None:
-    """Show what happened, oldest first; with --json --follow as JSON lines."""
+    """Show events, oldest first; with --json --follow as JSON lines."""
     if follow and (order == "desc" or types is not None):
-        raise typer.BadParameter("--follow tells every event as it comes: no --order, no --types")
+        raise typer.BadParameter("--follow shows every event in order: drop --order and --types")
     with asking(as_json_) as client:
         if not follow:
             page = client.runs.list_events(
@@ -152,7 +150,7 @@ def events(
                 line = one_line(as_json(event)) if as_json_ else printing.event_line(event)
                 print(line, flush=True)
         except KeyboardInterrupt:
-            err.print(f"stopped following; run {run_id} goes on")
+            err.print(f"stopped following; run {run_id} continues")
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -166,30 +164,30 @@ def logs(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What the server of this env wrote; train/NAME or eval/NAME where it has two.",
+            help="The log of this env's server; train/NAME or eval/NAME if it has two.",
         ),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
-            help="events: what happened to the run; orchestrator: its pipeline and steps; "
+            help="events: the run's events; orchestrator: its pipeline and steps; "
             "or env:NAME. By default events, and with --follow orchestrator."
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run has ended.")
+        bool, typer.Option("--follow", "-f", help="Wait for new lines until the run has ended.")
     ] = False,
     level: Annotated[Level, typer.Option(help="Only lines of this level or worse.")] = "debug",
-    after: Annotated[str | None, typer.Option(help="Go on after the line of this id.")] = None,
+    after: Annotated[str | None, typer.Option(help="Continue after the line with this id.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Most lines in a page.")] = 1000,
     whole: All = False,
     as_json_: Json = False,
 ) -> None:
-    """Show the run's log, oldest first, with who said each line; or the newest that one of its
-    processes wrote.
+    """Show the run's log, oldest first, with the source of each line; or the newest lines of one of
+    its processes.
     """
     if env is not None and source is not None:
-        raise typer.BadParameter("--env and --source both say whose log is meant; drop one of them")
+        raise typer.BadParameter("--env and --source both choose a log; use only one")
     usual = "orchestrator" if follow else EVENTS
     source = f"env:{env}" if env is not None else source or usual
     source = None if source == EVENTS else source
@@ -203,7 +201,7 @@ def logs(
                 text = one_line(as_json(line)) if as_json_ else printing.log_lines([line])
                 print(text, flush=True)
         except KeyboardInterrupt:
-            printing.console(stderr=True).print(f"stopped following; run {run_id} goes on")
+            printing.console(stderr=True).print(f"stopped following; run {run_id} continues")
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -220,12 +218,12 @@ def metrics(
     after_step: Annotated[int, typer.Option(min=-1, help="Only steps above this one.")] = -1,
     until_step: Annotated[int | None, typer.Option(min=0, help="Only steps up to this.")] = None,
     points: Annotated[
-        int | None, typer.Option(min=4, help="Of each at most so many values, extremes kept.")
+        int | None, typer.Option(min=4, help="At most so many values of each, extremes kept.")
     ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, a line a step.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, one line per step.")] = False,
     as_json_: Json = False,
 ) -> None:
-    """Show what each step measured."""
+    """Show the metrics of each step."""
     if as_csv and as_json_:
         raise typer.BadParameter("--csv and --json exclude each other")
     with asking(as_json_) as client:
@@ -246,7 +244,7 @@ def metrics(
 def _meant(
     client: Ratchet, run_id: str, patterns: str | None, *, headline_only: bool
 ) -> list[str] | None:
-    """Names of metrics that the run measures; None: all. Names that it does not are an error."""
+    """Names of metrics that the run measures; None: all. Unknown names are an error."""
     if patterns is None and not headline_only:
         return None
     rows = client.runs.metrics(run_id, points=4).data
@@ -254,7 +252,7 @@ def _meant(
     if patterns is None:
         return metric_names.headline(known)
     if not known:
-        # Nothing was measured so far.
+        # Nothing has been measured yet.
         return []
     try:
         meant = metric_names.meant(patterns.split(","), known)
@@ -276,23 +274,23 @@ def evals(run_id: RunId, as_json_: Json = False) -> None:
 def rollouts(
     run_id: RunId,
     rollout_id: Annotated[
-        str | None, typer.Argument(metavar="[ROLLOUT]", help="One to read, e.g. train:12:3.")
+        str | None, typer.Argument(metavar="[ROLLOUT]", help="The one to show, e.g. train:12:3.")
     ] = None,
-    step: Annotated[int | None, typer.Option(min=0, help="Of this step.")] = None,
-    env: Annotated[str | None, typer.Option(help="Of this env.")] = None,
-    group: Annotated[str | None, typer.Option(help="Of this group, e.g. train/12.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Only of this step.")] = None,
+    env: Annotated[str | None, typer.Option(help="Only of this env.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only of this group, e.g. train/12.")] = None,
     kind: Annotated[Literal["train", "eval"] | None, typer.Option(help="Of this kind.")] = None,
     reward_min: Annotated[float | None, typer.Option(help="With this reward or more.")] = None,
     reward_max: Annotated[float | None, typer.Option(help="With this reward or less.")] = None,
     errored: Annotated[
-        bool | None, typer.Option("--errored/--no-errored", help="That failed, or did not.")
+        bool | None, typer.Option("--errored/--no-errored", help="Only failed ones, or the others.")
     ] = None,
-    after: Annotated[str | None, typer.Option(help="Go on after the rollout of this id.")] = None,
+    after: Annotated[str | None, typer.Option(help="Continue after this rollout's id.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=500, help="Most rollouts in a page.")] = 50,
     whole: All = False,
     as_json_: Json = False,
 ) -> None:
-    """Show finished rollouts, or read one."""
+    """List finished rollouts, or show one."""
     with asking(as_json_) as client:
         if rollout_id is not None:
             result = client.runs.rollout(run_id, rollout_id)
@@ -320,34 +318,34 @@ def batches(
     whole: All = False,
     as_json_: Json = False,
 ) -> None:
-    """Show the batches that are kept, and where in the store their files lie."""
+    """List the batches that are kept, and the paths of their files in the store."""
     with asking(as_json_) as client:
         page = client.runs.batches(run_id, after_step=after_step, limit=limit)
         show_items(page, printing.batches_table, whole=whole, as_json_=as_json_)
 
 
 def checkpoints(run_id: RunId, as_json_: Json = False) -> None:
-    """Show committed checkpoints: what a run can be resumed or forked from."""
+    """List committed checkpoints: those a run can be resumed or forked from."""
     with asking(as_json_) as client:
         page = client.runs.checkpoints(run_id)
         show_items(page, printing.checkpoints_table, whole=True, as_json_=as_json_)
 
 
 def config(run_id: RunId, as_json_: Json = False) -> None:
-    """Show the config as it holds, every default written out."""
+    """Show the current config, with all defaults filled in."""
     with asking(as_json_) as client:
         view = client.runs.config(run_id)
         show_one(view, lambda view: json.dumps(view.config, indent=2), as_json_=as_json_)
 
 
 def engines(as_json_: Json = False) -> None:
-    """Show the inference engines that runs keep, and how they are."""
+    """List the inference engines of runs, and their states."""
     with asking(as_json_) as client:
         show_items(client.engines(), printing.engines_table, whole=True, as_json_=as_json_)
 
 
 def workers(as_json_: Json = False) -> None:
-    """Show the worker processes that polled Temporal in the last minutes, by role."""
+    """List the worker processes that polled Temporal in the last minutes, by role."""
     with asking(as_json_) as client:
         show_items(client.workers(), printing.workers_table, whole=True, as_json_=as_json_)
 
@@ -356,12 +354,12 @@ def open_page(
     run_id: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]", help="The run's id; else all runs.", autocompletion=newest_ids
+            metavar="[RUN]", help="The run's id; default: all runs.", autocompletion=newest_ids
         ),
     ] = None,
     as_json_: Json = False,
 ) -> None:
-    """Open the dashboard in a browser, at a run's page or at the list; prints the address, too."""
+    """Open the dashboard in a browser, at a run's page or at the list; also prints the address."""
     with asking(as_json_) as client:
         page = client.runs.retrieve(run_id).links.dashboard if run_id else DASHBOARD
         address = f"{client.address}{page}"
@@ -371,7 +369,7 @@ def open_page(
         return
     print(address)
     if not opened:
-        print("no browser was found here; open the address in one", file=sys.stderr)
+        print("no browser found; open the address in one", file=sys.stderr)
 
 
 OF_RUNS: dict[str, Callable[..., None]] = {

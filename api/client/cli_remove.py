@@ -1,4 +1,4 @@
-"""`ratchet runs archive` and `delete`: runs that are done with."""
+"""`ratchet runs archive` and `delete`: for runs that are no longer needed."""
 
 import sys
 from typing import Annotated
@@ -15,7 +15,7 @@ def archive(
     undo: Annotated[bool, typer.Option("--undo", help="Put them back into the list.")] = False,
     as_json_: Json = False,
 ) -> None:
-    """Take runs that have ended out of the list; all that they left is kept."""
+    """Remove runs that have ended from the list; all their data is kept."""
     with asking(as_json_) as client:
         for run_id in run_ids:
             run = client.runs.unarchive(run_id) if undo else client.runs.archive(run_id)
@@ -30,9 +30,9 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json_: Json = False,
 ) -> None:
-    """Delete runs that have ended, with all that they left. This cannot be undone."""
+    """Delete runs that have ended, with all their data. This cannot be undone."""
     if not yes and not sys.stdin.isatty():
-        raise typer.BadParameter("nobody can be asked here: say --yes to delete without a question")
+        raise typer.BadParameter("without a terminal there is no prompt: pass --yes to delete")
     with asking(as_json_) as client:
         if not yes:
             err = printing.console(stderr=True)
@@ -44,4 +44,4 @@ def delete(
             if as_json_:
                 printing.print_json(as_json(gone))
             else:
-                print(f"{gone.id} is deleted, {printing.amount(gone.freed)} are free")
+                print(f"{gone.id} is deleted, {printing.amount(gone.freed)} freed")

@@ -1,7 +1,7 @@
-"""The Python client: `Ratchet().runs`, in the habits of OpenAI's `client.fine_tuning.jobs`, and
-what carries runs out.
+"""The Python client: `Ratchet().runs`, modelled on OpenAI's `client.fine_tuning.jobs`, and the
+machines that runs execute on.
 
-Results are the API's own models. Lists are pages that iterate over everything that follows them.
+Results are the API's own models. Lists are pages that iterate over everything after them, too.
 """
 
 import os
@@ -35,7 +35,7 @@ FOLLOWED_EVERY_S = 1.0
 
 
 def _plain(config: Config) -> dict[str, Any]:
-    """What is sent of a config: of a model what was set, so that defaults are the API's."""
+    """The config as sent: of a model only what was set, so that defaults are the API's."""
     if isinstance(config, RunConfig):
         return config.model_dump(mode="json", exclude_unset=True)
     return dict(config)
@@ -43,13 +43,13 @@ def _plain(config: Config) -> dict[str, Any]:
 
 def _path(run_id: str, *rest: str) -> str:
     if not run_id:
-        raise ValueError("a run's id is needed, and this one is empty")
+        raise ValueError("a run's id is required, and this one is empty")
     return "/v1/runs/" + "/".join(quote(part, safe="") for part in (run_id, *rest))
 
 
 class Runs:
-    """Everything about runs. All methods raise Refused and Unreachable. What is asked of a run is
-    sent again if it gets lost, and has one effect.
+    """Everything about runs. All methods raise Refused and Unreachable. A request that changes a
+    run is sent again if it gets lost, and takes effect once.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -58,7 +58,7 @@ class Runs:
     # -- starting ---------------------------------------------------------------------------
 
     def create(self, config: Config, *, idempotency_key: str | None = None) -> Run:
-        """Starts a run; a request that gets lost is sent again and starts no second one.
+        """Starts a run; a request that gets lost is sent again and starts no second run.
 
         The same `idempotency_key` and config give the same run, also from another process.
         """
@@ -68,7 +68,7 @@ class Runs:
         )
 
     def plan(self, config: Config) -> ResolvedConfig:
-        """A dry run: the config with every default, and what it would do. Starts nothing."""
+        """A dry run: the config with all defaults, and the plan. Starts nothing."""
         return self._transport.ask_for(
             ResolvedConfig, "POST", "/v1/runs", params={"dry_run": True}, body=_plain(config)
         )
@@ -83,9 +83,9 @@ class Runs:
         metadata: Mapping[str, str] | None = None,
         idempotency_key: str | None = None,
     ) -> Run:
-        """Starts another run from the checkpoint of `step`, by default the newest sound one.
+        """Starts a new run from the checkpoint of `step`, by default the newest sound one.
 
-        `config` holds what is to differ. Sent again like a create.
+        `config` holds what differs. Sent again if it gets lost, as in `create`.
         """
         headers = {IDEMPOTENCY: idempotency_key}
         body = _fork_body(step, config, name, metadata)
@@ -109,7 +109,7 @@ class Runs:
             ResolvedConfig, "POST", _path(run_id, "fork"), params=params, body=body
         )
 
-    # -- looking ----------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------
 
     def retrieve(self, run_id: str) -> Run:
         """One run, with live gauges while it runs."""
@@ -124,8 +124,8 @@ class Runs:
         metadata: Mapping[str, str] | None = None,
         archived: bool = False,
     ) -> Page[Run]:
-        """Runs, the newest first; `after` is the `next_after` of the page before. Those that were
-        archived are left out, or with `archived` are all there are.
+        """Runs, the newest first; `after` is the `next_after` of the previous page. Archived runs
+        are left out; with `archived` only they are listed.
         """
         pairs = {f"metadata[{name}]": value for name, value in (metadata or {}).items()}
         only = {"archived": True} if archived else {}
@@ -141,9 +141,9 @@ class Runs:
         order: Literal["asc", "desc"] = "asc",
         types: Sequence[str] | None = None,
     ) -> Page[Event]:
-        """What happened, oldest first, after the event of id `after`; with `order` 'desc' newest
-        first, and those that happened before it. 'server' in `types` stands for 'server.down' and
-        its like.
+        """Events after the one with id `after`, oldest first; with `order` 'desc' newest first, and
+        those before `after`. 'server' in `types` stands for 'server.down' and all other types that
+        begin with 'server.'.
         """
         params = {"after": after, "limit": limit, "order": order, "types": _joined(types)}
         return page_of(
@@ -159,7 +159,7 @@ class Runs:
         on_trouble: Callable[[str], None] = lambda why: None,
         silence_s: float = SILENCE_S,
     ) -> EventStream:
-        """Events as they happen until the run has ended, over broken connections: see there."""
+        """Events as they happen until the run has ended, over broken connections; see the class."""
         return EventStream(
             self._transport, _path(run_id, "events"), after, patience_s, on_trouble, silence_s
         )
@@ -173,9 +173,9 @@ class Runs:
         level: Level = "debug",
         source: str | None = None,
     ) -> Page[LogLine]:
-        """The run's log, oldest first: lines of `level` or worse, after the one of id `after`. With
-        a `source` ('orchestrator', 'env:NAME') what one process wrote: its newest lines, or those
-        after `after`.
+        """The run's log, oldest first: lines of `level` or worse, after the one with id `after`.
+        With a `source` ('orchestrator', 'env:NAME') the log of one process: its newest lines, or
+        those after `after`.
         """
         params = {"after": after, "limit": limit, "level": level, "source": source}
         return page_of(
@@ -191,9 +191,9 @@ class Runs:
         source: str | None = None,
         every_s: float = FOLLOWED_EVERY_S,
     ) -> Iterator[LogLine]:
-        """Lines as `logs` has them, and those that come until the run has ended."""
+        """Lines as from `logs`, and new ones until the run has ended."""
         while True:
-            # Asked first: what a run wrote before it ended is all there then.
+            # Checked first: everything that a run logged before it ended is then in the pages.
             ended = self.retrieve(run_id).status in ENDED
             page = self.logs(run_id, after=after, limit=1000, level=level, source=source)
             yield from page.data
@@ -214,7 +214,7 @@ class Runs:
         points: int | None = None,
         limit: int = 1000,
     ) -> Page[MetricsRow]:
-        """Metrics by step; with `points` at most so many of each, extremes kept."""
+        """Metrics by step; with `points` at most so many values of each, extremes kept."""
         params = {**_range(names, after_step, until_step, points, limit), "after": after}
         path = _path(run_id, "metrics")
         return page_of(
@@ -231,12 +231,12 @@ class Runs:
         points: int | None = None,
         limit: int | None = None,
     ) -> str:
-        """The same as CSV text, a line a step; all steps without a `limit`."""
+        """The same as CSV text, one line per step; all steps unless there is a `limit`."""
         params = {**_range(names, after_step, until_step, points, limit), "format": "csv"}
         return self._transport.ask("GET", _path(run_id, "metrics"), params=params).text
 
     def health(self, run_id: str) -> RunHealth:
-        """How a run is, at a glance."""
+        """The run's health, at a glance."""
         return self._transport.ask_for(RunHealth, "GET", _path(run_id, "health"))
 
     def evals(self, run_id: str) -> Page[EvalRecord]:
@@ -277,8 +277,8 @@ class Runs:
         best: str | None = None,
         merge: bool = False,
     ) -> Model:
-        """A version of the policy: its files, evals and model card. It is that of `step`, or the
-        best one of the eval `best` ('': the first of the config), or the last checkpoint. Of a run
+        """A version of the policy: its files, evals and model card. It is the version of `step`, or
+        the best one in the eval `best` ('': the config's first), or the last checkpoint. For a run
         that trains a LoRA adapter it is the adapter, or if `merge` the whole model.
         """
         params = {"step": step, "best": best, "merge": merge or None}
@@ -295,11 +295,11 @@ class Runs:
         on_model: Callable[[Model], None] = lambda model: None,
         on_bytes: Callable[[int], None] = lambda done: None,
     ) -> Model:
-        """Writes a version as a Hugging Face folder with a model card; `to` must not exist. Of a
+        """Writes a version as a Hugging Face folder with a model card; `to` must not exist. For a
         run that trains a LoRA adapter that is the adapter, or if `merge` the whole model.
 
-        `on_model` is given what is about to be written, `on_bytes` the bytes written so far. Raises
-        NotExported; whatever is raised, `to` is there only if all of it is.
+        `on_model` is called with the model before it is written, `on_bytes` with the bytes written
+        so far. Raises NotExported; after any exception `to` exists only if it is complete.
         """
         folder = Path(to)
         require_absent(folder)
@@ -315,12 +315,12 @@ class Runs:
         return model
 
     def config(self, run_id: str, *, revision: int | None = None) -> RunConfigView:
-        """The resolved config as it holds, or as one revision of it."""
+        """The resolved config as it is now, or as one revision."""
         params = {"revision": revision}
         return self._transport.ask_for(RunConfigView, "GET", _path(run_id, "config"), params=params)
 
     def config_toml(self, run_id: str, *, revision: int | None = None) -> str:
-        """The same as TOML text, to begin another run with."""
+        """The same as TOML text, to start another run with."""
         params = {"revision": revision, "format": "toml"}
         return self._transport.ask("GET", _path(run_id, "config"), params=params).text
 
@@ -338,7 +338,7 @@ class Runs:
         after: str | None = None,
         limit: int = 50,
     ) -> Page[RolloutItem]:
-        """Finished rollouts in short: of one step, or the newest first."""
+        """Finished rollouts in brief: of one step, or the newest first."""
         params = {
             "step": step,
             "env": env,
@@ -353,23 +353,23 @@ class Runs:
         return page_of(self._transport, RolloutItem, _path(run_id, "rollouts"), params, "after")
 
     def rollout(self, run_id: str, rollout_id: str) -> RolloutFull:
-        """One rollout with all that was said and sampled."""
+        """One rollout with all messages and sampled tokens."""
         return self._transport.ask_for(RolloutFull, "GET", _path(run_id, "rollouts", rollout_id))
 
-    # -- asking -----------------------------------------------------------------------------
+    # -- steering ---------------------------------------------------------------------------
 
     def ask(self, run_id: str, verb: str, **body: Any) -> Run:
-        """Asks for a verb of `CONTROLS` by name; each has a method, too."""
+        """Requests a verb of `CONTROLS` by name; each has a method, too."""
         return self._transport.ask_for(Run, "POST", _path(run_id, verb), body=body)
 
     def pause(
         self, run_id: str, *, mode: Literal["drain", "cancel"] = "drain", reason: str = ""
     ) -> Run:
-        """Puts the run to rest. 'drain' lets rollouts in flight end first, 'cancel' does not."""
+        """Pauses the run. 'drain' lets rollouts in flight finish first, 'cancel' does not."""
         return self.ask(run_id, "pause", mode=mode, reason=reason)
 
     def resume(self, run_id: str, *, reason: str = "") -> Run:
-        """Wakes a paused run; one that ended goes on from its newest sound checkpoint."""
+        """Resumes a paused run; one that ended continues from its newest sound checkpoint."""
         return self.ask(run_id, "resume", reason=reason)
 
     def stop(self, run_id: str, *, reason: str = "") -> Run:
@@ -381,26 +381,26 @@ class Runs:
         return self.ask(run_id, "cancel", reason=reason)
 
     def eval(self, run_id: str, *, envs: Sequence[str] = ()) -> Run:
-        """Asks for an eval at the next version, of all eval envs or of those named."""
+        """Requests an eval at the next version, of all eval envs or of those named."""
         return self.ask(run_id, "eval", envs=[*envs])
 
     def checkpoint(self, run_id: str, *, reason: str = "") -> Run:
-        """Asks for a checkpoint at the next step boundary."""
+        """Requests a checkpoint at the next step boundary."""
         return self.ask(run_id, "checkpoint", reason=reason)
 
     def update(
         self, run_id: str, changes: Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Run:
-        """Changes the config of a running run, and its metadata (None takes a pair out)."""
+        """Changes the config of a running run, and its metadata (None removes a pair)."""
         headers = {IDEMPOTENCY: idempotency_key}
         return self._transport.ask_for(
             Run, "PATCH", _path(run_id), body=dict(changes), headers=headers
         )
 
-    # -- putting away -----------------------------------------------------------------------
+    # -- archiving --------------------------------------------------------------------------
 
     def archive(self, run_id: str) -> Run:
-        """Takes a run that has ended out of the list; all that it left is kept."""
+        """Removes a run that has ended from the list; all its data is kept."""
         return self._transport.ask_for(Run, "POST", _path(run_id, "archive"))
 
     def unarchive(self, run_id: str) -> Run:
@@ -408,8 +408,8 @@ class Runs:
         return self._transport.ask_for(Run, "POST", _path(run_id, "unarchive"))
 
     def delete(self, run_id: str) -> DeletedRun:
-        """Deletes a run that has ended with all that it left, for good. Refused where another run
-        needs it: a fork, or one whose model is a version of it.
+        """Deletes a run that has ended, with all its data, for good. Refused if another run needs
+        it: a fork, or a run whose model is a version of it.
         """
         return self._transport.ask_for(DeletedRun, "DELETE", _path(run_id))
 
@@ -448,8 +448,9 @@ class Ratchet:
     """A client of one API; close it, or use it as a context manager.
 
     `base_url` is by default RATCHET_API, else the local stack's address; `api_key` RATCHET_API_KEY.
-    Requests that get lost are sent again up to `max_retries` times. Raises ValueError for an
-    address or a key that cannot be one.
+    By default `base_url` is RATCHET_API, else the local stack's address, and `api_key`
+    RATCHET_API_KEY. Requests that get lost are sent again up to `max_retries` times. Raises
+    ValueError for an invalid address or key.
     """
 
     def __init__(
@@ -471,7 +472,7 @@ class Ratchet:
         self.runs = Runs(self._transport)
 
     def engines(self) -> Page[Engine]:
-        """Inference engines that runs keep, and how they are."""
+        """Inference engines of all runs, and their states."""
         return page_of(self._transport, Engine, "/v1/engines")
 
     def workers(self) -> Page[WorkerItem]:
@@ -479,15 +480,15 @@ class Ratchet:
         return page_of(self._transport, WorkerItem, "/v1/workers")
 
     def services(self) -> Page[ServiceItem]:
-        """Processes of the local stack, where a supervisor minds them, and how they are."""
+        """Processes of the local stack, if a supervisor runs it, and their states."""
         return page_of(self._transport, ServiceItem, "/v1/services")
 
     def health(self) -> Health:
-        """That the API's process is up, whatever it depends on."""
+        """Succeeds if the API's process is up, whatever it depends on."""
         return self._transport.ask_for(Health, "GET", "/healthz")
 
     def readiness(self) -> Health:
-        """That Temporal answers and the store can be written; Refused says what is away."""
+        """Succeeds if Temporal answers and the store is writable; Refused says what is away."""
         return self._transport.ask_for(Health, "GET", "/readyz")
 
     def prometheus(self) -> str:
@@ -506,5 +507,5 @@ class Ratchet:
 
 
 def as_json(value: BaseModel) -> dict[str, Any]:
-    """A result as the API gave it."""
+    """A result as the API sent it."""
     return value.model_dump(mode="json")

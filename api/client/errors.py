@@ -1,4 +1,4 @@
-"""What goes wrong between a client and the API, in two kinds: it said no, or it was not reached."""
+"""What goes wrong between a client and the API: it refused a request, or could not be reached."""
 
 import httpx
 from pydantic import ValidationError
@@ -6,17 +6,17 @@ from pydantic import ValidationError
 from ratchet.api.schemas.problems import ProblemDocument
 
 SHORT_WAIT_S = 3.0
-"""A client waits this long by itself when it is asked to; longer waits are the caller's choice."""
+"""Retry-After is obeyed up to this long; longer waits are the caller's decision."""
 
 
 class RatchetError(Exception):
-    """Any failure of a request; the message says what, where and how to mend it."""
+    """Any failure of a request; the message says what, where and how to fix it."""
 
 
 class Refused(RatchetError):
     """The API answered with a problem.
 
-    `retry_after_s` is in how many seconds the same request may succeed, None where that is unknown.
+    `retry_after_s` is in how many seconds the same request may succeed; None: unknown.
     """
 
     def __init__(self, problem: ProblemDocument, retry_after_s: float | None = None) -> None:
@@ -31,7 +31,7 @@ class Refused(RatchetError):
 
     @property
     def transient(self) -> bool:
-        """Whether waiting mends it."""
+        """Whether the same request may succeed later."""
         return self.status in (429, 502, 503, 504) or self.retry_after_s is not None
 
 
@@ -45,7 +45,7 @@ class Unreachable(RatchetError):
 
 
 class NotExported(RatchetError):
-    """A model was not written; nothing of it is left."""
+    """The model was not exported; nothing is left of it."""
 
 
 def why_lost(error: httpx.TransportError) -> str:
@@ -56,17 +56,17 @@ def why_lost(error: httpx.TransportError) -> str:
 
 
 def refusal(answer: httpx.Response) -> Refused:
-    """The refusal that a response is, whose body has been read; raises nothing."""
+    """The refusal in a response whose body has been read; raises nothing."""
     wait = answer.headers.get("retry-after", "")
     retry_after_s = float(wait) if wait.isdecimal() else None
     try:
         problem = ProblemDocument.model_validate_json(answer.content)
     except ValidationError:
-        # Whatever stands between may answer for the API, in words of its own.
+        # Something in between, such as a proxy, may answer in place of the API.
         problem = ProblemDocument(
             type="about:blank",
-            title=answer.reason_phrase or "No reason given",
+            title=answer.reason_phrase or "No reason stated",
             status=answer.status_code,
-            detail=f"{answer.url} gave no reason that Ratchet's API would give; check the address.",
+            detail=f"{answer.url} did not reply as Ratchet's API does; check the address.",
         )
     return Refused(problem, retry_after_s)

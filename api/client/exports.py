@@ -1,7 +1,8 @@
-"""Writes a model to a folder of this machine.
+"""Writes a model to a local folder.
 
-Invariants: a folder that exists is never touched; one that appears holds all files, each with the
-hash that the API told. Files are written beside it, under a hidden name, which is renamed last.
+Invariants: an existing folder is never touched; a folder that appears holds all files, each with
+the hash that the API reported. Files are written to a hidden folder beside it, which is renamed
+last.
 """
 
 import os
@@ -16,13 +17,13 @@ from ratchet.api.schemas.artifacts import Model
 CARD = "README.md"
 
 Fetch = Callable[[str, Path, Callable[[int], None]], str]
-"""Writes the model's file of a name to a path, telling bytes so far; returns its sha256."""
+"""Writes the model file of that name to a path, reporting the bytes so far; returns its sha256."""
 
 
 def require_absent(folder: Path) -> None:
-    """Raises NotExported if there is something at `folder`."""
+    """Raises NotExported if `folder` exists."""
     if os.path.lexists(folder):
-        raise NotExported(f"{folder} exists, and nothing is overwritten: name another folder")
+        raise NotExported(f"{folder} already exists and is not overwritten: name another folder")
 
 
 def _place(part: Path, name: str) -> Path:
@@ -54,8 +55,8 @@ def write_model(model: Model, folder: Path, fetch: Fetch, on_bytes: Callable[[in
             sha = fetch(item.name, file, progress)
             if sha != item.sha256:
                 raise NotExported(
-                    f"{item.name} arrived with other bytes than version {model.step} has: try "
-                    "again; if it stays so the store's own file is damaged, and another step is not"
+                    f"{item.name} differs from the file of version {model.step}: try again; if the "
+                    "error persists, the store's own file is damaged, so export another step"
                 )
             done += item.size
         (part / CARD).write_text(model.card)

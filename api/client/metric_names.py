@@ -1,4 +1,4 @@
-"""Which metrics somebody means: headline ones, names, or patterns of names."""
+"""Which metrics are meant: headline ones, names, or patterns of names."""
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
@@ -18,7 +18,7 @@ HEADLINE = (
     "staleness/mean",
     "time/step",
 )
-"""What one looks at first, in this order."""
+"""The most important metrics, in this order."""
 GLOB = "*?["
 GUESSES = 3
 MOST_CHARACTERS = 8000
@@ -26,19 +26,19 @@ MOST_CHARACTERS = 8000
 
 
 def headline(names: Collection[str]) -> list[str]:
-    """The headline metrics that there are."""
+    """The headline metrics among `names`."""
     return [name for name in HEADLINE if name in names]
 
 
 def meant(patterns: Sequence[str], names: Collection[str]) -> list[str]:
     """The metrics among `names` that are named or match a pattern like 'time/*', each once.
 
-    Raises ValueError for what is none of them, with the names that come closest.
+    Raises ValueError for an unknown one, with the closest names.
     """
     found: dict[str, None] = {}
     for pattern in filter(None, (pattern.strip() for pattern in patterns)):
         matching = sorted(name for name in names if fnmatchcase(name, pattern))
-        # A name may have what a pattern would read as a set.
+        # A name may contain what a pattern would read as a set.
         matching = [pattern] if pattern in names else matching
         if not matching:
             raise ValueError(_unknown(pattern, names))
@@ -51,7 +51,7 @@ def short_enough(names: list[str]) -> list[str]:
     if (length := len(",".join(names))) > MOST_CHARACTERS:
         raise ValueError(
             f"{len(names)} metrics are too many to name in one request ({length} characters of "
-            f"{MOST_CHARACTERS}); choose fewer, or all by `--keys '*'`"
+            f"{MOST_CHARACTERS}); choose fewer, or all with `--keys '*'`"
         )
     return names
 
@@ -62,5 +62,5 @@ def _unknown(pattern: str, names: Collection[str]) -> str:
     close = get_close_matches(pattern, names, GUESSES, 0.5)
     close += sorted(name for name in names if pattern in name and name not in close)
     guesses = ", ".join(close[:GUESSES])
-    text = f"this run measures no {pattern!r}"
+    text = f"this run does not measure {pattern!r}"
     return f"{text}; did you mean {guesses}?" if guesses else f"{text}; `--keys '*'` shows all"

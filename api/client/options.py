@@ -1,5 +1,5 @@
-"""What the commands of `ratchet` have in common: their options, how lists are shown, and how what
-goes wrong becomes a readable message and an exit status.
+"""What the commands of `ratchet` have in common: options, how lists are shown, and how failures
+become a readable message and an exit status.
 """
 
 import sys
@@ -27,13 +27,13 @@ REFUSED, UNREACHABLE, INTERRUPTED = 1, 3, 130
 REMEDIES = {
     "no-key": "set RATCHET_API_KEY to a key of this API",
     "scope-missing": "set RATCHET_API_KEY to a key that has the scope",
-    "unknown-run": "`ratchet runs list` shows the runs there are",
-    "unknown-rollout": "`ratchet runs rollouts RUN` shows the rollouts there are",
-    "run-needed": "`ratchet runs archive RUN` takes it out of the list and keeps it",
-    "unknown-cursor": "without --after it begins with the first",
-    "no-checkpoint": "`ratchet runs checkpoints RUN` shows the checkpoints there are",
+    "unknown-run": "`ratchet runs list` shows all runs",
+    "unknown-rollout": "`ratchet runs rollouts RUN` lists its rollouts",
+    "run-needed": "`ratchet runs archive RUN` removes it from the list and keeps its data",
+    "unknown-cursor": "leave out --after to start with the first",
+    "no-checkpoint": "`ratchet runs checkpoints RUN` lists its checkpoints",
     "damaged-checkpoint": "choose another with --step",
-    "about:blank": "RATCHET_API names the API's address; `make status` tells whether it runs here",
+    "about:blank": "RATCHET_API is the API's address; `make status` shows whether it runs here",
 }
 
 
@@ -42,10 +42,10 @@ COMPLETED_WITHIN_S = 2.0
 
 
 class JsonAnywhere(TyperGroup):
-    """Commands whose --json may stand before their names, too."""
+    """Commands whose --json may also stand before their names."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Hands a --json that stands before a command's name on to the command."""
+        """Passes a --json before a command's name on to the command."""
         place = next((i for i, word in enumerate(args) if not word.startswith("-")), len(args))
         head = [word for word in args[:place] if word != JSON]
         handed_on = [JSON] if len(head) < place < len(args) else []
@@ -64,7 +64,7 @@ def _ids(run_ids: list[str]) -> list[str]:
 
 
 def newest_ids(incomplete: str) -> list[str]:
-    """Ids of the newest runs that begin so, for a shell that completes them; none where the API
+    """Ids of the newest runs that begin with `incomplete`, for shell completion; none where the API
     does not answer at once.
     """
     try:
@@ -89,15 +89,15 @@ Json = Annotated[bool, typer.Option(JSON, help="Print JSON.")]
 Metadata = Annotated[
     list[str] | None, typer.Option("--metadata", metavar="NAME=VALUE", help="May be repeated.")
 ]
-All = Annotated[bool, typer.Option("--all", help="Go on through all pages.")]
+All = Annotated[bool, typer.Option("--all", help="Show all pages.")]
 
 
 def _lines(error: RatchetError) -> list[str]:
-    """A failure in readable lines: what is wrong, where, and how to mend it."""
+    """A failure in readable lines: what is wrong, where, and how to fix it."""
     if isinstance(error, Unreachable):
         return [
             str(error),
-            "  `make up` starts the stack, `make status` tells what runs; RATCHET_API names "
+            "  `make up` starts the stack, `make status` shows what runs; set RATCHET_API to use "
             "another address",
         ]
     if not isinstance(error, Refused):
@@ -110,7 +110,7 @@ def _lines(error: RatchetError) -> list[str]:
     if not problem.errors:
         lines.append(f"  {printing.clean(problem.detail)}")
     if error.retry_after_s is not None:
-        lines.append(f"  it may work in {error.retry_after_s:.0f} s")
+        lines.append(f"  try again in {error.retry_after_s:.0f} s")
     if remedy := REMEDIES.get(problem.type.rpartition(":problem:")[2]):
         lines.append(f"  {remedy}")
     return lines
@@ -128,7 +128,7 @@ def _document(error: RatchetError) -> dict[str, Any]:
 
 @contextmanager
 def asking(as_json_: bool) -> Iterator[Ratchet]:
-    """A client; failures inside become a readable message and the exit status."""
+    """A client; failures inside the block become a readable message and the exit status."""
     err = printing.console(stderr=True)
 
     def fail(error: RatchetError, status: int) -> typer.Exit:
@@ -146,16 +146,16 @@ def asking(as_json_: bool) -> Iterator[Ratchet]:
     except RatchetError as error:
         raise fail(error, REFUSED) from None
     except ConfigError as error:
-        # The same words as if the API had been asked.
+        # Worded as if the API had been asked.
         problem = invalid_config(field_errors(error.problems), error.source).document
         raise fail(Refused(problem), REFUSED) from None
     except KeyboardInterrupt:
-        err.print("ratchet: interrupted; what was asked for may have been done")
+        err.print("ratchet: interrupted; the request may have taken effect")
         raise typer.Exit(INTERRUPTED) from None
 
 
 def usable(make: Callable[..., Made], *arguments: Any) -> Made:
-    """What `make` makes; its ValueError is wrong usage."""
+    """What `make` returns; its ValueError is wrong usage."""
     try:
         return make(*arguments)
     except ValueError as error:
@@ -163,7 +163,7 @@ def usable(make: Callable[..., Made], *arguments: Any) -> Made:
 
 
 def show_one(item: Shown, shown: Callable[[Shown], RenderableType], *, as_json_: bool) -> None:
-    """What was asked for, as `shown` shows it or as JSON."""
+    """Prints `item` as `shown` renders it, or as JSON."""
     if as_json_:
         printing.print_json(as_json(item))
     else:
@@ -171,15 +171,15 @@ def show_one(item: Shown, shown: Callable[[Shown], RenderableType], *, as_json_:
 
 
 def show_items(page: Page[Any], table: Any, *, whole: bool, as_json_: bool) -> None:
-    """A page, or with `whole` all that follow, as a table or as JSON. A list of which the API says
-    why it is empty is no success.
+    """Prints a page, or with `whole` all pages from it on, as a table or as JSON. A list that is
+    empty for a reason that the API states is a failure.
     """
     items, damaged = [*page.data], [*page.damaged]
     while whole and page.has_more:
         page = page.next_page()
         items += page.data
         damaged += page.damaged
-    # What lies between two pages is named by both.
+    # Damaged items between two pages are named by both.
     damaged = [*dict.fromkeys(damaged)]
     if as_json_:
         said: dict[str, Any] = {"damaged": damaged} if damaged else {}
@@ -199,7 +199,7 @@ def _show_table(table: RenderableType, damaged: list[Any], page: Page[Any]) -> N
     if page.note:
         err.print(printing.clean(page.note), style="yellow", soft_wrap=True)
     if damaged:
-        text = f"left out, since they are damaged: {', '.join(map(str, damaged))}"
+        text = f"left out, because damaged: {', '.join(map(str, damaged))}"
         err.print(printing.clean(text), style="yellow", soft_wrap=True)
     if page.has_more:
         err.print("there are more; --all shows them", style="dim")

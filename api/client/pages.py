@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 
 class _Cursored(ListOf[Item], Generic[Item]):
-    """A list, and what it leaves out."""
+    """A list, and the items that it leaves out."""
 
     damaged: list[int | str] = Field(default_factory=list)
     note: str | None = None
@@ -22,11 +22,12 @@ class _Cursored(ListOf[Item], Generic[Item]):
 
 @dataclass(frozen=True)
 class Page(Generic[Item]):
-    """A page of a list. Iterating goes through it and, asking as needed, all that follow.
+    """A page of a list. Iterating yields its items and those of all pages after it, which are
+    requested as needed.
 
-    `damaged` names what it leaves out since it cannot be read: steps, or groups of rollouts.
-    `next_after` is the cursor that leads on, where the API names one; `note` says why a list is
-    empty, where that needs a word.
+    `damaged` names steps, or groups of rollouts, that are left out because they cannot be read.
+    `next_after` is the cursor of the next page, if the API names one; `note` says why a list is
+    empty, if that needs an explanation.
     """
 
     data: Sequence[Item]
@@ -39,7 +40,7 @@ class Page(Generic[Item]):
     def next_page(self) -> "Page[Item]":
         """The page after this one; raises ValueError after the last."""
         if not self.has_more:
-            raise ValueError("this is the last page; ask only while has_more is true")
+            raise ValueError("this is the last page; call next_page only while has_more is true")
         return self._following()
 
     def __iter__(self) -> Iterator[Item]:
@@ -59,9 +60,9 @@ def page_of(
     cursor: str = "",
     cursor_of: Callable[[Item], Any] = lambda _: None,
 ) -> Page[Item]:
-    """A page of a list of `model`, a type or a union of types. What follows it is asked for with
-    the cursor that the API names. Where an API of an older build names none, parameter `cursor` is
-    that of the page's last item.
+    """A page of a list of `model`, a type or a union of types. The next page is requested with the
+    cursor that the API names. If an older API names none, it is parameter `cursor` of the page's
+    last item.
     """
     listed: type[_Cursored[Any]] = _Cursored[model]
     page = transport.ask_for(listed, "GET", path, params=params)
@@ -71,7 +72,7 @@ def page_of(
         if page.next_after is not None:
             further = {"after": page.next_after}
         elif page.data:
-            # Of a page whose items were deleted while it was made, nothing was passed.
+            # All items of this page were deleted while it was made: there is no last one.
             further = {cursor: cursor_of(page.data[-1])}
         return page_of(transport, model, path, {**params, **further}, cursor, cursor_of)
 

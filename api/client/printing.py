@@ -1,7 +1,7 @@
 """What the command line prints: tables and sparklines, for people.
 
-Text of runs, servers and policies is never trusted: control characters are replaced, so that
-nothing a model says can steer a terminal, and no markup is read in it.
+Text of runs, servers and policies is never trusted: control characters are replaced, so that no
+model output can control a terminal, and markup is not interpreted.
 """
 
 import json
@@ -37,14 +37,14 @@ ENGINE_STYLES = {"up": "green", "starting": "yellow", "restarting": "yellow"}
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that reads no markup; wide where nobody looks, so that nothing is cut."""
+    """A console without markup; wide where output is not a terminal, so that nothing is cut."""
     file = sys.stderr if stderr else sys.stdout
     width = None if file.isatty() else PIPE_WIDTH
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False, width=width)
 
 
 def clean(text: str) -> str:
-    """`text` without what would steer a terminal."""
+    """`text` without characters that control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
@@ -55,26 +55,26 @@ def one_line(text: str, most: int = 200) -> str:
 
 
 def number(value: float | None) -> str:
-    """A measured value, '-' for none."""
+    """A measured value, '-' for None."""
     if value is None:
         return "-"
     return f"{value:.4g}" if abs(value) < 1e6 else f"{value:.3e}"
 
 
 def amount(size: int | None) -> str:
-    """Bytes in words, '-' for what is not known."""
+    """A size with its unit, '-' if unknown."""
     if size is None:
         return "-"
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 def moment(value: datetime | None, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """A time on this machine's clock, '-' for none."""
+    """A time on this machine's clock, '-' for None."""
     return value.astimezone().strftime(pattern) if value is not None else "-"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """At most `width` bars from the lowest value to the highest; each is the mean of its share."""
+    """At most `width` bars from the lowest value to the highest; each is the mean of its slice."""
     if not values or width < 1:
         return ""
     count = min(width, len(values))
@@ -90,7 +90,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def print_json(value: Any) -> None:
-    """JSON for programs, all of it ASCII; indented where a person looks."""
+    """JSON for programs, all of it ASCII; indented on a terminal."""
     print(json.dumps(value, indent=2 if sys.stdout.isatty() else None), flush=True)
 
 
@@ -98,7 +98,7 @@ def print_json(value: Any) -> None:
 
 
 def pairs_table(rows: Iterable[tuple[str, RenderableType | None]]) -> Table:
-    """Names and what they have; rows without anything are left out."""
+    """Names and values; rows without a value are left out."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -114,7 +114,7 @@ def listing(
     cells: Callable[[Item], Sequence[RenderableType]],
     failed: Callable[[Item], object] = lambda item: False,
 ) -> Table:
-    """A table with a line an item, whose first column is never cut."""
+    """A table with one line per item, whose first column is never cut."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for i, name in enumerate(names):
         table.add_column(name, no_wrap=i == 0, overflow="fold")
@@ -136,7 +136,7 @@ def evals_line(run: Run) -> str:
 
 
 def _failed(result: EvalSummary) -> str:
-    """' (16 of 16 failed: …)', '' where none did."""
+    """' (16 of 16 failed: …)', '' if none did."""
     if not result.failed:
         return ""
     return clean(f" ({result.failed} of {result.of} failed: {result.error})")
@@ -158,7 +158,7 @@ def waits_line(run: Run) -> str:
 
 
 def pending_line(run: Run) -> str:
-    """Changes of the config that do not hold yet; '' for none."""
+    """Changes of the config that have not taken effect yet; '' for none."""
     return clean(", ".join(f"{key} = {json.dumps(value)}" for key, value in run.pending.items()))
 
 
@@ -168,8 +168,8 @@ def silent_line(run: Run) -> str:
 
 
 def runs_table(runs: Iterable[Run]) -> Table:
-    """Runs, a line each; `eval` is the latest reward of each env, `why` what it waits for or why it
-    ended.
+    """Runs, one line each; `eval` is the latest reward of each env, `why` what the run waits for or
+    why it ended.
     """
     return listing(
         (
@@ -226,7 +226,7 @@ def _share(value: float | None) -> str:
 
 
 def health_rows(health: RunHealth) -> list[tuple[str, RenderableType | None]]:
-    """How a run is: the verdict, the figures, and what to do about each finding."""
+    """A run's health: the verdict, the figures, and what to do about each finding."""
     style = HEALTH_STYLES.get(health.verdict, "")
     pace, left = health.seconds_per_step, health.seconds_left
     stale = health.worst_staleness
@@ -250,7 +250,7 @@ def health_rows(health: RunHealth) -> list[tuple[str, RenderableType | None]]:
 
 
 def run_table(run: Run, health: RunHealth | None = None) -> Table:
-    """One run, all that matters of it, headed by how it is."""
+    """One run in full, headed by its health."""
     lineage = run.lineage
     servers = ", ".join(f"{role} {count}" for role, count in run.restarts.items() if count)
     return pairs_table(
@@ -289,14 +289,14 @@ def run_table(run: Run, health: RunHealth | None = None) -> Table:
 
 
 def estimate_line(parts: Mapping[str, int]) -> str:
-    """An estimate: all of it, and its parts, the largest first."""
+    """An estimate: the total, and its parts, the largest first."""
     large = sorted((name for name in parts if parts[name]), key=lambda name: -parts[name])
     shown = ", ".join(f"{name} {amount(parts[name])}" for name in large)
     return clean(f"{amount(sum(parts.values()))} ({shown})")
 
 
 def plan_table(answer: ResolvedConfig) -> Table:
-    """What a dry run found."""
+    """The result of a dry run."""
     plan = answer.plan
     groups = plan.groups_per_step or {}
     return pairs_table(
@@ -325,18 +325,18 @@ def plan_table(answer: ResolvedConfig) -> Table:
 
 
 def event_line(event: Event) -> str:
-    """An event in one line, the date left out."""
+    """An event in one line, without the date."""
     mark = "" if event.level == "info" else f"{event.level}: "
     return f"{moment(event.created_at, '%H:%M:%S')} {mark}{one_line(event.message, 400)}"
 
 
 def event_lines(events: Iterable[Event]) -> str:
-    """Events, a line each."""
+    """Events, one line each."""
     return "\n".join(map(event_line, events))
 
 
 def log_lines(lines: Iterable[LogLine]) -> str:
-    """Lines of a log, with who said them."""
+    """Lines of a log, with their source."""
     return "\n".join(
         f"{'-' if line.created_at is None else moment(line.created_at)} "
         f"{line.level:7} {clean(line.source)}: "
@@ -346,7 +346,7 @@ def log_lines(lines: Iterable[LogLine]) -> str:
 
 
 def metrics_table(rows: Sequence[MetricsRow], width: int = 40) -> Table:
-    """Each metric over the steps asked for, in the order in which they come."""
+    """Each metric over the selected steps, in the order in which they come."""
     series: dict[str, list[float]] = {}
     for row in rows:
         for name, value in row.metrics.items():
@@ -364,12 +364,12 @@ def metrics_table(rows: Sequence[MetricsRow], width: int = 40) -> Table:
 
 
 def _state(problem: str | None, error: str | None) -> str:
-    """What is wrong with an eval's record, or with what it measured."""
+    """Why an eval's record is damaged, or why its rollouts failed."""
     return clean(f"damaged: {problem}" if problem else f"sound; {error}" if error else "sound")
 
 
 def evals_table(items: Iterable[EvalRecord]) -> Table:
-    """Evals, a line each; of one that is damaged, what is known."""
+    """Evals, one line each; of a damaged one, what is known."""
 
     def measured(item: EvalRecord, name: str) -> Any:
         return (item.model_extra or {}).get(name)
@@ -391,7 +391,7 @@ def evals_table(items: Iterable[EvalRecord]) -> Table:
 
 
 def batches_table(items: Iterable[Batch]) -> Table:
-    """Batches, a line each, with where their files lie in the store."""
+    """Batches, one line each, with the paths of their files in the store."""
     return listing(
         ("step", "MiB", "created", "attempt", "file"),
         items,
@@ -407,7 +407,7 @@ def batches_table(items: Iterable[Batch]) -> Table:
 
 
 def checkpoints_table(items: Iterable[Checkpoint]) -> Table:
-    """Checkpoints, a line each."""
+    """Checkpoints, one line each."""
     return listing(
         ("step", "MiB", "created", "attempt", "state"),
         items,
@@ -422,7 +422,7 @@ def checkpoints_table(items: Iterable[Checkpoint]) -> Table:
 
 
 def rollouts_table(items: Iterable[RolloutItem]) -> Table:
-    """Rollouts, a line each."""
+    """Rollouts, one line each."""
     return listing(
         ("id", "env", "step", "reward", "advantage", "tokens", "versions", "ended by", "prompt"),
         items,
@@ -457,7 +457,7 @@ def _named(values: Mapping[str, Any]) -> str:
 
 
 def rollout_text(rollout: RolloutFull) -> RenderableType:
-    """A rollout: its figures, then all that was said."""
+    """A rollout: its figures, then all messages."""
     rows = [
         ("id", rollout.id),
         ("env", clean(rollout.env)),
@@ -482,7 +482,7 @@ def rollout_text(rollout: RolloutFull) -> RenderableType:
 
 
 def engines_table(items: Iterable[Engine]) -> Table:
-    """Engines, a line each."""
+    """Engines, one line each."""
     return listing(
         ("id", "state", "starts", "since", "version", "worker", "last failure"),
         items,
@@ -499,11 +499,11 @@ def engines_table(items: Iterable[Engine]) -> Table:
 
 
 def workers_table(items: Iterable[WorkerItem]) -> Table:
-    """Worker processes, a line each; in flight are the rollouts that each last told of."""
+    """Worker processes, one line each, with the rollouts in flight that each last reported."""
 
     def in_flight(item: WorkerItem) -> str:
-        told = [gauge["worker_inflight"] for gauge in item.gauges if "worker_inflight" in gauge]
-        return str(sum(told)) if told else "-"
+        counts = [gauge["worker_inflight"] for gauge in item.gauges if "worker_inflight" in gauge]
+        return str(sum(counts)) if counts else "-"
 
     return listing(
         ("id", "role", "queue", "last seen", "in flight"),

@@ -1,8 +1,8 @@
-"""Events of a run as they happen: told once and in order, over broken connections and restarts.
+"""Events of a run as they happen: each once and in order, across broken connections and restarts.
 
-Server-sent events where they pass; where something on the way refuses or withholds them, the same
-events are asked for page by page. The cursor moves only with a whole event, so that what a broken
-connection cut off is sent again and nothing else is.
+Uses server-sent events where they get through; where a proxy refuses or withholds them, the same
+events are requested page by page. The cursor advances only by whole events, so that what a broken
+connection cut off is sent again, and nothing else.
 """
 
 import time
@@ -22,26 +22,26 @@ from ratchet.api.schemas.run import Run
 MEDIA = "text/event-stream"
 LATEST = "latest"
 SILENCE_S = 45.0
-"""The API says something each 15 s."""
+"""The API sends something every 15 s."""
 POLL_S = 1.0
 PAGE = 1000
 REFUSES_STREAMS = (405, 406, 415, 501)
 SILENT_TRIES = 2
-"""Streams that open and say not even hello, or break with it, are taken for withheld after so many
-in a row: a page either passes, or is refused with a reason."""
+"""After so many streams in a row that open but do not deliver even the hello, or break right after
+it, streams count as withheld: pages either get through, or are refused with a reason."""
 BREAKS_S = 1.0
-"""A stream that ends this soon, and told nothing, broke with its hello."""
+"""A stream that ends this soon without an event broke at its hello."""
 IDLE_POLLS = 3
 
 
 class EventStream:
-    """Iterates over the events of a run after the one of id `cursor` until the run has ended, or
+    """Iterates over the events of a run after the one with id `cursor`, until the run has ended or
     its client is closed.
 
-    `cursor` None: from the first; 'latest': only what is still to come. It moves along, and is
-    where another stream would go on. `on_trouble` is told once why nothing comes, and '' once
-    something does again. A stream silent for `silence_s` seconds is broken. Raises Refused, and
-    Unreachable once nothing was heard for `patience_s` seconds.
+    `cursor` None: from the first event; 'latest': only new ones. It advances, and is where another
+    stream would continue. `on_trouble` is called once with the reason why nothing arrives, and with
+    '' once something does again. A stream silent for `silence_s` seconds counts as broken. Raises
+    Refused, and Unreachable after `patience_s` seconds without any sign of the API.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class EventStream:
                         heard = True
                         self._hears()
                         self.cursor = message.id or self.cursor
-                        # A hello, and what only gives a cursor to begin with, are no events.
+                        # A hello, and a message that only sets the cursor, are not events.
                         if message.data and message.event != "ready":
                             reported, silent = True, 0
                             yield Event.model_validate_json(message.data)
@@ -90,7 +90,7 @@ class EventStream:
                 self._wait_out(refused)
                 continue
             if heard:
-                # Between events the API has said, up to now, that it is still there.
+                # Between events the API has shown, up to now, that it is still there.
                 self._heard_at = time.monotonic()
             if not reported:
                 silent += heard and time.monotonic() - began < BREAKS_S
@@ -113,7 +113,7 @@ class EventStream:
             self._on_trouble("")
 
     def _wait(self, why: str) -> None:
-        """Waits before the next try; raises Unreachable once patience is at its end."""
+        """Waits before the next try; raises Unreachable once `patience_s` is used up."""
         if time.monotonic() - self._heard_at > self._patience_s:
             raise Unreachable(self._transport.address, why)
         self._failures += 1
@@ -139,7 +139,7 @@ class EventStream:
         idle, over = 0, False
         while idle < IDLE_POLLS and not over and not self._transport.closed:
             try:
-                # The status is asked for first: whatever came before an end is in the page.
+                # The status is requested first: then the page has everything before the end.
                 run = self._transport.ask_for(Run, "GET", self._path.removesuffix("/events"))
                 page = self._page()
             except Refused as refused:
@@ -164,7 +164,7 @@ class EventStream:
 
 
 def _streams(answer: httpx.Response) -> bool:
-    """Whether a stream comes; False where streams are refused. Raises Refused for all else."""
+    """Whether a stream follows; False where streams are refused. Raises Refused otherwise."""
     if answer.status_code in REFUSES_STREAMS:
         return False
     if not answer.is_success:

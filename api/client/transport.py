@@ -1,7 +1,7 @@
-"""One HTTP connection pool to the API: its address, its key, and which requests are sent again.
+"""One HTTP connection pool to the API: its address, its key, and the rules for retries.
 
-Every request may be sent again after a lost connection: reads change nothing, a change is the same
-made twice, and every POST and PATCH carries an `Idempotency-Key` that all its tries share.
+Every request may be sent again after a lost connection: reads change nothing, repeating a change
+has no further effect, and every POST and PATCH has an `Idempotency-Key` that all its tries share.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 def default_address(env: Mapping[str, str] = os.environ) -> str:
-    """RATCHET_API, else where the stack under RATCHET_HOME serves, else port 8080 of this machine.
+    """RATCHET_API, else the address of the stack under RATCHET_HOME, else this machine's port 8080.
 
     Raises ValueError if the stack's record cannot be read.
     """
@@ -48,7 +48,7 @@ def default_address(env: Mapping[str, str] = os.environ) -> str:
 
 
 def backoff_s(attempt: int, most_s: float = 10.0) -> float:
-    """Seconds to wait before try `attempt` (1, 2, …), drawn so that clients spread out."""
+    """Seconds to wait before try `attempt` (1, 2, …), randomized so that clients spread out."""
     return min(0.5 * 2.0 ** (attempt - 1), most_s) * random.uniform(0.5, 1.0)
 
 
@@ -60,16 +60,16 @@ class Transport:
     ) -> None:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{address!r} is no address of an API; it looks like http://host:8080")
+            raise ValueError(f"{address!r} is not an API address; it looks like http://host:8080")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-            raise ValueError("the API key has characters that no key has; check RATCHET_API_KEY")
+            raise ValueError("the API key has invalid characters; check RATCHET_API_KEY")
         self.address = address.rstrip("/")
         self._retries = max_retries
         self._http = httpx.Client(
             base_url=self.address,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
-            # A proxy of the environment leads nowhere near this machine's own ports.
+            # A proxy from the environment would not lead to this machine's own ports.
             trust_env=parts.hostname not in LOOPBACK,
         )
 
@@ -79,7 +79,7 @@ class Transport:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be asked any more."""
+        """Whether the client is closed."""
         return self._http.is_closed
 
     def ask(
@@ -94,7 +94,7 @@ class Transport:
         """The answer to a request; parameters and headers that are None are left out. A POST or
         PATCH gets an idempotency key of its own unless `headers` has one.
 
-        Raises Refused and Unreachable, after tries that could have mended it.
+        Raises Refused and Unreachable, after retrying where that could help.
         """
         input = {name: value for name, value in (params or {}).items() if value is not None}
         sent = {name: value for name, value in (headers or {}).items() if value is not None}
@@ -111,7 +111,7 @@ class Transport:
         return self._until_answered(send)
 
     def _until_answered(self, send: Callable[[], T]) -> T:
-        """What `send` returns, which is called again where that could mend what went wrong."""
+        """What `send` returns; calls it again where that could help."""
         attempt = 0
         while True:
             attempt += 1
@@ -133,7 +133,7 @@ class Transport:
         try:
             return model.model_validate_json(answer.content)
         except ValidationError:
-            why = f"what answers {method} {path} is not Ratchet's API, or one of another version"
+            why = f"what answers {method} {path} is not Ratchet's API, or is another version of it"
             raise Unreachable(self.address, why) from None
 
     def download(
@@ -144,8 +144,8 @@ class Transport:
         params: Mapping[str, Any],
         progress: Callable[[int], None] = lambda done: None,
     ) -> str:
-        """Writes an answer to `file` as it comes and returns its sha256; `progress` is given the
-        bytes so far. Raises Refused, Unreachable, and OSError if it cannot be written.
+        """Writes an answer to `file` as it arrives and returns its sha256; `progress` is called
+        with the bytes so far. Raises Refused, Unreachable, and OSError if it cannot be written.
         """
 
         def send() -> str:
@@ -170,9 +170,9 @@ class Transport:
     def stream(
         self, path: str, params: Mapping[str, Any], headers: Mapping[str, str], silence_s: float
     ) -> Iterator[httpx.Response]:
-        """One answer that is read as it comes, whatever its status.
+        """One answer that is read as it arrives, whatever its status.
 
-        Raises httpx.TransportError, also where nothing comes for `silence_s` seconds.
+        Raises httpx.TransportError, also where nothing arrives for `silence_s` seconds.
         """
         timeout = httpx.Timeout(silence_s, connect=CONNECT_S)
         with self._http.stream(

@@ -1,7 +1,7 @@
-"""Watches a run until it ends: live where a person looks, else one line an event.
+"""Watches a run until it ends: live on a terminal, otherwise one line per event.
 
-Events come from a thread of their own, so that the picture moves, and Ctrl-C is heard, while
-nothing happens. Watching only reads; whatever ends it leaves the run alone.
+A thread of its own receives events, so that the picture moves, and Ctrl-C works, while nothing
+happens. Watching only reads; however it ends, the run is left alone.
 """
 
 import queue
@@ -32,7 +32,7 @@ HISTORY = 400
 SHOWN_EVENTS = 6
 TICK_S = 0.25
 RENEW_S = 3.0
-"""Gauges are asked for so often; after an event at once, but not twice a second."""
+"""How often gauges are requested; after an event at once, but not twice a second."""
 RENEW_SOON_S = 0.5
 END_WITHIN_S = 10.0
 QUIET = frozenset({"run.waiting", "work.done"})
@@ -41,7 +41,7 @@ QUIET = frozenset({"run.waiting", "work.done"})
 
 @dataclass
 class View:
-    """What is known of a run that is watched; `rewards` are by step, ascending."""
+    """What is known about the watched run; `rewards` are by step, ascending."""
 
     run: Run
     rewards: dict[int, float] = field(default_factory=dict)
@@ -50,14 +50,14 @@ class View:
     health: RunHealth | None = None
 
     def take(self, event: Event) -> None:
-        """Takes an event in."""
+        """Updates the view with an event."""
         step, reward = event.data.get("step"), event.data.get("reward")
         if event.type == "run.step" and isinstance(step, int) and reward is not None:
             if self.rewards and step <= next(reversed(self.rewards)):
-                # A step that is done again follows none of those that were given up.
+                # A step that is repeated after a restore replaces the abandoned ones.
                 self.rewards = {s: r for s, r in self.rewards.items() if s < step}
             self.rewards[step] = float(reward)
-        if tells(event):
+        if shows(event):
             self.events.append(event)
 
     def picture(self, width: int) -> RenderableType:
@@ -95,13 +95,13 @@ class View:
 
 
 class Connection:
-    """Reports on standard error, once each, that a connection was lost and that it is back."""
+    """Reports on standard error, once each, that the connection was lost and that it is back."""
 
     def __init__(self) -> None:
         self._lost_at: float | None = None
 
     def hear(self, why: str) -> None:
-        """Takes why nothing comes, or '' once something does again."""
+        """Called with the reason why nothing arrives, or with '' once something does again."""
         err = printing.console(stderr=True)
         if why and self._lost_at is None:
             self._lost_at = time.monotonic()
@@ -111,8 +111,8 @@ class Connection:
             self._lost_at = None
 
 
-def tells(event: Event) -> bool:
-    """Whether an event is worth a line while watching."""
+def shows(event: Event) -> bool:
+    """Whether an event gets a line while watching."""
     return event.level != "info" or event.type not in QUIET
 
 
@@ -139,7 +139,7 @@ def _waits(run: Run) -> str:
 
 
 def health_of(client: Ratchet, run_id: str) -> RunHealth | None:
-    """How a run is; None while that cannot be judged, as where the store is away."""
+    """A run's health; None while it cannot be judged, for example while the store is away."""
     try:
         return client.runs.health(run_id)
     except Refused as error:
@@ -157,8 +157,8 @@ def ending(run: Run) -> str:
 
 
 class Watch:
-    """One watch of one run. `from_start` tells all that happened before, too; `until` ends it
-    before the run ends.
+    """One watch of one run. `from_start` shows all earlier events, too; `until` ends it before the
+    run ends.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Watch:
         self._lines_of_json = lines_of_json
         self._until = until
         self._news: queue.SimpleQueue[Event | str | RatchetError | None] = queue.SimpleQueue()
-        """Events; why nothing comes, '' once something does; an error, or None, at the end."""
+        """Events; why nothing arrives, '' once something does; an error, or None, at the end."""
         self._view = View(run)
         self._live = out.is_terminal and not lines_of_json
         self._after = None if from_start else LATEST
@@ -240,7 +240,7 @@ class Watch:
             self._stale = True
             if self._lines_of_json:
                 print(one_line(as_json(item)), flush=True)
-            elif live is None and tells(item):
+            elif live is None and shows(item):
                 self._out.print(printing.event_line(item), soft_wrap=True)
 
     def _over(self, run: Run) -> bool:
@@ -256,7 +256,7 @@ class Watch:
                 self._view.health = health_of(self._client, self._view.run.id)
             self._stale = False
         except RatchetError as error:
-            # The stream finds out whether that lasts, and how long to bear it.
+            # The stream finds out whether the outage lasts, and how long to tolerate it.
             if isinstance(error, Refused) and not error.transient:
                 raise
         self._renewed = time.monotonic()
@@ -268,13 +268,13 @@ class Watch:
         except Refused as refused:
             if refused.status != 404:
                 raise
-            # Nothing was recorded yet.
+            # Nothing has been recorded yet.
             return
         result = {row.step: row.metrics.get(REWARD) for row in page.data}
         self._view.rewards = {step: value for step, value in result.items() if value is not None}
 
     def _ended(self) -> Run:
-        """The run once it says itself that it has ended, which is a moment after its last event."""
+        """The run once it reports that it has ended, which is a moment after its last event."""
         deadline = time.monotonic() + END_WITHIN_S
         while True:
             run = self._client.runs.retrieve(self._view.run.id)

@@ -30,7 +30,7 @@ PREFIX = "/dashboard"
 CONTRACT = "contract.js"
 SHOWN = ("name", "label", "text", "offered", "danger", "confirm", "dismiss")
 FORM = ("type", "enum", "default")
-"""What a dialog needs of the JSON schema of a field."""
+"""What a dialog needs from the JSON schema of a field."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; object-src 'none'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -40,14 +40,14 @@ HEADERS = {
 
 
 def contract() -> str:
-    """The module that the pages share with the service."""
+    """The JavaScript module with constants of the service that the pages use."""
     verbs = []
     for verb in CONTROLS.values():
         schemas = verb.body.model_json_schema()["properties"]
         shown: dict[str, Any] = {key: getattr(verb, key) for key in SHOWN}
         fields = {
             name: {key: schemas[name][key] for key in FORM if key in schemas[name]}
-            for name in verb.told
+            for name in verb.fields
         }
         labels = dict(verb.labels) if fields else {}
         verbs.append({**shown, "labels": labels, "fields": fields})
@@ -72,7 +72,7 @@ class Files(StaticFiles):
 
 
 def install(app: FastAPI) -> None:
-    """Serves the dashboard under /dashboard/ and leads there from /."""
+    """Serves the dashboard under /dashboard/ and redirects / to it."""
     files = GZipMiddleware(Files(directory=FILES, html=True), minimum_size=1000)
     app.mount(PREFIX, files, name="dashboard")
 

@@ -1,21 +1,21 @@
-"""What a config may name where an API has keys: code, hosts, models, flags of engines, and the
+"""What a config may name if the API has keys: code, hosts, models, flags of engines, and the
 variables that hold keys. Pure.
 
-Whoever may create runs would else run anything that workers can import, have them read their files,
-or have them send their own secrets anywhere. Five allow-lists, each a setting of the API; None
-stands for one that is not in force:
+Otherwise everyone who may create runs could run anything that workers can import, have workers read
+their files, or have them send their secrets anywhere. There are five allow-lists, each a setting of
+the API; None stands for a list that is not in force:
 
-- RATCHET_CUSTOM_CODE: modules, which stand for themselves and all below (functions, environments,
-  what args of an environment plug in), and absolute folders. Environments that ship need no entry.
+- RATCHET_CUSTOM_CODE: modules, each with everything below it (functions, environments, what args of
+  an environment plug in), and absolute folders. Environments that ship need no entry.
 - RATCHET_ENDPOINT_HOSTS: 'host' or 'host:port' of teachers, judges, env servers and heartbeats.
   Loopback needs no entry.
-- RATCHET_KEY_VARS: variables of workers with keys of endpoints. RATCHET_…_KEY needs no entry, but
-  for RATCHET_API_KEY, which is the API's own.
-- RATCHET_MODELS: hub names ('*' stands for anything), and absolute folders with all below. Models
-  that ship and versions of other runs need no entry. A hub name is pinned to a commit.
-- RATCHET_ENGINE_FLAGS: flags in `inference.extra_args`, besides those that are about speed alone.
+- RATCHET_KEY_VARS: variables of workers with keys of endpoints. RATCHET_…_KEY needs no entry,
+  except for RATCHET_API_KEY, which is the API's own.
+- RATCHET_MODELS: hub names ('*' stands for anything), and absolute folders with everything below.
+  Shipped models and versions of other runs need no entry. A hub name is pinned to a commit.
+- RATCHET_ENGINE_FLAGS: flags in `inference.extra_args`, besides those that only affect speed.
 
-With or without lists, flags of engines that Ratchet sets itself are refused.
+Flags of engines that Ratchet sets itself are always refused.
 """
 
 import posixpath
@@ -53,8 +53,8 @@ MODELS, FLAGS = "RATCHET_MODELS", "RATCHET_ENGINE_FLAGS"
 
 
 class _Named(NamedTuple):
-    """Something that a config names: `setting` is the list that could allow it, and `admits` tells
-    whether what stands in that list does.
+    """Something that a config names: `setting` is the list that could allow it, and `admits` says
+    whether the entries of that list do.
     """
 
     place: Place
@@ -96,7 +96,7 @@ def _plugged(plugin: str, shipped: Sequence[str], allowed: Sequence[str]) -> boo
 
 
 def _function(path: str, allowed: Sequence[str]) -> bool:
-    """Whether a function that verifiers imports may be: by module, or in a file."""
+    """Whether a function that verifiers imports is allowed: by module, or in a file."""
     module = path.partition(":")[0]
     if "/" in path or module.endswith(".py"):
         return path.startswith("/") and _below(module, allowed)
@@ -104,7 +104,7 @@ def _function(path: str, allowed: Sequence[str]) -> bool:
 
 
 def _reachable(url: str, hosts: Sequence[str]) -> bool:
-    # urlsplit drops what others would not, and credentials have no place here.
+    # urlsplit drops characters that other parsers keep, and credentials have no place here.
     if re.search(r"[\s\\@]", url):
         return False
     try:
@@ -125,7 +125,7 @@ def _readable(variable: str, variables: Sequence[str]) -> bool:
 def _loadable(name: str, models: Sequence[str]) -> bool:
     if name in SHIPPED_MODELS or version_named(name):
         return True
-    # What is no hub name is a folder; one that climbs out of a listed one is not below it.
+    # Anything else is a folder; a path that climbs out of a listed folder is not below it.
     if re.fullmatch(HUB_NAME, name) is None or {".", ".."} & set(name.split("/")):
         return name.startswith("/") and _below(name, models)
     return any(fnmatchcase(name, entry) for entry in models if not entry.startswith("/"))
@@ -191,11 +191,11 @@ def _in_model(model: ModelConfig, place: Place) -> Iterator[_Named | _Mistake]:
     hub = name not in SHIPPED_MODELS and re.fullmatch(HUB_NAME, name) is not None
     if hub and re.fullmatch(COMMIT, model.revision or "") is None:
         message = (
-            f"a model of the hub is pinned where the API has keys: set model.revision to the "
-            f"commit of {name!r} (40 hex digits) whose weights are meant"
+            f"where the API has keys a model of the hub is pinned to a commit: set model.revision "
+            f"to the commit of {name!r} (40 hex digits) that you mean"
         )
         yield _Mistake((*place, "revision"), model.revision, message)
-    # Options become keys of the renderer's own config, where this one names a class.
+    # Options become keys of the renderer's own config, which can name a class.
     if imported := model.renderer_options.get("import_path"):
         admits = partial(_function, str(imported))
         option = (*place, "renderer_options", "import_path")
@@ -203,7 +203,7 @@ def _in_model(model: ModelConfig, place: Place) -> Iterator[_Named | _Mistake]:
 
 
 def _used(use: env_args.Use) -> _Named | _Mistake:
-    """What an argument of an environment does, as something that a list allows or none could."""
+    """What an argument of an environment does, as something that a list may or cannot allow."""
     place, value = use.place, use.value
     match use.kind:
         case "host":
@@ -242,7 +242,7 @@ def _error(place: Place, value: Any, message: str) -> FieldError:
 
 
 def own_flags(config: RunConfig) -> list[FieldError]:
-    """Flags of engines in the config that are Ratchet's own, lists or not."""
+    """Flags of engines in the config that Ratchet sets itself, with or without lists."""
     arguments = config.inference.extra_args
     return [
         _error(("inference", "extra_args", number), arguments[number], message)
@@ -258,8 +258,8 @@ def refused(
     models: Allowed = None,
     flags: Allowed = None,
 ) -> list[FieldError]:
-    """What of the config is not allowed; a list that is None allows everything. What no list could
-    allow is refused where code is not free.
+    """What the config names and the lists do not allow; a list that is None allows everything. What
+    no list could allow is refused unless code is unrestricted.
     """
     lists = {CODE: code, HOSTS: hosts, VARIABLES: variables, MODELS: models, FLAGS: flags}
     besides = {
@@ -267,7 +267,7 @@ def refused(
         HOSTS: "loopback, and",
         VARIABLES: "RATCHET_…_KEY, and",
         MODELS: f"{', '.join(SHIPPED_MODELS)}, versions of other runs, and",
-        FLAGS: "flags that are about speed alone, and",
+        FLAGS: "flags that only affect speed, and",
     }
     errors: list[FieldError] = []
     for input in _in_config(config):

@@ -1,10 +1,10 @@
-"""Who did what: every request has an id; what changes anything, or is refused, is a line of a log.
+"""The audit log: every request has an id; each change and each refusal is a line of a log.
 
 A line is one JSON object of the logger `ratchet.audit`: {time, request, key, client, method,
 action, run, status, refused}. `key` is a key's name, '' without one; `action` the route's name.
-Bodies and headers are in none. What is refused before it is known who asks is logged MOST_REFUSED a
-minute, so that nobody fills the disk with it; `/metrics` counts all of it. The run's events say the
-same of what reached the run, out of what Temporal records of the caller.
+No line contains a body or a header. Refusals of unidentified callers are logged MOST_REFUSED a
+minute, so that nobody can fill the disk with them; `/metrics` counts all of them. The run's events
+show the same for requests that reached the run, from what Temporal records about the caller.
 """
 
 import json
@@ -31,7 +31,7 @@ logger = logging.getLogger("ratchet.audit")
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: the name of a key ('' without one), and the request's id."""
+    """Who sends a request: the name of a key ('' without one), and the request's id."""
 
     key: str
     request: str
@@ -44,7 +44,7 @@ class Caller:
 
     @property
     def record(self) -> dict[str, str]:
-        """As events tell it."""
+        """As events show it."""
         return {"by": self.key, "request_id": self.request}
 
     @property
@@ -57,13 +57,13 @@ IDENTITY = re.compile(r"ratchet-api key=([A-Za-z0-9._-]{0,64}) request=([0-9a-f-
 
 
 def record_of(identity: str) -> dict[str, str]:
-    """The `record` of the caller whose identity it is; empty for what did not come over the API."""
+    """The `record` of the caller with this identity; empty if it was not the API."""
     match = IDENTITY.fullmatch(identity)
     return Caller(match[1], match[2]).record if match else {}
 
 
 class Audit:
-    """Middleware that names requests and logs them; the outermost of all."""
+    """Middleware that assigns ids to requests and logs them; the outermost of all."""
 
     def __init__(self, app: ASGIApp, on_refused: Callable[[str], None]) -> None:
         """`on_refused` is called with the kind of problem that a request was refused with."""

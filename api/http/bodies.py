@@ -1,4 +1,4 @@
-"""Reads request bodies with limits: size, media type, and what JSON and TOML can hide."""
+"""Reads request bodies with limits: on size, media type, and what JSON and TOML can hide."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ MERGE_PATCH = "application/merge-patch+json"
 BODY_WITHIN_S = 30.0
 MAX_DEPTH = 32
 MAX_VALUES = 10_000
-"""Keys and values of one body: what is made of each takes time."""
+"""Keys and values of one body: each costs time to process."""
 
 
 def _too_large(limit: int) -> ApiProblem:
@@ -27,7 +27,7 @@ def _too_large(limit: int) -> ApiProblem:
 
 
 def wrong_media(detail: str) -> ApiProblem:
-    """415: the body is of a type that is not read here."""
+    """415: the body has a media type that is not supported here."""
     return ApiProblem(415, "unsupported-media-type", "The media type is not supported", detail)
 
 
@@ -37,8 +37,8 @@ def unreadable(why: str) -> ApiProblem:
 
 
 async def read_bytes(request: Request, limit: int) -> bytes:
-    """The body; raises 413 as soon as it is known to exceed `limit` bytes, and 408 if it is not
-    here within BODY_WITHIN_S.
+    """The body; raises 413 as soon as it is known to exceed `limit` bytes, and 408 if it has not
+    arrived within BODY_WITHIN_S.
     """
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
@@ -54,8 +54,8 @@ async def read_bytes(request: Request, limit: int) -> bytes:
         raise ApiProblem(
             408,
             "body-too-slow",
-            "The body did not come in time",
-            f"A body is to be sent within {BODY_WITHIN_S:.0f} s of its head.",
+            "The body did not arrive in time",
+            f"A body must be sent within {BODY_WITHIN_S:.0f} s of its head.",
         ) from None
     return bytes(body)
 
@@ -77,7 +77,7 @@ def media_of(request: Request) -> str:
 
 
 def decode(data: bytes, media: str) -> Any:
-    """Plain data of a JSON or TOML body; raises 400 for what cannot be read."""
+    """Plain data of a JSON or TOML body; raises 400 if it cannot be parsed."""
     try:
         return parse(data.decode(), media=media)
     except UnicodeDecodeError as error:
@@ -91,7 +91,7 @@ def decode(data: bytes, media: str) -> Any:
 
 
 def _require_bounded(data: Any) -> None:
-    """Raises 400 or 413 for data that is deeper or larger than is read here."""
+    """Raises 400 or 413 for data that is deeper or larger than the limits."""
     left, level, values = [data], 0, 0
     while left := [
         item
@@ -114,7 +114,7 @@ def _require_bounded(data: Any) -> None:
 
 
 def require_portable(data: Any) -> Any:
-    """`data` if JSON can carry it everywhere.
+    """`data`, if every JSON parser can read it.
 
     Raises 400 for NaN, infinities, lone surrogates and more than MAX_DEPTH levels, 413 for more
     than MAX_VALUES values.
@@ -123,15 +123,15 @@ def require_portable(data: Any) -> Any:
     try:
         json.dumps(data, ensure_ascii=False, allow_nan=False, default=str).encode()
     except UnicodeEncodeError:
-        raise unreadable("The body holds a lone surrogate, which is no character.") from None
+        raise unreadable("The body holds a lone surrogate, which is not a character.") from None
     except ValueError:
         raise unreadable("The body holds NaN or an infinity, which JSON cannot carry.") from None
     return data
 
 
 def optional_json(request: Request, data: bytes) -> dict[str, Any]:
-    """The JSON object that a body holds, or {} for an empty one; raises 400 or 415. A PATCH may
-    call it a merge patch (RFC 7396), too.
+    """The JSON object in a body, or {} for an empty one; raises 400 or 415. A PATCH may also
+    declare it as a merge patch (RFC 7396).
     """
     if not data.strip():
         return {}

@@ -1,7 +1,7 @@
-"""Bounds on connections, which uvicorn has none of: how long a request's head may take.
+"""Limits on connections, which uvicorn lacks: how long a request's head may take.
 
-A connection on which no request begins for HEAD_WITHIN_S is closed: those that send half a head,
-or nothing, else stay for ever. A request under way, as a stream is, is left alone.
+A connection on which no request begins for HEAD_WITHIN_S is closed: otherwise clients that send
+half a head, or nothing, would stay forever. A request in progress, such as a stream, is left alone.
 """
 
 import asyncio
@@ -11,14 +11,14 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 HEAD_WITHIN_S = 10.0
 MOST_CONNECTIONS = 2000
-"""Of all callers together; uvicorn answers 503 beyond."""
+"""All clients together; beyond that uvicorn answers 503."""
 
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's protocol of one connection."""
 
     def connection_made(self, transport: Any) -> None:
-        """A connection is open."""
+        """Called when a connection opens."""
         super().connection_made(transport)
         self._watch()
 
@@ -28,7 +28,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def _check(self, before: Any) -> None:
         if self.transport.is_closing():
             return
-        # The cycle is the last request of which the head was read whole.
+        # The cycle is the last request whose head was read completely.
         if self.cycle is before and (before is None or before.response_complete):
             self.transport.close()
         else:

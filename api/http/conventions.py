@@ -1,5 +1,5 @@
-"""What holds of every route: HEAD wherever there is GET, an `Allow` that names all methods of a
-path, and no query parameter that a route does not know.
+"""What holds for every route: HEAD wherever there is GET, an `Allow` header with all methods of a
+path, and no query parameter that the route does not know.
 """
 
 import asyncio
@@ -16,7 +16,9 @@ MOST_REPORTED = 20
 
 
 class Head:
-    """Middleware that answers HEAD as GET, without the body, which is not made beyond its head."""
+    """Middleware that answers HEAD like GET, but without the body, of which it makes no more than
+    the start.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -32,7 +34,7 @@ class Head:
                 await send(message)
                 return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-            # A stream would go on for ever: the timeout below ends what makes it.
+            # A stream would never end: the timeout below stops it.
             limit.reschedule(0.0)
             await asyncio.get_running_loop().create_future()
 
@@ -45,9 +47,9 @@ class Head:
 
 
 def allowed(app: FastAPI, scope: Scope) -> str:
-    """The methods that a path has, as an `Allow` header names them; '' for a path that is none."""
+    """The methods of a path, as an `Allow` header; '' for an unknown path."""
     methods: set[str] = set()
-    # What is mounted changes the scope's idea of where its paths begin.
+    # A mount changes the scope's idea of where its paths begin.
     place = {**scope, "root_path": scope.get("app_root_path", scope.get("root_path", ""))}
     for route in app.routes:
         if route.matches(place)[0] is not Match.NONE:
@@ -57,7 +59,7 @@ def allowed(app: FastAPI, scope: Scope) -> str:
 
 def _methods(route: BaseRoute) -> set[str]:
     if isinstance(route, Mount):
-        # All that is mounted are files.
+        # Only files are mounted.
         return {"GET"}
     return set(route.methods or ()) if isinstance(route, Route) else set()
 
@@ -70,8 +72,8 @@ def _known(route: APIRoute) -> list[str]:
 
 
 async def require_known_query(request: Request) -> None:
-    """Raises 422 for a query parameter that the route does not know: one that is misspelled would
-    else change nothing, in silence.
+    """Raises 422 for a query parameter that the route does not know: a misspelled one would
+    otherwise be ignored silently.
     """
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
@@ -83,7 +85,7 @@ async def require_known_query(request: Request) -> None:
             continue
         near = difflib.get_close_matches(name[:64], known, n=1, cutoff=0.7)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        there = f"parameters here: {', '.join(known)}" if known else "there is none here"
+        there = f"this route takes: {', '.join(known)}" if known else "this route takes none"
         errors.append(
             FieldError(
                 pointer="",

@@ -1,4 +1,4 @@
-"""A curl call for each operation of the OpenAPI document, made of the examples that it has."""
+"""A curl call for each operation of the OpenAPI document, made from the document's examples."""
 
 import json
 import shlex
@@ -6,13 +6,13 @@ from typing import Any
 
 ADDRESS = "localhost:8080"
 PLACES = {"run_id": "RUN", "rid": "ROLLOUT", "name": "config.json"}
-"""What stands for the parameters in a path, as in the docs."""
+"""Placeholders for the parameters in a path, as in the docs."""
 CONFIG = "configs/examples/reverse_text.toml"
 TOML = "application/toml"
 
 
 def call(method: str, path: str, operation: dict[str, Any]) -> str:
-    """The command line that asks for an operation."""
+    """The command line for an operation."""
     words = ["curl", "-sS"]
     if method != "get":
         words += ["-X", method.upper()]
@@ -27,7 +27,7 @@ def call(method: str, path: str, operation: dict[str, Any]) -> str:
 
 
 def add_calls(document: dict[str, Any]) -> None:
-    """Ends the description of each operation with its call."""
+    """Appends to the description of each operation its call."""
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             text = operation.get("description", "")

@@ -24,7 +24,7 @@ from ratchet.configs.run import RunConfig
 
 ASSETS = Path(__file__).parent / "static" / "swagger-ui"
 DESCRIPTION = """\
-Launches, watches and steers durable RL post-training runs.
+Launches, monitors and steers durable RL post-training runs.
 
 Create a run with `POST /v1/runs` (JSON or TOML), watch it with `GET /v1/runs/{id}`. Errors are
 [RFC 9457](https://www.rfc-editor.org/rfc/rfc9457) problem documents whose `errors` list every
@@ -36,7 +36,7 @@ Each operation has its curl call: RUN stands for a run's id, and where the API h
 
 
 def _schemas() -> dict[str, Any]:
-    """Schemas of bodies that are read by hand, and of problems."""
+    """Schemas of bodies that are parsed by hand, and of problems."""
     _, document = models_json_schema(
         [
             (RunConfig, "validation"),
@@ -79,13 +79,13 @@ def install(app: FastAPI) -> None:
                 servers=[{"url": "/"}],
                 routes=app.routes,
                 tags=[
-                    {"name": "runs", "description": "Create runs, list them, look at one."},
+                    {"name": "runs", "description": "Create runs, list them, show one."},
                     {"name": "events", "description": "Watch: what happened to a run."},
                     {"name": "metrics", "description": "Watch: what a run measured."},
-                    {"name": "rollouts", "description": "Watch: what the policy said."},
-                    {"name": "artifacts", "description": "Watch: what a run left besides."},
-                    {"name": "control", "description": "Steer a run, and put it away at last."},
-                    {"name": "machines", "description": "What carries runs out."},
+                    {"name": "rollouts", "description": "Watch: what the policy wrote."},
+                    {"name": "artifacts", "description": "Watch: what else a run stored."},
+                    {"name": "control", "description": "Steer a run; archive and delete it."},
+                    {"name": "machines", "description": "What runs execute on."},
                     {"name": "health", "description": "For probes."},
                 ],
             )

@@ -1,10 +1,10 @@
-"""What the args of an environment plug in or send, wherever it stands in them. Pure.
+"""What the args of an environment plug in or send, at any depth. Pure.
 
-Args are the environment's own, so that nothing checks them but it. Told apart are what verifiers
-lets any environment's args have (judges, functions, endpoints, files) and values that look like
-secrets: a config is stored, shown and sent, and a secret in it reaches all who may read. In its
-place stands `{ env_var = "NAME" }`, which the processes of the environment replace by the variable
-of their worker (`ratchet.activities.envs.loading`).
+Only the environment itself can check its args. This module recognizes what verifiers allows in the
+args of any environment (judges, functions, endpoints, files) and values that look like secrets: a
+config is stored, shown and sent, so that a secret in it reaches everyone who may read. The config
+holds `{ env_var = "NAME" }` instead, which the environment's processes replace by the variable of
+their worker (`ratchet.activities.envs.loading`).
 """
 
 import re
@@ -54,15 +54,15 @@ class Use(NamedTuple):
 
 
 def looks_secret(key: str) -> bool:
-    """Whether something of that name is a secret as a rule: `api_key`, `accessToken`, `password`;
-    not `max_tokens` or `eos_token`.
+    """Whether a key of this name usually holds a secret: `api_key`, `accessToken`, `password`; not
+    `max_tokens` or `eos_token`.
     """
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace("-", "_").lower()
     return _SECRET.search(words) is not None and _TOKENS_OF_TEXT.search(words) is None
 
 
 def uses(args: dict[str, Any], place: Place) -> Iterator[Use]:
-    """All that the args plug in or send, and what is wrong with them."""
+    """Everything that the args plug in or send, and their mistakes."""
     return _within(args, place)
 
 
@@ -85,7 +85,7 @@ def _entry(name: str | int, item: Any, place: Place) -> Iterator[Use]:
             f"variable of rollout workers and env hosts, and write {name} = "
             '{ env_var = "NAME_OF_IT" }'
         )
-        # The value itself must not come back.
+        # The reply must not contain the value itself.
         yield Use("mistake", place, "(not shown)", message)
     match name, item:
         case "judges", _ if item:
@@ -111,7 +111,7 @@ def _has_text(item: Any) -> bool:
 
 
 def _judges(judges: Any, place: Place) -> Iterator[Use]:
-    # Pairs would do for verifiers, too, and could hold anything unseen.
+    # verifiers accepts pairs, too, which could hide anything.
     for number, judge in enumerate(judges if isinstance(judges, list) else [None]):
         below = (*place, number)
         input = judge if isinstance(judge, dict) else {}
@@ -119,18 +119,18 @@ def _judges(judges: Any, place: Place) -> Iterator[Use]:
         yield Use("judge", (*below, "id"), name)
         for key in _OF_ONE.get(name, ()) and sorted(set(input) - {*_OF_ALL, *_OF_ONE[name]}):
             known = ", ".join((*_OF_ALL, *_OF_ONE[name]))
-            message = f"is no key of judge {name!r}; its keys: {known}"
+            message = f"is not a key of judge {name!r}; its keys: {known}"
             yield Use("mistake", (*below, key), input[key], message)
         if isinstance(judge, dict):
             yield from _endpoint(judge, below)
 
 
 def _endpoint(judge: dict[str, Any], place: Place) -> Iterator[Use]:
-    """What verifiers would fill in of a judge's endpoint is refused: a host of its own choice, and
-    a key that is meant for it.
+    """Requires the keys of a judge's endpoint that verifiers would otherwise fill in: with a host
+    of its own choice, and with a key that is meant for that host.
     """
     for key, what in (
-        ("base_url", "the endpoint that judges"),
+        ("base_url", "the endpoint of the judge"),
         (
             "api_key_var",
             "the variable of workers that holds the endpoint's key, such as "

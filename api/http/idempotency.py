@@ -1,18 +1,18 @@
-"""`Idempotency-Key`: the same key and request give the same reply and one effect, for a day.
+"""`Idempotency-Key`: for a day, the same key and request give the same reply and one effect.
 
-Two records in the artifact store, both committed once: what a key was first used for, with the id
-of its run, and the reply. They outlive the API, and of two requests at the same moment both act for
-the one that claimed first: its run can be started only once, and the run hears its signal only once
-(Temporal knows the key as the signal's request id, and a change by the first request's). A request
-that is refused claims nothing.
+Two records in the artifact store, both committed once: the claim, which says what a key was first
+used for and the id of its run, and the reply. They outlive the API. Of two concurrent requests both
+act on behalf of the one that claimed first: its run can be started only once, and the run receives
+its signal only once (Temporal knows the key as the signal's request id, and a change by the first
+request's id). A refused request claims nothing.
 
-Records belong to the API key itself, so that another key of the same name inherits none. They lie
-in a folder for each day (UTC), are looked for in those of today and yesterday, and are deleted
-after. At the change of a day a claim is made in both folders, the later of which decides: so that
-nothing is done twice while clocks of APIs differ by less than SKEW.
+Records belong to the API key itself, so that another key with the same name inherits none. They lie
+in one folder per day (UTC), are looked up in today's and yesterday's, and are deleted after that.
+Around midnight a claim is made in both folders and the later one decides, so that nothing is done
+twice while the clocks of APIs differ by less than SKEW.
 
-What starts a run needs the store anyway. What is only told to a run is told without the records if
-the store cannot be used, since a run must be held or ended then, too.
+Starting a run needs the store anyway. A signal to a run is sent without these records if the store
+is unavailable, since a run must be paused or stopped then, too.
 """
 
 import asyncio
@@ -56,14 +56,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Once:
-    """A request that carries a key: digests of who asks what by which key, and of what it says."""
+    """A request with an idempotency key: digests of its caller and key, and of its contents."""
 
     key: str
     said: str
 
     @staticmethod
     def of(request: Request, body: bytes) -> "Once | None":
-        """None without the header; raises 400 for a key that cannot be used."""
+        """None without the header; raises 400 for an invalid key."""
         key = request.headers.get(HEADER)
         if key is None:
             return None
@@ -83,7 +83,9 @@ class Once:
         return Once(hashlib.sha256(scope.encode()).hexdigest(), hashlib.sha256(said).hexdigest())
 
     def reply(self, store: ArtifactStore) -> dict[str, Any] | None:
-        """The reply that was given to the same request; raises 409 if it was another. Blocks."""
+        """The reply that the same request got before; raises 409 if another request used the key.
+        Blocks.
+        """
         claimed = _latest(store, keys.idempotency_claim, self.key)
         if claimed is None:
             return None
@@ -91,15 +93,15 @@ class Once:
         return _latest(store, keys.idempotency_reply, self.key)
 
     def claim(self, store: ArtifactStore, run_id: str) -> str:
-        """The id that the run gets: `run_id`, or what the first to claim chose. Blocks.
+        """The id that the run gets: `run_id`, or the id chosen by the first claim. Blocks.
 
-        Raises 409 if that was another request.
+        Raises 409 if another request has claimed the key.
         """
         return str(self._claimed(store, {"run_id": run_id})["run_id"])
 
     def claim_as(self, store: ArtifactStore, run_id: str, caller: Caller) -> Caller:
-        """Who the first to claim was, `caller` or another of the same request, for what is told
-        once of each caller. Blocks; raises 409 if that was another request.
+        """The caller of the first claim, which is `caller` or another one with the same request.
+        Signals are deduplicated by it. Blocks; raises 409 if another request has claimed the key.
         """
         first = self._claimed(store, {"run_id": run_id, "request": caller.request})
         return Caller(caller.key, str(first["request"]))
@@ -115,7 +117,7 @@ class Once:
         return first
 
     def keep(self, store: ArtifactStore, run_id: str, run: dict[str, Any]) -> dict[str, Any]:
-        """Keeps the reply, and returns the one that was kept first. Blocks."""
+        """Stores the reply, and returns the one that was stored first. Blocks."""
         value = {"run_id": run_id, "run": run}
         reply = keys.idempotency_reply(_name(_now()), self.key)
         ref = store.put_json(reply, value, attempt="api")
@@ -144,7 +146,7 @@ def _name(moment: datetime) -> str:
 def _latest(
     store: ArtifactStore, place: Callable[[str, str], str], digest: str
 ) -> dict[str, Any] | None:
-    """A record of today, or else of yesterday. Clocks of other APIs may have come to tomorrow."""
+    """A record of today, or else of yesterday. Other APIs' clocks may have reached tomorrow."""
     now = _now()
     for day in sorted({_name(now + SKEW), _name(now), _name(now - DAY)}, reverse=True):
         if ref := store.committed(place(day, digest)):
@@ -154,7 +156,7 @@ def _latest(
 
 
 def forget_old(store: ArtifactStore) -> None:
-    """Deletes the records that are looked for no more. Blocks; raises StoreUnavailable."""
+    """Deletes the records that are no longer looked up. Blocks; raises StoreUnavailable."""
     now = _now()
     kept = {_name(now + DAY), _name(now), _name(now - DAY)}
     for name in store.folders(keys.IDEMPOTENCY):
@@ -173,6 +175,6 @@ async def forgetting(store: ArtifactStore) -> NoReturn:
 
 
 def replied(kept: dict[str, Any], status: int, *, located: bool = False) -> JSONResponse:
-    """A reply as it was kept; `located` tells where the run is that it made."""
+    """A stored reply; `located` adds the address of the run that it created."""
     headers = {"Location": f"/v1/runs/{kept['run_id']}"} if located else None
     return JSONResponse(kept["run"], status, headers)

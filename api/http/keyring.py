@@ -1,7 +1,7 @@
-"""The keys that are valid now: those of the settings, or of the file that `ratchet keys` writes.
+"""The keys that are valid now: from the settings, or from the file that `ratchet keys` writes.
 
-Invariants: the file is looked at for every request, so that a key that is revoked, expires or is
-new counts at once, without a restart; a file that is gone or cannot be read lets nobody in.
+Invariants: the file is checked at every request, so that a revoked, expired or new key counts at
+once, without a restart; a file that is missing or unreadable admits nobody.
 """
 
 import logging
@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 class Keyring:
-    """Keys by what a request carries."""
+    """Keys, by what a request carries."""
 
     def __init__(self, keys: tuple[ApiKey, ...], file: Path | None = None) -> None:
-        """`file` is followed; None: `keys` are all there will be."""
+        """`file` is followed; None: `keys` never change."""
         self._keys = keys
         self._file = file
         self._seen: tuple[int, int, int] | None = None
@@ -30,7 +30,7 @@ class Keyring:
         return key_for(keys, input.strip()) if scheme.lower() == "bearer" else None
 
     def holds(self, key: ApiKey) -> bool:
-        """Whether a key that was valid still is; raises ApiProblem 503."""
+        """Whether a key is still valid; raises ApiProblem 503."""
         return not key.expired and key in self._current()
 
     def _current(self) -> tuple[ApiKey, ...]:
@@ -40,7 +40,7 @@ class Keyring:
             stat = self._file.stat()
             seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
             if seen != self._seen:
-                # Remembered first: a file that is replaced while it is read is read once more.
+                # Remembered first: a file that is replaced while being read is read again.
                 self._seen, self._damaged = seen, True
                 self._keys = load_keys(None, self._file)
                 self._damaged = False
@@ -54,6 +54,6 @@ class Keyring:
                 503,
                 "keys-unreadable",
                 "The keys cannot be read",
-                "The API's file of keys is damaged, so that nobody is let in; its log says where.",
+                "The API's key file is damaged, so no key is accepted; the API's log says where.",
             )
         return self._keys

@@ -1,7 +1,7 @@
-"""What the OpenAPI document says of all operations alike: headers, refusals, examples of replies.
+"""What the OpenAPI document says about all operations: headers, refusals, examples of replies.
 
-Each part is read from what the models and routes say already, so that nothing is said twice.
-Invariant: what is derived is true of every request; what is true of one route stands with it.
+Each part is derived from the models and routes, so that nothing is written twice.
+Invariant: what is derived holds for every request; what holds for one route is documented there.
 """
 
 from typing import Any
@@ -13,17 +13,17 @@ JSON = "application/json"
 REF = "#/components/schemas/"
 HEADERS: dict[str, Any] = {
     "RequestId": {
-        "description": "The request's id, which the API's log and the run's events name.",
+        "description": "The request's id, as in the API's log and the run's events.",
         "schema": {"type": "string", "format": "uuid"},
         "example": "6f2c1c0e-5d0e-4d8e-9a53-0a3f3f7d6c11",
     },
     "RetryAfter": {
-        "description": "In how many seconds to ask again, where that is known.",
+        "description": "Seconds until the next try, where known.",
         "schema": {"type": "integer", "minimum": 1},
         "example": 5,
     },
     "Location": {
-        "description": "Where the run is that was made.",
+        "description": "Address of the new run.",
         "schema": {"type": "string"},
         "example": "/v1/runs/reverse-1a2b3c",
     },
@@ -33,7 +33,7 @@ NAMES = {"RequestId": "x-request-id", "RetryAfter": "Retry-After", "Location": "
 
 
 def complete(document: dict[str, Any]) -> None:
-    """Adds to a document what holds of all its operations and schemas."""
+    """Adds to a document what holds for all its operations and schemas."""
     schemas = document["components"]["schemas"]
     document["components"]["headers"] = {name: HEADERS[name] for name in NAMES}
     for name, schema in schemas.items():
@@ -54,26 +54,26 @@ def complete(document: dict[str, Any]) -> None:
 
 
 def _refuse_unknown(operation: dict[str, Any]) -> None:
-    """Every operation refuses query parameters that it does not know."""
+    """Documents that an operation refuses unknown query parameters."""
     reply = {"description": "The request has mistakes, or an unknown query parameter."}
     operation["responses"].setdefault("422", {**reply, "content": PROBLEM})
 
 
 def _named(schema: dict[str, Any], schemas: dict[str, Any]) -> dict[str, Any]:
-    """What a schema refers to, or the schema itself."""
+    """The schema that a schema refers to, or the schema itself."""
     ref = schema.get("$ref")
     named: dict[str, Any] = schemas[ref.removeprefix(REF)] if ref else schema
     return named
 
 
 def _describe(schema: dict[str, Any], schemas: dict[str, Any]) -> None:
-    """Describes properties that say themselves what they are: constants, sections, unions."""
+    """Describes properties that explain themselves: constants, sections, unions."""
     for field in schema.get("properties", {}).values():
         if "description" in field:
             continue
         one = next(part for part in field.get("anyOf", [field]) if part.get("type") != "null")
         if "const" in one:
-            field["description"] = f"Always '{one['const']}', which says what kind this is."
+            field["description"] = f"Always '{one['const']}', which identifies this kind."
         elif "discriminator" in one:
             known = ", ".join(f"'{name}'" for name in one["discriminator"]["mapping"])
             field["description"] = f"`type` chooses one of {known}."
@@ -82,7 +82,7 @@ def _describe(schema: dict[str, Any], schemas: dict[str, Any]) -> None:
 
 
 def _require_types(schemas: dict[str, Any]) -> None:
-    """Where `type` chooses one of several schemas, each of them needs it."""
+    """Where `type` chooses one of several schemas, each of them requires it."""
     unions: list[dict[str, Any]] = []
 
     def collect(part: Any) -> None:
@@ -104,7 +104,7 @@ def _require_types(schemas: dict[str, Any]) -> None:
 
 
 def example_of(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
-    """An example of a schema: its own, or one made of those of its parts."""
+    """An example of a schema: its own, or one composed from the examples of its parts."""
     schema = _named(schema, schemas)
     if "examples" in schema:
         return schema["examples"][0]

@@ -1,10 +1,10 @@
 """Errors as RFC 9457 problem documents: one shape for every reply that is not a success.
 
-`type` is a URN that names the kind of problem and never changes; `detail` tells a person what is
-wrong and how to mend it. Internals and secrets never appear.
+`type` is a URN that names the kind of problem and never changes; `detail` says for people what is
+wrong and how to fix it. Internals and secrets never appear.
 
-A store that cannot be reached (503) and an artifact that is damaged (500) can meet any request that
-reads the store (`ratchet.api.http.store_errors`), so that every route documents both.
+An unavailable store (503) and a damaged artifact (500) can affect any request that reads the store
+(`ratchet.api.http.store_errors`), so that every route documents both.
 """
 
 from http import HTTPStatus
@@ -36,7 +36,7 @@ def reply(problem: ApiProblem) -> JSONResponse:
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI `responses` entries of these problem statuses, and of those of any route."""
+    """OpenAPI `responses` entries for these problem statuses, and for those of every route."""
     schema = {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}
     reported = {s: HTTPStatus(s).phrase for s in sorted({*statuses, *ANYWHERE})}
     reported[500] = "An artifact in the store is damaged (`damaged-artifact`), or the API failed"
@@ -56,7 +56,7 @@ def install(app: FastAPI) -> None:
         status, path = HTTPStatus(error.status_code), printable(request.url.path)
         details = {
             404: f"Nothing is served at {path}; see /docs.",
-            405: f"{request.method} is not offered at {path}; see /docs.",
+            405: f"{path} does not support {request.method}; see /docs.",
         }
         kind = status.phrase.lower().replace(" ", "-")
         detail = details.get(status, str(error.detail))
@@ -82,5 +82,5 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _on_fault(_: Request, error: Exception) -> JSONResponse:
-        detail = f"An unexpected {type(error).__name__}; the API's log has the traceback."
+        detail = f"Unexpected {type(error).__name__}; the API's log has the traceback."
         return reply(ApiProblem(500, "internal-error", "The API failed", detail))

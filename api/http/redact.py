@@ -1,9 +1,9 @@
-"""Takes what may be a secret out of text from workers, before it is shown or logged. Pure.
+"""Removes possible secrets from text of workers, before it is shown or logged. Pure.
 
-Nothing can know every secret. What is told apart is how secrets are written: as the value of
-something that is named like one, in a URL, in a header, or with a prefix that issuers give them.
-What is ordinary stays: names alone, numbers of tokens, and words that say what is the matter with a
-key. Redacting twice is redacting once.
+Nothing can know every secret. They are recognized by how they are written: as the value of
+something named like a secret, in a URL, in a header, or with an issuer's prefix. Ordinary text
+stays: bare names, numbers of tokens, and messages about what is wrong with a key. Redaction is
+idempotent.
 """
 
 import re
@@ -16,14 +16,14 @@ _NAMES = (
     r"|(?:access|auth|refresh|session|security|bearer|bot)[_-]?token"
     r"|(?:access|account|encryption|private|shared|signing|storage)[_-]?key)"
 )
-# What follows a name in ordinary sentences about it.
+# Words that follow a secret's name in ordinary sentences about it.
 _SAID = (
     r"(?!(?:an?|are|cannot|does|false|field|has|in|is|it|may|missing|must|needs?|no|none|not|null"
     r"|required|set|should|that|the|true|unknown|unset|was|were|with|key)(?![^\s\"'`,.;:!?)}\]])|…|\.\.\.|\[hidden\]"
-    # What stands for a secret in a config names a variable.
+    # A placeholder for a secret in a config names a variable.
     r"|\{[ \t]*\\?[\"']?env_var\b)"
 )
-# In quotes to the closing one, or else to the end of the line; without quotes up to a blank.
+# In quotes up to the closing one, or else to the end of the line; without quotes up to a blank.
 _VALUE = (
     r"(?:[bru]{0,2}(?P<q>\\?[\"'])(?!\[hidden\])(?:(?!(?P=q))(?:\\.|[^\n\\]))+"
     r"|(?!\\?[\"']|\[hidden\])[^\s\"',;&}]+)"
@@ -33,7 +33,7 @@ _IS = r"[ \t]*(?:[=:]=?>?)[ \t]*+"
 
 
 def _named(name: str, value: str = _VALUE, flags: int = re.IGNORECASE) -> re.Pattern[str]:
-    """Something of that name and its value; the value is hidden."""
+    """Something with that name, and its value; the value is hidden."""
     return re.compile(rf"(?P<before>{name}){value}", flags)
 
 
@@ -46,7 +46,7 @@ _PATTERNS = (
     ),
     _named(rf"\bcookie{_QUOTE}{_IS}{_QUOTE}", r"(?!\[hidden\])[^\n\"'}]+"),
     _named(rf"\(b?[\"'][\w-]{{0,40}}(?:{_NAMES}|-token|cookie|authorization)[\"'],[ \t]*"),
-    # Names of a secret, whatever comes before and after: MY_SECRET_KEY=…, "password": "…".
+    # Names of a secret, with any prefix and suffix: MY_SECRET_KEY=…, "password": "…".
     _named(rf"{_NAMES}(?![\w-]{{0,40}}_var\b)[\w-]{{0,40}}{_QUOTE}{_IS}{_SAID}"),
     _named(rf"--(?:[\w-]{{0,40}}-)?(?:{_NAMES}|token)(?:[\"'],)?[ \t]+{_SAID}"),
     # Environment variables: HF_TOKEN: …
@@ -55,7 +55,7 @@ _PATTERNS = (
         rf"(?i:{_SAID})(?!\d{{1,6}}(?![\w.-]))",
         flags=0,
     ),
-    # 'token' alone is as often a token of text: not a number, and after ':' no word.
+    # 'token' alone often means a token of text: so no number, and no word after ':'.
     _named(
         r"(?<![A-Za-z])(?<!bos_)(?<!cls_)(?<!eos_)(?<!mask_)(?<!pad_)(?<!per_)(?<!sep_)(?<!unk_)"
         rf"token=(?![\d.]+\b|[<(\[]){_SAID}"
@@ -84,7 +84,7 @@ _PATTERNS = (
         r"|eyJ[\w-]{8,999}\.[\w-]{8,4096}\.[\w-]*)"
     ),
 )
-# Whatever a pattern finds has one of these: most texts have none, and are looked at once.
+# Every match contains one of these: most texts have none, and are scanned only once.
 _SUSPECT = re.compile(
     r"key|secret|passw|passphrase|token|authorization|cookie|bearer|basic|@|[?&]\w|sk[-_]|rk[-_]"
     r"|hf_|gh[oprsu]_|_pat|glpat|xox|npm_|akia|asia|aiza|eyj|_auth|_pass|_pwd",
@@ -93,13 +93,13 @@ _SUSPECT = re.compile(
 
 
 def _hidden(result: re.Match[str]) -> str:
-    """What stands in for a secret: a value in quotes keeps the first of them."""
+    """The replacement of a secret: a value in quotes keeps its opening quote."""
     quote = result.groupdict().get("q") or ""
     return f"{result['before']}{quote}{HIDDEN}"
 
 
 def redacted(text: str, limit: int = 1000) -> str:
-    """`text` without keys, tokens and passwords as far as they can be told, cut at `limit`
+    """`text` without keys, tokens and passwords as far as they can be recognized, cut at `limit`
     characters; lone surrogates are replaced.
     """
     if _SUSPECT.search(text):
@@ -109,7 +109,7 @@ def redacted(text: str, limit: int = 1000) -> str:
 
 
 def redacted_all(value: Any, limit: int = 4000) -> Any:
-    """Plain data, such as a memo holds, with every text in it redacted."""
+    """Plain data, such as a memo, with every string in it redacted."""
     if isinstance(value, str):
         return redacted(value, limit)
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Who may ask what: bearer keys, rate limits, and requests that a foreign web page made.
+"""Access control: bearer keys, rate limits, and requests made by foreign web pages.
 
 Plain ASGI, so that streams pass untouched. Keys guard everything below /v1 and /metrics; what is
-open without one (health, docs, the dashboard's files) tells nothing of any run. A stream is told
-nothing more once its key is not valid any more.
+open without one (health, docs, the dashboard's files) reveals nothing about any run. A stream ends
+once its key is no longer valid.
 """
 
 import asyncio
@@ -34,11 +34,11 @@ HEADERS = (
     (b"x-frame-options", b"DENY"),
 )
 UNFRAMED = (b"content-security-policy", b"frame-ancestors 'none'")
-"""For what has no policy of its own; the dashboard's says so, too."""
+"""For replies without a policy of their own; the dashboard's policy includes it, too."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address that is bound."""
+    """Whether a bound address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -48,7 +48,7 @@ def is_loopback(host: str) -> bool:
 
 
 def origin_of(url: str) -> str:
-    """The scheme, host and port of an address as browsers write them, '' for none."""
+    """The scheme, host and port of an address as browsers write them; '' if it has none."""
     try:
         parts = urlsplit(url.strip())
         host, port = parts.hostname, parts.port
@@ -71,7 +71,7 @@ class Bucket:
         self._at = time.monotonic()
 
     def take(self) -> float:
-        """0.0 if a request may pass, else in how many seconds one may."""
+        """0.0 if a request may pass, else the seconds until one may."""
         now = time.monotonic()
         self._left = min(self._most, self._left + (now - self._at) * self._rate)
         self._at = now
@@ -115,7 +115,7 @@ class Guard:
         async def send_safely(message: Message) -> None:
             nonlocal streams
             if streams and key and self._keyring and not self._keyring.holds(key):
-                # The timeout below ends the stream in place of what was to be told.
+                # The timeout below ends the stream instead of sending more.
                 limit.reschedule(0.0)
                 await asyncio.get_running_loop().create_future()
             if message["type"] == "http.response.start":
@@ -159,7 +159,7 @@ class Guard:
             self._streams += Counter()
 
     def _require_room(self, key: ApiKey | None) -> None:
-        """Raises 429 if the key, or an API without keys, has as many streams as there may be."""
+        """Raises 429 if the key, or an API without keys, has reached its limit of streams."""
         most = MOST_STREAMS if key else MOST_OPEN_STREAMS
         if self._streams[key] >= most:
             raise _refused(
@@ -171,7 +171,7 @@ class Guard:
             )
 
     def _require_here(self, method: str, headers: MutableMapping[bytes, str]) -> None:
-        """Refuses what another site's page sends, or sends under a name made to lead here."""
+        """Refuses what another site's page sends, or what is sent under a misleading host name."""
         host = headers.get(b"host", "")
         try:
             name = urlsplit(f"//{host}").hostname or ""
@@ -181,19 +181,19 @@ class Guard:
                 400,
                 "bad-header",
                 "A header cannot be read",
-                "Host and Origin name a host, and maybe a port; one of them does not.",
+                "Host and Origin must each name a host and may name a port; one of them does not.",
             ) from None
         if self._hosts and name not in self._hosts:
             raise _refused(
                 403,
                 "unknown-host",
-                "The API is not called so",
-                f"This API answers to {', '.join(self._hosts)}; it has no keys, so that other "
-                "names are refused.",
+                "The Host header is not accepted",
+                "This API has no keys, so it only accepts requests addressed to "
+                f"{', '.join(self._hosts)}. Use one of these names, or create an API key.",
             )
         origin = headers.get(b"origin")
         own = origin is None or sender == host
-        # A proxy may send on under another name what came to the public one.
+        # A proxy may forward under another name what was sent to the public one.
         if (
             method not in SAFE
             and not own
@@ -203,9 +203,9 @@ class Guard:
                 403,
                 "foreign-origin",
                 "The request comes from another site",
-                "Pages of other sites may change nothing here. If a proxy in front of the API "
-                "changes the Host of requests, set RATCHET_PUBLIC_URL of the API to the address "
-                "that browsers use.",
+                "Pages of other sites may not change anything here. If a proxy in front of the API "
+                "rewrites the Host header, set RATCHET_PUBLIC_URL of the API to the address that "
+                "browsers use.",
             )
 
     def _known(self, keyring: Keyring, headers: MutableMapping[bytes, str]) -> ApiKey:
@@ -214,8 +214,8 @@ class Guard:
             raise _refused(
                 401,
                 "no-key",
-                "A key is needed",
-                "Send `Authorization: Bearer KEY`; whoever runs this API makes keys with "
+                "An API key is required",
+                "Send `Authorization: Bearer KEY`; the operator of this API creates keys with "
                 "`ratchet keys new NAME`.",
             )
         return key
@@ -226,8 +226,8 @@ class Guard:
             raise _refused(
                 403,
                 "scope-missing",
-                "The key may not do that",
-                f"Key {key.name!r} has no scope {needed!r}.",
+                "The key lacks a scope",
+                f"Key {key.name!r} does not have the scope {needed!r}.",
             )
         if key not in self._buckets:
             self._buckets = {k: b for k, b in self._buckets.items() if keyring.holds(k)}
@@ -244,21 +244,21 @@ class Guard:
 
 
 def documented_security(document: dict[str, Any]) -> None:
-    """Adds to an OpenAPI document that keys may be needed, and what is answered without."""
+    """Adds to an OpenAPI document that keys may be required, and which paths need none."""
     components = document.setdefault("components", {})
     components["securitySchemes"] = {
         "key": {
             "type": "http",
             "scheme": "bearer",
-            "description": "Needed where the API has keys; scope 'write' for all but reading.",
+            "description": "Required where the API has keys; scope 'write' for all but reads.",
         }
     }
     schema = {"schema": {"$ref": "#/components/schemas/ProblemDocument"}}
     reported = {
-        "400": "Host, Origin or the body cannot be read.",
-        "401": "No key, or none that is known.",
-        "403": "The key lacks the scope, or another site's page sent the request.",
-        "429": "The key's rate limit is used up; Retry-After says for how long.",
+        "400": "Host, Origin or the body cannot be parsed.",
+        "401": "No key, or an unknown one.",
+        "403": "The key lacks the scope, or a page of another site sent the request.",
+        "429": "The key's rate limit is exceeded; Retry-After says when to try again.",
     }
     for path, operations in document["paths"].items():
         for operation in operations.values():

@@ -1,7 +1,7 @@
-"""Answers that requests of about the same moment share, so that many watchers cost one call.
+"""Replies shared by requests of about the same moment, so that many watchers cost one call.
 
-Invariant: an answer is let go once it is out of date, so that only those of the last moment are
-held in memory.
+Invariant: a reply is dropped once it is out of date, so that memory holds only those of the last
+moment.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """Whoever comes while a call is under way gets its answer; it serves for `fresh_s` seconds."""
+    """Callers that arrive during a call get its result, which is reused for `fresh_s` seconds."""
 
     def __init__(self, fresh_s: float) -> None:
         self._fresh_s = fresh_s
@@ -29,11 +29,11 @@ class Shared(Generic[T]):
             held = self._calls[key] = (now, task)
         if held[1].done():
             return held[1].result()
-        # Shielded: one who gives up must not take the answer from the others.
+        # Shielded: a caller that gives up must not cancel the call for the others.
         return await asyncio.shield(held[1])
 
     def forget(self, key: str) -> None:
-        """The next one who asks gets an answer of their own."""
+        """The next caller gets a result of their own."""
         self._calls.pop(key, None)
 
     def _expire(self, key: str, task: asyncio.Task[T]) -> None:

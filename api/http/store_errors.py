@@ -1,8 +1,8 @@
-"""Trouble with the artifact store, or with what lies in it, as problem documents: whatever request
-meets it, and wherever.
+"""Problem documents for an unavailable store and for damaged artifacts, whichever request finds
+them.
 
-Where the store lies, and what its filesystem said, may hold secrets: it is in the log, not in
-replies.
+The store's address and the messages of its filesystem may hold secrets: they go to the log, not
+into replies.
 """
 
 import logging
@@ -27,7 +27,7 @@ def damage_in(error: CorruptArtifact, root: str) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Makes trouble with the store a problem document, whichever route meets it."""
+    """Turns errors of the store into problem documents, whichever route raises them."""
 
     @app.exception_handler(StoreUnavailable)
     async def _on_unavailable(_: Request, error: StoreUnavailable) -> JSONResponse:
@@ -36,7 +36,7 @@ def install(app: FastAPI) -> None:
         why = os.strerror(error.errno) if error.errno else type(cause).__name__
         detail = (
             f"The artifact store cannot be read or written now ({why}): {remedy(cause)}. "
-            "RATCHET_STORE names it, and the API's log says what was asked of it."
+            "RATCHET_STORE names it, and the API's log has the details."
         )
         title = "The artifact store cannot be reached"
         return reply(ApiProblem(503, "store-unavailable", title, detail, retry_after_s=RETRY_S))
@@ -45,12 +45,12 @@ def install(app: FastAPI) -> None:
     async def _on_damage(request: Request, error: CorruptArtifact) -> JSONResponse:
         logger.error("%s", error)
         what = damage_in(error, request.app.state.services.records.store.root)
-        detail = f"{what}. To mend it, {error.remedy}."
+        detail = f"{what}. To fix it, {error.remedy}."
         title = "An artifact of the run is damaged"
         return reply(ApiProblem(500, "damaged-artifact", title, detail))
 
     @app.exception_handler(NewerSchema)
     async def _on_newer(_: Request, error: NewerSchema) -> JSONResponse:
         logger.error("%s", error)
-        detail = f"{printable(str(error))}. Start this API by the newer build, too."
+        detail = f"{printable(str(error))}. Start this API with the newer build, too."
         return reply(ApiProblem(503, "newer-schema", "A newer build wrote it", detail))

@@ -1,1 +1,1 @@
-"""The endpoints, one module a resource."""
+"""The endpoints, one module per resource."""

@@ -25,7 +25,7 @@ MAX_BODY = 64 * 1024
 
 
 def optional_body(model: type[BaseModel], example: dict[str, Any], *further: str) -> dict[str, Any]:
-    """The OpenAPI entry of a JSON body that may be left out; `further`: its other media types."""
+    """The OpenAPI entry of an optional JSON body; `further`: its other media types."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     entry = {"schema": schema, "example": example}
     content = {media: entry for media in ("application/json", *further)}
@@ -33,8 +33,8 @@ def optional_body(model: type[BaseModel], example: dict[str, Any], *further: str
 
 
 def invalid(errors: list[FieldError]) -> ApiProblem:
-    """422: the request was read, and these are its mistakes."""
-    title = "The request cannot be carried out"
+    """422: the request was parsed, and has these mistakes."""
+    title = "The request is invalid"
     return ApiProblem(422, "invalid-request", title, joined(errors), errors=errors)
 
 
@@ -70,8 +70,8 @@ def read_as(model: type[Body], data: dict[str, Any]) -> Body:
 
 
 async def claimed(services: Services, once: Once, run_id: str) -> None:
-    """Claims the key before a run is told something; raises 409 if it was another request's. A
-    store that cannot be used keeps nobody from ending a run.
+    """Claims the key before a run is signalled; raises 409 if another request has claimed it. An
+    unavailable store keeps nobody from ending a run.
     """
     with suppress(OSError):
         await asyncio.to_thread(once.claim, services.records.store, run_id)
@@ -84,7 +84,7 @@ async def answer_once(
     act: Callable[[dict[str, Any], Once | None], Awaitable[Run]],
     status: int = 202,
 ) -> Run | Response:
-    """What `act` answers to the request's body, or was answered to the same request before.
+    """What `act` answers to the request's body, or what the same request was answered before.
 
     Raises 400, 409, 413 or 415, and what `act` raises.
     """
@@ -106,8 +106,9 @@ DryRun = Annotated[bool, Query(description="Check and plan; start nothing.")]
 Preflight = Annotated[
     bool,
     Query(
-        description="With `dry_run`: have workers check it, too, as at a start, which takes some "
-        "seconds. Without it, and where no worker answers, `unchecked` says what was not checked."
+        description="With `dry_run`: also have workers check the config, as at a start, which "
+        "takes some seconds. If that is left out, or no worker answers, `unchecked` says what was "
+        "not checked.",
     ),
 ]
 
@@ -120,8 +121,8 @@ async def answer_start(
     preflight: bool,
     prepare: Callable[[], Awaitable[Start]],
 ) -> Response:
-    """What is answered to a request for a run: the run, as it was answered to the same request
-    before, or for a dry run what it would be. Raises what `prepare` and `launch` raise.
+    """The reply to a request for a run: the run, the reply that the same request got before, or for
+    a dry run the plan. Raises what `prepare` and `launch` raise.
     """
     once, store = Once.of(request, data) if not dry_run else None, services.records.store
     if once is not None and (input := await asyncio.to_thread(once.reply, store)):
@@ -139,18 +140,18 @@ async def answer_start(
 
 
 async def newest(services: Services, run_id: str) -> Execution:
-    """The run's execution as it is at this very moment; raises 404."""
+    """The run's execution as it is now; raises 404."""
     services.touched(run_id)
     return await services.execution(run_id)
 
 
 def conflict(verb: str, execution: Execution, why: str = "") -> ApiProblem:
-    """409: the run is in a status in which `verb` makes no sense."""
+    """409: the run's status rules out `verb`."""
     status = status_of(execution)
     return ApiProblem(
         409,
         "run-conflict",
-        "The run is past that",
+        "The run's status does not allow this",
         f"Cannot {verb} run {execution.id}: it is {status}{f'; {why}' if why else '.'}",
         run_status=status,
     )

@@ -1,4 +1,4 @@
-"""What belongs to a run: its checkpoints, its config with all revisions, its batches."""
+"""What a run stores: its checkpoints, its config with all revisions, its batches."""
 
 import asyncio
 from typing import Annotated, Any, Literal
@@ -25,10 +25,10 @@ async def list_checkpoints(
     run_id: RunId,
     services: Served,
     verify: Annotated[
-        bool, Query(description="Read every byte and compare hashes, which takes its time.")
+        bool, Query(description="Read every byte and compare hashes, which may take long.")
     ] = False,
 ) -> ListOf[Checkpoint]:
-    """Committed checkpoints, by step: what the run can be resumed or forked from."""
+    """Committed checkpoints, by step: those the run can be resumed or forked from."""
     await require_recorded(services, run_id)
     data = await asyncio.to_thread(artifacts.checkpoints, services.records, run_id, verify=verify)
     return ListOf[Checkpoint](data=data, has_more=False)
@@ -44,7 +44,7 @@ async def list_batches(
     ] = -1,
     limit: Annotated[int, Query(ge=1, le=1000, description="Most batches in a page.")] = 100,
 ) -> ListOf[Batch]:
-    """Batches that are kept, by step, and where their files lie."""
+    """Batches that are kept, by step, and the paths of their files."""
     await require_recorded(services, run_id)
     passed = after_step if after is None else max(after_step, after)
     data, rest = await asyncio.to_thread(artifacts.batches, services.records, run_id, passed, limit)
@@ -67,14 +67,14 @@ async def get_config(
     run_id: RunId,
     services: Served,
     revision: Annotated[
-        int | None, Query(ge=0, le=2**53, description="One revision; none: what holds now.")
+        int | None, Query(ge=0, le=2**53, description="One revision; null: the current one.")
     ] = None,
     form: Annotated[
-        Literal["json", "toml"], Query(alias="format", description="'toml': as text, to reuse.")
+        Literal["json", "toml"], Query(alias="format", description="'toml': as text, for reuse.")
     ] = "json",
 ) -> Any:
-    """The resolved config: as it holds now, with every change made while the run ran, or as one
-    revision. Changes of limits and metadata hold at once and make no revision.
+    """The resolved config: as it is now, with every change made while the run was running, or as
+    one revision. Changes of limits and metadata take effect at once and make no revision.
     """
     execution = await services.execution(run_id)
     attempt = services.attempt_of(execution)
@@ -95,7 +95,7 @@ async def get_config(
                 404,
                 "unknown-revision",
                 "No such revision",
-                f"Run {run_id} has no config revision {revision}; there are: {there}.",
+                f"Run {run_id} has no config revision {revision}; its revisions: {there}.",
             )
         config = await asyncio.to_thread(records.config_of, attempt, revision)
     if form == "toml":

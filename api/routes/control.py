@@ -1,8 +1,8 @@
-"""What can be asked of a run: a route for each verb of `CONTROLS`, and the change of its config.
-The run decides; a 202 says that it was told.
+"""Controls of a run: a route for each verb of `CONTROLS`, and changes of its config. The run
+decides; a 202 says that it received the request.
 
-Every verb but eval is idempotent: asking twice is asking once. With an `Idempotency-Key` all are,
-and changes too, and the second time is answered like the first.
+Every verb but eval is idempotent: a repeated request has no further effect. With an
+`Idempotency-Key` this holds for eval and changes, too, and a repeated request gets the first reply.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ REFUSALS = (400, 404, 409, 413, 415, 422, 503)
 
 
 async def _named_envs(services: Services, run_id: str, body: EvalBody) -> EvalBody:
-    """The eval envs that are asked for, all by name; raises 422 for what is none."""
+    """The requested eval envs, all by name; raises 422 for an unknown one."""
     config = await asyncio.to_thread(services.records.config, run_id)
     known = [env.name for env in config.eval.env] if config else []
     if not known:
@@ -64,7 +64,7 @@ async def _named_envs(services: Services, run_id: str, body: EvalBody) -> EvalBo
     return EvalBody(envs=body.envs or known)
 
 
-async def _tell(
+async def _send(
     services: Services,
     run_id: str,
     verb: Verb,
@@ -72,8 +72,8 @@ async def _tell(
     once: Once | None,
     caller: Caller,
 ) -> Execution:
-    """Tells the run, once for `once`; returns it as it was before. Raises 409 if it has ended, also
-    if it ends just now.
+    """Signals the run, once for `once`; returns it as it was before. Raises 409 if it has ended,
+    also if it ends at this moment.
     """
     execution = await newest(services, run_id)
     if verb.signal and status_of(execution) in ENDED:
@@ -84,15 +84,15 @@ async def _tell(
         return execution
     if verb.signal:
         said = {name: value for name, value in body.model_dump().items() if value != ""}
-        if "reason" in verb.told:
-            said.setdefault("reason", "asked over the API")
+        if "reason" in verb.fields:
+            said.setdefault("reason", "requested over the API")
         arg = said or None
         key = once.key if once else ""
-        told = await services.temporal.signal(run_id, verb.signal, arg, caller, key)
+        received = await services.temporal.signal(run_id, verb.signal, arg, caller, key)
     else:
         reason = str(getattr(body, "reason", ""))
-        told = await services.temporal.cancel(run_id, reason, caller)
-    if not told:
+        received = await services.temporal.cancel(run_id, reason, caller)
+    if not received:
         raise conflict(verb.label.lower(), await newest(services, run_id))
     services.touched(run_id)
     return execution
@@ -106,7 +106,7 @@ async def _ask(
     once: Once | None,
     caller: Caller,
 ) -> Run:
-    """Asks the run, and shows it as it is about to be."""
+    """Sends the run a verb, and shows the run as it is about to be."""
     execution = await newest(services, run_id)
     before = status_of(execution)
     if verb.name == "resume" and (before in ENDED or execution.state not in OPEN):
@@ -116,7 +116,7 @@ async def _ask(
         raise conflict(verb.label.lower(), execution)
     if isinstance(body, EvalBody):
         body = await _named_envs(services, run_id, body)
-    run = await services.show(await _tell(services, run_id, verb, body, once, caller))
+    run = await services.show(await _send(services, run_id, verb, body, once, caller))
     if verb.becomes and run.status in verb.moves:
         return run.model_copy(update={"status": verb.becomes})
     return run
@@ -143,7 +143,7 @@ for _verb in CONTROLS.values():
         status_code=202,
         response_model=Run,
         openapi_extra={**optional_body(_verb.body, dict(_verb.example)), **DOCUMENTED},
-        # What has ended is started again, for which there may be no room.
+        # A run that has ended is started again, which needs space.
         responses=documented(*REFUSALS, *([507] if _verb.name == "resume" else [])),
     )
 
@@ -158,12 +158,12 @@ for _verb in CONTROLS.values():
     responses=documented(*REFUSALS),
 )
 async def change_run(run_id: RunId, request: Request, services: Served) -> Any:
-    """Changes what may change of a running run's config, and its metadata. Limits and metadata hold
-    when this answers; everything else is `pending` and holds from the next step on, as another
-    revision.
+    """Changes the config of a running run, as far as it may change, and its metadata. Limits and
+    metadata have changed when the reply arrives; everything else is `pending` and takes effect at
+    the next step, as a new revision.
 
-    The body is a merge patch (RFC 7396): sections are merged, and null takes a pair out of the
-    metadata. A key of the config that is null is set to none, where none is one of its values.
+    The body is a merge patch (RFC 7396): sections are merged, and null removes a pair from the
+    metadata. A config key set to null becomes none, where none is one of its values.
     """
 
     async def act(patch: dict[str, Any], once: Once | None) -> Run:
@@ -175,7 +175,7 @@ async def change_run(run_id: RunId, request: Request, services: Served) -> Any:
 async def _change(
     services: Services, run_id: str, patch: dict[str, Any], once: Once | None, caller: Caller
 ) -> Run:
-    """Changes the run, once for `once`, and shows it as it is then."""
+    """Changes the run, once for `once`, and shows it as it is afterwards."""
     execution = await newest(services, run_id)
     if status_of(execution) in (*ENDED, "stopping"):
         raise conflict("change", execution)
@@ -193,7 +193,7 @@ async def _change(
     try:
         reported = await services.temporal.change(run_id, patch, caller)
     except ValueError as error:
-        # Something else was changed, or the run began to stop, since it was looked at.
+        # Something else was changed, or the run began to stop, since the check above.
         detail = f"Run {execution.id} refuses the change: {error}"
         raise ApiProblem(409, "run-conflict", "The run refuses", detail) from None
     except Unanswered as error:

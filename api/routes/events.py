@@ -1,4 +1,4 @@
-"""What happened to a run: a cursor list, a live stream, and the same as a log.
+"""What happened to a run: a paged list, a live stream, and the same as a log.
 
 The source is Temporal's history of the run's workflow, which is durable, ordered and immutable, so
 that a cursor means the same to every API process, before and after a restart
@@ -36,24 +36,24 @@ EXAMPLE_SSE = (
 EXAMPLE_TEXT = "2026-01-01T12:01:00.250Z info    run: step 12 is done with reward 0.581\n"
 Cursor = Annotated[
     str | None,
-    Query(description="Cursor: only what came after the event of this id.", max_length=120),
+    Query(description="Cursor: only events after the one with this id.", max_length=120),
 ]
 NEXT_AFTER = Field(
     default=None,
-    description="`after` of the next page; null after the last. A page that leaves much out may be "
-    "empty, and yet lead on.",
+    description="Pass it as `after` to get the next page; null on the last page. A filtered page "
+    "may be empty although more pages follow.",
 )
 
 
 class EventPage(ListOf[Event]):
-    """A page of events; ask again with `next_after` as `after` while `has_more` is true."""
+    """A page of events. While `has_more` is true, pass `next_after` as `after`."""
 
     next_after: str | None = NEXT_AFTER
 
 
 class LogPage(ListOf[LogLine]):
-    """A page of a log; ask again with `next_after` as `after` while `has_more` is true, or later
-    for what a process has written since.
+    """A page of a log. While `has_more` is true, pass `next_after` as `after`; later, too, for what
+    a process has written since.
     """
 
     next_after: str | None = NEXT_AFTER
@@ -85,7 +85,7 @@ def _answer(page: Page, show: Callable[[LoggedEvent], dict[str, Any]]) -> JSONRe
             "description": "A page of events, or with `Accept: text/event-stream` the live stream.",
             "content": {SSE: {"schema": {"type": "string"}, "example": EXAMPLE_SSE}},
         },
-        204: {"description": "The stream is over: the run has ended and all of it was told."},
+        204: {"description": "The stream is over: the run has ended and all events were sent."},
         **documented(404, 410, 422, 503),
     },
 )
@@ -97,8 +97,8 @@ async def list_events(
     order: Annotated[
         Literal["asc", "desc"],
         Query(
-            description="`desc`: the newest first, and `after` an event those that happened before "
-            "it. An event's id is a cursor in both directions."
+            description="`desc`: the newest first; with `after`, the events before the one with "
+            "that id. An event's id is a cursor in both directions."
         ),
     ] = "asc",
     types: Annotated[
@@ -113,15 +113,15 @@ async def list_events(
     accept: Annotated[str, Header(include_in_schema=False)] = "",
     last_event_id: Annotated[
         str | None,
-        Header(description="Where a stream goes on; what an EventSource sends by itself."),
+        Header(description="Where to continue a stream; an EventSource sends it on its own."),
     ] = None,
 ) -> Response:
-    """What happened, oldest first: steps, evals, checkpoints, signals, servers, work that was done
-    or failed, and changes of status.
+    """What happened, oldest first: steps, evals, checkpoints, signals, servers, activities that
+    completed or failed, and changes of status.
 
-    As a stream it begins with the first event, or after `Last-Event-ID` or `after`; `after=latest`
-    begins with what is still to come. It ends when the run has ended, and asking for more is then
-    answered with 204, upon which an EventSource stops by itself. A stream is told oldest first.
+    A stream begins with the first event, or after `Last-Event-ID` or `after`; with `after=latest`
+    it sends only new events. It ends when the run has ended; the next request is then answered with
+    204, which stops an EventSource. Streams are always oldest first.
     """
     execution = await services.execution(run_id)
     if not execution.run:
@@ -136,7 +136,7 @@ async def list_events(
             422,
             "invalid-request",
             "The request has invalid parameters",
-            "order: a stream, and what comes after the latest event, are told oldest first.",
+            "order: a stream, and events after the latest one, are always oldest first.",
         )
     hello = b"retry: 1000\n\n"
     if cursor == "latest":
@@ -149,7 +149,7 @@ async def list_events(
         left = await histories.page(execution, cursor, 1, wanted=wanted)
         if not left.events and left.next_after is None:
             return Response(status_code=204)
-    # A cursor that is none is refused here, while the answer can still be a problem.
+    # An invalid cursor is refused here, while the reply can still be a problem.
     stream = await histories.stream(execution, cursor, hello=hello, wanted=wanted)
     return StreamingResponse(
         stream,
@@ -160,8 +160,8 @@ async def list_events(
 
 def _forgotten(run_id: str) -> ApiProblem:
     detail = (
-        f"Temporal keeps the history of run {run_id} no more, which events and the log are read "
-        "from. What the run left in the store is there: its metrics, evals, rollouts, checkpoints."
+        f"Temporal no longer keeps the history of run {run_id}, which its events and log are read "
+        "from. What the run stored is still there: its metrics, evals, rollouts, checkpoints."
     )
     return ApiProblem(410, "history-forgotten", "The run's history is gone", detail)
 
@@ -193,21 +193,21 @@ async def list_logs(
         str | None,
         Query(
             max_length=120,
-            description="The log of a process of the run, as far as it lies on the API's machine: "
-            "`orchestrator`; `env:NAME`, the env's server (`env:train/NAME` and `env:eval/NAME` "
-            "where its sections have one each). None: the run's own log.",
+            description="The log of one process of the run, if it is on the API's machine: "
+            "`orchestrator`, or `env:NAME` for an env's server (`env:train/NAME` and "
+            "`env:eval/NAME` if its sections have one each). By default the run's own log.",
             examples=["env:reverse-text"],
         ),
     ] = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
-    """The run's log, oldest first: what it did, what failed and why, and what was tried again.
+    """The run's log, oldest first: what it did, what failed and why, and what was retried.
 
     With `Accept: text/plain` one line of text each, and a `Link` of `rel="next"` while there are
-    more. With `source` it is what one process wrote; other processes' words stay on their machines,
-    and the last words of a server that went down are part of its line. Of a process the newest
-    lines are shown unless `after` is the `next_after` of a page, which is always given, or `start`;
-    a request reads at most 256 KiB of it.
+    more. With `source` it is what one process wrote; other processes' logs stay on their machines,
+    and the last output of a server that went down is part of its line. For a process the newest
+    lines are shown unless `after` is `start` or the `next_after` of a page, which is always
+    present; a request reads at most 256 KiB of its log.
     """
     execution = await services.execution(run_id)
     if source is not None:

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: a run that ended is resumed, or another one is forked from it."""
+"""Continuing from a checkpoint: resume a run that has ended, or fork another one from it."""
 
 import asyncio
 from typing import Any
@@ -44,8 +44,8 @@ def _steps(result: list[Held]) -> str:
 async def resume_ended(
     services: Services, execution: Execution, caller: Caller, once: Once | None, reason: str
 ) -> Run:
-    """Starts the next attempt of a run that has ended; raises 409 where there is nothing to do, or
-    nothing to go on from. `reason` is for its log.
+    """Starts the next attempt of a run that has ended; raises 409 if there is nothing left to do,
+    or nothing to continue from. `reason` is for its log.
     """
     status, memo = status_of(execution), execution.memo
     if execution.state in OPEN:
@@ -65,16 +65,16 @@ async def resume_ended(
         )
     result = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
     if not result:
-        raise conflict("resume", execution, "it has no checkpoint to go on from. Create it anew")
+        raise conflict("resume", execution, "it has no checkpoint to resume from. Create a new run")
     config = await asyncio.to_thread(services.current_config, execution)
-    # Whoever is found here holds the newest; a damaged one is passed over when it is restored.
+    # The holder found here has the newest one; a damaged one is skipped during the restore.
     source = RestoreInput(execution.id, result[-1].attempt, None)
     await start_attempt(services, execution, config, source, caller, once, reason)
     return await services.show(await newest(services, execution.id))
 
 
 async def _source(services: Services, execution: Execution, step: int | None) -> Held:
-    """The checkpoint that a fork begins with; raises 409 naming those there are."""
+    """The checkpoint that a fork starts from; raises 409 that names the available ones."""
     result = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
     problem: str | None = None
     for item in reversed(result):
@@ -85,11 +85,11 @@ async def _source(services: Services, execution: Execution, step: int | None) ->
             problem = str(seen.problem) if seen is not None else "it was deleted"
     if step is not None and problem is not None:
         kind, title, message = "damaged-checkpoint", "The checkpoint is damaged", problem
-        detail = f"The checkpoint of step {step}: {problem}; steps there are: {_steps(result)}."
+        detail = f"The checkpoint of step {step}: {problem}; available steps: {_steps(result)}."
     else:
         kind, title = "no-checkpoint", "There is no such checkpoint"
         wanted = "any sound checkpoint" if step is None else f"a checkpoint of step {step}"
-        detail = message = f"run {execution.id} has not {wanted}; steps it has: {_steps(result)}"
+        detail = message = f"run {execution.id} does not have {wanted}; its steps: {_steps(result)}"
     errors = [FieldError(pointer="/step", key="step", value=step, message=message)]
     raise ApiProblem(409, kind, title, detail, errors=errors, run_status=status_of(execution))
 
@@ -108,7 +108,7 @@ def shown_lora(config: RunConfig) -> dict[str, Any] | None:
 
 
 def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
-    """The config of a fork; raises 422 for what cannot be, and for what its checkpoint forbids."""
+    """The config of a fork; raises 422 for an invalid one, or one its checkpoint rules out."""
     try:
         plain = merged(resolved(base), body.config)
     except ConfigError as error:
@@ -130,7 +130,7 @@ def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
         ("trainer.lora", shown_lora(base), shown_lora(config)),
     ):
         if before != after:
-            message = f"a fork goes on with what its checkpoint holds, which is {before!r}"
+            message = f"a fork keeps what its checkpoint holds, which is {before!r}"
             place = _place(pointer_to(key))
             errors.append(FieldError(pointer=place, key=key, value=after, message=message))
     if config.last_step <= step:
@@ -168,10 +168,10 @@ async def fork_run(
     dry_run: DryRun = False,
     preflight: Preflight = True,
 ) -> Any:
-    """Starts another run from a committed checkpoint of this one, whatever this one does.
+    """Starts a new run from a committed checkpoint of this one, in whatever status this one is.
 
-    `config` holds what is to differ, as sections like a config's own; it is validated and checked
-    on the workers like a new run's. The fork has its own id, and its curves begin with this run's
+    `config` holds what differs, as sections like a config's own; it is validated and checked on the
+    workers like a new run's. The fork has its own id, and its curves begin with this run's curves
     up to the checkpoint.
     """
     data = await read_bytes(request, MAX_BODY)

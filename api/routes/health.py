@@ -1,8 +1,8 @@
-"""Liveness and readiness. Liveness asks nobody: a Temporal outage is no reason to restart us.
+"""Liveness and readiness. Liveness checks no dependency: an outage is no reason to restart the API.
 
-Both are open to everyone, so that where the API has keys they tell nobody without one where things
-lie. However often readiness is asked for, Temporal is asked and the store written once a second at
-most.
+Both are open to everyone, so that an API with keys hides addresses and paths from callers without a
+key. However often readiness is requested, Temporal is queried and the store written at most once a
+second.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ async def healthz() -> Health:
 
 @router.get("/readyz", responses=documented(503))
 async def readyz(request: Request, services: Served) -> Health:
-    """Temporal answers and the artifact store can be written, as of the last second."""
+    """Temporal answers and the artifact store is writable, as of the last second."""
     try:
         await services.probes.get("temporal", services.temporal.ping)
     except ApiProblem as problem:
@@ -37,7 +37,7 @@ async def readyz(request: Request, services: Served) -> Health:
             problem.document.status,
             "temporal-unavailable",
             "Temporal does not answer",
-            "The API's operator learns more here with a key, and from its log.",
+            "With a key, the API's operator sees more here; its log has the details.",
             retry_after_s=problem.retry_after_s,
         ) from None
     try:

@@ -1,4 +1,4 @@
-"""What carries runs out: engines and workers, as Temporal sees them at this moment."""
+"""The engines and workers that runs execute on, as Temporal sees them now."""
 
 import asyncio
 from dataclasses import asdict
@@ -25,7 +25,7 @@ ENGINE = "/host/engine/"
 
 
 async def engines_of(services: Services) -> list[Engine]:
-    """Engines that runs keep, by id."""
+    """Engines of runs, by id."""
     query = f"WorkflowType = '{HOST}' AND ExecutionStatus = 'Running'"
     hosts = await services.temporal.listed(query, MOST_ENGINES * 4)
     ids = sorted({host.id for host in hosts if ENGINE in host.id})[:MOST_ENGINES]
@@ -91,7 +91,7 @@ async def workers_of(services: Services) -> list[WorkerItem]:
 
 
 def live_gauges(services: Services, run_ids: list[str]) -> list[dict[str, Any]]:
-    """What rollout workers last told of these runs, with `run_id` and `source`. Blocks."""
+    """What rollout workers last reported of these runs, with `run_id` and `source`. Blocks."""
     return [
         {"run_id": run_id, **record}
         for run_id in run_ids
@@ -107,14 +107,14 @@ def _same(identity: str, source: str) -> bool:
 
 @router.get("/engines", responses=documented(503))
 async def list_engines(services: Served) -> ListOf[Engine]:
-    """Inference engines that runs keep, and how they are."""
+    """Inference engines of all runs, and their states."""
     return ListOf[Engine](data=await engines_of(services), has_more=False)
 
 
 @router.get("/workers", responses=documented(503))
 async def list_workers(services: Served) -> ListOf[WorkerItem]:
-    """Worker processes that polled Temporal in the last minutes, by role; rollout workers with what
-    they last told of each run.
+    """Worker processes that polled Temporal in the last minutes, by role; rollout workers with the
+    gauges that they last reported for each run.
     """
     workers = await workers_of(services)
     running = [run.id for run in await services.run_list.open()]
@@ -127,8 +127,8 @@ async def list_workers(services: Served) -> ListOf[WorkerItem]:
 
 @router.get("/services", responses=documented())
 async def list_services(services: Served) -> ListOf[ServiceItem]:
-    """Processes of the local stack and how they are; none where no supervisor of `make up` minds
-    them on the API's machine.
+    """Processes of the local stack and their states; empty unless a supervisor of `make up` runs on
+    the API's machine.
     """
     states = await asyncio.to_thread(read_services, services.settings.home)
     items = [ServiceItem.model_validate(asdict(state)) for state in states or ()]

@@ -1,4 +1,4 @@
-"""What a run measured: metrics, evals, gauges. It comes from the store, so that it outlives
+"""What a run measured: metrics, evals, gauges. All are read from the store, so that they outlive
 Temporal's retention.
 """
 
@@ -26,34 +26,34 @@ EXAMPLE_CSV = "step,time,loss,reward/all/mean\n3,1767268800.0,-0.02,0.41\n"
 MOST_NAMED = 100
 """Damaged steps that a header names."""
 HEADERS = {
-    "Link": "With CSV: where to go on (`rel=next`), if `limit` left out steps.",
-    DAMAGED: f"With CSV: the first {MOST_NAMED} steps that are left out, since their records are "
+    "Link": "With CSV: the address of the next rows (`rel=next`), if `limit` cut them off.",
+    DAMAGED: f"With CSV: the first {MOST_NAMED} steps that are left out because their records are "
     "damaged, separated by commas.",
 }
 
 
 StepCursor = Annotated[
     int | None,
-    Query(ge=0, le=2**53, description="Cursor: `next_after` of the page before."),
+    Query(ge=0, le=2**53, description="Cursor: `next_after` of the previous page."),
     WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,15}$"}),
 ]
 
 
 class MetricsPage(ListOf[MetricsRow]):
-    """A page of metrics; ask again with `next_after` as `after` while `has_more` is true."""
+    """A page of metrics. While `has_more` is true, pass `next_after` as `after`."""
 
     damaged: list[int] = Field(
         default_factory=list,
-        description="Steps of the page that are left out, since their records are damaged.",
+        description="Steps left out of the page because their records are damaged.",
     )
 
 
 class GaugesPage(ListOf[GaugeSample | LagSample]):
-    """A page of gauges; ask again with `next_after` as `after` while `has_more` is true."""
+    """A page of gauges. While `has_more` is true, pass `next_after` as `after`."""
 
 
 async def require_recorded(services: Services, run_id: str) -> None:
-    """Raises 404 if nothing was ever recorded of a run."""
+    """Raises 404 if nothing was ever recorded for a run."""
     if services.records.remembers(run_id):
         return
     if RUN_ID.fullmatch(run_id) is None or not await asyncio.to_thread(
@@ -102,10 +102,10 @@ async def list_metrics(
         Query(
             ge=4,
             le=MOST_ROWS,
-            description="Of each metric at most so many values over the range that `limit` cuts: "
-            "the first, the last, and of each stretch between the lowest and the highest. Every "
-            "value is one that was measured, at its own step; a row has only the values that are "
-            "left of it.",
+            description="At most so many values of each metric over the range that `limit` cuts: "
+            "the first, the last, and the lowest and highest of each interval in between. Every "
+            "value is a measured one, at its own step; a row holds only the values that were "
+            "selected.",
         ),
     ] = None,
     limit: Annotated[
@@ -113,18 +113,18 @@ async def list_metrics(
         Query(
             ge=1,
             le=MOST_ROWS,
-            description=f"Most steps in the answer; none: {ROWS} as JSON, all of them as CSV.",
+            description=f"Most steps in the answer; by default {ROWS} as JSON, all of them as CSV.",
         ),
     ] = None,
     form: Annotated[
         Literal["json", "csv"] | None,
-        Query(alias="format", description="What to answer with; `Accept: text/csv` says it too."),
+        Query(alias="format", description="Format of the answer; like `Accept: text/csv`."),
     ] = None,
     accept: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
-    """Metrics of every trainer step, ascending; the store is the run's own, so that after a resume
-    no point is lost or doubled. With `points` all steps of the range are looked at, whatever the
-    `limit`. CSV comes whole, however long the run, unless a `limit` cuts it.
+    """Metrics of every trainer step, ascending. They are read from the run's own store, so that
+    after a resume no point is lost or doubled. `points` selects among all steps of the range, not
+    only the first `limit`. CSV is complete, however long the run, unless a `limit` cuts it.
     """
     await require_recorded(services, run_id)
     wanted = [name for name in names.split(",") if name] if names is not None else None
@@ -134,7 +134,7 @@ async def list_metrics(
     most = limit if as_csv else limit or ROWS
 
     def cut() -> tuple[Table, bool]:
-        """The table, and whether steps follow."""
+        """The table, and whether more steps follow."""
         spans = services.records.spans(run_id)
         past = most + 1 if points is None and most is not None else None
         table = services.records.curves.table(
@@ -185,21 +185,21 @@ async def list_gauges(
         Query(
             ge=0,
             allow_inf_nan=False,
-            description="Cursor: `next_after` of the page before, or a Unix time in seconds; only "
-            "samples later than it.",
+            description="Cursor: `next_after` of the previous page, or a Unix time in seconds; "
+            "only samples taken after it.",
         ),
         WithJsonSchema({"type": "string", "pattern": r"^[0-9]{1,12}(\.[0-9]{1,12})?$"}),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=10_000, description="Most samples in the answer.")] = 1000,
     role: Annotated[
         Literal[WorkerRole, "all"],
-        Query(description="Whose samples; all but rollout workers tell their event-loop lag only."),
+        Query(description="Whose samples; other roles report only event-loop lag and usage."),
     ] = "rollout",
 ) -> Response:
-    """Gauges of the workers of a role over time, ascending: a sample each ten seconds of work.
+    """Gauges of the workers of a role over time, ascending: a sample per ten seconds of work.
 
-    A worker's sample can be read a moment after it was taken, so that what reads along should ask
-    again from some seconds before the last one it got. Samples of the same time share a page.
+    A worker's sample becomes readable a moment after it was taken, so a client that follows along
+    should overlap its requests by a few seconds. Samples taken at the same time share a page.
     """
     await require_recorded(services, run_id)
 

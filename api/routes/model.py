@@ -1,4 +1,4 @@
-"""A run's model: which version there is to take away, and its files."""
+"""A run's model: the version to export, and its files."""
 
 import asyncio
 from typing import Annotated
@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1/runs", tags=["artifacts"])
 BYTES = "application/octet-stream"
 MOST = 2**31
 MERGE = (
-    "Of a run that trains an adapter: the whole model, with the adapter merged into its weights."
+    "For a run that trains an adapter: the whole model, with the adapter merged into its weights."
 )
 
 
@@ -35,18 +35,18 @@ async def get_model(
         str | None,
         Query(
             max_length=64,
-            description="The version with the highest mean in this eval, the later one at a tie; "
-            "empty: in the first of the config's evals.",
+            description="The version with the highest mean in this eval, the latest if there is a "
+            "tie; empty: in the first of the config's evals.",
         ),
     ] = None,
     merge: Annotated[bool, Query(description=MERGE)] = False,
 ) -> Model:
-    """A version of the run's policy: its files, evals and model card. Of a run that trains a LoRA
+    """A version of the run's policy: its files, evals and model card. For a run that trains a LoRA
     adapter the files are the adapter's, or with `merge` those of the whole model. Without `step`
-    and `best` the last checkpoint, or of a run without any the newest version.
+    and `best` it is the last checkpoint or, if the run has none, the newest version.
     """
     if step is not None and best is not None:
-        message = "step and best name a version each; give one of them"
+        message = "step and best both choose a version; use only one"
         error = FieldError(pointer="", key="query.best", value=best, message=message)
         title = "The request has invalid parameters"
         raise ApiProblem(422, "invalid-request", title, message, errors=[error])
@@ -104,8 +104,8 @@ async def get_model_file(
     ] = None,
     merge: Annotated[bool, Query(description=MERGE)] = False,
 ) -> StreamingResponse:
-    """One file of a version, as it lies in the store; the model's `files` have its hash. Without
-    `step` that of the last checkpoint, or of a run without any of the newest version.
+    """One file of a version, as stored; the model's `files` have its hash. Without `step` the
+    version is the last checkpoint or, if the run has none, the newest version.
     """
     await require_recorded(services, run_id)
     records = services.records

@@ -1,7 +1,7 @@
-"""`GET /metrics` for Prometheus: the API's requests, and the runs, workers and engines there are.
+"""`GET /metrics` for Prometheus: the API's requests, and the current runs, workers and engines.
 
-What Temporal and the store are asked for is shared by all scrapes of a few seconds. Labels are
-bounded: routes, not paths; runs that are open, not all there ever were.
+Scrapes within a few seconds share one query of Temporal and of the store. Labels are bounded:
+routes, not paths; open runs, not all runs.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class Requests:
-    """Counts requests by route. Streams count once they end, and have no duration."""
+    """Counts requests by route. Streams count when they end, and have no duration."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -50,7 +50,7 @@ class Requests:
         )
         self.seconds = Histogram(
             "ratchet_api_request_seconds",
-            "Time until a reply was sent whole.",
+            "Time until a reply was sent completely.",
             ["method", "route"],
             buckets=BUCKETS,
             registry=self.registry,
@@ -58,7 +58,7 @@ class Requests:
 
 
 class Counted:
-    """Middleware that counts."""
+    """Middleware that counts requests."""
 
     def __init__(self, app: ASGIApp, requests: Requests) -> None:
         self._app = app
@@ -93,7 +93,7 @@ class Counted:
 
 
 class _Found(Collector):
-    """Gauges made from what was just looked up."""
+    """Gauges computed for this scrape."""
 
     def __init__(self, families: list[GaugeMetricFamily]) -> None:
         self._families = families
@@ -108,7 +108,7 @@ def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:
 
 
 def _tally(name: str, text: str, label: str, values: Iterable[str]) -> GaugeMetricFamily:
-    """How many there are of each value."""
+    """The number of occurrences of each value."""
     family = _gauge(name, text, [label])
     for value, count in sorted(collections.Counter(values).items()):
         family.add_metric([value], count)
@@ -116,11 +116,11 @@ def _tally(name: str, text: str, label: str, values: Iterable[str]) -> GaugeMetr
 
 
 def run_gauges(runs: list[Execution], ended: Mapping[str, int]) -> list[GaugeMetricFamily]:
-    """How many runs are in each status, and where those that have not ended stand; `ended` says how
-    many have, by Temporal's status.
+    """How many runs are in each status, and the progress of those that have not ended; `ended`
+    counts the ended ones, by Temporal's status.
     """
     by_status = _gauge(
-        "runs", "Runs that Temporal retains; one that went on counts for each end.", ["status"]
+        "runs", "Runs that Temporal retains; a resumed run counts once per end.", ["status"]
     )
     counts = collections.Counter(map(status_of, runs))
     for state, count in ended.items():
@@ -129,7 +129,7 @@ def run_gauges(runs: list[Execution], ended: Mapping[str, int]) -> list[GaugeMet
         by_status.add_metric([status], count)
     reported = {
         "step": _gauge("run_step", "Trainer steps done.", ["run"]),
-        "policy_version": _gauge("run_policy_version", "Version engines serve.", ["run"]),
+        "policy_version": _gauge("run_policy_version", "Version the engines serve.", ["run"]),
         "reward": _gauge("run_reward", "Mean train reward of the last step.", ["run"]),
     }
     restarts = _gauge("run_restarts", "Restarts of servers.", ["run", "role"])
@@ -147,7 +147,7 @@ def machine_gauges(roles: Iterable[str], states: Iterable[str]) -> list[GaugeMet
     """How many workers poll by role, and how many engines there are by state."""
     return [
         _tally("workers", "Worker processes that poll Temporal.", "role", roles),
-        _tally("engines", "Inference engines that runs keep.", "state", states),
+        _tally("engines", "Inference engines of runs.", "state", states),
     ]
 
 
@@ -187,7 +187,7 @@ def install(app: FastAPI) -> Requests:
         },
     )
     async def metrics(services: Served) -> Response:
-        """Metrics in Prometheus' text format. While Temporal is away, those of the API alone."""
+        """Metrics in Prometheus' text format. While Temporal is away, only those of the API."""
         away = away_gauge()
         try:
             families = await shared.get("", lambda: _families(services))

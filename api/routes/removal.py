@@ -1,7 +1,7 @@
-"""Runs that are done with: archived, which takes them out of the list, or deleted with all data.
+"""Archives runs, which removes them from the list, and deletes runs with all their data.
 
-Only what has ended is taken, and only what no other run needs is deleted. A deletion that was cut
-off is asked for again: the run stays in the list until all else of it is gone.
+Both require that the run has ended; a deletion also that no other run needs it. A deletion that was
+interrupted can be repeated: the run stays in the list until everything else of it is deleted.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ async def _shelved(services: Services, execution: Execution, *, archived: bool) 
 
 @router.post("/{run_id}/archive", responses=documented(404, 409, 503))
 async def archive_run(run_id: RunId, request: Request, services: Served) -> Run:
-    """Takes a run that has ended out of the list, with all that it left kept:
-    `GET /v1/runs?archived=true` lists it, as long as Temporal retains it. A run that is resumed is
-    back in the list.
+    """Removes a run that has ended from the list and keeps all its data:
+    `GET /v1/runs?archived=true` lists it as long as Temporal retains it. Resuming an archived run
+    puts it back into the list.
     """
     execution = await _ended(services, run_id, "archive")
     return await _shelved(services, execution, archived=True)
@@ -59,9 +59,9 @@ async def unarchive_run(run_id: RunId, request: Request, services: Served) -> Ru
 
 
 async def _require_unneeded(services: Services, run_id: str) -> None:
-    """Raises 409 naming the runs that need this one."""
+    """Raises 409 that names the runs that need this one."""
     needed = set(await asyncio.to_thread(removal.needed_by, services.records.store, run_id))
-    # Those that have not begun yet left nothing in the store.
+    # Runs that have not begun yet have nothing in the store.
     for execution in await services.run_list.open():
         if (execution.memo.get("lineage") or {}).get("source") == run_id:
             needed.add(execution.id)
@@ -72,14 +72,15 @@ async def _require_unneeded(services: Services, run_id: str) -> None:
         raise ApiProblem(
             409,
             "run-needed",
-            "Other runs need the run",
-            f"Cannot delete run {run_id}: {names}{more} went on from its checkpoints or began with "
-            "its weights, and show its records as their past. Delete them first, or archive it.",
+            "Other runs need this run",
+            f"Cannot delete run {run_id}: {names}{more} continued from its checkpoints or started "
+            "with its weights, and show its records as their history. Delete those first, or "
+            "archive this run.",
         )
 
 
 async def _gone_below(services: Services, run_id: str) -> list[Execution]:
-    """All executions of a run, of which none goes on; raises 409."""
+    """All executions of a run, none of which is still open; raises 409."""
     executions = await services.temporal.executions(run_id)
     if below := [execution.id for execution in executions if execution.state in OPEN]:
         raise ApiProblem(
@@ -94,8 +95,8 @@ async def _gone_below(services: Services, run_id: str) -> list[Execution]:
 
 
 async def _deletable(services: Services, run_id: str) -> Execution | DeletedRun | None:
-    """The run, which has ended; None for one of which neither Temporal nor the store says how. What
-    was deleted lately is answered so again, for clients that did not hear it. Raises 404, 409.
+    """The run, which has ended; None if neither Temporal nor the store says how it did. A run that
+    was deleted lately gets the same reply again, for clients that missed it. Raises 404, 409.
     """
     execution: Execution | None = None
     try:
@@ -111,20 +112,21 @@ async def _deletable(services: Services, run_id: str) -> Execution | DeletedRun 
             raise
     if execution is not None and execution.run:
         return execution
-    told = await asyncio.to_thread(services.records.live, run_id, STILL_S)
-    if told:
+    reporting = await asyncio.to_thread(services.records.live, run_id, STILL_S)
+    if reporting:
         raise ApiProblem(
             409,
             "run-conflict",
-            "Workers still write of the run",
-            f"Cannot delete run {run_id}: this API's Temporal does not know it, and yet workers "
-            f"wrote of it in the last {STILL_S:.0f} s; ask the API of its own Temporal.",
+            "Workers still report on the run",
+            f"Cannot delete run {run_id}: this API's Temporal does not know it, but workers "
+            f"reported on it in the last {STILL_S:.0f} s; send the request to the API of its own "
+            "Temporal.",
         )
     return execution
 
 
 async def _require_still(services: Services, run_id: str) -> None:
-    """Raises 409 if the run goes on again."""
+    """Raises 409 if the run was resumed."""
     execution = await services.temporal.describe(run_id)
     if execution is not None and execution.state in OPEN:
         raise conflict("delete", execution, "it was resumed.")
@@ -132,8 +134,8 @@ async def _require_still(services: Services, run_id: str) -> None:
 
 @router.delete("/{run_id}", responses=documented(404, 409, 503))
 async def delete_run(run_id: RunId, request: Request, services: Served) -> DeletedRun:
-    """Deletes a run that has ended: all that it left in the artifact store, its row in the list,
-    what Temporal retains of it, and its logs on the API's machine. This cannot be undone.
+    """Deletes a run that has ended: all its data in the artifact store, its row in the list, what
+    Temporal retains of it, and its logs on the API's machine. This cannot be undone.
 
     A run that others need is refused with 409: a fork shows its records, and `model.name =
     "run:RUN@STEP"` names one of its versions.
@@ -147,7 +149,7 @@ async def delete_run(run_id: RunId, request: Request, services: Served) -> Delet
     index = services.run_list.index
     await asyncio.to_thread(index.hide, run_id)
     try:
-        # What began before the mark was there is seen now; what begins later sees the mark.
+        # A run that started before the mark was set is seen now; a later one sees the mark.
         await _require_still(services, run_id)
         executions = await _gone_below(services, run_id)
         await _require_unneeded(services, run_id)

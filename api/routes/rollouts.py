@@ -1,4 +1,4 @@
-"""The rollouts resource: what the policy said, token by token."""
+"""The rollouts resource: what the policy wrote, token by token."""
 
 import asyncio
 from typing import Annotated, Literal
@@ -25,16 +25,16 @@ async def list_rollouts(
         Query(
             ge=0,
             le=2**53,
-            description="Those of the groups that were cut for this step, filtered "
-            "ones too, and of its evals; `note` says why there are none.",
+            description="Only those of the groups assigned to this step's batch, including "
+            "filtered ones, and of its evals; `note` says why there are none.",
         ),
     ] = None,
-    env: Annotated[str | None, Query(max_length=64, description="Those of one env.")] = None,
+    env: Annotated[str | None, Query(max_length=64, description="Only those of this env.")] = None,
     group: Annotated[
-        str | None, Query(max_length=200, description="Those of one group, e.g. 'train/12'.")
+        str | None, Query(max_length=200, description="Only those of this group: 'train/12'.")
     ] = None,
     kind: Annotated[
-        Literal["train", "eval"] | None, Query(description="Those that were made for this.")
+        Literal["train", "eval"] | None, Query(description="Only those of this kind.")
     ] = None,
     reward_min: Annotated[
         float | None, Query(allow_inf_nan=False, description="Those with at least this reward.")
@@ -42,15 +42,15 @@ async def list_rollouts(
     reward_max: Annotated[
         float | None, Query(allow_inf_nan=False, description="Those with at most this reward.")
     ] = None,
-    errored: Annotated[bool | None, Query(description="Only those that failed, or not.")] = None,
+    errored: Annotated[bool | None, Query(description="Only failed ones, or only others.")] = None,
     after: Annotated[
-        str | None, Query(max_length=200, description="Cursor: `next_after` of the page before.")
+        str | None, Query(max_length=200, description="Cursor: `next_after` of the previous page.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=500, description="Most rollouts in a page.")] = 50,
 ) -> Response:
     """Finished rollouts of finalized groups: of one step in the order of its batch, else the newest
-    train groups first, then evals. A page of a rare kind may come out short: `has_more` and
-    `next_after` count. Without `step`, the groups of a long run are among them some seconds late.
+    train groups first, then evals. A page of a rare kind may be short: rely on `has_more` and
+    `next_after`. Without `step`, new groups of a long run appear some seconds late.
     """
     await require_recorded(services, run_id)
     if after is not None and RID.fullmatch(after) is None:

@@ -47,7 +47,7 @@ BODY = {
     **DOCUMENTED,
     "requestBody": {
         "required": True,
-        "description": "The run's config, as `configs/` defines it.",
+        "description": "The run's config; see the config reference.",
         "content": {
             "application/json": {
                 "schema": {"$ref": "#/components/schemas/RunConfig"},
@@ -91,10 +91,10 @@ async def create_run(
 ) -> Any:
     """Starts a training run.
 
-    The config is validated whole and then checked on the workers (do the environments load, does
-    the model folder hold a model). Mistakes are a 422 that lists all of them, and nothing is
-    started. If no worker answers in time, the run is created all the same: it is `queued`, its
-    `waiting_for` says what is missing, and the checks are made when that arrives.
+    The config is validated as a whole and then checked on the workers (do the environments load,
+    does the model folder hold a model). If there are mistakes, the reply is a 422 that lists all of
+    them, and nothing is started. If no worker answers in time, the run is created all the same: it
+    is `queued`, its `waiting_for` says what is missing, and the checks run once that is available.
     """
     media = media_of(request)
     data = await read_bytes(request, services.settings.max_body_bytes)
@@ -106,7 +106,7 @@ async def create_run(
 
 
 class RunPage(ListOf[Run]):
-    """A page of runs; ask again with `next_after` as `after` while `has_more` is true."""
+    """A page of runs. While `has_more` is true, pass `next_after` as `after`."""
 
 
 @router.get("", response_model=RunPage, openapi_extra=FILTERS, responses=documented(404, 422, 503))
@@ -118,18 +118,18 @@ async def list_runs(
         str | None,
         Query(
             max_length=120,
-            description="Cursor: `next_after` of the page before, or the id of its last run.",
+            description="Cursor: `next_after` of the previous page, or the id of its last run.",
         ),
     ] = None,
     status: Annotated[RunStatus | None, Query(description="Only runs in this status.")] = None,
     archived: Annotated[
-        bool, Query(description="Only runs that were archived, which are left out otherwise.")
+        bool, Query(description="Only archived runs, which are left out otherwise.")
     ] = False,
 ) -> Response:
-    """Lists runs, the newest first. Live gauges are left out; ask for one run to get them.
+    """Lists runs, the newest first. Live gauges are left out; request a single run to get them.
 
-    However many runs there are, a request looks at 250 of them at most: with a filter that
-    few runs fit, a page may have fewer than `limit`, or none, while `has_more` leads on.
+    However many runs there are, a request looks at no more than 250 of them: with a filter that few
+    runs match, a page may have fewer than `limit`, or none, while `has_more` is true.
     """
     pairs = {
         matched[1]: value
@@ -169,7 +169,7 @@ async def get_run(run_id: RunId, request: Request, services: Served) -> Response
 
 @router.get("/{run_id}/health", responses=documented(404, 503))
 async def get_health(run_id: RunId, services: Served) -> RunHealth:
-    """How a run is, at a glance: a verdict with its reasons, each with what to do about it, and the
-    figures of its last steps.
+    """The run's health at a glance: a verdict with its reasons, each with advice, and the figures
+    of its last steps.
     """
     return await health_of(services, await services.execution(run_id))

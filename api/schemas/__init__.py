@@ -1,1 +1,1 @@
-"""What the API answers with, and the bodies that it reads."""
+"""Schemas of the API's replies and of the bodies it accepts."""

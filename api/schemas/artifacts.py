@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from ratchet.api.schemas.common import examples
 
 COMMITTED = "When it was committed to the store."
-ATTEMPT = "The attempt of a run that it belongs to: a run's id, with '+2' and so on for later ones."
+ATTEMPT = "The attempt it belongs to: the run's id, with '+2' and so on for later attempts."
 
 
 class Checkpoint(BaseModel):
@@ -31,30 +31,30 @@ class Checkpoint(BaseModel):
     step: int = Field(description="Trainer steps done when it was written.")
     attempt: str = Field(description=ATTEMPT)
     created_at: datetime | None = Field(description=COMMITTED)
-    size: int = Field(description="Bytes of all its files.")
-    sha256: str = Field(description="Hash of its manifest, which has the hash of every file.")
+    size: int = Field(description="Total size of its files in bytes.")
+    sha256: str = Field(description="Hash of its manifest, which lists the hash of every file.")
     path: str = Field(
         default="",
         description="The folder of its files, relative to the artifact store. `GET "
-        "/v1/runs/RUN/model?step=…` has what of them makes a model.",
+        "/v1/runs/RUN/model?step=…` returns the files that make up a model.",
     )
     sound: bool = Field(
-        description="Whether its manifest is the one committed and every file has its size; with "
-        "`verify=true` also whether every file has its hash."
+        description="Whether its manifest is the committed one and every file has its recorded "
+        "size; with `verify=true` also whether every file has its recorded hash."
     )
-    problem: str | None = Field(default=None, description="What is wrong with it.")
+    problem: str | None = Field(default=None, description="Why it is not sound; null if it is.")
 
 
 class ConfigRevision(BaseModel):
-    """The config as it held from some moment on."""
+    """The config as it was from some moment on."""
 
     model_config = examples({"revision": 0, "created_at": "2026-01-01T12:00:00Z"})
-    revision: int = Field(description="0: the one that the attempt began with.")
+    revision: int = Field(description="0: the config that the attempt began with.")
     created_at: datetime | None = Field(description=COMMITTED)
 
 
 class RunConfigView(BaseModel):
-    """A run's resolved config, every default written out."""
+    """A run's resolved config, with all defaults filled in."""
 
     model_config = examples(
         {
@@ -70,10 +70,10 @@ class RunConfigView(BaseModel):
     object: Literal["config"] = "config"
     run_id: str = Field(description="The run.")
     attempt: str = Field(description=ATTEMPT)
-    revision: int = Field(description="The revision that is shown.")
-    revisions: list[ConfigRevision] = Field(description="All revisions that there are.")
-    changes: dict[str, Any] = Field(description="All changes that were made while the run ran.")
-    config: dict[str, Any] = Field(description="The config, as `POST /v1/runs` takes one.")
+    revision: int = Field(description="The revision shown.")
+    revisions: list[ConfigRevision] = Field(description="All revisions.")
+    changes: dict[str, Any] = Field(description="All changes made while the run was running.")
+    config: dict[str, Any] = Field(description="The config, in the form `POST /v1/runs` accepts.")
 
 
 class Batch(BaseModel):
@@ -95,11 +95,11 @@ class Batch(BaseModel):
     step: int = Field(description="The step that trains on it.")
     attempt: str = Field(description=ATTEMPT)
     created_at: datetime | None = Field(description=COMMITTED)
-    size: int = Field(description="Bytes of the file.")
+    size: int = Field(description="Size of the file in bytes.")
     sha256: str = Field(description="Hash of the file.")
-    path: str = Field(description="Where the file lies, relative to the artifact store.")
+    path: str = Field(description="Path of the file, relative to the artifact store.")
     problem: str | None = Field(
-        default=None, description="What is wrong with its marker; the file itself is not looked at."
+        default=None, description="Why its marker is damaged; the file itself is not checked."
     )
 
 
@@ -140,26 +140,26 @@ class Model(BaseModel):
     )
     object: Literal["model"] = "model"
     run_id: str = Field(description="The run.")
-    step: int = Field(description="Trainer steps that made it, which is its policy version, too.")
+    step: int = Field(description="Trainer steps behind it, which is also its policy version.")
     chosen: Literal["step", "best", "checkpoint", "newest"] = Field(
-        description="Why this version: it was asked for by its step or as the best of an eval; or "
-        "it is the last checkpoint, or of a run without any the newest version."
+        description="Why this version: it was requested by step, or as the best of an eval; "
+        "otherwise it is the last checkpoint or, if the run has none, the newest version."
     )
     best_of: str | None = Field(default=None, description="With 'best': the eval.")
-    evals: dict[str, float] = Field(description="Its mean reward by eval, of those that it had.")
+    evals: dict[str, float] = Field(description="Its mean reward in each eval that it had.")
     attempt: str = Field(description=ATTEMPT)
     kept_as: Literal["weights", "checkpoint"] = Field(
         description="'weights': as exported for the engines, in their dtype; 'checkpoint': the "
-        "trainer's, in float32."
+        "trainer's own weights, in float32."
     )
     kind: Literal["model", "adapter"] = Field(
         default="model",
         description="'model': all weights; 'adapter': a LoRA adapter that peft loads on the base.",
     )
     path: str = Field(description="The folder with its files, relative to the artifact store.")
-    size: int = Field(description="Bytes of all its files.")
-    files: list[ModelFile] = Field(description="What makes the model, by name.")
-    steps: list[int] = Field(description="All versions of the run that are kept.")
+    size: int = Field(description="Total size of its files in bytes.")
+    files: list[ModelFile] = Field(description="The files that make up the model, by name.")
+    steps: list[int] = Field(description="All versions of the run that are still kept.")
     card: str = Field(
         description="Model card (Markdown): base model and its licence, lineage, curves, evals and "
         "config."

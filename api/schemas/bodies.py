@@ -6,9 +6,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ConfigPatch(BaseModel):
-    """A change of a running run: sections like a config's own, with what is to change; train envs
-    are named (`{"train": {"env": {"reverse-text": {"ratio": 2}}}}`). Refusals list the keys that
-    may change.
+    """A change to the config of a running run: sections as in a config, holding only what changes;
+    train envs are keyed by name (`{"train": {"env": {"reverse-text": {"ratio": 2}}}}`). A refusal
+    lists the keys that may change.
     """
 
     model_config = ConfigDict(
@@ -20,7 +20,7 @@ class ConfigPatch(BaseModel):
         },
     )
     metadata: dict[str, str | None] | None = Field(
-        default=None, description="Pairs to add or change; null takes one out."
+        default=None, description="Pairs to add or change; null removes a pair."
     )
 
 
@@ -34,12 +34,12 @@ class ForkBody(BaseModel):
         },
     )
     step: int | None = Field(
-        default=None, ge=1, description="The checkpoint's step; none: the newest sound one."
+        default=None, ge=1, description="The checkpoint's step; null: the newest sound one."
     )
     config: dict[str, Any] = Field(
-        default_factory=dict, description="Sections like a config's own, with what is to differ."
+        default_factory=dict, description="Sections as in a config, holding only what differs."
     )
-    name: str | None = Field(default=None, description="Name of the new run; none: the same.")
+    name: str | None = Field(default=None, description="Name of the new run; null: the same name.")
     metadata: dict[str, str] | None = Field(
-        default=None, description="Of the new run; none: the same."
+        default=None, description="Metadata of the new run; null: the same metadata."
     )

@@ -1,7 +1,7 @@
-"""What schemas share: pages of lists, and examples for the OpenAPI page.
+"""What schemas share: paged lists, and examples for the OpenAPI page.
 
-Invariant: every list is paged alike. While `has_more` is true, `next_after` as parameter `after`,
-beside the same other parameters, gets the next page. Cursors are opaque, but for what a route says.
+Invariant: every list is paged alike. While `has_more` is true, the same request with `next_after`
+as parameter `after` returns the next page. Cursors are opaque unless a route documents them.
 """
 
 from typing import Any, Generic, Literal, TypeVar
@@ -12,14 +12,14 @@ Item = TypeVar("Item")
 
 
 class ListOf(BaseModel, Generic[Item]):
-    """A page of a list; ask again with `next_after` as `after` while `has_more` is true."""
+    """A page of a list. While `has_more` is true, pass `next_after` as `after` to get the next."""
 
     object: Literal["list"] = "list"
     data: list[Item] = Field(description="The items of the page.")
-    has_more: bool = Field(description="Whether items follow those of the page.", examples=[False])
+    has_more: bool = Field(description="Whether more items follow this page.", examples=[False])
     next_after: str | None = Field(
         default=None,
-        description="Cursor: `after` of the next page; null after the last.",
+        description="Cursor: pass it as `after` to get the next page; null on the last page.",
         examples=[None],
     )
 

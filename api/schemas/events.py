@@ -25,21 +25,21 @@ class Event(BaseModel):
             "data": {"step": 12, "policy_version": 12, "reward": 0.581},
         }
     )
-    id: str = Field(description="Its cursor, the same for ever.")
+    id: str = Field(description="Its cursor, which never changes.")
     object: Literal["event"] = "event"
     type: str = Field(
-        description="What kind of thing happened: a noun, a dot and what became of it.",
+        description="The kind of event: a noun, a dot, and what happened to it.",
         examples=["run.step", "run.status", "server.down", "work.done"],
     )
     created_at: datetime = Field(description="When it happened, by Temporal's clock.")
-    level: Literal["info", "warning", "error"] = Field(description="How bad it is.")
-    source: str = Field(description="The run, a server's role, or the name of the work.")
+    level: Literal["info", "warning", "error"] = Field(description="Its severity.")
+    source: str = Field(description="The run, a server's role, or the name of the activity.")
     message: str = Field(description="What happened, for people.")
     data: dict[str, Any] = Field(description="The same for programs; fields are only ever added.")
 
 
 class LogLine(BaseModel):
-    """One line of a run's log, or of that of one of its processes."""
+    """One line of a run's log, or of the log of one of its processes."""
 
     model_config = examples(
         {
@@ -50,12 +50,10 @@ class LogLine(BaseModel):
             "message": "step 12 is done with reward 0.581",
         }
     )
-    id: str = Field(
-        description="Its cursor; in the run's own log also that of the event it tells of."
-    )
+    id: str = Field(description="Its cursor; in the run's own log this is also the event's id.")
     created_at: datetime | None = Field(
-        description="Null where a process wrote a line without a time, and none before it has one."
+        description="Null where a process writes no times, until its first line with one."
     )
-    level: Level = Field(description="How bad it is.")
-    source: str = Field(description="The run, a server's role, the name of the work, or a process.")
+    level: Level = Field(description="Its severity.")
+    source: str = Field(description="The run, a server's role, an activity's name, or a process.")
     message: str = Field(description="What happened, for people.")

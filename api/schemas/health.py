@@ -1,4 +1,4 @@
-"""How a run is, at a glance."""
+"""The health of a run, at a glance."""
 
 from typing import Literal
 
@@ -10,38 +10,38 @@ Verdict = Literal["healthy", "attention", "waiting", "paused", "failed", "ended"
 
 
 class HealthFinding(BaseModel):
-    """Something that is the matter with a run."""
+    """A problem with a run, or something worth knowing about it."""
 
     rule: str = Field(
-        description="What tells so.", examples=["no_variance", "flat_reward", "env_failing"]
+        description="Its rule.", examples=["no_variance", "flat_reward", "env_failing"]
     )
     level: Literal["warning", "info"] = Field(
-        description="'info': worth knowing, and yet the run is healthy."
+        description="'info': worth knowing, but the run is healthy."
     )
-    title: str = Field(description="The rule in words.")
-    message: str = Field(description="What is the matter, with its figures.")
-    subject: str = Field(default="", description="The env or the role that it is about.")
+    title: str = Field(description="The name of the rule, for people.")
+    message: str = Field(description="The problem, with its figures.")
+    subject: str = Field(default="", description="The env or the role concerned.")
     advice: str = Field(description="What to do about it.")
-    help: str = Field(description="The section of the documentation that says more.")
+    help: str = Field(description="The section of the documentation that explains it.")
 
 
 class RunHealth(BaseModel):
-    """How a run is: a verdict in one sentence, and the figures of its last steps."""
+    """A run's health: a verdict in one sentence, and the figures of its last steps."""
 
     model_config = examples(
         {
             "object": "health",
             "run_id": "reverse-1a2b3c",
             "verdict": "attention",
-            "message": "85 % of the rollouts of the last 10 steps teach nothing; most groups earn "
-            "nothing",
+            "message": "85 % of the rollouts of the last 10 steps carry no signal; most groups "
+            "earn no reward",
             "findings": [
                 {
                     "rule": "no_variance",
                     "level": "warning",
                     "title": "Groups without signal",
-                    "message": "85 % of the rollouts of the last 10 steps teach nothing; most "
-                    "groups earn nothing",
+                    "message": "85 % of the rollouts of the last 10 steps carry no signal; "
+                    "most groups earn no reward",
                     "subject": "",
                     "advice": "Make examples easier or harder.",
                     "help": "docs/reading-a-run.md#no-variance",
@@ -60,25 +60,25 @@ class RunHealth(BaseModel):
     object: Literal["health"] = "health"
     run_id: str = Field(description="The run's id.")
     verdict: Verdict = Field(
-        description="'attention': something of level 'warning' is the matter with it; 'waiting': "
-        "it has not begun to step, and says for what; 'ended': it did what it was to do, or was "
-        "told to stop."
+        description="'attention': there is a finding of level 'warning'; 'waiting': it has not "
+        "begun to train, and the message says what it waits for; 'ended': it finished, or was "
+        "stopped."
     )
-    message: str = Field(description="The same in words.")
-    findings: list[HealthFinding] = Field(description="What is the matter, warnings first.")
-    step: int = Field(description="The step that it is at.")
+    message: str = Field(description="The verdict in a sentence.")
+    findings: list[HealthFinding] = Field(description="All findings, warnings first.")
+    step: int = Field(description="Trainer steps done.")
     seconds_per_step: float | None = Field(
-        default=None, description="Of the last steps, the median from one record to the next."
+        default=None, description="Median time between records of the last steps."
     )
     seconds_left: float | None = Field(
         default=None,
-        description="At that pace; none: it has ended, or goes on until it is stopped.",
+        description="At that pace; null: it has ended, or runs until it is stopped.",
     )
     errors: float | None = Field(default=None, description="Share of rollouts that failed.")
     without_signal: float | None = Field(
-        default=None, description="Share of rollouts in groups that all earned the same."
+        default=None, description="Share of rollouts in groups whose rewards are all equal."
     )
     worst_staleness: float | None = Field(
-        default=None, description="Most versions between sampling and training."
+        default=None, description="Most policy versions between sampling and training."
     )
     waits: str | None = Field(default=None, description="Who waits for whom.")

@@ -1,12 +1,12 @@
 """API keys: who may use the API. `ratchet keys new` makes one.
 
-A key is 256 random bits, so its SHA-256 needs no salt and tells nothing of it; only the hash is
-kept, in $RATCHET_HOME/api_keys.json or, as the same JSON, in RATCHET_API_KEYS:
+A key is 256 random bits, so its SHA-256 needs no salt and reveals nothing about it; only the hash
+is kept, in $RATCHET_HOME/api_keys.json or, as the same JSON, in RATCHET_API_KEYS:
 
     {"keys": [{"name": "ci", "sha256": "…", "scopes": ["read", "write"], "per_minute": 600,
                "expires_at": "2027-01-31T00:00:00Z"}]}
 
-Invariant: a file without any key lets nobody in. Where there never was one no key is needed.
+Invariant: a file without any key admits nobody. Where no file was ever written no key is needed.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ PER_MINUTE = 6000
 
 
 class ApiKey(BaseModel):
-    """One key. 'write' allows what changes anything, 'read' all else."""
+    """One key. 'write' allows changes, 'read' everything else."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,7 +39,7 @@ class ApiKey(BaseModel):
 
     @property
     def expired(self) -> bool:
-        """Whether it opens nothing any more."""
+        """Whether it has expired."""
         return self.expires_at is not None and self.expires_at <= datetime.now(UTC)
 
 
@@ -57,9 +57,9 @@ def digest(key: str) -> str:
 
 
 def load_keys(text: str | None, path: Path) -> tuple[ApiKey, ...]:
-    """The keys in `text` (JSON) if it is given, else in the file at `path` if there is one.
+    """The keys in `text` (JSON) if there is one, else in the file at `path` if it exists.
 
-    Raises ValueError that names the place of a mistake and shows nothing of what is there.
+    Raises ValueError that names the place of a mistake and quotes nothing from the file.
     """
     where = "RATCHET_API_KEYS" if text else str(path)
     if not text:
@@ -70,17 +70,17 @@ def load_keys(text: str | None, path: Path) -> tuple[ApiKey, ...]:
         keys = KeyFile.model_validate_json(text).keys
     except ValidationError as error:
         result = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in result["loc"]) or "(all of it)"
-        raise ValueError(f"{where} is no list of API keys: {place}: {result['msg']}") from None
+        place = ".".join(str(part) for part in result["loc"]) or "(the whole file)"
+        raise ValueError(f"{where} is not a list of API keys: {place}: {result['msg']}") from None
     names = [key.name for key in keys]
     if len(set(names)) < len(names):
-        raise ValueError(f"{where} has two keys of one name")
+        raise ValueError(f"{where} has two keys with the same name")
     return keys
 
 
 def key_for(keys: Sequence[ApiKey], input: str) -> ApiKey | None:
-    """The key that `input` is, if it has not expired, in a time that tells nothing of the keys
-    there are.
+    """The key that `input` is, unless it has expired. The time it takes reveals nothing about the
+    keys.
     """
     mine = digest(input)
     result = [key for key in keys if hmac.compare_digest(key.sha256, mine)]
@@ -94,17 +94,17 @@ def add(
     per_minute: int,
     expires_at: datetime | None = None,
 ) -> str:
-    """Puts another key into the file, which only its owner may read, and returns it.
+    """Adds a key to the file, which only its owner may read, and returns it.
 
-    Raises ValueError for a name that is taken or no name.
+    Raises ValueError for a name that is taken or invalid.
     """
     kept = load_keys(None, path)
     if any(key.name == name for key in kept):
         raise ValueError(
-            f"{path} has a key named {name!r}; `ratchet keys revoke {name}`, or choose another name"
+            f"{path} already has a key {name!r}; `ratchet keys revoke {name}`, or use another name"
         )
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
-        raise ValueError(f"{name!r} is no name: use 1 to 64 letters, digits, '.', '_' or '-'")
+        raise ValueError(f"invalid name {name!r}: use 1 to 64 letters, digits, '.', '_' or '-'")
     key = PREFIX + secrets.token_urlsafe(32)
     entry = ApiKey.model_validate(
         {
@@ -120,7 +120,7 @@ def add(
 
 
 def revoke(path: Path, name: str) -> None:
-    """Takes a key out of the file; raises ValueError if there is none of that name."""
+    """Removes a key from the file; raises ValueError if there is none with that name."""
     kept = load_keys(None, path)
     left = tuple(key for key in kept if key.name != name)
     if len(left) == len(kept):

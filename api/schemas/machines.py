@@ -1,4 +1,4 @@
-"""What runs carry out: engines, workers, and the health of the API."""
+"""What runs execute on: engines, workers, and the health of the API."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -10,17 +10,17 @@ from ratchet.api.schemas.common import examples
 
 
 class Health(BaseModel):
-    """The process, or what it depends on, works."""
+    """The state of the API process, or of what it depends on."""
 
     model_config = examples({"status": "ok", "checks": {"temporal": "ok", "store": "ok"}})
     status: Literal["ok"] = "ok"
     checks: dict[str, str] = Field(
-        default_factory=dict, description="What was asked, each with its answer."
+        default_factory=dict, description="Each dependency that was checked, with the result."
     )
 
 
 class Engine(BaseModel):
-    """An inference engine that a run keeps."""
+    """An inference engine that belongs to a run."""
 
     model_config = examples(
         {
@@ -37,14 +37,14 @@ class Engine(BaseModel):
         }
     )
     object: Literal["engine"] = "engine"
-    id: str = Field(description="Its host's workflow.", examples=["reverse-1a2b3c/host/engine/0"])
-    run_id: str = Field(description="The run that keeps it.")
-    index: int = Field(description="Its place among the run's engines.")
-    state: Literal["starting", "up", "restarting"] = Field(description="How it is.")
+    id: str = Field(description="Its host workflow.", examples=["reverse-1a2b3c/host/engine/0"])
+    run_id: str = Field(description="The run that uses it.")
+    index: int = Field(description="Its index among the run's engines.")
+    state: Literal["starting", "up", "restarting"] = Field(description="Its current state.")
     attempt: int = Field(description="Starts of the server under this host; 1: never restarted.")
     since: datetime | None = Field(description="When this start began.")
-    worker: str = Field(description="The worker process that keeps it.")
-    policy_version: int | None = Field(description="Version that the run's engines serve.")
+    worker: str = Field(description="The worker process that hosts it.")
+    policy_version: int | None = Field(description="Policy version that the run's engines serve.")
     last_failure: str | None = Field(default=None, description="Why it was last restarted.")
 
 
@@ -65,13 +65,13 @@ class ServiceItem(BaseModel):
     object: Literal["service"] = "service"
     name: str = Field(description="As in `make status`.", examples=["worker-rollout"])
     state: ServiceStatus = Field(
-        description="'down' is about to be started again; 'crash-looping' ended three times or "
-        "more without half a minute of health between, and is tried on."
+        description="'down': about to be started again; 'crash-looping': ended three times or "
+        "more without half a minute of health in between, and is still being retried."
     )
-    since: datetime = Field(description="Since when it is so.")
-    restarts: int = Field(description="How often its supervisor started it again.")
-    ends: int = Field(description="How often it ended in a row.")
-    log: str = Field(description="Where it logs, below RATCHET_HOME of the API's machine.")
+    since: datetime = Field(description="When it entered this state.")
+    restarts: int = Field(description="How often its supervisor restarted it.")
+    ends: int = Field(description="How often in a row it ended.")
+    log: str = Field(description="Its log file, relative to RATCHET_HOME on the API's machine.")
 
 
 class WorkerItem(BaseModel):
@@ -88,10 +88,10 @@ class WorkerItem(BaseModel):
         }
     )
     object: Literal["worker"] = "worker"
-    id: str = Field(description="How it names itself to Temporal.")
-    role: str = Field(description="What it carries out.")
+    id: str = Field(description="Its identity in Temporal.")
+    role: str = Field(description="The work that it executes.")
     queue: str = Field(description="The task queue that it polls.")
     last_seen: datetime | None = Field(description="When it last polled.")
     gauges: list[dict[str, Any]] = Field(
-        default_factory=list, description="What it last told of each run, where it tells."
+        default_factory=list, description="The gauges it last reported for each run, if any."
     )

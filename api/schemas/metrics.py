@@ -1,4 +1,4 @@
-"""What a run measured, by step and by eval, and what its processes tell of themselves over time."""
+"""What a run measured, by step and by eval, and what its processes report over time."""
 
 from typing import Literal
 
@@ -17,12 +17,12 @@ class MetricsRow(BaseModel):
     step: int = Field(description="The step; the first is 1.")
     time: float | None = Field(description="When it was recorded (Unix time).")
     metrics: dict[str, float | None] = Field(
-        description="By name; null where a value was no number."
+        description="By name; null where the value was not a number."
     )
 
 
 class EvalRecord(BaseModel):
-    """One eval of one env; further fields are metrics of that eval.
+    """One eval of one env; additional fields are metrics of that eval.
 
     `reward_mean` is null where no rollout has a reward.
     """
@@ -50,26 +50,42 @@ class EvalRecord(BaseModel):
     env: str | None = Field(default=None, description="The env that was evaluated.")
     step: int | None = Field(default=None, description="The policy's step.")
     problem: str | None = Field(
-        default=None, description="Its record is damaged in this way, and nothing else is known."
+        default=None, description="Why its record is damaged; then only this and its id are known."
     )
 
 
 class LoopLag(BaseModel):
-    """How late a worker's event loop woke up since the sample before, in seconds, `n` times. Older
-    builds kept mean, max and p99 alone.
+    """How late a worker's event loop woke up since the previous sample, in seconds, over `n`
+    wake-ups. Older builds recorded only mean, max and p99.
     """
 
-    mean: float = Field(description="On average.")
-    max: float = Field(description="At most.")
-    p99: float = Field(description="In 99 of 100 wake-ups at most.")
-    min: float | None = Field(default=None, description="At least.")
-    median: float | None = Field(default=None, description="In half of them at most.")
-    p90: float | None = Field(default=None, description="In 90 of 100 at most.")
+    mean: float = Field(description="Mean.")
+    max: float = Field(description="Maximum.")
+    p99: float = Field(description="99th percentile.")
+    min: float | None = Field(default=None, description="Minimum.")
+    median: float | None = Field(default=None, description="Median.")
+    p90: float | None = Field(default=None, description="90th percentile.")
     n: int | None = Field(default=None, description="How many wake-ups were measured.")
 
 
+class GpuUsage(BaseModel):
+    """A GPU of a worker's machine, used by any process."""
+
+    index: int = Field(description="The driver's index of the device.")
+    utilization: float = Field(description="Share of the time it was busy, 0 to 1.")
+    memory_bytes: int = Field(description="Memory in use.")
+
+
+class Usage(BaseModel):
+    """Resources used by a worker process and all its descendants, for all runs."""
+
+    cpu_cores: float = Field(description="Cores in use, averaged since the previous sample.")
+    memory_bytes: int = Field(description="Resident memory; shared pages count for each process.")
+    gpus: list[GpuUsage] = Field(default_factory=list, description="The GPUs of the machine.")
+
+
 class LagSample(BaseModel):
-    """How late the event loop of a worker woke that is not a rollout worker, at one moment."""
+    """Event-loop lag and usage of a worker other than a rollout worker, at one moment."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -80,14 +96,16 @@ class LagSample(BaseModel):
                     "source": "trainer-host-72-0c31aa",
                     "role": "trainer",
                     "event_loop_lag": {"mean": 0.0004, "max": 0.012, "p99": 0.006},
+                    "usage": {"cpu_cores": 0.93, "memory_bytes": 1610612736},
                 }
             ]
         },
     )
     time: float = Field(description="Unix time in seconds.")
     source: str = Field(description="The worker process that took the sample.")
-    role: LagRole = Field(description="What the worker carries out.")
+    role: LagRole = Field(description="The worker's role.")
     event_loop_lag: LoopLag | None = None
+    usage: Usage | None = Field(default=None, description="Null for samples of older builds.")
 
 
 class GaugeSample(BaseModel):
@@ -104,6 +122,7 @@ class GaugeSample(BaseModel):
                     "worker_inflight": 24,
                     "tokens_per_s": 410.5,
                     "event_loop_lag": {"mean": 0.0004, "max": 0.012, "p99": 0.006},
+                    "usage": {"cpu_cores": 0.41, "memory_bytes": 524288000},
                     "heard": 1767268799.5,
                     "inflight": {"train/reverse-text": 40, "eval/reverse-text": 8},
                     "inflight_train": 40,
@@ -123,12 +142,13 @@ class GaugeSample(BaseModel):
     time: float = Field(description="Unix time in seconds.")
     source: str = Field(description="The worker process that took the sample.")
     role: Literal["rollout"] = "rollout"
-    worker_inflight: int = Field(default=0, description="Rollouts this worker executes.")
+    worker_inflight: int = Field(default=0, description="Rollouts this worker is executing.")
     tokens_per_s: float = Field(default=0.0, description="Tokens sampled for this worker a second.")
     event_loop_lag: LoopLag | None = None
+    usage: Usage | None = Field(default=None, description="Null for samples of older builds.")
     heard: float | None = Field(
         default=None,
-        description="When the worker was told what follows, which is of the whole run (Unix time).",
+        description="When the worker last received the run-wide values below (Unix time).",
     )
     inflight: dict[str, int] = Field(
         default_factory=dict, description="Rollouts executing, by '<kind>/<env>'."
@@ -137,13 +157,13 @@ class GaugeSample(BaseModel):
     inflight_eval: int = Field(default=0, description="Eval rollouts executing.")
     permits: int = Field(default=0, description="Rollouts that may execute at once.")
     mode: str | None = Field(default=None, description="'eval' while an eval is dispatched.")
-    queued_eval: int = Field(default=0, description="Eval rollouts that wait for a permit.")
+    queued_eval: int = Field(default=0, description="Eval rollouts waiting for a permit.")
     groups: int = Field(default=0, description="Groups in flight.")
     off_policy_max: float = Field(
-        default=0, description="Most versions since a train group in flight began."
+        default=0, description="Most policy versions since a train group in flight began."
     )
     off_policy_mean: float = Field(
-        default=0, description="Versions since the train groups in flight began, on average."
+        default=0, description="Mean policy versions since the train groups in flight began."
     )
     waiting_for: str = Field(default="", description="Why no further rollout was dispatched.")
-    version: int = Field(default=0, description="The policy version that engines served.")
+    version: int = Field(default=0, description="The policy version that the engines served.")

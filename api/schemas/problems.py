@@ -15,9 +15,9 @@ SHOWN_CHARACTERS = 200
 class FieldError(BaseModel):
     """One mistake in the request."""
 
-    pointer: str = Field(description="JSON pointer (RFC 6901) into the body; '' is all of it.")
+    pointer: str = Field(description="JSON pointer (RFC 6901) into the body; '' is the whole body.")
     key: str = Field(description="The same place as a dotted key.", examples=["train.batch_size"])
-    value: Any = Field(default=None, description="What was given, shortened if long.")
+    value: Any = Field(default=None, description="The value received, shortened if long.")
     message: str = Field(description="What is wrong and what is allowed.")
 
 
@@ -48,10 +48,10 @@ class ProblemDocument(BaseModel):
         description="The kind of problem, for people.", examples=["The run config cannot be used"]
     )
     status: int = Field(description="The reply's status.", examples=[422])
-    detail: str = Field(description="What is wrong, and how to mend it.")
-    errors: list[FieldError] | None = Field(default=None, description="Every mistake found.")
+    detail: str = Field(description="What is wrong and how to fix it.")
+    errors: list[FieldError] | None = Field(default=None, description="All mistakes.")
     run_status: str | None = Field(
-        default=None, description="On a conflict (409): the status the run is in."
+        default=None, description="On a conflict (409): the run's current status."
     )
 
 
@@ -116,12 +116,12 @@ def field_errors(problems: Sequence[Problem]) -> list[FieldError]:
 
 
 def joined(errors: Sequence[FieldError]) -> str:
-    """Mistakes in one line."""
+    """All mistakes in one line."""
     return "; ".join(f"{error.key}: {error.message}" for error in errors)
 
 
 def invalid_config(errors: Sequence[FieldError], source: str = "") -> ApiProblem:
-    """422: the config was read, of the file `source` if it was one, and these are its mistakes."""
+    """422: the config was parsed, from the file `source` if there was one, and has mistakes."""
     more = f"; and {len(errors) - 3} more" if len(errors) > 3 else ""
     detail = joined(errors[:3]) + more
     title = f"The run config {source} cannot be used" if source else "The run config cannot be used"

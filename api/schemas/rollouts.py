@@ -1,4 +1,4 @@
-"""Rollouts, and what each of their tokens got."""
+"""Rollouts, and what is recorded for each of their tokens."""
 
 from typing import Any, Literal
 
@@ -31,35 +31,35 @@ ROLLOUT_EXAMPLE: dict[str, Any] = {
 
 
 class RolloutItem(BaseModel):
-    """A finished rollout, in short."""
+    """A finished rollout, in brief."""
 
     model_config = examples(ROLLOUT_EXAMPLE)
     id: str = Field(description="Its id within the run.")
     object: Literal["rollout"] = "rollout"
-    group: str = Field(description="The group that it belongs to.")
-    index: int = Field(description="Its place in the group.")
-    kind: Literal["train", "eval"] = Field(description="What it was made for.")
+    group: str = Field(description="The group it belongs to.")
+    index: int = Field(description="Its index in the group.")
+    kind: Literal["train", "eval"] = Field(description="Its purpose.")
     env: str = Field(description="The env's name.")
-    example: int = Field(description="The example's index in the env's own task list.")
+    example: int = Field(description="Index of its example in the env's own task list.")
     step: int | None = Field(
         default=None,
-        description="The step whose eval it belongs to, or whose batch its group was cut for, "
-        "whatever filters then said of it; null while it waits for a batch, if pre-batch filters, "
-        "errors or its age kept its group from any, and in batches that older builds wrote.",
+        description="The step of its eval, or of the batch its group was assigned to, even if "
+        "filters then dropped it. Null while the group waits for a batch, if pre-batch filters, "
+        "errors or age kept it out of every batch, and for batches written by older builds.",
     )
     attempt: str = Field(description=ATTEMPT)
     prompt: str | None = Field(
-        default=None, description="How its prompt begins, in a list; null where none is kept."
+        default=None, description="How its prompt begins, in lists; null if no prompt is kept."
     )
-    reward: float | None = Field(default=None, description="Its reward; none: it has none.")
+    reward: float | None = Field(default=None, description="Its reward; null: it has none.")
     advantage: float | None = Field(
-        default=None, description="Mean over its sampled tokens; none in evals."
+        default=None, description="Mean over its sampled tokens; null in evals."
     )
-    error: dict[str, Any] | None = Field(default=None, description="What it failed with.")
+    error: dict[str, Any] | None = Field(default=None, description="Why it failed.")
     sampled_tokens: int = Field(default=0, description="Tokens that the policy sampled.")
     turns: int | None = Field(default=None, description="Replies of the policy.")
-    truncated: bool | None = Field(default=None, description="Whether a limit cut it short.")
-    stop: str | None = Field(default=None, description="Why it ended, in the env's words.")
+    truncated: bool | None = Field(default=None, description="Whether a limit cut it off.")
+    stop: str | None = Field(default=None, description="Why it ended, as the env reports it.")
     filtered: bool = Field(default=False, description="A filter kept it from training.")
     versions: tuple[int, int] | None = Field(
         default=None, description="Lowest and highest policy version that sampled its tokens."
@@ -67,53 +67,54 @@ class RolloutItem(BaseModel):
 
 
 class RolloutPage(ListOf[RolloutItem]):
-    """A page of rollouts; ask again with `next_after` as `after` while `has_more` is true."""
+    """A page of rollouts. While `has_more` is true, pass `next_after` as `after`."""
 
     damaged: list[str] = Field(
         default_factory=list,
-        description="Groups of the page that are left out, since their files are damaged.",
+        description="Groups left out of the page because their files are damaged.",
     )
     note: str | None = Field(
-        default=None, description="Why there are no train rollouts of the step that was asked for."
+        default=None, description="Why the requested step has no train rollouts."
     )
 
 
 class TokenStrip(BaseModel):
-    """One training sequence of T tokens, and what is known of each; every list has length T."""
+    """One training sequence of T tokens, with data per token; every list has length T."""
 
     model_config = ConfigDict(extra="allow")
     token_ids: list[int] = Field(description="The tokens.")
     pieces: list[str] | None = Field(
-        default=None, description="The tokens as text; none if the tokenizer cannot be read."
+        default=None, description="The tokens as text; null if the tokenizer cannot be read."
     )
     loss_mask: list[bool] = Field(description="Whether the policy sampled the token.")
     logprobs: list[float] = Field(description="The engine's, in nats; 0.0 outside the loss mask.")
     versions: list[int] = Field(description="The policy version that sampled the token.")
     advantages: list[float] | None = Field(
-        default=None, description="What the algorithm gave each token; none in evals."
+        default=None, description="The advantage of each token; null in evals."
     )
     rl_weights: list[float] | None = Field(
-        default=None, description="Weights in the rl component of the loss; none: as the mask."
+        default=None, description="Weights in the rl component of the loss; null: the loss mask."
     )
     ce_weights: list[float] | None = Field(
-        default=None, description="Weights in the cross-entropy component; none: it has none."
+        default=None, description="Weights in the cross-entropy component; null: no such weights."
     )
     ref_kl_weights: list[float] | None = Field(
-        default=None, description="Weights in the KL to a reference; none: it has none."
+        default=None, description="Weights in the KL to a reference; null: no such weights."
     )
     ref_logprobs: list[float] | None = Field(
         default=None, description="The reference's log-probabilities, in nats."
     )
     trainer_logprobs: list[float | None] | None = Field(
         default=None,
-        description="The trainer's, in nats, under the weights that the step of its batch began "
-        "with; null where nothing was scored: the first token, and what `trainer.seq_len` cut off. "
-        "None if no step has trained it, and once `retention.batches` has let them go.",
+        description="The trainer's, in nats, under the weights at the start of the step that "
+        "trained on it; null for tokens that were not scored: the first one, and those that "
+        "`trainer.seq_len` cut off. The whole list is null if no step trained on it, or once "
+        "`retention.batches` has removed the scores.",
     )
 
 
 class RolloutFull(RolloutItem):
-    """A rollout with all that was said and sampled."""
+    """A rollout with all messages and sampled tokens."""
 
     model_config = examples({**ROLLOUT_EXAMPLE, "messages": [], "samples": [], "members": []})
     rewards: dict[str, Any] = Field(default_factory=dict, description="By name.")
@@ -122,12 +123,10 @@ class RolloutFull(RolloutItem):
     labels: list[str] = Field(
         default_factory=list, description="Weights that sampled it: '<version>.<push><try>'."
     )
-    temperature: float | None = Field(default=None, description="What it was sampled at.")
-    engine: dict[str, Any] | None = Field(
-        default=None, description="The engine that it was sampled from."
-    )
+    temperature: float | None = Field(default=None, description="Its sampling temperature.")
+    engine: dict[str, Any] | None = Field(default=None, description="The engine that sampled it.")
     messages: list[dict[str, Any]] = Field(
-        default_factory=list, description="What was said on the last branch, in order."
+        default_factory=list, description="Messages of the last branch, in order."
     )
     samples: list[TokenStrip] = Field(
         default_factory=list, description="Its training sequences, token by token."

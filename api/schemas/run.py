@@ -1,4 +1,4 @@
-"""What the API says of a run."""
+"""A run as the API shows it."""
 
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -10,12 +10,12 @@ from ratchet.api.schemas.common import examples
 
 
 class WaitingFor(BaseModel):
-    """Why the run does not move at this moment."""
+    """Why the run is not making progress at this moment."""
 
     name: str = Field(
         description="What it waits for.", examples=["policy v7: trainer step running"]
     )
-    since: datetime | None = Field(default=None, description="Since when it does.")
+    since: datetime | None = Field(default=None, description="When it began to wait.")
     until: datetime | None = Field(default=None, description="When the run stops waiting for it.")
 
     @computed_field(examples=["waiting for policy v7: trainer step running for 12 s"])  # type: ignore[prop-decorator]
@@ -33,7 +33,7 @@ class RunError(BaseModel):
 
     code: str = Field(description="The kind of failure; never changes.", examples=["BadInput"])
     role: str | None = Field(default=None, description="The worker role that failed.")
-    message: str = Field(default="", description="What went wrong, and how to mend it.")
+    message: str = Field(default="", description="What went wrong and how to fix it.")
     param: str | None = Field(default=None, description="The config key at fault.")
     is_user_error: bool = Field(default=False, description="The config is wrong, not the service.")
 
@@ -51,14 +51,14 @@ class EvalSummary(BaseModel):
     model_config = ConfigDict(extra="allow")
     step: int | None = Field(default=None, description="The policy's step.")
     reward: float | None = Field(
-        default=None, description="Mean reward over the eval; none: no rollout has one."
+        default=None, description="Mean reward over the eval; null: no rollout has one."
     )
     failed: int | None = Field(
-        default=None, description="Rollouts without a reward; none: each has one."
+        default=None, description="Rollouts without a reward; null: every rollout has one."
     )
-    of: int | None = Field(default=None, description="Rollouts of the eval, where some failed.")
+    of: int | None = Field(default=None, description="Rollouts of the eval, if some failed.")
     error: str | None = Field(
-        default=None, description="What most of them failed with, and where in the user's code."
+        default=None, description="The most common error, and where in the user's code it arose."
     )
     rollouts: int | None = Field(default=None, description="Rollouts of the eval.")
     versions: tuple[int, int] | None = Field(
@@ -68,7 +68,7 @@ class EvalSummary(BaseModel):
 
 
 class Progress(BaseModel):
-    """Live gauges; left out when nothing was heard for a while."""
+    """Live gauges; left out if no worker has reported for a while."""
 
     rollouts_inflight_train: int = Field(default=0, description="Train rollouts executing.")
     rollouts_inflight_eval: int = Field(default=0, description="Eval rollouts executing.")
@@ -78,16 +78,16 @@ class Progress(BaseModel):
     tokens_per_s: float = Field(default=0.0, description="Sampled tokens per second, all workers.")
     permits: int | None = Field(default=None, description="Rollouts that may execute at once.")
     mode: Literal["train", "eval"] | None = Field(
-        default=None, description="Whose turn it is: evals go first while any is left to dispatch."
+        default=None, description="What is dispatched: evals go first while any are left."
     )
-    queued_eval: int = Field(default=0, description="Eval rollouts that wait for a permit.")
+    queued_eval: int = Field(default=0, description="Eval rollouts waiting for a permit.")
     waiting_for: str | None = Field(
         default=None, description="Why no further rollout was dispatched."
     )
 
 
 class Links(BaseModel):
-    """Addresses that belong to the run."""
+    """Addresses of the run's resources."""
 
     self: str = Field(description="The run.", examples=["/v1/runs/reverse-1a2b3c"])
     metrics: str = Field(description="Its metrics.", examples=["/v1/runs/reverse-1a2b3c/metrics"])
@@ -174,13 +174,13 @@ RUN_EXAMPLE: dict[str, Any] = {
 
 
 class Lineage(BaseModel):
-    """Where a run that did not begin at step 0 comes from."""
+    """The origin of a run that did not begin at step 0."""
 
     source: str = Field(description="The run.")
-    step: int | None = Field(default=None, description="None until a checkpoint was chosen.")
+    step: int | None = Field(default=None, description="Null until a checkpoint was chosen.")
     kind: Literal["fork", "resume", "model"] = Field(
         default="fork",
-        description="'resume': an earlier attempt of the same run; 'model': a run of its own that "
+        description="'resume': an earlier attempt of the same run; 'model': a separate run that "
         "began with the weights of that step.",
     )
 
@@ -193,21 +193,21 @@ class Run(BaseModel):
     id: str = Field(description="Its id: its name and six characters.")
     object: Literal["run"] = "run"
     name: str = Field(description="Its name, as the config has it.")
-    created_at: datetime | None = Field(description="When it was asked for.")
+    created_at: datetime | None = Field(description="When it was requested.")
     started_at: datetime | None = Field(
-        default=None, description="When its workflow began; null before."
+        default=None, description="When its workflow started; null before."
     )
     finished_at: datetime | None = Field(default=None, description="When it ended; null before.")
-    status: RunStatus = Field(description="How it is.")
+    status: RunStatus = Field(description="Its current status.")
     waiting_for: WaitingFor | None = None
     step: int = Field(default=0, description="Trainer steps done.")
     max_steps: int | None = Field(
-        default=None, description="Steps that it ends with; null: it goes on until it is stopped."
+        default=None, description="Steps after which it ends; null: it runs until it is stopped."
     )
     envs: list[str] = Field(
-        default_factory=list, description="Train envs; empty of runs that older builds ended."
+        default_factory=list, description="Train envs; empty for runs that older builds ended."
     )
-    model: str | None = Field(default=None, description="What it trains, as its config names it.")
+    model: str | None = Field(default=None, description="The model it trains, as in its config.")
     policy_version: int | None = Field(default=None, description="Version the engines serve.")
     reward: float | None = Field(default=None, description="Mean train reward of the last step.")
     rollouts: dict[str, int] = Field(
@@ -216,60 +216,60 @@ class Run(BaseModel):
     checkpoint: CheckpointSummary | None = None
     eval: dict[str, EvalSummary] = Field(default_factory=dict, description="Latest eval by env.")
     attempt: int = Field(
-        default=1, description="1; one more each time the run is resumed after it had ended."
+        default=1, description="Starts at 1; each resume after the run has ended adds one."
     )
     attempts: dict[str, int] = Field(
         default_factory=dict, description="Starts of servers by role, the first included."
     )
     restarts: dict[str, int] = Field(default_factory=dict, description="Restarts by role.")
     lineage: Lineage | None = Field(
-        default=None, description="The run and the step that it comes from."
+        default=None, description="The run and the step that it started from."
     )
     warnings: list[str] = Field(
-        default_factory=list, description="What people should act on; the newest ones."
+        default_factory=list, description="Warnings that need attention; the newest ones."
     )
     alarm: str | None = Field(
         default=None,
         description="Trainer and engines drift apart: the last step's mismatch KL is too high.",
     )
     paused_because: str | None = Field(
-        default=None, description="Why the run paused itself; it goes on once that is mended."
+        default=None, description="Why the run paused itself; fix it, then resume the run."
     )
     pause_reason: str | None = Field(
-        default=None, description="With what reason the run was paused, by whom or what ever."
+        default=None, description="The reason for the pause, if one was given."
     )
     error: RunError | None = None
     config_revision: int = Field(
-        default=0, description="Revision of the config that holds; 0: as it began."
+        default=0, description="Revision of the config in force; 0: as the run began."
     )
     config_changes: dict[str, Any] = Field(
         default_factory=dict,
-        description="What was changed of the config while the run ran, as nested sections.",
+        description="Changes made to the config while the run was running, as nested sections.",
     )
     pending: dict[str, Any] = Field(
         default_factory=dict,
-        description="Changes of the config that hold from the next step on, by dotted key; until "
-        "then everything else here is of the config before.",
+        description="Config changes that take effect at the next step, by dotted key; until "
+        "then all other fields describe the previous config.",
     )
-    end_reason: str | None = Field(default=None, description="Why the run ended, in words.")
+    end_reason: str | None = Field(default=None, description="Why the run ended.")
     metadata: dict[str, str] = Field(default_factory=dict, description="The user's own pairs.")
     disk: int | None = Field(
         default=None,
-        description="Bytes that it takes in the artifact store, as they were measured in the last "
-        "minutes; null until they have been, which begins when it is first shown or listed.",
+        description="Bytes that it takes in the artifact store, as measured in the last few "
+        "minutes; null until measured, which starts when the run is first shown or listed.",
     )
-    archived: bool = Field(default=False, description="It is left out of the list of runs.")
+    archived: bool = Field(default=False, description="Whether the run list leaves it out.")
     progress: Progress | None = None
     silent: dict[str, float] = Field(
         default_factory=dict,
-        description="Seconds since any worker of a role that keeps servers of the run was heard, "
-        "while it runs and where that is long ago: none may be left.",
+        description="While the run is running: seconds since a role that hosts its servers was "
+        "last heard from, for roles silent for long; their workers may all be gone.",
     )
     links: Links
 
     @property
     def took_s(self) -> float | None:
-        """Seconds since it started to its end, or to this moment; None before it has started."""
+        """Seconds from its start to its end, or to now; None before it has started."""
         if self.started_at is None:
             return None
         return ((self.finished_at or datetime.now(UTC)) - self.started_at).total_seconds()
@@ -286,7 +286,7 @@ PLAN_EXAMPLE: dict[str, Any] = {
     "evals": [{"env": "reverse-text", "interval": 10, "count": 5, "rollouts": 64}],
     "checkpoints": 4,
     "servers": {"engine": ["0"], "env": ["train/reverse-text"]},
-    "unverified": "none of the weights: the engines' dtype is another than the trainer's",
+    "unverified": "none of the weights: the engines' dtype differs from the trainer's",
 }
 
 
@@ -303,7 +303,7 @@ class DeletedRun(BaseModel):
 
     id: str = Field(description="The run's id.")
     object: Literal["run"] = "run"
-    deleted: Literal[True] = Field(default=True, description="It is there no more.")
+    deleted: Literal[True] = Field(default=True, description="Always true.")
     freed: int = Field(description="Bytes that it took in the artifact store.")
 
 
@@ -312,60 +312,59 @@ class PlannedEval(BaseModel):
 
     env: str = Field(description="The env's name.")
     interval: int = Field(
-        description="Steps from one to the next; with eval.at_end the last step has one, too."
+        description="Steps between evals; with eval.at_end there is also one at the last step."
     )
     count: int | None = Field(
-        description="Evals over the whole run; none: it goes on until it is stopped."
+        description="Evals over the whole run; null: it runs until it is stopped."
     )
     rollouts: int | None = Field(
-        description="Rollouts of each; none: all examples, which the workers count."
+        description="Rollouts of each; null: all examples, which the workers count."
     )
 
 
 class Plan(BaseModel):
-    """What would be started and done."""
+    """What the run would start and do."""
 
-    steps: int | None = Field(description="None: it goes on until it is stopped.")
-    rollouts_per_step: int | None = Field(description="None: batches are counted in tokens.")
+    steps: int | None = Field(description="Null: it runs until it is stopped.")
+    rollouts_per_step: int | None = Field(description="Null: batches are counted in tokens.")
     groups_per_step: dict[str, float] | None = Field(
         description="By train env, on average, from their ratios and group sizes."
     )
     train_rollouts: int | None = Field(
-        description="Over the whole run, at least; none: batches are counted in tokens, or the run "
-        "goes on until it is stopped."
+        description="Over the whole run, at least; null: batches are counted in tokens, or the "
+        "run continues until it is stopped."
     )
-    permits: int | None = Field(description="Rollouts at once; none: what the engines can bear.")
+    permits: int | None = Field(description="Rollouts at once; null: as many as engines sustain.")
     algorithms: dict[str, str] = Field(description="By train env.")
     evals: list[PlannedEval] = Field(description="By env.")
     checkpoints: int | None = Field(
-        description="At the interval; none: the run goes on until it is stopped."
+        description="At the interval; null: the run continues until it is stopped."
     )
     servers: dict[str, list[str]] = Field(description="Servers that would be started, by role.")
     unverified: str | None = Field(
-        description="What of the weights the gate could not compare by bits, by the config "
-        "alone, and why; log-probabilities verify it. None: all is compared."
+        description="Weights that the gate could not compare bit by bit, judging by the config "
+        "alone, and why; it verifies them by log-probabilities. Null: it compares all of them."
     )
 
 
 class ResolvedConfig(BaseModel):
-    """Answer to a dry run: the config with every default written out, and what it would do."""
+    """Reply to a dry run: the config with all defaults filled in, and the plan of the run."""
 
     model_config = examples({"object": "config", "config": CONFIG_EXAMPLE, "plan": PLAN_EXAMPLE})
     object: Literal["config"] = "config"
-    config: dict[str, Any] = Field(description="The config, every default written out.")
+    config: dict[str, Any] = Field(description="The config, with all defaults filled in.")
     plan: Plan
     examples: dict[str, int] = Field(
-        default_factory=dict, description="By '<kind>/<env>', as workers counted them."
+        default_factory=dict, description="By '<kind>/<env>', as counted by workers."
     )
     estimates: dict[str, dict[str, int]] = Field(
         default_factory=dict,
-        description="What the run will take, in bytes by part, of 'trainer memory', 'engine memory'"
-        " (one engine) and 'disk', as workers estimate it; empty for a model of a kind that they do"
-        " not know.",
+        description="The run's estimated needs in bytes, by part: 'trainer memory', 'engine "
+        "memory' (one engine) and 'disk'; empty for a kind of model that workers cannot estimate.",
         examples=[{"disk": {"versions": 8800000, "checkpoints": 11000000}}],
     )
     unchecked: str | None = Field(
         default=None,
-        description="What was not checked of it, and why; null: workers have found the "
-        "environments, the model and all else that it names.",
+        description="What was not checked, and why; null: workers have found the environments, "
+        "the model and everything else that the config names.",
     )

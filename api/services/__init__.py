@@ -1,1 +1,1 @@
-"""What endpoints share: launching, the run object, plans, and the door to store and Temporal."""
+"""What endpoints share: launching, the run object, plans, and access to the store and Temporal."""

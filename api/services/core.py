@@ -1,4 +1,4 @@
-"""What every request handler is given: settings, Temporal, the store. Lives on the app's state."""
+"""What every request handler uses: settings, Temporal, the store. Lives on the app's state."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ PROBED_S = 1.0
 READ_S = 10.0
 MEASURED_S = 0.5
 SILENT_AFTER_S = 25.0
-"""Workers tell of themselves every ten seconds."""
+"""Workers report every ten seconds."""
 POLLED_S = 5.0
 JSON = "application/json"
 
@@ -58,17 +58,17 @@ class Services:
     _executions: Shared[Execution | None] = field(default_factory=lambda: Shared(FRESH_S))
     _replies: Shared[bytes] = field(default_factory=lambda: Shared(FRESH_S))
     probes: Shared[None] = field(default_factory=lambda: Shared(PROBED_S))
-    """Whether Temporal answers and the store can be written."""
+    """Whether Temporal answers and the store is writable."""
     polled: Shared[set[WorkerRole]] = field(default_factory=lambda: Shared(POLLED_S))
-    """Roles of which a worker is there."""
+    """Roles with at least one worker."""
     _reader: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="configs")
     )
-    """One thread, so that however many configs are read, others wait for one at most."""
+    """One thread, so that however many configs are read, other requests wait for one at most."""
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """What `work` on a config returns, which may take long to compute; raises what it raises,
-        and 503 if that, or what was there before it, takes longer than READ_S.
+        """The result of `work` on a config, which may take long to compute; raises what it raises,
+        and 503 if it and the work queued before it take longer than READ_S.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -79,8 +79,8 @@ class Services:
                 503,
                 "config-unread",
                 "The config was not read in time",
-                f"Configs are read one at a time, and this one was not after {READ_S:.0f} s; try "
-                "again, or make it smaller.",
+                f"Configs are read one at a time, and this one was not finished after {READ_S:.0f} "
+                "s; try again, or make it smaller.",
                 retry_after_s=5,
             ) from None
 
@@ -94,8 +94,8 @@ class Services:
         return result
 
     async def _described(self, run_id: str) -> Execution | None:
-        """What Temporal, or else the store, knows of a run that was not deleted."""
-        # Also while the store is away a run can be looked at, and ended.
+        """What Temporal, or else the store, knows about a run that was not deleted."""
+        # A run can be shown and ended while the store is away.
         with contextlib.suppress(StoreUnavailable):
             if run_id in await asyncio.to_thread(self.run_list.index.deleted):
                 return None
@@ -103,7 +103,7 @@ class Services:
         return result or await asyncio.to_thread(forgotten, self.records, run_id)
 
     def touched(self, run_id: str) -> None:
-        """Something was asked of the run: what was known of it is out of date."""
+        """Drops what is cached about the run, which was just signalled or changed."""
         self._executions.forget(run_id)
         self.run_list.touched()
         self._replies.forget(f"{run_id} {JSON}")
@@ -111,18 +111,18 @@ class Services:
     async def reply(
         self, asked: str, make: Callable[[], Awaitable[bytes]], media: str = JSON
     ) -> Response:
-        """What `make` answers with, which requests share that ask the same: `asked` and the media
-        type tell them apart. What is asked of a run as such is called by the run's id, so that
-        `touched` knows it. Raises what `make` raises.
+        """The reply that `make` builds, shared by identical requests: `asked` and the media type
+        identify it. Requests for a run itself use the run's id, so that `touched` can drop them.
+        Raises what `make` raises.
         """
         return Response(await self._replies.get(f"{asked} {media}", make), media_type=media)
 
     def attempt_of(self, execution: Execution) -> str:
-        """Id of the attempt that an execution carries out."""
+        """Id of the attempt that an execution runs."""
         return attempt_id(execution.id, int(execution.memo.get("attempt") or 1))
 
     def current_config(self, execution: Execution) -> RunConfig:
-        """The config of a run with all that was changed so far. Blocks; raises 404."""
+        """The config of a run with all changes so far. Blocks; raises 404."""
         try:
             config = self.records.config_of(self.attempt_of(execution))
         except FileNotFoundError:
@@ -138,7 +138,7 @@ class Services:
         progress, reason = None, ""
         silent: dict[str, float] = {}
         if execution.state in OPEN:
-            # A run is shown while the store is away: why it waits is what one wants to know then.
+            # A run is shown while the store is away: why it waits matters most then.
             with contextlib.suppress(StoreUnavailable):
                 progress = await asyncio.to_thread(
                     self.records.progress, execution.id, self.settings.live_max_age_s
@@ -171,12 +171,12 @@ class Services:
 
 def unknown_run(run_id: str) -> ApiProblem:
     """404 for a run."""
-    detail = f"There is no run {shown(run_id)!r}; GET /v1/runs lists all."
+    detail = f"There is no run {shown(run_id)!r}; GET /v1/runs lists all runs."
     return ApiProblem(404, "unknown-run", "No such run", detail)
 
 
 def asked(request: Request) -> str:
-    """All that a GET says besides its headers."""
+    """Everything that a GET specifies besides its headers."""
     return f"{request.scope['path']}?{request.scope['query_string'].decode('latin-1')}"
 
 

@@ -1,8 +1,8 @@
-"""How many bytes of the store each run takes, without a walk through its files at every request.
+"""How many bytes of the store each run takes, without walking its files at every request.
 
-A run is measured when somebody looks at it and what is known is out of date, in a thread of its
-own, one run at a time; until then what was measured before is told. What a run took a minute after
-its end does not change any more.
+A run is measured when it is shown and the last measurement is out of date, in a separate thread,
+one run at a time; until then the last result is reported. What a run takes a minute after its end
+no longer changes.
 """
 
 import asyncio
@@ -19,22 +19,22 @@ from ratchet.api.store.removal import size_of
 KEPT = 50_000
 FRESH_S = 60.0
 LATE_S = 60.0
-"""How long after its end a run's workers may still write."""
+"""For how long after its end a run's workers may still write."""
 SHARE = 20.0
-"""A run is measured again after so many times what it took to measure it."""
+"""A run is measured again after so many times as long as the measurement took."""
 
 
 @dataclass(frozen=True)
 class _Measured:
     size: int
     at: float
-    """Unix time at which it began."""
+    """Unix time at which the measurement began."""
     until: float
-    """Monotonic time up to which it serves."""
+    """Monotonic time until which it is used."""
 
 
 class Disk:
-    """What runs take. Made in a running event loop or before; used in one only."""
+    """Disk usage of runs. Created in a running event loop or before; used in one only."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store
@@ -43,7 +43,7 @@ class Disk:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="disk")
 
     async def shown(self, run: Run, wait_s: float = 0.0) -> Run:
-        """The run with what it takes. One that was never measured is waited for so long at most."""
+        """The run with its disk usage. If it was never measured, waits at most `wait_s`."""
         known = self._known.get(run.id)
         if known is None or not _final(run, known):
             if run.id not in self._measuring and (known is None or time.monotonic() > known.until):
@@ -54,7 +54,7 @@ class Disk:
         return run.model_copy(update={"disk": known.size if known else None})
 
     def forget(self, run_id: str) -> None:
-        """The run was deleted."""
+        """Drops a deleted run."""
         self._known.pop(run_id, None)
 
     async def _measure(self, run_id: str) -> None:
@@ -66,12 +66,12 @@ class Disk:
             serves_s = max(FRESH_S, SHARE * (now - began))
             self._known[run_id] = _Measured(size, at, now + serves_s)
         except StoreUnavailable:
-            # A run is shown while the store is away, too.
+            # A run can be shown while the store is away.
             pass
         finally:
             del self._measuring[run_id]
 
 
 def _final(run: Run, known: _Measured) -> bool:
-    """Whether a run takes now what it took then."""
+    """Whether a measurement of a run is final."""
     return run.finished_at is not None and known.at > run.finished_at.timestamp() + LATE_S

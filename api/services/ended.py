@@ -1,10 +1,10 @@
-"""Runs that have ended, as the API shows them once Temporal keeps nothing of them any more.
+"""Runs that have ended, as the API shows them once Temporal no longer retains them.
 
     runs/<run>/ended.json        {state, started, closed, memo}, overwritten when it ends again
-    index/ended.json             {until}: all that ended before is kept
+    index/ended.json             {until}: all runs that ended before are kept
 
-Invariant: what ended while an API ran, or less than Temporal's retention before one does, is kept
-whole. Of other runs the store says what they left, and nothing says how they ended.
+Invariant: a run that ended while an API ran, or less than Temporal's retention before one started,
+is kept completely. For other runs the store has only their data, and no record of how they ended.
 """
 
 import asyncio
@@ -29,23 +29,23 @@ KEEP_EVERY_S = 600.0
 MARGIN = timedelta(hours=1)
 """By how much clocks may differ, and Temporal's list of executions may lag."""
 FORGOTTEN = "forgotten"
-"""The state of an execution of which nobody knows how it ended."""
+"""The state of an execution whose end was not recorded."""
 
 logger = logging.getLogger(__name__)
 
 
 async def keeping(temporal: Temporal, records: Records) -> NoReturn:
-    """Keeps what has ended, now and every KEEP_EVERY_S."""
+    """Records runs that have ended, now and every KEEP_EVERY_S."""
     while True:
         try:
             await keep_ended(temporal, records)
         except (ApiProblem, RPCError, StoreUnavailable) as error:
-            logger.warning("runs that ended are not kept yet: %s", error)
+            logger.warning("the ends of runs are not recorded yet: %s", error)
         await asyncio.sleep(KEEP_EVERY_S)
 
 
 async def keep_ended(temporal: Temporal, records: Records) -> int:
-    """Keeps the runs that ended since this was done last; returns how many executions. Raises
+    """Records the runs that ended since the last call; returns how many executions. Raises
     ApiProblem and StoreUnavailable.
     """
     store, began, count = records.store, datetime.now(UTC), 0
@@ -56,14 +56,14 @@ async def keep_ended(temporal: Temporal, records: Records) -> int:
             try:
                 count += await _kept_now(temporal, records, execution)
             except (CorruptArtifact, ValidationError) as error:
-                logger.warning("how run %s ended is not kept: %s", execution.id, error)
+                logger.warning("the end of run %s is not recorded: %s", execution.id, error)
     await asyncio.to_thread(store.write_live, keys.ENDED_UNTIL, {"until": began.isoformat()})
     return count
 
 
 async def _kept_now(temporal: Temporal, records: Records, execution: Execution) -> bool:
-    """Keeps an execution, unless it is kept already. Raises CorruptArtifact, ValidationError, and
-    as `keep_ended`.
+    """Records an execution, unless it is recorded already. Raises CorruptArtifact, ValidationError,
+    and as `keep_ended`.
     """
     if await asyncio.to_thread(_is_kept, records, execution):
         return False
@@ -77,8 +77,8 @@ async def _kept_now(temporal: Temporal, records: Records, execution: Execution) 
 
 
 def _is_kept(records: Records, execution: Execution) -> bool:
-    """Whether the last words of an execution, or those of a later one, are kept, or the store has
-    nothing of the run any more. Blocks.
+    """Whether the last state of an execution, or of a later one, is recorded, or the store has
+    nothing left of the run. Blocks.
     """
     if records.store.committed(keys.config(execution.id)) is None:
         return True
@@ -87,7 +87,7 @@ def _is_kept(records: Records, execution: Execution) -> bool:
 
 
 def _keep(records: Records, execution: Execution, memo: dict[str, Any]) -> None:
-    """Keeps the last words of an execution. Blocks."""
+    """Records the last state of an execution. Blocks."""
     assert execution.closed is not None
     record = {
         "state": execution.state,
@@ -96,14 +96,14 @@ def _keep(records: Records, execution: Execution, memo: dict[str, Any]) -> None:
         "memo": memo,
     }
     records.store.write_live(keys.ended(execution.id), record)
-    # The run may have been deleted meanwhile.
+    # The run may have been deleted in the meantime.
     if records.store.committed(keys.config(execution.id)) is None:
         records.store.delete_folder(keys.ended(execution.id))
 
 
 def forgotten(records: Records, run_id: str) -> Execution | None:
-    """What is known of a run that Temporal does not know; None if it left nothing. Its `run` is
-    empty. Blocks.
+    """What is known about a run that Temporal no longer retains; None if it left no data. Its `run`
+    is empty. Blocks.
     """
     kept = records.store.read_live(keys.ended(run_id))
     if kept is not None:
@@ -118,7 +118,7 @@ def forgotten(records: Records, run_id: str) -> Execution | None:
         for attempt in attempts
         for key in records.store.committed_keys(keys.step_records(attempt))
     ]
-    # A run whose start failed has a config, and nothing else.
+    # A run that failed to start has a config, and nothing else.
     if not steps:
         return None
     began = committed_at(records.store, keys.config(run_id)) or datetime.fromtimestamp(0, UTC)

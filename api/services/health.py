@@ -1,8 +1,8 @@
-"""The health of a run: rules on its last steps, and what it says of itself, as one verdict.
+"""The health of a run: rules applied to its last steps and its own state, as one verdict.
 
-The rules are those by which a run is told of what begins to be the matter with it
-(`activities/contracts/health.py`). What only this moment shows is judged here, and is no event of a
-rule: workers that are missing, an eval that failed (`run.eval` tells it), drift (`run.alarm`).
+The same rules raise the health events of a run (`activities/contracts/health.py`). Conditions of
+the moment are judged here and are no events of a rule: missing workers, a failed eval (which
+`run.eval` reports), drift (`run.alarm`).
 """
 
 import asyncio
@@ -36,11 +36,11 @@ from ratchet.configs.run import RunConfig
 GONE = timedelta(seconds=90)
 """An idle worker polls once a minute."""
 NOTABLE = 0.25
-"""Less of a step's time than this is no wait to speak of."""
+"""A wait that takes a smaller share of a step's time is not worth mentioning."""
 
 
 async def health_of(services: Services, execution: Execution) -> RunHealth:
-    """How a run is; raises ApiProblem 503, StoreUnavailable."""
+    """A run's health; raises ApiProblem 503, StoreUnavailable."""
     run = await services.show(execution)
     table = await asyncio.to_thread(_last_steps, services, run)
     missing: Sequence[str] = ()
@@ -77,13 +77,13 @@ async def _polled(services: Services) -> set[WorkerRole]:
 
 
 def _last_steps(services: Services, run: Run) -> Table:
-    """The rows that rules look at. Blocks."""
+    """The rows that rules read. Blocks."""
     spans = services.records.spans(run.id)
     return services.records.curves.table(spans, after=max(-1, run.step - WINDOW))
 
 
 def judged(run: Run, table: Table, missing: Sequence[str] = ()) -> RunHealth:
-    """The health of a run, by the table of its last steps; no worker polls for roles `missing`."""
+    """A run's health, judged by its last steps in `table`; no worker polls for roles `missing`."""
     rows = [
         {name: value for name, value in row["metrics"].items() if value is not None}
         for row in table.rows()
@@ -113,7 +113,7 @@ def judged(run: Run, table: Table, missing: Sequence[str] = ()) -> RunHealth:
 def _of_this_moment(run: Run, missing: Sequence[str]) -> list[Finding]:
     found: list[Finding] = []
     if missing:
-        found.append(Finding("no_worker", f"no worker is there for {', '.join(missing)}"))
+        found.append(Finding("no_worker", f"no worker polls for {', '.join(missing)}"))
     if run.alarm:
         found.append(Finding("mismatch", run.alarm))
     for env, result in run.eval.items():
@@ -137,22 +137,22 @@ def _verdict(run: Run, found: Sequence[Finding]) -> tuple[Verdict, str]:
         return "attention", f"{worst[0]}{more}"
     if run.status != "running" or not run.step:
         return "waiting", run.waiting_for.message if run.waiting_for else run.status
-    return "healthy", "nothing is the matter"
+    return "healthy", "no problems found"
 
 
 def _pace(times: Sequence[float]) -> float | None:
-    """Seconds from step to step, the median of the last ones."""
+    """Seconds per step, the median of the last ones."""
     gaps = [b - a for a, b in pairwise([time for time in times if time][-2 * LATELY :]) if b >= a]
     return median(gaps) if gaps else None
 
 
 def _waits(shares: dict[str, float]) -> str | None:
-    """Who waits for whom, of the shares of a step's time."""
+    """Who waits for whom, by the shares of a step's time."""
     if not shares:
         return None
     name = max(shares, key=lambda key: shares[key])
     if shares[name] < NOTABLE:
-        return "nobody waits for long"
+        return "nothing waits for long"
     return f"{WAITS[name]} {100 * shares[name]:.0f} % of the time"
 
 

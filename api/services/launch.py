@@ -1,7 +1,7 @@
-"""Launching a run: validate whole, check on the workers, record the config, start the workflow.
+"""Launches a run: validate the config, check it on workers, record it, start the workflow.
 
 Nothing is started, and nothing stays in the store, before the config has passed every check that
-could be made.
+can be made.
 """
 
 import asyncio
@@ -38,18 +38,18 @@ from ratchet.configs.upgrades import config_document
 from ratchet.workflows.protocol.messages import PreflightInput, RunInput
 
 UNREAD_BY = {
-    "--quantization": "quantized layers: --quantization makes engines hold other numbers",
+    "--quantization": "quantized layers: --quantization makes engines hold different numbers",
 }
-"""Flags of engines whose weights the gate cannot compare by bits, all or some."""
+"""Flags of engines that keep the gate from comparing some or all weights by bits."""
 
 MOST_ENVS = 256
 MOST_BYTES = 256 * 1024
-"""A config travels in the inputs of workflows and activities; Temporal warns at 512 KiB of any, and
+"""A config is part of the inputs of workflows and activities; Temporal warns at 512 KiB of any, and
 a run's input holds more than its config.
 """
 
 Place = Callable[[str], str]
-"""Turns a pointer into a config into one into the request's body."""
+"""Maps a pointer into a config to one into the request's body."""
 
 
 def read_config(data: bytes, media: str) -> RunConfig:
@@ -58,7 +58,7 @@ def read_config(data: bytes, media: str) -> RunConfig:
 
 
 def valid_config(plain: Any, place: Place = str) -> RunConfig:
-    """The config that plain data makes; raises 422 with pointers as `place` gives them."""
+    """The config in plain data; raises 422 with pointers as `place` maps them."""
     try:
         _require_few_envs(plain)
         return validate(plain)
@@ -71,7 +71,7 @@ def _placed(errors: list[FieldError], place: Place) -> list[FieldError]:
 
 
 def _require_few_envs(plain: Any) -> None:
-    """Raises ConfigError; an env costs a server, and time wherever one of them is looked for."""
+    """Raises ConfigError; each env costs a server, and time in every loop over envs."""
     for kind in ("train", "eval"):
         envs = value_at(plain, f"/{kind}/env")
         if isinstance(envs, list) and len(envs) > MOST_ENVS:
@@ -80,8 +80,8 @@ def _require_few_envs(plain: Any) -> None:
 
 
 def admitted(services: Services, config: RunConfig, place: Place = str) -> dict[str, Any]:
-    """The config as it is stored and sent. Raises 413 if that is more than Temporal carries, 422 if
-    the config names what this API does not allow.
+    """The config as it is stored and sent. Raises 413 if it is larger than Temporal carries, 422 if
+    it names something that this API does not allow.
     """
     document = config_document(config)
     size = len(json.dumps(document, separators=(",", ":")).encode())
@@ -90,8 +90,8 @@ def admitted(services: Services, config: RunConfig, place: Place = str) -> dict[
             413,
             "config-too-large",
             "The run config is too large",
-            f"With all defaults filled in it has {size} bytes, and {MOST_BYTES} are carried; give "
-            "it fewer environments, or have large data in files that a config names.",
+            f"With all defaults filled in it has {size} bytes, and the limit is {MOST_BYTES}; use "
+            "fewer environments, or move large data to files that the config names.",
         )
     _require_allowed(services, config, place)
     return document
@@ -112,12 +112,12 @@ def _require_allowed(services: Services, config: RunConfig, place: Place = str) 
 
 
 def resolved(config: RunConfig) -> dict[str, Any]:
-    """The config with every default written out, as plain JSON data."""
+    """The config with all defaults filled in, as plain JSON data."""
     return config.model_dump(mode="json")
 
 
 def unverified(config: RunConfig) -> str | None:
-    """What of the engines' weights the gate could not compare by bits; None if nothing is known."""
+    """Which of the engines' weights the gate could not compare by bits; None if none are known."""
     inference = config.inference
     flags = map(flag_of, filter(is_flag, inference.extra_args))
     found = [UNREAD_BY[flag] for flag in flags if flag in UNREAD_BY]
@@ -128,7 +128,7 @@ def unverified(config: RunConfig) -> str | None:
 
 
 def _evals_of(config: RunConfig, interval: int) -> int | None:
-    """How often an env is evaluated every `interval` steps; none if the run has no end."""
+    """How often an env is evaluated every `interval` steps; None if the run has no last step."""
     if config.max_steps is None:
         return None
     steps = config.max_steps / interval
@@ -196,7 +196,7 @@ def now() -> str:
 
 
 def first_memo(config: RunConfig, created_at: str, missing: str) -> dict[str, Any]:
-    """What a run says about itself before its workflow has run once."""
+    """A run's memo before its workflow has run for the first time."""
     return {
         "status": "queued",
         "name": config.name,
@@ -214,8 +214,8 @@ def first_memo(config: RunConfig, created_at: str, missing: str) -> dict[str, An
 
 @dataclass(frozen=True)
 class Start:
-    """A run that is to start. `source` names the checkpoint that it begins with, under whatever run
-    id; `place` is where its config lies in the request's body.
+    """A run to start. `source` names the checkpoint that it starts from, of any run; `place` is
+    where its config is in the request's body.
     """
 
     config: RunConfig
@@ -227,7 +227,7 @@ class Start:
 async def _verdict(
     services: Services, start: Start, document: dict[str, Any], run_id: str
 ) -> CheckResult:
-    """What workers find of a config; raises 422 for what is wrong, Unanswered if none answers."""
+    """What workers report about a config; raises 422 for mistakes, Unanswered without an answer."""
     settings = services.settings
     input = PreflightInput(document, settings.queues, start.source is not None)
     verdict = await services.temporal.preflight(run_id, input, settings.preflight_timeout_s)
@@ -236,10 +236,10 @@ async def _verdict(
 
 
 async def planned(services: Services, start: Start, *, preflight: bool) -> ResolvedConfig:
-    """What a run would be; starts nothing. With `preflight` workers check what they alone can see.
+    """The plan of a run; starts nothing. With `preflight` workers check what only they can see.
 
-    Raises 413, 422, or 507 where a start would find no space. What was not checked is said, since
-    only a worker can say it.
+    Raises 413, 422, or 507 where a start would run out of space. `unchecked` says what was not
+    checked.
     """
     await asyncio.to_thread(services.records.require_space, services.settings.min_free_bytes)
     document = await services.aside(lambda: admitted(services, start.config, start.place))
@@ -270,7 +270,7 @@ async def planned(services: Services, start: Start, *, preflight: bool) -> Resol
 
 
 async def _require_kept(services: Services, runs: set[str]) -> None:
-    """Raises 404 if one of `runs`, with which another begins, is being deleted."""
+    """Raises 404 if one of `runs`, which another run starts from, is being deleted."""
     for run in sorted(runs):
         if await asyncio.to_thread(services.run_list.index.hidden, run):
             raise unknown_run(run)
@@ -279,17 +279,17 @@ async def _require_kept(services: Services, runs: set[str]) -> None:
 async def _require_still_kept(
     services: Services, run_id: str, runs: set[str], caller: Caller
 ) -> None:
-    """The same of the run `run_id`, which has started and is cancelled then."""
+    """The same for the run `run_id`, which has started and is otherwise cancelled."""
     try:
         await _require_kept(services, runs)
     except ApiProblem:
-        await services.temporal.cancel(run_id, "what it begins with was deleted", caller)
+        await services.temporal.cancel(run_id, "the run that it starts from was deleted", caller)
         raise
 
 
 async def launch(services: Services, start: Start, caller: Caller, once: Once | None = None) -> str:
-    """Starts a run and returns its id; raises ApiProblem if it cannot start. With `once` a run that
-    the same request has started is returned as it is.
+    """Starts a run and returns its id; raises ApiProblem if it cannot start. With `once`, a run
+    that the same request has started is returned unchanged.
     """
     settings, records = services.settings, services.records
     config, source = start.config, start.source
@@ -338,7 +338,7 @@ async def launch(services: Services, start: Start, caller: Caller, once: Once | 
             503,
             "id-taken",
             "The run id is taken",
-            "Two runs drew one id; try again.",
+            "Two runs drew the same id; try again.",
             retry_after_s=1,
         )
     return run_id
@@ -353,7 +353,7 @@ async def start_attempt(
     once: Once | None = None,
     reason: str = "",
 ) -> bool:
-    """Starts the next attempt of an ended run from a checkpoint; False if it has begun already.
+    """Starts the next attempt of an ended run from a checkpoint; False if it has already started.
 
     `run` is the execution that has ended. Raises ApiProblem.
     """
@@ -364,7 +364,7 @@ async def start_attempt(
         await asyncio.to_thread(once.claim, services.records.store, run.id)
     number = int(memo.get("attempt") or 1) + 1
     if not run.run:
-        # Nobody knows whether Temporal forgot later attempts than that which is known.
+        # Temporal may have forgotten attempts later than the known one.
         number = await asyncio.to_thread(_next_attempt, services, run.id, number)
     attempt = attempt_id(run.id, number)
     await _require_kept(services, {run.id})
@@ -397,7 +397,7 @@ async def start_attempt(
     )
     await _require_still_kept(services, run.id, {run.id}, caller)
     if started:
-        # It goes on, so that it is no more done with.
+        # The run continues, so it no longer counts as archived.
         row = services.run_list.row_of(run)
         await asyncio.to_thread(services.run_list.index.unarchive, row)
     services.touched(run.id)
@@ -405,7 +405,7 @@ async def start_attempt(
 
 
 def _next_attempt(services: Services, run_id: str, number: int) -> int:
-    """The first attempt from `number` on that has left nothing. Blocks."""
+    """The first attempt from `number` on without any data in the store. Blocks."""
     store = services.records.store
     while store.folders(keys.run_folder(attempt_id(run_id, number))):
         number += 1

@@ -1,4 +1,4 @@
-"""Which log a source names, and what is said where it does not lie on the API's machine."""
+"""Which log a source names, and the reply if it is not on the API's machine."""
 
 import socket
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ ORCHESTRATOR = "orchestrator"
 
 @dataclass(frozen=True)
 class ProcessLog:
-    """A log at `path` below RATCHET_HOME, written on machines of workers of `role`; by a server at
-    `address`, which someone else runs, it is not written there.
+    """A log at `path` below RATCHET_HOME, written on the machines of workers of `role`, unless
+    someone else runs the server, at `address`.
     """
 
     source: str
@@ -28,7 +28,7 @@ class ProcessLog:
 
 
 def log_of(config: RunConfig, run_id: str, source: str) -> ProcessLog:
-    """The log that a source names; raises 422 with all that there are."""
+    """The log that a source names; raises 422 that lists all sources."""
     servers = SERVERS["env"].plan(config)
     if source == ORCHESTRATOR:
         return ProcessLog(source, orchestrator_log(run_id), "orchestrator")
@@ -40,17 +40,17 @@ def log_of(config: RunConfig, run_id: str, source: str) -> ProcessLog:
             path = env_log(run_id, sections[0][0], name)
             return ProcessLog(source, path, "env", servers[server])
     known = ", ".join([ORCHESTRATOR, *(f"{ENV}{server}" for server in servers)])
-    detail = f"source: there is no {printable(source)!r} in this run; there is {known}."
+    detail = f"source: this run has no {printable(source)!r}; its sources: {known}."
     raise ApiProblem(422, "invalid-request", "The request has invalid parameters", detail)
 
 
 async def missing_log(services: Services, log: ProcessLog) -> ApiProblem:
-    """404 for a log that is not there: it says who writes it, and where."""
-    title = "The log does not lie on the API's machine"
+    """404 for a missing log: it says which process writes it, and where."""
+    title = "The log is not on the API's machine"
     if log.address:
         detail = (
             f"{log.source}: someone else runs the env server at {log.address}; its log is where "
-            "that was started."
+            "it was started."
         )
         return ApiProblem(404, "no-such-log", title, detail)
     queues, orchestrates = services.settings.queues, log.role == ORCHESTRATOR
@@ -64,7 +64,7 @@ async def missing_log(services: Services, log: ProcessLog) -> ApiProblem:
     detail = (
         f"{log.source}: a worker of role {log.role} writes it to RATCHET_HOME/{log.path} on its "
         f"own machine ({workers}), and {socket.gethostname()}, where this API runs, has no such "
-        "file. Read it there, or have the API share that worker's RATCHET_HOME; a process that has "
-        "not started yet has none."
+        "file. Read it there, or let the API share that worker's RATCHET_HOME; a process that has "
+        "not started yet has no log."
     )
     return ApiProblem(404, "no-such-log", title, detail)

@@ -3,11 +3,11 @@
 Temporal's SQL visibility sorts by the end and lists executions, so that it cannot page runs. The
 index can, and Temporal is asked only about the rows of a page. Invariants:
 
-- A list lacks no run that Temporal retains: before one is given the index has caught up, within
-  CAUGHT_UP_S, with the executions that began since it did so last. Those are all, the first time.
-- What a request costs is bounded, however many runs there are: at most MOST_LOOKED_AT rows are
-  looked at. A page that leaves much out may be empty, and yet lead on.
-- Runs that have not ended are asked for directly: at most MOST_OPEN.
+- A list lacks no run that Temporal retains: before a list is served, the index catches up, within
+  CAUGHT_UP_S, with the executions that began since it last did; the first time, with all of them.
+- The cost of a request is bounded, however many runs there are: it looks at no more than
+  MOST_LOOKED_AT rows. A filtered page may be empty although more pages follow.
+- Runs that have not ended are queried directly: at most MOST_OPEN.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ PATIENCE_S = 8.0
 MARGIN = timedelta(hours=1)
 """By how much clocks may differ, and Temporal's list of executions may lag."""
 LAG = timedelta(minutes=2)
-"""How long after its creation a run may be missing in Temporal's list of executions."""
+"""For how long after its creation a run may be missing in Temporal's list of executions."""
 MOST_LOOKED_AT = 150
 MOST_OPEN = 2000
 FRESH_S = 0.25
@@ -40,12 +40,12 @@ CURSOR = re.compile(r"([0-9]{13})-([a-z0-9][a-z0-9-]{0,63})", re.ASCII)
 
 
 def cursor_of(row: Row) -> str:
-    """The cursor of a list that goes on after `row`."""
+    """The cursor of a list that continues after `row`."""
     return base64.urlsafe_b64encode(f"{row[0]:013d}-{row[1]}".encode()).decode().rstrip("=")
 
 
 def row_at(cursor: str) -> Row | None:
-    """The row that a cursor means; None if it is none, as a run's id is not."""
+    """The row of a cursor; None if it is not one, such as a run's id."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True)
         match = CURSOR.fullmatch(text.decode())
@@ -55,7 +55,7 @@ def row_at(cursor: str) -> Row | None:
 
 
 class RunList:
-    """All runs there are."""
+    """All runs."""
 
     def __init__(self, temporal: Temporal, index: RunIndex, ui: str) -> None:
         self._temporal = temporal
@@ -65,7 +65,7 @@ class RunList:
         self._open: Shared[list[Execution]] = Shared(FRESH_S)
 
     def touched(self) -> None:
-        """What was known of runs that have not ended is out of date."""
+        """Drops what is cached about runs that have not ended."""
         self._open.forget("")
 
     async def open(self) -> list[Execution]:
@@ -81,9 +81,8 @@ class RunList:
         *,
         archived: bool = False,
     ) -> tuple[list[Run], Row | None]:
-        """The newest runs that come after the row `after` and fit, and where the next page goes on;
-        None: there is no more. With `archived` those that were archived, else all others. Raises
-        ApiProblem 503.
+        """The newest matching runs after the row `after`, and where the next page begins; None: on
+        the last page. With `archived` only archived runs, else only others. Raises ApiProblem 503.
         """
         if status is not None and status not in ENDED:
             if archived:
@@ -120,7 +119,7 @@ class RunList:
         return found, place
 
     def row_of(self, execution: Execution) -> Row:
-        """Where a run is in the list."""
+        """The row of a run in the list."""
         return _row(self._shown(execution))
 
     async def _runs_of(self, rows: list[Row]) -> Iterable[tuple[Row, Run | None]]:
@@ -133,7 +132,7 @@ class RunList:
             if execution is not None:
                 known[execution.id] = execution
         runs = {run_id: self._shown(execution) for run_id, execution in known.items()}
-        # A row of another moment than the run's own is of a request that was sent twice.
+        # A row of a moment other than the run's own comes from a request that was sent twice.
         return [
             (row, run if (run := runs.get(row[1])) and _row(run) == row else None) for row in rows
         ]
@@ -146,7 +145,7 @@ class RunList:
             async with asyncio.timeout(PATIENCE_S):
                 await self._catching.get("", self.catch_up)
         except (ApiProblem, StoreUnavailable):
-            # The next list tries for itself: what failed may be well in a moment.
+            # The next list tries again: the failure may have been temporary.
             self._catching.forget("")
             raise
         except TimeoutError:
@@ -154,14 +153,14 @@ class RunList:
                 503,
                 "index-unready",
                 "The index of runs is being built",
-                "The list is made by an index in the store, which lacks runs that an older build "
-                "began; they are being added. Try again.",
+                "The list comes from an index in the store, to which runs started by an older "
+                "build are being added. Try again.",
                 retry_after_s=5,
             ) from None
 
     async def catch_up(self, *, rebuild: bool = False) -> int:
-        """Adds the runs that are not in the index: those that began since it caught up last, or all
-        that Temporal retains. Returns how many were looked at.
+        """Adds the runs that are not in the index: those that began since it last caught up, or all
+        that Temporal retains. Returns how many it checked.
         """
         began, count = datetime.now(UTC), 0
         since = None if rebuild else await asyncio.to_thread(self.index.caught_up)

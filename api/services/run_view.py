@@ -1,7 +1,7 @@
-"""The run object, from what the run says of itself (memo) and what Temporal knows of it.
+"""The run object, from the run's memo and what Temporal knows about its workflow.
 
-Temporal has the last word on whether a run has ended: a workflow that was terminated or cancelled
-from outside could not update its memo any more. Texts that come from workers are redacted.
+Temporal decides whether a run has ended: a workflow that was terminated or cancelled from outside
+could no longer update its memo. Texts from workers are redacted.
 """
 
 from typing import Any
@@ -33,13 +33,13 @@ def status_of(execution: Execution) -> str:
     if execution.state in FALLBACK:
         return known if known in ENDED else FALLBACK[execution.state]
     if known in ENDED:
-        # It has said its last word and is about to close.
+        # Its memo is final and it is about to close.
         return known
     return known or "queued"
 
 
 def error_of(execution: Execution, status: str, reason: str) -> RunError | None:
-    """Why a run failed: in its own words, or what Temporal recorded as the `reason`."""
+    """Why a run failed: its own error, or what Temporal recorded as the `reason`."""
     reported = execution.memo.get("error")
     if isinstance(reported, dict) and reported.get("code"):
         return RunError.model_validate(redacted_all(reported))
@@ -48,7 +48,7 @@ def error_of(execution: Execution, status: str, reason: str) -> RunError | None:
     said = {
         "terminated": "The workflow was terminated in Temporal",
         "timed_out": "The workflow timed out in Temporal",
-        "forgotten": "Temporal keeps the run no more, and how it ended was not recorded",
+        "forgotten": "Temporal no longer keeps the run, and how it ended was not recorded",
     }.get(execution.state, "The workflow failed")
     return RunError(
         code=f"workflow_{execution.state}",
@@ -57,7 +57,7 @@ def error_of(execution: Execution, status: str, reason: str) -> RunError | None:
 
 
 def _lineage(reported: Any) -> dict[str, Any] | None:
-    """Where the run comes from, with runs named by their own ids."""
+    """Where the run started from, with runs named by their own ids."""
     return (
         {**reported, "source": workflow_of(reported["source"])}
         if isinstance(reported, dict)

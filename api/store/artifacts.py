@@ -1,4 +1,4 @@
-"""What a run left besides numbers: checkpoints, configs, batches. Reads the store, writes nothing.
+"""A run's artifacts besides metrics: checkpoints, configs, batches. Only reads the store.
 
 Checkpoints and batches follow the run's lineage. Every function blocks.
 """
@@ -36,20 +36,20 @@ def checkpoints_of(records: Records, run_id: str) -> list[Held]:
 
 
 def problem_of(store: ArtifactStore, ref: ArtifactRef, *, verify: bool) -> str | None:
-    """What is wrong with a folder artifact; None if nothing is."""
+    """Why a folder artifact is not sound; None if it is."""
     try:
         manifest = store.read_file(ref, MANIFEST)
     except FileNotFoundError:
         return "its manifest is missing"
     if hashlib.sha256(manifest).hexdigest() != ref.sha256:
-        return "its manifest is not the one committed"
+        return "its manifest is not the committed one"
     for name, (_, size) in json.loads(manifest).items():
         try:
             result = store.info(f"{ref.path}/{name}")["size"]
         except FileNotFoundError:
             return f"{name} is missing"
         if result != size:
-            return f"{name} has another size than was committed"
+            return f"{name} does not have its committed size"
     if verify:
         try:
             store.verify(ref, schema=1)
@@ -59,7 +59,7 @@ def problem_of(store: ArtifactStore, ref: ArtifactRef, *, verify: bool) -> str |
 
 
 def _marked(store: ArtifactStore, key: str) -> ArtifactRef | CorruptArtifact | None:
-    """What a marker names, or what is wrong with it; None if it has been deleted."""
+    """What a marker names, or why it is damaged; None if it has been deleted."""
     try:
         return store.committed(key)
     except CorruptArtifact as error:
@@ -67,8 +67,8 @@ def _marked(store: ArtifactStore, key: str) -> ArtifactRef | CorruptArtifact | N
 
 
 def checkpoint(store: ArtifactStore, result: Held, *, verify: bool) -> Checkpoint | None:
-    """A checkpoint as the API shows it: the first of its variants that is sound, or else the first;
-    None if it has been deleted in the meantime.
+    """A checkpoint as the API shows it: its first sound variant, or else the first; None if it has
+    been deleted in the meantime.
     """
     shown: Checkpoint | None = None
     for key in result.keys:
@@ -113,7 +113,7 @@ def batches(
     records: Records, run_id: str, after: int, limit: int
 ) -> tuple[list[Batch], int | None]:
     """Batches of steps above `after`, ascending, at most `limit`; and the last step looked at if
-    more follow. What is wrong with a marker is told.
+    more follow. Damaged markers are reported.
     """
     store = records.store
     result: list[tuple[int, Span, str]] = []

@@ -1,9 +1,9 @@
-"""Step metrics as columns, kept in memory: what every curve and table is cut from.
+"""Step metrics as columns, kept in memory: the source of every curve and table.
 
-Records never change once committed, so each is read once a process. A run's curves follow its
+Records never change once committed, so each is read once per process. A run's curves follow its
 lineage: its own records, and those of the attempt or run it was restored from up to that step.
-Invariant: within one lineage a step has one record, so that no point is lost or doubled. A record
-that is damaged costs its own step only, which is named; once it was put back, it is read.
+Invariant: within one lineage a step has one record, so that no point is lost or doubled. A damaged
+record costs its own step only, which is named; once it is restored, it is read.
 """
 
 import csv
@@ -29,7 +29,7 @@ from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 KEPT = 32
 FRESH_S = 0.5
 LISTED_S = 30.0
-"""Between full listings, which find steps after a missing one, only the next are looked for."""
+"""Between full listings, which find steps after a missing one, only the next steps are checked."""
 GAP_S = 60.0
 NAN = math.nan
 ROWS_A_PART = 500
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 def _steps_of(result: Sequence[str]) -> list[int]:
-    """The steps that keys are of, in their order; without those that are of none."""
+    """The steps in keys, in their order; keys without a step are skipped."""
     names = (_RECORD.fullmatch(key.rpartition("/")[2]) for key in result)
     return [int(name[1]) for name in names if name]
 
@@ -66,16 +66,16 @@ class Columns:
         self.damaged: dict[int, float] = {}
         """Steps whose record cannot be read, and when that was noticed (Unix seconds)."""
         self.healed = False
-        """Whether one of them can be read by now, so that all is to be read anew."""
+        """Whether one of them is readable now, so that everything must be read again."""
         self.steps = array("q")
         self.times = array("d")
         self.values: dict[str, array[float]] = {}
 
     def renew(self) -> None:
-        """Reads what was committed since. Blocks.
+        """Reads what was committed since the last call. Blocks.
 
-        A step is left out while one before it is missing, since that may yet be committed and
-        readers page by step; unless it has been missing for a minute.
+        A step is left out while one before it is missing, since that one may still be committed
+        and readers page by step; unless it has been missing for a minute.
         """
         with self._lock:
             now = time.monotonic()
@@ -89,7 +89,7 @@ class Columns:
             self._looked = time.monotonic()
 
     def _read_next(self) -> None:
-        """Reads the steps that follow; a listing of a long run takes its time."""
+        """Reads the steps that follow, without a listing, which is slow for a long run."""
         while True:
             try:
                 chunk = self._record(self._last + 1)
@@ -116,7 +116,7 @@ class Columns:
             return False
 
     def _read_all(self) -> None:
-        """Reads all steps that are committed: by chunks where whole ones are ahead."""
+        """Reads all steps that are committed, in whole chunks where possible."""
         result = _steps_of(self._store.committed_keys(keys.step_records(self._attempt)))
         ahead = [step for step in result if step > self._last]
         # An outage of the store is no damage, and raises.
@@ -128,7 +128,7 @@ class Columns:
         for step in ahead:
             first, end = chunked.bounds(step)
             if step <= self._last:
-                # A chunk has brought it.
+                # Already read with a chunk.
                 continue
             chunk, last = None, end
             if step == first and end in chunks:
@@ -143,13 +143,13 @@ class Columns:
             self._extend(last, chunk)
 
     def _awaited(self, step: int, reported: float) -> bool:
-        """Whether a step before `step`, which was recorded at `reported`, may yet come."""
+        """Whether a step before `step`, which was recorded at `reported`, may still appear."""
         if self._last < 0 or step == self._last + 1:
             return False
         return time.time() - reported < GAP_S
 
     def _extend(self, last: int, chunk: chunked.Chunk) -> None:
-        """Adds what is known of the steps up to `last`."""
+        """Adds the steps up to `last`."""
         rows, more = len(self.steps), len(chunk.steps)
         for name, input in chunk.metrics.items():
             column = self.values.get(name)
@@ -159,7 +159,7 @@ class Columns:
         for column in self.values.values():
             if len(column) == rows:
                 column.extend(array("d", [NAN]) * more)
-        # Readers go by the steps, so these come last.
+        # Readers go by the steps, so these are added last.
         self.times.extend(chunk.times)
         self.steps.extend(chunk.steps)
         self._last = last
@@ -167,7 +167,7 @@ class Columns:
 
 def extremes(steps: Sequence[int], values: Sequence[float], points: int) -> list[int]:
     """Indexes of at most `points` (4 or more) of the finite values, ascending: the first and the
-    last, and the lowest and highest of each of equal stretches of what is between.
+    last, and the lowest and highest of each of equal intervals in between.
     """
     finite = [index for index, value in enumerate(values) if math.isfinite(value)]
     if len(finite) <= points:
@@ -184,16 +184,16 @@ def extremes(steps: Sequence[int], values: Sequence[float], points: int) -> list
 
 @dataclass(frozen=True)
 class Table:
-    """A cut through a run's metrics: rows of some steps, columns by name; NaN where nothing is."""
+    """An excerpt of a run's metrics: rows of some steps, columns by name; NaN marks no value."""
 
     steps: list[int]
     times: list[float]
     columns: Mapping[str, Sequence[float]]
     damaged: Sequence[int] = ()
-    """Steps of the range that are left out, since their records are damaged."""
+    """Steps of the range that are left out because their records are damaged."""
 
     def thinned(self, points: int) -> "Table":
-        """Of each column only its extremes, at most `points`; rows without any are left out."""
+        """At most `points` extremes of each column; rows without any are left out."""
         kept = {name: extremes(self.steps, v, points) for name, v in self.columns.items()}
         rows = sorted({index for indexes in kept.values() for index in indexes})
         place = {index: row for row, index in enumerate(rows)}
@@ -214,7 +214,7 @@ class Table:
         return Table(steps, self.times[:limit], columns, damaged)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows as the API shows them; what is missing is left out, what is not finite null."""
+        """The rows as the API shows them; missing values are left out, non-finite ones are null."""
         names = list(self.columns)
         for row, step in enumerate(self.steps):
             result = {name: self.columns[name][row] for name in names}
@@ -240,8 +240,8 @@ class Table:
         return json.dumps(page, separators=(",", ":"), allow_nan=False).encode()
 
     def as_csv(self) -> Iterator[str]:
-        """CSV in parts: a header (step, time, the columns by name), then the rows; empty where
-        nothing is.
+        """CSV in pieces: a header (step, time, the columns by name), then the rows; missing values
+        are empty.
         """
         names = sorted(self.columns)
         out = io.StringIO()
@@ -258,7 +258,7 @@ class Table:
 
 
 class Curves:
-    """Metrics of all runs that were lately asked for."""
+    """Metrics of all runs that were requested lately."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store

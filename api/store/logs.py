@@ -1,8 +1,8 @@
 """Logs that processes of a run write on this machine, a page at a time.
 
-A cursor is '<age>.<offset>.<level>': how old the log's past is (0: it has none), the byte at which
-the next line begins, and the level of the line before, which one that names no level of its own
-(such as of a traceback) has, too. Invariant: a request reads PAGE_BYTES at most.
+A cursor is '<age>.<offset>.<level>': when the log was last rotated (0: never), the byte at which
+the next line begins, and the level of the previous line, which lines without a level of their own
+(such as those of a traceback) inherit. Invariant: a request reads at most PAGE_BYTES.
 """
 
 import re
@@ -32,7 +32,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class LogPage:
-    """Lines in order; `cursor` leads on from there, and `more` tells whether there are any yet."""
+    """Lines in order; `cursor` is where the next page begins, `more` whether it has any lines."""
 
     lines: list[LogLine]
     cursor: str
@@ -45,7 +45,7 @@ def _age(log: Path) -> int:
 
 
 def _begin(log: Path, after: str | None) -> tuple[Path, int, int]:
-    """The file, the byte and the level to go on with; raises ValueError for no cursor."""
+    """The file, the byte and the level to continue with; raises ValueError for a bad cursor."""
     past = log.with_name(f"{log.name}{PAST}")
     if after == START:
         return (past if past.exists() else log), 0, 1
@@ -59,23 +59,23 @@ def _begin(log: Path, after: str | None) -> tuple[Path, int, int]:
         )
     age, offset, level = map(int, match.groups())
     if age != _age(log):
-        # The log went on from nothing since: the rest of what it held comes first.
+        # The log was rotated since: the rest of the previous file comes first.
         return past, offset, level
     return log, offset, level
 
 
 def _moment(text: str) -> datetime | None:
-    """A time as logs write it, in UTC; None for what only looks like one."""
+    """A time as logs write it, in UTC; None for text that is no time."""
     try:
-        # Without a zone it is this machine's, which wrote it.
+        # Without a zone it is the time of this machine, which wrote it.
         return datetime.fromisoformat(text.replace(",", ".")).astimezone(UTC)
     except (ValueError, OverflowError):
         return None
 
 
 def _whole_lines(data: bytes, cut: bool) -> Iterator[tuple[int, bytes]]:
-    """Each line of `data` that has ended, and where; with `cut` the first is none, and a line that
-    fills a page is taken as it is.
+    """Each complete line of `data`, with its end; with `cut` the first one is incomplete and left
+    out. A line that fills a page is returned as it is.
     """
     start = data.find(b"\n") + 1 if cut else 0
     if start == 0 and len(data) == PAGE_BYTES and b"\n" not in data:
@@ -87,15 +87,15 @@ def _whole_lines(data: bytes, cut: bool) -> Iterator[tuple[int, bytes]]:
 
 def read_page(log: Path, source: str, after: str | None, limit: int, lowest: int) -> LogPage:
     """At most `limit` lines of level LEVELS[lowest] or worse, those after a cursor or the newest;
-    a line counts once it has ended. Blocks.
+    only complete lines count. Blocks.
 
-    Raises FileNotFoundError if there is no such log, ValueError for no cursor.
+    Raises FileNotFoundError if there is no such log, ValueError for an invalid cursor.
     """
     path, offset, level = _begin(log, after)
     age = _age(log) if path == log else 0
     with path.open("rb") as file:
         size = file.seek(0, 2)
-        # A log that became shorter has gone on from nothing.
+        # A log that became shorter was rotated.
         offset = offset if offset <= size else 0
         file.seek(offset)
         data = file.read(PAGE_BYTES)
@@ -107,10 +107,10 @@ def read_page(log: Path, source: str, after: str | None, limit: int, lowest: int
             break
         text = redacted(raw.decode(errors="replace")[: 2 * LINE_CHARACTERS], LINE_CHARACTERS)
         match = _LINE.fullmatch(text)
-        told = _moment(match["time"]) if match else None
-        if match is not None and told is not None:
+        stamp = _moment(match["time"]) if match else None
+        if match is not None and stamp is not None:
             level = LEVELS.index(match["level"].lower().replace("critical", "error"))
-            moment = told
+            moment = stamp
         else:
             match = None
         passed = end

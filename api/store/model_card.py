@@ -1,6 +1,6 @@
-"""The model card of a version: what it came from, how it was trained, what its evals came to.
+"""The model card of a version: its origin, its training, and the results of its evals.
 
-`read` collects what the store has of that (and blocks); `card` is pure.
+`read` collects what the store has (and blocks); `card` is pure.
 """
 
 import json
@@ -40,8 +40,8 @@ _ON_HUB = re.compile(r"(?!ratchet/)[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card tells. `origins` are newest first, `curves` rows of step and `FIGURES`. If an
-    adapter was trained (`adapted`), the card is of that `alone`, or of the model merged with it.
+    """The contents of a card. `origins` are newest first, `curves` rows of step and `FIGURES`. If
+    an adapter was trained (`adapted`), the card describes it `alone`, or the model merged with it.
     """
 
     run_id: str
@@ -59,13 +59,13 @@ class Facts:
 
 
 def _origins(records: Records, run_id: str, step: int) -> list[Lineage]:
-    """What version `step` of a run went on from, newest first, over forks, attempts and models."""
+    """What version `step` of a run started from, newest first, over forks, attempts and models."""
     result: list[Lineage] = []
     while True:
         path = segments(records.store, records.attempts(run_id)[-1])
         for (attempt, _), (source, left) in pairwise(path):
             assert left is not None
-            # A version up to there is the source's own.
+            # Versions up to there are the source's own.
             if left < step:
                 same = workflow_of(attempt) == workflow_of(source)
                 kind = "resume" if same else "fork"
@@ -80,7 +80,7 @@ def _origins(records: Records, run_id: str, step: int) -> list[Lineage]:
 
 
 def _thinned(rows: Sequence[Any]) -> list[Any]:
-    """At most `ROWS` of them: the first, the last, and as evenly as can be between them."""
+    """At most `ROWS` of them: the first, the last, and evenly spaced ones in between."""
     if len(rows) <= ROWS:
         return [*rows]
     return [rows[round(number * (len(rows) - 1) / (ROWS - 1))] for number in range(ROWS)]
@@ -141,7 +141,7 @@ def _front(facts: Facts) -> str:
     lines = [f"library_name: {library}", "pipeline_tag: text-generation"]
     if facts.license:
         lines.append(f"license: {json.dumps(facts.license)}")
-    # An adapter belongs to the very weights that its run began with.
+    # An adapter belongs to the exact weights that its run began with.
     direct = not facts.alone or facts.config.model.name == facts.base
     if _ON_HUB.fullmatch(hub_name) and direct:
         relation = "adapter" if facts.alone else "finetune"
@@ -152,11 +152,11 @@ def _front(facts: Facts) -> str:
 def _base(facts: Facts) -> str:
     known = HUB_NAMES.get(facts.base)
     if facts.base == DEFAULT_POLICY:
-        return f"`{facts.base}`, made by Ratchet from random weights; no other model is in it"
+        return f"`{facts.base}`, created by Ratchet from random weights; it contains no other model"
     name = f"`{facts.base}`" + (f" ({known})" if known else "")
     if facts.license:
         return f"{name}, licence {facts.license}"
-    return f"{name}; its licence is not known here, see where it comes from"
+    return f"{name}; its licence is not known here, see its source"
 
 
 def _weights(facts: Facts) -> list[str]:

@@ -1,7 +1,7 @@
-"""Which version of a run's policy is meant, and what of it makes a model in Hugging Face layout.
+"""Which version of a run's policy is meant, and which files make it a model in Hugging Face layout.
 
-A version is taken as the weights that engines served, or from its checkpoint where those were
-removed. Every function blocks; what cannot be had is an ApiProblem that names what can.
+A version is read from the weights that engines served, or from its checkpoint if those were
+removed. Every function blocks; a version that is unavailable is an ApiProblem that names others.
 """
 
 import math
@@ -22,7 +22,7 @@ from ratchet.api.store.records import Records
 
 @dataclass(frozen=True)
 class Choice:
-    """A version by its step, and why it is that one. `steps` are all that are kept."""
+    """A version by its step, and why it was chosen. `steps` are all that are kept."""
 
     step: int
     chosen: Literal["step", "best", "checkpoint", "newest"]
@@ -32,8 +32,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Stored:
-    """The artifact that holds a version, and those of its files that make the model, which lie in
-    its `folder`. `adapted`: an adapter was trained, which they are, or which is merged into them.
+    """The artifact that holds a version, and its files that make up the model, which lie in its
+    `folder`. `adapted`: an adapter was trained, which the files are, or which is merged into them.
     """
 
     held: Held
@@ -56,7 +56,7 @@ def _gone(error: policies.NoVersion, hint: str = "") -> ApiProblem:
 
 
 def scores(evals: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
-    """The mean reward of each eval by env and step; the highest of those that one step has."""
+    """The mean reward of each eval by env and step; the highest if a step has several."""
     result: dict[str, dict[int, float]] = {}
     for record in evals:
         mean, env, step = record.get("reward_mean"), record.get("env"), record.get("step")
@@ -67,12 +67,12 @@ def scores(evals: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
 
 
 def _best(by_step: dict[int, float]) -> int:
-    """The step of the highest mean, the later one at a tie."""
+    """The step of the highest mean, the later one in a tie."""
     return max(by_step, key=lambda step: (by_step[step], step))
 
 
 def _eval_named(records: Records, run_id: str, name: str, scored: dict[str, Any]) -> str:
-    """The eval that `name` names, the first of the config for ''; raises 404 without a result."""
+    """The eval called `name`, the config's first for ''; raises 404 if it has no result."""
     config = records.config(run_id)
     known = [env.name for env in config.eval.env] if config else []
     known += [env for env in scored if env not in known]
@@ -89,8 +89,8 @@ def _eval_named(records: Records, run_id: str, name: str, scored: dict[str, Any]
 
 
 def choose(records: Records, run_id: str, step: int | None, best: str | None) -> Choice:
-    """The version of `step`, or the best one of the eval `best` ('': the first), or the last
-    checkpoint, or of a run without any the newest version. Raises 404, 410.
+    """The version of `step`, or the best one in the eval `best` ('': the first), or the last
+    checkpoint or, if the run has none, the newest version. Raises 404, 410.
     """
     store = records.store
     checkpoints = policies.checkpoints_of(store, run_id)
@@ -118,7 +118,7 @@ def choose(records: Records, run_id: str, step: int | None, best: str | None) ->
 
 
 def _files(manifest: Mapping[str, tuple[str, int]], folder: str) -> list[ModelFile]:
-    """The files of a model, or of the adapter in `folder`, by their names within that."""
+    """The files of a model, or of the adapter in `folder`, by their names relative to that."""
     return [
         ModelFile(name=name.removeprefix(folder), size=size, sha256=sha)
         for name, (sha, size) in sorted(manifest.items())
@@ -127,9 +127,9 @@ def _files(manifest: Mapping[str, tuple[str, int]], folder: str) -> list[ModelFi
 
 
 def stored(records: Records, run_id: str, step: int, *, merged: bool = False) -> Stored:
-    """The first sound artifact that holds a version that is kept. Of a run that trains an adapter
-    that is the adapter, or if `merged` the whole model. Raises CorruptArtifact; 410 if it was
-    removed meanwhile.
+    """The first sound artifact that holds a version. For a run that trains an adapter that is the
+    adapter, or if `merged` the whole model. Raises CorruptArtifact; 410 if it was removed in the
+    meantime.
     """
     store = records.store
     ways: list[tuple[Literal["weights", "checkpoint"], dict[int, Held]]] = [

@@ -1,8 +1,8 @@
 """What the API reads from the artifact store: configs, step metrics, evals, gauges.
 
 Every method blocks, unless it says otherwise, and is called through `asyncio.to_thread`. Committed
-records never change, so those already read are kept, up to a bound. A run is named by its own id;
-what it left may lie under the ids of its attempts, and under those of the run it was forked from.
+records never change, so those already read are cached, up to a bound. A run is named by its own id;
+its data may lie under the ids of its attempts, and under those of the run it was forked from.
 """
 
 import threading
@@ -26,10 +26,10 @@ from ratchet.configs.upgrades import read_config
 
 KEPT = 4096
 KEEPERS = sorted({role.kept_by for role in SERVERS.values()})
-"""Roles of workers that carry out some activity of a run for as long as it runs."""
+"""Roles of workers that execute some activity of a run for as long as it runs."""
 
 ERRORS = ("error", "frames")
-"""Of an eval's record, what comes from code of the user's."""
+"""Fields of an eval's record that come from the user's code."""
 
 
 class Records:
@@ -89,27 +89,27 @@ class Records:
         return keys.config(run_id) in self._kept
 
     def forget(self, run_id: str) -> None:
-        """A run was deleted: nothing of it is remembered."""
+        """Drops what is cached about a deleted run."""
         folders = (f"{keys.run_folder(run_id)}/", keys.run_folder(attempt_id(run_id, 2))[:-1])
         with self._lock:
             for key in [key for key in self._kept if key.startswith(folders)]:
                 del self._kept[key]
 
     def knows(self, run_id: str) -> bool:
-        """Whether anything was ever recorded of a run."""
+        """Whether anything was ever recorded for a run."""
         try:
             self._stored_config(run_id)
         except FileNotFoundError:
             return False
         except CorruptArtifact:
-            # What was recorded besides can be read without it.
+            # The other records can be read without it.
             return True
         return True
 
     # -- attempts ---------------------------------------------------------------------------
 
     def attempts(self, run_id: str) -> list[str]:
-        """Ids of a run's attempts that have begun to leave something, oldest first."""
+        """Ids of a run's attempts that have stored anything, oldest first."""
         return attempts(self.store, run_id)
 
     def spans(self, run_id: str) -> list[Span]:
@@ -163,8 +163,8 @@ class Records:
     # -- gauges -----------------------------------------------------------------------------
 
     def live(self, run_id: str, max_age_s: float) -> list[dict[str, Any]]:
-        """What each process last told of a run, if it did within `max_age_s` seconds, with its
-        `source`.
+        """What each process last reported about a run, if within the last `max_age_s` seconds, with
+        its `source`.
         """
         now = time.time()
         listed = self.store.live_keys(keys.live_records(run_id))
@@ -178,8 +178,8 @@ class Records:
     def progress(self, run_id: str, max_age_s: float) -> Progress | None:
         """Live gauges, or None if no process wrote any within `max_age_s` seconds.
 
-        Dispatch gauges reach several workers at different times: those heard last count. Token
-        rates are each worker's own and add up.
+        Dispatch gauges reach several workers at different times: the latest count. Token rates are
+        each worker's own and add up.
         """
         fresh = self.live(run_id, max_age_s)
         if not fresh:
@@ -198,8 +198,8 @@ class Records:
         )
 
     def silent(self, run_id: str, after_s: float) -> dict[str, float]:
-        """Seconds since a worker of each role that keeps servers was last heard, where that is more
-        than `after_s`; what was never heard is left out.
+        """Seconds since a worker of each role that hosts servers last reported, where that is more
+        than `after_s`; a role that never reported is left out.
         """
         now = time.time()
         heard = series.last_heard(self.store, run_id, now)

@@ -1,8 +1,8 @@
-"""What a run takes in the store, who needs it, and its deletion. Every function blocks.
+"""A run's disk usage, the runs that need it, and its deletion. Every function blocks.
 
-A run is needed by forks of it, whose records begin with its own, and by runs whose model is one of
-its versions. Markers of its config and lineage are deleted first: what has no config can neither be
-forked nor named as a model, and a deletion that was cut off can be asked for again.
+A run is needed by its forks, whose records begin with its own, and by runs whose model is one of
+its versions. Markers of its config and lineage are deleted first: a run without a config can
+neither be forked nor named as a model, and an interrupted deletion can be repeated.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from ratchet.configs.model import version_named
 
 
 def size_of(store: ArtifactStore, run_id: str) -> int:
-    """Bytes that all attempts of a run take; 0 for a run that left nothing."""
+    """Bytes that all attempts of a run take; 0 for a run without data."""
     total, number = 0, 1
     while size := store.size_of(keys.run_folder(attempt_id(run_id, number))):
         total, number = total + size, number + 1
@@ -25,13 +25,13 @@ def size_of(store: ArtifactStore, run_id: str) -> int:
 
 
 def attempts_in(store: ArtifactStore, run_id: str) -> list[str]:
-    """Ids of a run's attempts of which anything is in the store."""
+    """Ids of a run's attempts that have anything in the store."""
     return [name for name in store.folders(keys.RUNS) if workflow_of(name) == run_id]
 
 
 def needed_by(store: ArtifactStore, run_id: str) -> list[str]:
-    """Ids of the runs that need this one, sorted. Reads two small files of every run there is; one
-    of which they are damaged can neither go on nor show its past, and needs nothing.
+    """Ids of the runs that need this one, sorted. Reads two small files of every run; a run whose
+    files are damaged can neither continue nor show its history, and needs nothing.
     """
     found: set[str] = set()
     for attempt in store.folders(keys.RUNS):
@@ -45,7 +45,7 @@ def needed_by(store: ArtifactStore, run_id: str) -> list[str]:
 
 
 def _sources(store: ArtifactStore, attempt: str) -> set[str]:
-    """The runs whose checkpoint or version an attempt began with."""
+    """The runs whose checkpoint or version an attempt started from."""
     sources = set()
     if (ref := store.committed(keys.lineage(attempt))) is not None:
         sources.add(workflow_of(str(store.get_json(ref)["source"])))
@@ -57,7 +57,7 @@ def _sources(store: ArtifactStore, attempt: str) -> set[str]:
 
 
 def delete(store: ArtifactStore, run_id: str, home: Path) -> None:
-    """Deletes all that a run left in the store, and its logs below `home`."""
+    """Deletes all data of a run in the store, and its logs below `home`."""
     attempts = attempts_in(store, run_id)
     for attempt in attempts:
         store.delete_folder(keys.config(attempt) + MARKER)

@@ -1,9 +1,9 @@
 """Finished rollouts as the store holds them: found by step, env, kind or group, and read whole.
 
-A rollout's id is its group's with ':' for '/', then ':' and its place: 'train:12:3' is rollout 3 of
-group 'train/12'. Which groups are a step's, `step_groups.py` says; how the trainer scored tokens is
-read from the file of the step's scores. Where attempts of a run hold groups of the same id, the
-newest attempt's is the run's. Everything blocks.
+A rollout's id is its group's with ':' for '/', then ':' and its index: 'train:12:3' is rollout 3 of
+group 'train/12'. `step_groups.py` says which groups belong to a step; how the trainer scored tokens
+is read from the file of the step's scores. If several attempts of a run hold groups with the same
+id, the newest attempt's group counts. Everything blocks.
 """
 
 import logging
@@ -37,21 +37,21 @@ GROUP = re.compile(rf"train/{_TRAIN}|eval/{_EPOCH}/{_ENV}/{_NUMBER}")
 EXAMPLE = re.compile(_NUMBER)
 EPOCH = re.compile(f"({_NUMBER})-({_NUMBER})")
 PAST = 999_999
-"""A place behind all of any group."""
+"""Sorts after every group."""
 KEPT = 4096
 PREVIEW = 160
 """Characters of a prompt that a list shows."""
 ASKED = 2
-"""Rollouts of a group that are looked at for its prompt."""
+"""How many rollouts of a group are searched for its prompt."""
 SCAN_S = 1.5
-"""Longest that one page is looked for; what comes after is another page's. A group's step, too."""
+"""Time limit of one page; the next page covers the rest. Also of the search for a group's step."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class GroupAt:
-    """A group of an attempt; `step` where it is known."""
+    """A group of an attempt; `step` if known."""
 
     attempt: str
     group: str
@@ -60,7 +60,7 @@ class GroupAt:
 
 @dataclass(frozen=True)
 class _Group:
-    """A group in short; `version_start`: the oldest policy version that its tokens may be of."""
+    """A group in brief; `version_start`: the oldest policy version of its tokens."""
 
     items: list[RolloutItem]
     version_start: int
@@ -68,7 +68,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a page of rollouts is to hold."""
+    """Which rollouts a page should hold."""
 
     step: int | None = None
     env: str | None = None
@@ -79,7 +79,7 @@ class Wanted:
     errored: bool | None = None
 
     def admits(self, item: RolloutItem) -> bool:
-        """Whether a rollout is meant."""
+        """Whether a rollout matches."""
         low, high, reward = self.reward_min, self.reward_max, item.reward
         return (
             self.env in (None, item.env)
@@ -90,7 +90,7 @@ class Wanted:
 
 
 def prompt_of(rollout: dict[str, Any]) -> str | None:
-    """The beginning of what the user said last in a rollout's first prompt, in one line."""
+    """The beginning of the last user message in a rollout's first prompt, in one line."""
     prompts = rollout.get("prompts") or [rollout]
     said = [m["content"] for m in prompts[0].get("messages") or [] if m.get("role") == "user"]
     if not said:
@@ -112,7 +112,7 @@ def _versions(samples: list[dict[str, Any]]) -> tuple[int, int] | None:
 
 
 def items_of(document: dict[str, Any], attempt: str) -> list[RolloutItem]:
-    """The rollouts of a group's document, in short."""
+    """The rollouts of a group's document, in brief."""
     return [
         RolloutItem(
             id=rollout_id(document["group"], member["rollout"]),
@@ -141,7 +141,7 @@ def _group(document: dict[str, Any], attempt: str) -> _Group:
 
 
 def _counter(name: str) -> tuple[int, int]:
-    """What 'train/<counter>.<again>' is sorted by."""
+    """The sort key of 'train/<counter>.<again>'."""
     number, _, again = name.rpartition("/")[2].partition(".")
     return int(number), int(again or 0)
 
@@ -149,7 +149,7 @@ def _counter(name: str) -> tuple[int, int]:
 @dataclass(frozen=True)
 class _Listing:
     """Train groups of an attempt by counter, ascending, and how long it took to list them. Folders
-    grow as long as a run goes on, and all pages share what was found.
+    grow as long as a run is running, and all pages share the listing.
     """
 
     counters: dict[tuple[int, int], None]
@@ -176,7 +176,7 @@ class Rollouts:
     # -- which groups -----------------------------------------------------------------------
 
     def _trained_at(self, run_id: str, step: int) -> Iterator[GroupAt]:
-        """Groups that were cut for step `step`, in the order of its batch."""
+        """Groups assigned to step `step`, in the order of its batch."""
         for span, holders in self._steps.spans_of(run_id, step):
             for group in self._steps.cut_for(span.attempt, step) or ():
                 held = (one.attempt for one in holders if self._has(one.attempt, group))
@@ -268,9 +268,9 @@ class Rollouts:
         return None
 
     def _scores(self, run_id: str, at: GroupAt, after: int) -> ArtifactRef | None:
-        """The file of the step that trained a group, of those after `after`; None if none has.
+        """The file of the step that trained on a group, of those after `after`; None if none has.
 
-        The attempt that holds the group has trained it, or one that went on with its batch.
+        The attempt that holds the group trained on it, or one that continued with its batch.
         """
         deadline = time.monotonic() + SCAN_S
         spans = self._records.spans(run_id)
@@ -282,7 +282,7 @@ class Rollouts:
                 late = span.last is not None and step > span.last
                 if step <= max(after, span.first) or late:
                     continue
-                # The run goes on with what the newest of its trainer processes made.
+                # The run continues with the output of its newest trainer process.
                 named = variants(keys.token_logprobs(span.attempt, step), committed)
                 ref = self._store.committed(named[-1]) if named else None
                 if ref is None:
@@ -298,14 +298,14 @@ class Rollouts:
     def _trainer_logprobs(
         self, run_id: str, at: GroupAt, index: int, samples: list[dict[str, Any]]
     ) -> dict[int, list[float | None]]:
-        """How the trainer scored the samples of a rollout, by place; without those it did not."""
+        """How the trainer scored the samples of a rollout, by index; others were not scored."""
         sampled = _versions(samples)
         try:
-            # A token is trained no earlier than by the step after its version.
+            # A token is trained on no earlier than the step after its version.
             ref = self._scores(run_id, at, sampled[1] if sampled else 0)
             data = self._store.get(ref, schema=SCORES_SCHEMA) if ref is not None else None
         except CorruptArtifact:
-            # Retention deletes them while a run goes on.
+            # Retention deletes them while a run is running.
             return {}
         rows = decode_token_logprobs(data, at.group, index) if data is not None else []
         return {row.sample: row.trainer_logprobs for row in rows}
@@ -318,7 +318,7 @@ class Rollouts:
         try:
             found = self._items_in(keys.group(at.attempt, at.group), at.attempt)
         except FileNotFoundError:
-            # Of a run that is being taken out of the store.
+            # The run is being deleted.
             return []
         return self._with_step(run_id, at, found, deadline)
 
@@ -328,8 +328,8 @@ class Rollouts:
         step = at.step
         if step is None and (epoch := EPOCH.fullmatch(at.group.split("/")[1])):
             step = int(epoch[1])
-        # A group of which nothing came back is cut for no step; failed rollouts have no versions,
-        # as those of frozen models have none.
+        # A group without any results belongs to no step; failed rollouts have no versions, and
+        # neither have those of frozen models.
         whole = [item for item in found.items if item.error is None]
         if step is None and whole:
             ageless = all(item.versions is None for item in whole)
@@ -346,7 +346,7 @@ class Rollouts:
         lambda self: self._lock,
     )
     def _prompt(self, attempt: str, group: str) -> str | None:
-        """How the prompt of a group begins, by the first of its rollouts that has one."""
+        """The start of a group's prompt, from the first of its rollouts that has one."""
         for index in range(ASKED):
             try:
                 ref = self._store.committed(keys.rollout(attempt, group, index))
@@ -358,8 +358,8 @@ class Rollouts:
         return None
 
     def page(self, run_id: str, wanted: Wanted, after: str | None, limit: int) -> RolloutPage:
-        """Rollouts after the one of id `after`, at most `limit`. A page may be short, or empty, and
-        yet have a cursor.
+        """Rollouts after the one with id `after`, at most `limit`. A page may be short, or empty,
+        and still have a cursor.
         """
         deadline = time.monotonic() + SCAN_S
         matched = RID.fullmatch(after) if after is not None else None
@@ -402,7 +402,7 @@ class Rollouts:
         return page(None)
 
     def full(self, run_id: str, rid: str) -> RolloutFull | None:
-        """A rollout with all that was said and sampled; None if there is none of that id."""
+        """A rollout with all messages and sampled tokens; None if the id is unknown."""
         matched = RID.fullmatch(rid)
         at = self._find(run_id, matched[1].replace(":", "/")) if matched else None
         if matched is None or at is None:

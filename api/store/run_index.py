@@ -1,14 +1,14 @@
-"""The index of all runs, by which lists are paged: an empty file for each run, in a folder an hour.
+"""The index of all runs, which lists page through: an empty file per run, in a folder per hour.
 
     index/runs/<day>/<hour>/<created at, Unix ms>-<run>
     index/archived/<day>/<hour>/<created at, Unix ms>-<run>
     index/deleted/<deleted at, Unix ms>-<run>
 
-Invariants: a name is made of what never changes of a run, so that adding it again changes nothing;
-it is written before the run starts. A name whose run is not there, or was created at another
-moment, stands for nothing: whoever reads rows asks Temporal about each. A run that was archived is
-in the other list only, and adding it again changes that neither. One that was deleted is hidden
-for HIDDEN, since Temporal takes half a minute, or on a busy server more, to forget it.
+Invariants: a name consists of what never changes about a run, so that adding it again has no
+effect; it is written before the run starts. A name whose run does not exist, or was created at
+another moment, is void: readers of rows ask Temporal about each. An archived run is in the other
+list only, and adding it again does not change that. A deleted run is hidden for HIDDEN, since
+Temporal takes half a minute, or more on a busy server, to forget it.
 
 Memory: the names of at most KEPT hours, for KEPT_S seconds.
 """
@@ -27,10 +27,10 @@ KEPT = 1000
 KEPT_S = 60.0
 HIDDEN = timedelta(days=1)
 HIDDEN_WITHIN_S = 2.0
-"""How soon other processes hide what one has deleted."""
+"""How soon other processes hide a run that one of them has deleted."""
 
 Row = tuple[int, str]
-"""When a run was created (Unix time, ms), and its id. Rows are in the order of lists, backwards."""
+"""When a run was created (Unix time, ms), and its id. Lists order rows backwards."""
 
 
 def row_of(run_id: str, created_at: datetime) -> Row:
@@ -56,7 +56,7 @@ class RunIndex:
         self._lock = Lock()
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Adds runs, on the disk when this returns."""
+        """Adds runs; they are on disk when this returns."""
         added = list(rows)
         there: set[Row] = set()
         for hour in {_hour(row) for row in added}:
@@ -70,26 +70,26 @@ class RunIndex:
         return row in self._rows(f"{keys.ARCHIVED_RUNS}/{_hour(row)}")
 
     def archive(self, row: Row) -> None:
-        """Takes a run out of the list, into that of those archived."""
+        """Moves a run from the list to the archived ones."""
         self._store.touch([keys.archived_run(_hour(row), *row)])
         self._store.delete_folder(keys.indexed_run(_hour(row), *row))
         self._forget(_hour(row))
 
     def unarchive(self, row: Row) -> None:
-        """Puts a run back into the list."""
+        """Moves a run from the archived ones back into the list."""
         self._store.touch([keys.indexed_run(_hour(row), *row)])
         self._store.delete_folder(keys.archived_run(_hour(row), *row))
         self._forget(_hour(row))
 
     def hide(self, run: str) -> None:
-        """Marks a run as deleted: from now on nobody may begin with it or go on from it."""
+        """Marks a run as deleted: from now on no other run may start from it or resume it."""
         now = datetime.now(UTC)
         self._store.touch([keys.deleted_run(round(now.timestamp() * 1000), run)])
         with self._lock:
             self._deleted.clear()
 
     def unhide(self, run: str) -> None:
-        """Takes the mark away again: the run is not deleted."""
+        """Removes the mark: the run is not deleted."""
         for moment, other in self._rows(keys.DELETED_RUNS):
             if other == run:
                 self._store.delete_folder(keys.deleted_run(moment, run))
@@ -97,11 +97,11 @@ class RunIndex:
             self._deleted.clear()
 
     def hidden(self, run: str) -> bool:
-        """Whether a run is marked as deleted at this very moment."""
+        """Whether a run is marked as deleted right now."""
         return run in {other for _, other in self._rows(keys.DELETED_RUNS)}
 
     def delete(self, row: Row) -> None:
-        """Takes a run out of both lists."""
+        """Removes a run from both lists."""
         now = datetime.now(UTC)
         for key in (keys.indexed_run(_hour(row), *row), keys.archived_run(_hour(row), *row)):
             self._store.delete_folder(key)
@@ -114,7 +114,7 @@ class RunIndex:
             self._deleted.clear()
 
     def deleted(self) -> frozenset[str]:
-        """Ids of the runs that were deleted lately, which Temporal may not have forgotten yet."""
+        """Ids of the runs that were deleted lately, which Temporal may still have."""
         with self._lock:
             if (kept := self._deleted.get("")) is not None:
                 return kept
@@ -124,8 +124,8 @@ class RunIndex:
         return deleted
 
     def before(self, row: Row | None, count: int, *, archived: bool = False) -> list[Row]:
-        """The newest `count` rows that come before `row`, or of all, the newest first; with
-        `archived` of the runs that were archived, else of all others.
+        """The newest `count` rows before `row`, or overall, the newest first; with `archived` of
+        archived runs, else of all others.
         """
         root = keys.ARCHIVED_RUNS if archived else keys.INDEXED_RUNS
         result: list[Row] = []
@@ -138,12 +138,12 @@ class RunIndex:
         return result
 
     def caught_up(self) -> datetime | None:
-        """Up to when all runs that Temporal knows are in the index; None if never."""
+        """The moment up to which the index has all runs that Temporal knows; None if never."""
         state = self._store.read_live(keys.RUN_INDEX)
         return datetime.fromisoformat(state["until"]) if state else None
 
     def catch_up(self, until: datetime) -> None:
-        """All runs up to `until` are in the index."""
+        """Records that all runs up to `until` are in the index."""
         self._store.write_live(keys.RUN_INDEX, {"until": until.isoformat()})
         with self._lock:
             self._kept.clear()
@@ -169,7 +169,7 @@ class RunIndex:
         names = self._store.live_keys(folder, "")
         parts = (name.rpartition("/")[2].partition("-") for name in names)
         rows = sorted((int(moment), run) for moment, _, run in parts)
-        # What is added late is of this hour, or of one that was a moment ago.
+        # A row added late belongs to this hour, or to one that ended a moment ago.
         hour = folder[-len(_hour_of(datetime.now(UTC))) :]
         if folder != keys.DELETED_RUNS and hour < _hour_of(datetime.now(UTC) - timedelta(hours=2)):
             with self._lock:

@@ -1,7 +1,8 @@
-"""Which groups were cut for which step. Everything blocks.
+"""Which groups were assigned to which step. Everything blocks.
 
-It is recorded when a batch is written, with the groups that filters left nothing of, and retention
-leaves it. Of batches that older builds wrote the batch file alone says it, as long as it is kept.
+The assignment is recorded when a batch is written, including groups that filters emptied, and
+retention keeps it. For batches of older builds only the batch file has it, for as long as it is
+kept.
 """
 
 import io
@@ -23,13 +24,13 @@ RECORD = re.compile(r"step-([0-9]{8,})-[0-9a-f]{16}\.json")
 KEPT = 1024
 LISTINGS = 16
 LISTING_SHARE = 5
-"""A listing that took t seconds serves for so many t: listing takes a bounded share of time."""
+"""A listing that took t seconds is reused for so many t, so that listing takes a bounded share."""
 
 
 @dataclass(frozen=True)
 class _Listing:
     """Keys of an attempt's records by step, and how long it took to list them. A batch that turned
-    out empty leaves its step to another.
+    out to be empty leaves its step to another one.
     """
 
     keys: dict[int, list[str]]
@@ -45,7 +46,7 @@ def _within(span: Span, step: int) -> bool:
 
 
 class StepGroups:
-    """Reads what was cut for the steps of any run."""
+    """Reads which groups were assigned to the steps of any run."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -57,13 +58,13 @@ class StepGroups:
 
     def spans_of(self, run_id: str, step: int) -> list[tuple[Span, list[Span]]]:
         """The spans of a run that a step belongs to, each with those before it, the newest first,
-        where groups of its batch may lie: a restored run goes on with what was cut before.
+        where groups of its batch may lie: a restored run continues with earlier groups.
         """
         spans = self._records.spans(run_id)
         return [(span, spans[place::-1]) for place, span in enumerate(spans) if _within(span, step)]
 
     def cut_for(self, attempt: str, step: int) -> list[str] | None:
-        """Ids of the groups that were cut for a step, in order; None if nothing says which."""
+        """Ids of the groups assigned to a step, in order; None if no record says which."""
         if recorded := self._listing(attempt).keys.get(step):
             named = [group for key in recorded for group in self._records.read(key)["groups"]]
             return list(dict.fromkeys(named))
@@ -72,7 +73,7 @@ class StepGroups:
         try:
             return self.groups_in(ref) if ref is not None else None
         except CorruptArtifact:
-            # Retention deletes batches while a run goes on.
+            # Retention deletes batches while a run is running.
             if self._store.committed(key) is not None:
                 raise
             return None
@@ -106,11 +107,11 @@ class StepGroups:
         ageless: bool,
         deadline: float = inf,
     ) -> int | None:
-        """The step that a train group was cut for; None if it was for none, or no record says, or
-        none that was read before `deadline` (of the monotonic clock).
+        """The step that a train group was assigned to; None if there is none, or no record says
+        so, or none that was read before `deadline` (of the monotonic clock).
 
-        `version_start` is the oldest version that sampled it: it trains after that, and unless it
-        is `ageless`, which what frozen models say is, before it is too old.
+        `version_start` is the oldest version that sampled it: it trains after that, and, unless it
+        is `ageless` as replies of frozen models are, before it is too old.
         """
         spans = self._records.spans(run_id)
         cut = [(span, step) for span in spans for step in sorted(self._listing(span.attempt).keys)]
@@ -126,16 +127,16 @@ class StepGroups:
         return None
 
     def _oldest(self, run_id: str) -> float:
-        """How many versions behind a group may be that trains."""
+        """How many versions behind a group that trains may be."""
         try:
             config = self._records.config(run_id)
         except CorruptArtifact:
-            # What was recorded besides can be read without it.
+            # The other records can be read without it.
             return inf
         return config.train.max_off_policy_steps if config is not None else inf
 
     def missing(self, run_id: str, step: int) -> str | None:
-        """Why nothing says which groups a step trained on; None where something does."""
+        """Why no record says which groups a step trained on; None if one does."""
         own = [span.attempt for span, _ in self.spans_of(run_id, step)]
         if step == 0 or any(self.cut_for(attempt, step) is not None for attempt in own):
             return None

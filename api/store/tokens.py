@@ -1,7 +1,7 @@
 """Token ids as text, for people to read, from the `tokenizer.json` beside a run's weights.
 
-Only looked up, never encoded with: nothing is trained or sampled from what comes out here. Pieces
-of a character that spans tokens show as U+FFFD.
+Ids are only looked up, text is never encoded: nothing is trained on or sampled from this text.
+Pieces of a character that spans tokens show as U+FFFD.
 """
 
 import json
@@ -39,7 +39,7 @@ class _Part(BaseModel):
 
     @property
     def kinds(self) -> set[str]:
-        """Its type, and those of what it is a sequence of."""
+        """Its type, and the types of its parts."""
         return {self.type}.union(*(part.kinds for part in self.decoders + self.pretokenizers))
 
 
@@ -54,7 +54,7 @@ class _Added(BaseModel):
 
 
 class _Tokenizer(BaseModel):
-    """What is read of a `tokenizer.json`."""
+    """The parts of a `tokenizer.json` that are read."""
 
     model: _Vocabulary
     decoder: _Part | None = None
@@ -63,7 +63,7 @@ class _Tokenizer(BaseModel):
 
 
 def pieces_by_id(file: Any) -> dict[int, str]:
-    """Every token of a `tokenizer.json` as text; raises ValueError for a file that is none."""
+    """Every token of a `tokenizer.json` as text; raises ValueError for an invalid file."""
     tokenizer = _Tokenizer.model_validate(file)
     vocab = tokenizer.model.vocab
     if isinstance(vocab, list):
@@ -85,7 +85,7 @@ def pieces_by_id(file: Any) -> dict[int, str]:
 
 
 class Tokenizers:
-    """Vocabularies that were lately looked up in."""
+    """Vocabularies that were used lately."""
 
     def __init__(self, store: ArtifactStore) -> None:
         self._store = store

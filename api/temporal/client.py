@@ -1,4 +1,4 @@
-"""The only door to Temporal: what the API asks of it, and has it do. Every call is bounded.
+"""The only access to Temporal: what the API queries and commands. Every call is bounded.
 
 Executions are read as raw protobuf: the SDK's own `describe` and `list` raise ValueError on any
 workflow that an operator has paused (status 8 is missing from its enum in 1.35).
@@ -72,9 +72,9 @@ MOST_DETAILS = 16_000
 
 @dataclass(frozen=True)
 class Execution:
-    """A workflow as Temporal knows it. `state` is Temporal's status in lower case; `memo` what
-    the run last said about itself; `run` Temporal's id of this execution of it ('' once Temporal
-    keeps it no more), and `events` how long its history is.
+    """A workflow as Temporal knows it. `state` is Temporal's status in lower case; `memo` is what
+    the run last reported about itself; `run` is Temporal's id of this execution ('' once Temporal
+    no longer keeps it), and `events` the length of its history.
     """
 
     id: str
@@ -109,8 +109,8 @@ def summary_of(memo: dict[str, Any]) -> str:
 
 
 def details_of(run_id: str, memo: dict[str, Any]) -> str:
-    """What Temporal's UI shows of a run as it began, in Markdown of at most `MOST_DETAILS` bytes;
-    what a change of it says later is not in it.
+    """The run at its start as Temporal's UI shows it, in Markdown of at most `MOST_DETAILS` bytes;
+    later changes do not appear in it.
     """
     pairs = [f"- {key}: {value}" for key, value in memo["metadata"].items()]
     lines = [
@@ -122,7 +122,7 @@ def details_of(run_id: str, memo: dict[str, Any]) -> str:
     steering = [
         "",
         "",
-        'Steer it by signal, with `--input \'{"reason": "…"}\'` if you like:',
+        'Steer it by signal, optionally with `--input \'{"reason": "…"}\'`:',
         "",
         *(
             f"    temporal workflow signal --workflow-id {run_id} --name {verb.signal}"
@@ -138,12 +138,12 @@ def details_of(run_id: str, memo: dict[str, Any]) -> str:
 
 
 async def _updated(handle: WorkflowHandle[Any, Any], patch: dict[str, Any], caller: Caller) -> bool:
-    """Changes a run's config; False if it was just about to continue as new, and took nothing."""
+    """Changes a run's config; False if it was about to continue as new and did not accept it."""
     try:
-        # An update is told of nobody but by its id, which the history keeps.
+        # The only trace of an update's sender is its id, which the history keeps.
         await handle.execute_update(CHANGE_CONFIG, patch, id=caller.identity)
     except RPCError as error:
-        # Temporal gives up an update whose workflow task closes the execution: it is to be resent.
+        # Temporal drops an update whose workflow task closes the execution: it must be sent again.
         if error.status == RPCStatusCode.FAILED_PRECONDITION:
             return False
         raise
@@ -176,7 +176,7 @@ class Temporal(Connection):
         )
 
     async def described(self, workflow: str) -> Any:
-        """All that Temporal tells of the newest execution of a workflow, or None."""
+        """Temporal's description of the newest execution of a workflow, or None."""
         request = DescribeWorkflowExecutionRequest(
             namespace=self.namespace, execution=WorkflowExecution(workflow_id=workflow)
         )
@@ -217,7 +217,7 @@ class Temporal(Connection):
         return await self.listed(f"{RUNS} AND CloseTime IS NULL", most)
 
     async def runs_since(self, moment: datetime | None) -> AsyncIterator[list[Execution]]:
-        """Executions of runs that began after a moment, or all, in parts and no particular order;
+        """Executions of runs that began after a moment, or all, in batches and no particular order;
         a run may have several.
         """
         since = f" AND StartTime > '{moment.isoformat()}'" if moment else ""
@@ -225,7 +225,7 @@ class Temporal(Connection):
             yield part
 
     async def ended_since(self, moment: datetime | None) -> AsyncIterator[list[Execution]]:
-        """Executions of runs that ended after a moment, or all, in parts and no particular order;
+        """Executions of runs that ended after a moment, or all, in batches and no particular order;
         a run may have several.
         """
         since = f"CloseTime > '{moment.isoformat()}'" if moment else "CloseTime IS NOT NULL"
@@ -260,10 +260,10 @@ class Temporal(Connection):
         return found[:most]
 
     async def close_reason(self, ended: Execution) -> str:
-        """What Temporal recorded when this execution was closed from outside or failed; '' if it
-        keeps that no more.
+        """What Temporal recorded when this execution was closed from outside or failed; '' if it no
+        longer keeps that.
         """
-        # Asked without its own id, Temporal waits for the end of an execution that came later.
+        # Without the execution's own id, Temporal would wait for the end of a later execution.
         request = GetWorkflowExecutionHistoryRequest(
             namespace=self.namespace,
             execution=WorkflowExecution(workflow_id=ended.id, run_id=ended.run),
@@ -304,8 +304,8 @@ class Temporal(Connection):
     async def preflight(self, run_id: str, arg: PreflightInput, timeout_s: float) -> CheckResult:
         """The workers' verdict on a config.
 
-        Raises Unanswered when none came within `timeout_s` seconds or the check itself broke;
-        its workflow is ended then, so that nothing runs on.
+        Raises Unanswered if none came within `timeout_s` seconds or the check itself broke; then
+        its workflow is ended, so that nothing keeps running.
         """
         async with self.calling() as client:
             handle: WorkflowHandle[Any, CheckResult] = await client.start_workflow(
@@ -333,21 +333,21 @@ class Temporal(Connection):
                     cause = cause.__cause__
                 raise Unanswered(f"a preflight that works (it failed: {cause})"[:300]) from None
             except asyncio.CancelledError:
-                await self._end(handle, "the request was given up")
+                await self._end(handle, "the request was abandoned")
                 raise
 
     async def _end(self, handle: WorkflowHandle[Any, Any], why: str) -> None:
         try:
             await handle.terminate(reason=why, rpc_timeout=self.timeout)
         except RPCError as error:
-            # It may have ended by itself in the meantime.
+            # It may have ended on its own in the meantime.
             if error.status != RPCStatusCode.NOT_FOUND:
                 raise
 
     async def start_run(self, arg: RunInput, memo: dict[str, Any], *, again: bool = False) -> bool:
         """Starts the run's workflow, or with `again` another attempt of a run that has ended.
 
-        False if there is such a run already, or if it has not ended.
+        False if such a run exists already, or if it has not ended.
         """
         policy = WorkflowIDReusePolicy
         async with self.calling() as client:
@@ -369,7 +369,7 @@ class Temporal(Connection):
             return True
 
     async def cancel(self, run_id: str, reason: str, caller: Caller) -> bool:
-        """Asks for a run's end without any more work; False if it has ended."""
+        """Requests a run's end without any more work; False if it has ended."""
         request = RequestCancelWorkflowExecutionRequest(
             namespace=self.namespace,
             workflow_execution=WorkflowExecution(workflow_id=run_id),
@@ -386,7 +386,7 @@ class Temporal(Connection):
     async def change(self, run_id: str, patch: dict[str, Any], caller: Caller) -> bool:
         """Changes the config of a run; False if it has ended in the meantime.
 
-        Raises ValueError if the run refuses, Unanswered if no worker takes it up in time.
+        Raises ValueError if the run refuses, Unanswered if no worker handles it in time.
         """
         try:
             async with self.calling() as client, asyncio.timeout(self.timeout.total_seconds()):
@@ -395,7 +395,7 @@ class Temporal(Connection):
         except WorkflowUpdateFailedError as error:
             raise ValueError(str(error.cause)) from None
         except (TimeoutError, WorkflowUpdateRPCTimeoutOrCancelledError):
-            raise Unanswered("a worker that carries out the run's workflow") from None
+            raise Unanswered("a worker that runs the run's workflow") from None
         except Missing:
             return False
         return True
@@ -403,8 +403,8 @@ class Temporal(Connection):
     async def signal(
         self, run_id: str, name: str, arg: Any, caller: Caller, request_id: str = ""
     ) -> bool:
-        """Signals a run; False if it has ended in the meantime. An execution of it hears what is
-        sent again with the same `request_id` once.
+        """Signals a run; False if it has ended in the meantime. An execution receives a signal sent
+        again with the same `request_id` only once.
         """
         request = SignalWorkflowExecutionRequest(
             namespace=self.namespace,
@@ -426,8 +426,8 @@ class Temporal(Connection):
         return await self.listed(" OR ".join([f"WorkflowId = '{run_id}'", *below]))
 
     async def delete(self, executions: Sequence[Execution], run_id: str) -> None:
-        """Has Temporal delete `executions`, which have all ended, those of the run itself last. It
-        forgets them within half a minute or so. Raises ApiProblem 503.
+        """Has Temporal delete `executions`, which have all ended, those of the run itself last.
+        Temporal forgets them within about half a minute. Raises ApiProblem 503.
         """
         own = [execution for execution in executions if execution.id == run_id]
         others = [execution for execution in executions if execution.id != run_id]
@@ -441,6 +441,6 @@ class Temporal(Connection):
             namespace=self.namespace,
             workflow_execution=WorkflowExecution(workflow_id=execution.id, run_id=execution.run),
         )
-        # What another request has deleted is not there any more.
+        # Another request may have deleted it.
         with contextlib.suppress(Missing):
             await self.call("delete_workflow_execution", request)

@@ -1,4 +1,4 @@
-"""The connection to Temporal: made on first use, and every failure of a call named."""
+"""The connection to Temporal: opened on first use; every failure of a call becomes a problem."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ class Missing(Exception):
 
 
 def _cause(error: RuntimeError) -> str:
-    """The operating system's words out of the SDK's nested connection error."""
+    """The operating system's message inside the SDK's nested connection error."""
     text = " ".join(str(error).split())
     innermost = re.findall(r'message: "([^"]+)"', text)
     return str(innermost[-1]).lower() if innermost else text[:160]
@@ -38,7 +38,7 @@ class Connection:
     """Reaches one Temporal namespace; raises ApiProblem 503 when it does not answer."""
 
     def __init__(self, connect: ClientConnectConfig | None, *, timeout_s: float) -> None:
-        """`connect`: as `ClientConfig.load_client_connect_config()` gives; None: load it here."""
+        """`connect`: from `ClientConfig.load_client_connect_config()`; None: load it here."""
         config = connect if connect is not None else ClientConfig.load_client_connect_config()
         self._connect: dict[str, Any] = {"target_host": "localhost:7233", **config}
         self.address: str = self._connect["target_host"]
@@ -59,7 +59,7 @@ class Connection:
         )
 
     async def client(self) -> Client:
-        """The connected client. A failed attempt is not remembered."""
+        """The connected client. A failed attempt is retried on the next call."""
         async with self._lock:
             if self._client is None:
                 try:
@@ -74,7 +74,7 @@ class Connection:
     @asynccontextmanager
     async def calling(self) -> AsyncIterator[Client]:
         """The client, for calls whose failures become problem documents; raises ApiProblem 503, and
-        Missing. All else is raised as RPCError, as the SDK does.
+        Missing. Everything else is raised as RPCError, as the SDK does.
         """
         client = await self.client()
         try:
@@ -111,7 +111,7 @@ class Connection:
             raise
 
     async def call(self, name: str, request: Any) -> Any:
-        """What Temporal's workflow service answers to a request; raises as `calling` does."""
+        """The answer of Temporal's workflow service to a request; raises as `calling` does."""
         async with self.calling() as client:
             method = getattr(client.workflow_service, name)
             return await method(request, retry=True, timeout=self.timeout)

@@ -1,9 +1,9 @@
-"""What happened to a run, told from Temporal's history of its workflow. Pure but for `decode`.
+"""The events of a run, derived from Temporal's history of its workflow. Pure but for `decode`.
 
 An event's id is '<execution>.<history event>.<k>'. A history never changes and only grows at its
-end, so ids are stable and ordered, and survive every restart of the API. Most of what happens is
-told by what the run says of itself (its memo) when that changes; work that took time, signals and
-servers come from the history itself.
+end, so ids are stable and ordered, and survive every restart of the API. Most events come from
+changes of the run's memo; activities that took time, signals and servers come from the history
+itself.
 """
 
 import json
@@ -49,8 +49,8 @@ HARMLESS = (
     WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND,
     WorkflowTaskFailedCause.WORKFLOW_TASK_FAILED_CAUSE_RESET_STICKY_TASK_QUEUE,
 )
-"""Why Temporal has a workflow task done again in the normal course of things: a signal came while
-the last one was being closed, or a worker gave up its cache.
+"""Why Temporal repeats a workflow task in normal operation: a signal arrived while the last one was
+being closed, or a worker evicted its cache.
 """
 
 CURSOR = re.compile(
@@ -91,7 +91,7 @@ class LoggedEvent:
 
     @cached_property
     def sse(self) -> bytes:
-        """Its wire form, which is made once for all who watch."""
+        """Its wire form, which is built once for all watchers."""
         data = json.dumps(self.as_json(), separators=(",", ":"))
         return f"id: {self.id}\nevent: {self.type}\ndata: {data}\n\n".encode()
 
@@ -105,14 +105,14 @@ def parse_cursor(text: str) -> tuple[str, tuple[int, int]]:
 
 
 def _dict(value: Any) -> dict[str, Any]:
-    """What anyone may have sent, if it is an object; else an empty one."""
+    """A value that anyone may have sent, if it is an object; else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def _cause(failure: Failure) -> str:
     while failure.HasField("cause"):
         failure = failure.cause
-    return redacted(failure.message or "no reason given", 500)
+    return redacted(failure.message or "no reason stated", 500)
 
 
 def _reason(value: Any) -> str:
@@ -121,12 +121,12 @@ def _reason(value: Any) -> str:
 
 
 def _said(value: Any) -> str:
-    """A value of a config in a message."""
+    """A value of a config, for a message."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def _eval_line(env: str, result: dict[str, Any]) -> str:
-    """What came of an eval; what older builds do not say is left out."""
+    """The result of an eval; what older builds do not report is left out."""
     text, failed = f"eval of {env} at step {result['step']:.0f}", result.get("failed")
     reward = result.get("reward")
     text += " has no reward" if reward is None else f": reward {reward:.3f}"
@@ -150,11 +150,11 @@ class _Begun:
     attempt: int = 1
     retried: str = ""
     epoch: str = ""
-    """Of the eval that it finalizes."""
+    """Epoch of the eval that it finalizes."""
 
 
-class Teller:
-    """Reads the history of one execution in order and tells what happened."""
+class EventBuilder:
+    """Reads the history of one execution in order and derives its events."""
 
     def __init__(self, execution: str, decode: Decode) -> None:
         self._execution = execution
@@ -164,21 +164,21 @@ class Teller:
         self._events: list[LoggedEvent] = []
         self._event: HistoryEvent = HistoryEvent()
         self._evals: set[str] = set()
-        """Epochs of evals whose beginning was told."""
+        """Epochs of evals whose start was reported."""
         self._finalized: dict[str, str] = {}
         self._changed_by: dict[str, str] = {}
         """Epoch of the last eval of each env that was finalized."""
         self._lost: dict[tuple[str, Any], datetime] = {}
-        """Since when there is none of a server that was lost, by role and index."""
+        """Since when a lost server has been missing, by role and index."""
         self.began: datetime | None = None
         self.predecessor = ""
-        """Temporal's id of the execution that this one goes on from, if it continued as new."""
+        """Temporal's id of the execution that this one continues, if that continued as new."""
         self.successor = ""
-        """Temporal's id of the execution that goes on, once this one has continued as new."""
+        """Temporal's id of the execution that follows, once this one has continued as new."""
         self.ended = False
 
     async def take(self, event: HistoryEvent) -> list[LoggedEvent]:
-        """What the next event of the history tells, in order."""
+        """The events that follow from the next event of the history, in order."""
         self._events, self._event = [], event
         kind = event.WhichOneof("attributes") or ""
         given: Any = getattr(event, kind, None)
@@ -198,7 +198,7 @@ class Teller:
             case "workflow_execution_cancel_requested":
                 self._on_asked(CONTROLS["cancel"], given.identity, given.cause)
             case "workflow_execution_update_accepted":
-                # What changes is told as soon as the run says so.
+                # A change is reported as soon as the memo has it.
                 self._changed_by = record_of(given.accepted_request.meta.update_id)
             case "activity_task_scheduled":
                 await self._on_scheduled(given)
@@ -215,8 +215,8 @@ class Teller:
             case "activity_task_canceled":
                 self._begun.pop(given.scheduled_event_id, None)
             case "workflow_task_failed" if given.cause not in HARMLESS:
-                text = f"a workflow task failed and is tried again: {_cause(given.failure)}"
-                self._tell("run.stuck", text, level="error", source="orchestrator")
+                text = f"a workflow task failed and is retried: {_cause(given.failure)}"
+                self._emit("run.stuck", text, level="error", source="orchestrator")
             case "workflow_execution_continued_as_new":
                 self.successor, self.ended = given.new_execution_run_id, True
             case "workflow_execution_completed":
@@ -236,7 +236,7 @@ class Teller:
         """The value of the first of some payloads; None without any."""
         return await self._decode(input.payloads[0]) if input.payloads else None
 
-    def _tell(
+    def _emit(
         self,
         kind: str,
         message: str,
@@ -269,7 +269,7 @@ class Teller:
             if document := _dict(await self._first(given.input)).get("state"):
                 state: RunState = decoded(RunState, document)
                 if any(each.state != "closed" for each in state.dispatch.generations):
-                    # The evals under way began before; those of a checkpoint or a pause begin anew.
+                    # Evals under way began earlier; after a checkpoint or a pause they restart.
                     self._evals = {each.epoch.epoch for each in state.evals.open}
             return
         attempt = memo.get("attempt") or 1
@@ -278,8 +278,8 @@ class Teller:
         data |= _dict(memo.get("asked"))
         if reason := memo.get("resumed_because"):
             data["reason"], text = reason, f"{text}: {reason}"
-        self._tell("run.created" if attempt == 1 else "run.resumed", text, data=data)
-        # What a run begins with is no news, but for its status.
+        self._emit("run.created" if attempt == 1 else "run.resumed", text, data=data)
+        # The initial memo makes no events, except for its status.
         self._memo = {**memo, "status": None, "waiting_for": None}
         self._on_memo(memo)
 
@@ -289,52 +289,52 @@ class Teller:
         before, self._memo = self._memo, memo
 
         def changed(key: str) -> bool:
-            # What was left out and what is empty are the same.
+            # Absent and empty mean the same.
             return (memo.get(key) or None) != (before.get(key) or None)
 
         if changed("step") and memo.get("step"):
             data = {key: memo.get(key) for key in ("step", "policy_version", "reward")}
             reward = memo.get("reward")
             said = f" with reward {reward:.3f}" if isinstance(reward, int | float) else ""
-            self._tell("run.step", f"step {memo['step']} is done{said}", data=data)
+            self._emit("run.step", f"step {memo['step']} is done{said}", data=data)
         for env, result in (memo.get("eval") or {}).items():
-            # A result may be that of the eval before, of the same step.
+            # A result may repeat that of an earlier eval of the same step.
             same = result == (before.get("eval") or {}).get(env)
             step = self._finalized.get(env, "").partition("-")[0]
             if not same or step == f"{result['step']:.0f}":
                 epoch = self._finalized.pop(env, None)
                 data = {"env": env, **result, **({"epoch": epoch} if epoch else {})}
                 level: Level = "warning" if result.get("failed") else "info"
-                self._tell("run.eval", _eval_line(env, result), level=level, data=data)
+                self._emit("run.eval", _eval_line(env, result), level=level, data=data)
         if changed("checkpoint") and memo.get("checkpoint"):
             saved = memo["checkpoint"]
             text = f"checkpoint of step {saved.get('step')} is committed"
-            self._tell("run.checkpoint", text, source="trainer", data=saved)
+            self._emit("run.checkpoint", text, source="trainer", data=saved)
         if changed("config_changes") or changed("config_revision"):
             self._on_config(memo, before)
         if "metadata" in before and changed("metadata"):
-            self._tell("run.metadata", "the metadata was changed", data=memo.get("metadata") or {})
+            self._emit("run.metadata", "the metadata was changed", data=memo.get("metadata") or {})
         trouble = memo.get("paused_because") or memo.get("trouble")
         if trouble and trouble != (before.get("paused_because") or before.get("trouble")):
             text = f"the run paused itself: {redacted(str(trouble), 300)}"
-            self._tell("run.trouble", text, level="warning", data={"reason": text})
+            self._emit("run.trouble", text, level="warning", data={"reason": text})
         if (alarm := memo.get("alarm")) and not before.get("alarm"):
-            self._tell("run.alarm", f"drift: {alarm}", level="warning", data={"reason": alarm})
+            self._emit("run.alarm", f"drift: {alarm}", level="warning", data={"reason": alarm})
         for text in memo.get("warnings") or ():
             if text not in (before.get("warnings") or ()):
-                self._tell("run.warning", text, level="warning", data={"reason": text})
+                self._emit("run.warning", text, level="warning", data={"reason": text})
         if changed("status"):
             status, reason = memo.get("status"), memo.get("pause_reason")
             data = {"status": status, "from": before.get("status")}
             data |= {"reason": reason} if reason else {}
             text = f"the run is {status}{f': {redacted(reason, 300)}' if reason else ''}"
-            self._tell("run.status", text, data=data)
+            self._emit("run.status", text, data=data)
         waiting = memo.get("waiting_for") or {}
         if waiting.get("name") and waiting != before.get("waiting_for"):
-            self._tell("run.waiting", f"waiting for {waiting['name']}", data=waiting)
+            self._emit("run.waiting", f"waiting for {waiting['name']}", data=waiting)
 
     def _on_config(self, memo: dict[str, Any], before: dict[str, Any]) -> None:
-        """A change that was asked for, or the revision that it has made."""
+        """A requested change, or the revision that came of it."""
         revision, changes = memo.get("config_revision") or 0, memo.get("config_changes") or {}
         diff = _dict(memo.get("config_diff"))
         data = {"revision": revision, "changes": changes, "diff": diff, **self._changed_by}
@@ -347,8 +347,8 @@ class Teller:
             waits = diff.keys() & _dict(memo.get("config_pending")).keys()
             text = f"the config was changed{' from the next step on' if waits else ''}: {said}"
         elif revision != (before.get("config_revision") or 0):
-            text = f"the changes hold: the config is at revision {revision}"
-        self._tell("run.config", text, data=data)
+            text = f"the changes took effect: the config is at revision {revision}"
+        self._emit("run.config", text, data=data)
 
     def _on_end(self, status: str, reason: str) -> None:
         self.ended = True
@@ -358,16 +358,16 @@ class Teller:
             data["error"] = self._memo["error"]
         level: Level = "error" if status == "failed" else "info"
         text = f"the run {'was ' if status == 'cancelled' else ''}{status}"
-        self._tell("run.ended", f"{text}: {reason}" if reason else text, level=level, data=data)
+        self._emit("run.ended", f"{text}: {reason}" if reason else text, level=level, data=data)
 
     def _on_control(self, control: Any) -> None:
-        """Dispatch hears of an eval as soon as its groups may begin."""
+        """Dispatch receives an eval as soon as its groups may begin."""
         for reported in _dict(control).get("evals") or []:
             if reported["epoch"] not in self._evals:
                 self._evals.add(reported["epoch"])
                 data = {key: reported.get(key) for key in ("epoch", "env", "step")}
                 text = f"eval of {reported['env']} at step {reported['step']} begins"
-                self._tell("run.eval_started", text, data=data)
+                self._emit("run.eval_started", text, data=data)
 
     # -- signals and servers ----------------------------------------------------------------
 
@@ -385,7 +385,7 @@ class Teller:
         data |= record_of(identity)
         if reason := _reason(value):
             data["reason"] = reason
-        self._tell("run.asked", f"{verb.event}: {reason}" if reason else verb.event, data=data)
+        self._emit("run.asked", f"{verb.event}: {reason}" if reason else verb.event, data=data)
 
     def _on_report(self, report: Any) -> None:
         if not isinstance(report, dict) or "role" not in report:
@@ -400,16 +400,16 @@ class Teller:
             if "back_after_s" in fault:
                 text = f"{text}, back after {fault['back_after_s']:.0f} s"
             elif not lost:
-                text = f"{text}; the one before was last seen at {fault['lost_at'][11:19]} UTC"
+                text = f"{text}; the previous one was last seen at {fault['lost_at'][11:19]} UTC"
         if lost and report.get("detail"):
             data["detail"] = redacted(str(report["detail"]), 10**6)[-1000:]
             text = f"{text}: {data['detail']}"
         level: Level = "error" if state == "failed" else "warning" if lost else "info"
-        self._tell(f"server.{state}", text, level=level, source=str(report["role"]), data=data)
+        self._emit(f"server.{state}", text, level=level, source=str(report["role"]), data=data)
 
     def _fault_of(self, report: dict[str, Any], state: str) -> dict[str, Any]:
-        """When a server was lost, and once one is up again how long there was none; nothing where
-        none was lost, as where a pause closed it.
+        """When a server was lost, and once it is up again how long it was missing; nothing if none
+        was lost, for example when a pause closed it.
         """
         place, now = (str(report["role"]), report.get("index")), self._event.event_time
         moment = now.ToDatetime(UTC)
@@ -432,7 +432,7 @@ class Teller:
         found = Finding(finding["rule"], str(finding.get("message")), str(finding.get("subject")))
         data = {"step": step, "rule": found.rule, "subject": found.subject, "help": found.help}
         text = f"{rule.title}: {found.message}"
-        self._tell("run.health", text, level=rule.level, data=data)
+        self._emit("run.health", text, level=rule.level, data=data)
 
     # -- work -------------------------------------------------------------------------------
 
@@ -458,9 +458,9 @@ class Teller:
         text = f"{begun.summary or begun.name} is done"
         if begun.retried:
             data["retried_after"] = begun.retried
-            text = f"{text}, at try {begun.attempt} after: {begun.retried}"
+            text = f"{text}, on try {begun.attempt} after: {begun.retried}"
         level: Level = "warning" if begun.retried else "info"
-        self._tell("work.done", text, level=level, source=begun.name, data=data)
+        self._emit("work.done", text, level=level, source=begun.name, data=data)
 
     def _on_failed(self, scheduled: int, cause: str) -> None:
         begun = self._begun.pop(scheduled, None)
@@ -468,7 +468,7 @@ class Teller:
             return
         text = f"{begun.summary or begun.name} failed: {cause}"
         data = {**self._span(begun), "error": cause}
-        self._tell("work.failed", text, level="warning", source=begun.name, data=data)
+        self._emit("work.failed", text, level="warning", source=begun.name, data=data)
 
     def _span(self, begun: _Begun) -> dict[str, Any]:
         return {
@@ -481,7 +481,7 @@ class Teller:
 
 
 def _moment(text: Any) -> datetime | None:
-    """A time in UTC that a worker told, if it is one."""
+    """A time in UTC that a worker reported, if it is one."""
     try:
         moment = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:

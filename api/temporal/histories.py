@@ -1,7 +1,7 @@
-"""Follows the histories of runs in Temporal, and pages through what they tell.
+"""Follows the histories of runs in Temporal, and pages through their events.
 
-One reader a followed execution serves every watcher: it long-polls Temporal, so that each history
-event crosses the wire once an API process. A reader that nobody asked for in a while ends. Nothing
+One reader per followed execution serves every watcher: it long-polls Temporal, so that each history
+event crosses the wire once per API process. A reader that was not used for a while ends. Nothing
 here is state: whatever is lost with the process is read again.
 """
 
@@ -26,20 +26,20 @@ from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.temporal.client import Execution, Temporal
 from ratchet.api.temporal.connection import Missing
-from ratchet.api.temporal.event_log import LoggedEvent, Teller, parse_cursor
+from ratchet.api.temporal.event_log import EventBuilder, LoggedEvent, parse_cursor
 
 IDLE_S = 60.0
-"""A reader nobody asked for this long ends."""
+"""A reader that is unused for this long ends."""
 KEPT_READERS = 64
 PAGE = 1000
 POLL = timedelta(seconds=30)
 CHAIN_FRESH_S = 0.25
 GATHER_S = 0.1
-"""Between two reads of a history that goes on."""
+"""Between two reads of a history that is still growing."""
 CATCH_UP_S = 5.0
-"""A page that was not read by then is answered as far as it was."""
+"""After this long a page is answered with what was read so far."""
 MOST_LOOKED_AT = 100_000
-"""Events that one page may pass over for those wanted."""
+"""Events that one page may skip in search of matching ones."""
 MOST_AT_ONCE = 500
 """Events in one piece of a stream."""
 
@@ -49,7 +49,7 @@ Wanted = Callable[[LoggedEvent], bool]
 
 
 def everything(_: LoggedEvent) -> bool:
-    """What is wanted where no more is said."""
+    """Matches every event."""
     return True
 
 
@@ -59,7 +59,7 @@ def unknown_cursor(cursor: str) -> ApiProblem:
         404,
         "unknown-cursor",
         "No such event",
-        f"No event {cursor[:80]!r} is kept of this run; leave `after` out to begin with the first.",
+        f"No event {cursor[:80]!r} is kept of this run; omit `after` to begin with the first.",
     )
 
 
@@ -68,8 +68,8 @@ def _still_reading() -> ApiProblem:
         503,
         "history-unread",
         "The run's history is still being read",
-        f"It is long, or Temporal is slow: nothing could be told of it within {CATCH_UP_S:.0f} s. "
-        "Reading goes on; ask again.",
+        f"It is long, or Temporal is slow: nothing could be read of it within {CATCH_UP_S:.0f} s. "
+        "Reading continues; try again.",
         retry_after_s=1,
     )
 
@@ -78,14 +78,14 @@ def _unreadable(error: RPCError) -> ApiProblem:
     return ApiProblem(
         503,
         "temporal-unavailable",
-        "Temporal does not give out the run's history",
+        "Temporal does not provide the run's history",
         f"Temporal answered {error.status.name.lower()}: {error.message[:300]}. Trying again.",
         retry_after_s=5,
     )
 
 
 async def _decode(payload: Payload) -> Any:
-    """The plain value of a payload; None if it is none that can be read."""
+    """The plain value of a payload; None if it cannot be read."""
     try:
         return (await WIRE.decode([payload]))[0]
     except (ValueError, RuntimeError):
@@ -95,9 +95,9 @@ async def _decode(payload: Payload) -> Any:
 
 @dataclass(frozen=True)
 class Page:
-    """Part of a list of events; `next_after` is where the next one begins, None after the last.
+    """Part of a list of events; `next_after` is where the next page begins, None on the last page.
 
-    It is the id of the last event looked at, so that a page without any leads on, too.
+    It is the id of the last event looked at, so that a page without matches leads on, too.
     """
 
     events: list[LoggedEvent]
@@ -109,7 +109,7 @@ def _place(event: LoggedEvent) -> Place:
 
 
 class Reader:
-    """What one execution has told so far."""
+    """The events that one execution has had so far."""
 
     def __init__(self, temporal: Temporal, workflow: str, execution: str) -> None:
         self._temporal = temporal
@@ -120,7 +120,7 @@ class Reader:
             wait_new_event=True,
         )
         self.execution = execution
-        self.teller = Teller(execution, _decode)
+        self.builder = EventBuilder(execution, _decode)
         self.events: list[LoggedEvent] = []
         self.seen = 0
         self.used = time.monotonic()
@@ -133,20 +133,20 @@ class Reader:
         self._changed = asyncio.Event()
 
     def start(self) -> None:
-        """Reads on, if it does not already and there is anything left to read."""
+        """Continues reading, unless it is already or nothing is left to read."""
         self.used = time.monotonic()
-        if not self.teller.ended and (self._task is None or self._task.done()):
+        if not self.builder.ended and (self._task is None or self._task.done()):
             self.failure = None
             self._task = asyncio.create_task(self._follow())
 
     def stop(self) -> None:
-        """Ends the reading."""
+        """Stops reading."""
         if self._task is not None:
             self._task.cancel()
 
     async def _follow(self) -> None:
         token = b""
-        while not self.teller.ended and time.monotonic() - self.used < IDLE_S:
+        while not self.builder.ended and time.monotonic() - self.used < IDLE_S:
             self._request.next_page_token = token
             try:
                 async with self._temporal.calling() as client:
@@ -157,7 +157,7 @@ class Reader:
                 self.failure = unknown_cursor(self.execution)
                 break
             except (RPCError, ApiProblem) as error:
-                # Temporal is away: who waits is told, and who watches goes on waiting.
+                # Temporal is away: waiting requests are notified, watchers keep waiting.
                 self.failure = _unreadable(error) if isinstance(error, RPCError) else error
                 self._notify()
                 await asyncio.sleep(1.0)
@@ -165,23 +165,23 @@ class Reader:
                 continue
             self.failure = None
             for event in answer.history.events:
-                # A page that is read again after a fault was told already.
+                # Events of a page that is read again after a fault were passed on already.
                 if event.event_id > self.seen:
-                    self.events += await self.teller.take(event)
+                    self.events += await self.builder.take(event)
                     self.seen = event.event_id
             self._notify()
             token = answer.next_page_token
             if not token and not answer.history.events:
                 await asyncio.sleep(0.2)
             elif len(answer.history.events) < PAGE:
-                # What happens in quick succession is told at once to all who watch.
+                # Events in quick succession are passed on to all watchers at once.
                 await asyncio.sleep(GATHER_S)
         self._notify()
 
     async def wait(self, timeout_s: float) -> bool:
-        """Waits for news; False if none came in time."""
+        """Waits for new events; False if none came in time."""
         self.start()
-        if self.teller.ended:
+        if self.builder.ended:
             return True
         changed = self._changed
         try:
@@ -193,7 +193,7 @@ class Reader:
 
     @property
     def lost(self) -> bool:
-        """Whether Temporal does not keep this execution."""
+        """Whether Temporal no longer keeps this execution."""
         return self.failure is not None and self.failure.document.status == 404
 
     async def caught_up(self, length: int, deadline: float) -> bool:
@@ -201,17 +201,17 @@ class Reader:
 
         Raises ApiProblem if Temporal is away.
         """
-        while self.seen < length and not self.teller.ended:
+        while self.seen < length and not self.builder.ended:
             await self.wait(max(deadline - time.monotonic(), 0.0))
             if self.failure is not None:
                 raise self.failure
-            if time.monotonic() >= deadline and self.seen < length and not self.teller.ended:
-                # What Temporal counts may include events that it has not settled yet.
+            if time.monotonic() >= deadline and self.seen < length and not self.builder.ended:
+                # Temporal's count may include events that it has not settled yet.
                 return self.seen >= await self.settled()
         return True
 
     async def settled(self, enough: int = 2**60) -> int:
-        """Number of the last event that Temporal gives out, or of the last that was read if that is
+        """Number of the last event that Temporal provides, or of the last one read if that is
         `enough`; 0 if Temporal does not keep the execution.
         """
         if self.seen >= enough:
@@ -256,7 +256,7 @@ class Histories:
         return reader
 
     def close(self) -> None:
-        """Ends all reading."""
+        """Stops all reading."""
         for reader in self._readers.values():
             reader.stop()
 
@@ -268,16 +268,16 @@ class Histories:
         result = await self._temporal.listed(f"WorkflowId = '{run_id}'")
         newest = await self._temporal.describe(run_id)
         if newest is not None and newest.run not in {execution.run for execution in result}:
-            # The list of executions is renewed a moment after the executions themselves.
+            # The list of executions lags a moment behind the executions themselves.
             result.append(newest)
         return sorted(result, key=lambda execution: execution.started)
 
     async def _beside(self, run_id: str, reader: Reader, *, before: bool) -> str:
-        """The execution that goes on after `reader`'s, or the one that it goes on from; '' if there
-        is none.
+        """The execution that continues `reader`'s, or the one that it continues; '' if there is
+        none.
         """
-        teller = reader.teller
-        known, began = teller.predecessor if before else teller.successor, teller.began
+        builder = reader.builder
+        known, began = builder.predecessor if before else builder.successor, builder.began
         if known or began is None:
             return known
         chain = [one for one in await self._chain(run_id) if one.run != reader.execution]
@@ -288,7 +288,7 @@ class Histories:
     async def _begin(
         self, newest: Execution, after: str | None, deadline: float, *, desc: bool = False
     ) -> tuple[Reader, Place | None]:
-        """Where a list or a stream begins; raises ApiProblem 404 for a cursor that is none."""
+        """Where a list or a stream begins; raises ApiProblem 404 for an unknown cursor."""
         run_id = newest.id
         if after is None:
             chain = [] if desc else await self._chain(run_id)
@@ -300,7 +300,7 @@ class Histories:
         reader = self._reader(run_id, execution)
         settled = 0
         try:
-            # An id that was made up would else be waited for.
+            # An invented id would otherwise be waited for.
             settled = await reader.settled(place[0])
             if place[0] > settled:
                 raise unknown_cursor(after)
@@ -313,8 +313,8 @@ class Histories:
         return reader, place
 
     async def latest(self, newest: Execution) -> str:
-        """A cursor with all before it that has happened so far: the id of the last event of the
-        newest execution, or where it begins if it has told nothing.
+        """A cursor after everything that has happened so far: the id of the last event of the
+        newest execution, or where that begins if it has none.
         """
         reader = self._reader(newest.id, newest.run)
         if not await reader.caught_up(newest.events, time.monotonic() + CATCH_UP_S):
@@ -330,11 +330,11 @@ class Histories:
         desc: bool = False,
         wanted: Wanted = everything,
     ) -> Page:
-        """The wanted events after the one of id `after`, at most `limit`, oldest first; with `desc`
-        newest first, which makes those after it the ones that happened before.
+        """The matching events after the one with id `after`, at most `limit`, oldest first; with
+        `desc` newest first, so that those after it are the ones that happened before.
 
         Bounded in time and in events looked at, so that a page may have fewer, or none, and yet
-        lead on. Raises ApiProblem 404 for a cursor that is none, 503 if nothing was read in time.
+        lead on. Raises ApiProblem 404 for an unknown cursor, 503 if nothing was read in time.
         """
         run_id = newest.id
         deadline = time.monotonic() + CATCH_UP_S
@@ -348,7 +348,7 @@ class Histories:
                 length = place[0]
             whole = await reader.caught_up(length, deadline)
             events = reader.before(place) if desc else reader.after(place)
-            # The newest, with which a list in this order begins or goes on, may not be read yet.
+            # The newest event, with which this order begins or continues, may not be read yet.
             for event in [] if desc and not whole else events:
                 if looked >= MOST_LOOKED_AT or (len(result) >= limit and wanted(event)):
                     return Page(result, last)
@@ -361,7 +361,7 @@ class Histories:
                     raise _still_reading()
                 return Page(result, last)
             following = ""
-            if desc or reader.teller.ended:
+            if desc or reader.builder.ended:
                 following = await self._beside(run_id, reader, before=desc)
             if not following:
                 return Page(result)
@@ -376,10 +376,10 @@ class Histories:
         wanted: Wanted = everything,
         keep_alive_s: float = 15.0,
     ) -> AsyncIterator[bytes]:
-        """`hello`, and server-sent events after the one of id `after`, as they come.
+        """`hello`, and server-sent events after the one with id `after`, as they happen.
 
-        Ends once the run has ended and all was told. Raises ApiProblem here, before anything is
-        sent, for a cursor that is none.
+        Ends once the run has ended and all events were sent. Raises ApiProblem here, before
+        anything is sent, for an unknown cursor.
         """
         reader, place = await self._begin(newest, after, time.monotonic() + CATCH_UP_S)
         return self._reported(newest.id, reader, place, hello, wanted, keep_alive_s)
@@ -402,7 +402,7 @@ class Histories:
                 if piece := b"".join(event.sse for event in reported if wanted(event)):
                     yield piece
                     said_at = time.monotonic()
-            if reader.teller.ended:
+            if reader.builder.ended:
                 try:
                     following = await self._beside(run_id, reader, before=False)
                 except ApiProblem:
@@ -416,7 +416,7 @@ class Histories:
             elif reader.lost:
                 return
             else:
-                # News may be that Temporal is away, or not be wanted: none of it is heard there.
+                # The news may be that Temporal is away, or an event that does not match.
                 await reader.wait(max(said_at + keep_alive_s - time.monotonic(), 0.0))
             if time.monotonic() >= said_at + keep_alive_s:
                 yield b": still here\n\n"

@@ -158,6 +158,7 @@ def _gauges(store: ArtifactStore, run: str, steps: int, rng: random.Random, bega
                 "sampled_tokens": 4000,
                 "tokens_per_s": 400 + rng.gauss(0, 30),
                 "event_loop_lag": {"mean": 0.001, "max": 0.03, "p99": abs(rng.gauss(0.006, 0.003))},
+                "usage": {"cpu_cores": abs(rng.gauss(0.4, 0.05)), "memory_bytes": 600 << 20},
                 "heard": time,
                 "inflight_train": train,
                 "inflight_eval": 24 if evaluating else 0,
@@ -180,7 +181,7 @@ def _gauges(store: ArtifactStore, run: str, steps: int, rng: random.Random, bega
 
 
 def _lags(store: ArtifactStore, run: str, steps: int, rng: random.Random, began: float) -> None:
-    """The event-loop lag of workers of the other roles, of two processes where there are two."""
+    """Event-loop lag and usage of workers of the other roles, some of two processes."""
     for source, usual in (
         ("orchestrator-alpha-12-9d04e1", 0.004),
         ("trainer-alpha-55-31c7f2", 0.009),
@@ -192,7 +193,9 @@ def _lags(store: ArtifactStore, run: str, steps: int, rng: random.Random, began:
         for i in range(int(steps * STEP_S / 10)):
             p99 = usual * (0.7 + 0.6 * rng.random())
             lag = {"mean": p99 / 8, "max": p99 * 3, "p99": p99}
-            chunk = series.add({"time": began + 10.0 * i + rng.random(), "event_loop_lag": lag})
+            used = {"cpu_cores": usual * 80 * rng.random(), "memory_bytes": 900 << 20}
+            time = began + 10.0 * i + rng.random()
+            chunk = series.add({"time": time, "event_loop_lag": lag, "usage": used})
             if len(chunk.samples) == CHUNK_SAMPLES:
                 chunk.write(store)
         chunk.write(store)

@@ -1,8 +1,7 @@
 """The dashboard in real Chromium: on recorded runs, one of them long.
 
 The recorded runs are served by an API process; Temporal knows each as an execution that nobody
-works on. Chromium and the package playwright are needed. RATCHET_SCREENSHOTS names a folder to
-keep the pictures of all pages in.
+works on. Needs Chromium and playwright; RATCHET_SCREENSHOTS is a folder for pictures of all pages.
 """
 
 import json

@@ -127,7 +127,7 @@ def test_verb(copy: Copy, tmp_path: Path) -> None:
     assert found["refused"] == "unknown key; valid keys: reason"
     assert found["asked"] == 202 and found["documented"] == "Mark Run"
     assert "mark: here" in found["notes"]
-    assert found["events"] == ["mark was asked for: here", "mark was asked for: there"]
+    assert found["events"] == ["mark was requested: here", "mark was requested: there"]
     assert "Leave a mark" in found["help"] and "--reason" in found["help"]
     assert '"name": "mark", "label": "Mark"' in found["contract"]
 

@@ -531,7 +531,8 @@ KINDS: tuple[Kind, ...] = (
     Kind(gate_never_passes, ("engine -1.5, trainer -1.2", "stopped at step")),
     Kind(gate_passes_at_last, ("engine -1.5, trainer -1.2", "all 3 steps are done")),
     Kind(no_first_gate, ("engine -1.5, trainer -1.2", "EXECUTION_FAILED")),
-    Kind(failing_store, ("No space left on device", "the store to be mended for batch")),
+    # The wait is named in other words than when it was recorded.
+    Kind(failing_store, ("No space left on device", "the store to ", " for batch 1")),
     Kind(damaged, ('"cancelled":"damaged"', "train/5.1", names.CORRUPT)),
     Kind(restored, (names.RESTORE_RUN, "restored+2/dispatch/", '"kind":"resume"')),
     Kind(revised, (names.SAVE_CONFIG, '"revision":2', '"shares":[{')),

@@ -11,7 +11,7 @@ from temporalio.common import WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.activities.contracts.names import HOST_SERVER, Queues
-from ratchet.api.temporal.event_log import Teller
+from ratchet.api.temporal.event_log import EventBuilder
 from ratchet.api.temporal.histories import _decode
 from ratchet.configs.load import validate
 from ratchet.worker.compat import Worker
@@ -180,9 +180,9 @@ async def events(world: World, handle: WorkflowHandle[Any, Any], kind: str) -> l
     told: list[str] = []
     execution = handle.first_execution_run_id or ""
     while execution:
-        teller = Teller(execution, _decode)
+        builder = EventBuilder(execution, _decode)
         one = world.client.get_workflow_handle(handle.id, run_id=execution)
         async for event in one.fetch_history_events():
-            told += [e.message for e in await teller.take(event) if e.type == kind]
-        execution = teller.successor
+            told += [e.message for e in await builder.take(event) if e.type == kind]
+        execution = builder.successor
     return told

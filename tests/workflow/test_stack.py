@@ -46,4 +46,4 @@ async def test_up_uses_the_server_that_the_environment_names(
         assert stack(tmp_path, address, "up") == printed, "a second up changes nothing"
     finally:
         stack(tmp_path, address, "down")
-    assert stack(tmp_path, address, "status").strip() == "nothing runs"
+    assert stack(tmp_path, address, "status").strip() == "nothing is running"

@@ -17,7 +17,7 @@ async def test_unusual_rewards_and_batches_that_hardly_train_are_warned_of_once(
         handle = await start(world, max_steps=6, eval={})
         result = await handle.result()
         rewards, low, again = result["warnings"]
-        assert rewards.startswith("env reverse-text gives rewards outside of [0, 1], from 0 to 5")
+        assert rewards.startswith("env reverse-text gives rewards outside [0, 1], from 0 to 5")
         assert low == "batch 2: only 0 of 8 rollouts can train"
         assert again == "batch 5: only 0 of 8 rollouts can train", "it was better in between"
 

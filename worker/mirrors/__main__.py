@@ -1,7 +1,7 @@
 """`python -m ratchet.worker.mirrors`: a process per target, and one that restarts them.
 
-A target's process ends itself if nothing got done for too long, since what hangs in other people's
-code can only be killed, and if its starter is gone. Both are safe at any moment.
+A target's process ends itself if nothing makes progress for too long, since hanging third-party
+code can only be killed, and if its parent is gone. Both are safe at any moment.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from ratchet.worker.mirrors.state import States
 from ratchet.worker.mirrors.targets import KINDS, target_of
 
 STUCK_S = 600.0
-"""A target that takes this long over a batch hangs."""
+"""A target that takes this long for a batch hangs."""
 AGAIN_S, MOST_AGAIN_S = 1.0, 60.0
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no count; it is a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count; use a whole number from 0 on")
     return int(text)
 
 
@@ -43,28 +43,28 @@ def parser() -> argparse.ArgumentParser:
         metavar="TARGET",
         help=f"{KINDS}; may be repeated",
     )
-    made.add_argument("--run", nargs="+", default=["all"], metavar="ID", help="by default all")
-    made.add_argument("--api", help="the API's address; by default RATCHET_API, else the stack's")
-    made.add_argument("--every", type=float, help="seconds between looks; else the target's choice")
+    made.add_argument("--run", nargs="+", default=["all"], metavar="ID", help="default: all runs")
+    made.add_argument("--api", help="the API's address; default: RATCHET_API, else the stack's")
+    made.add_argument("--every", type=float, help="seconds between queries; default: by target")
     made.add_argument(
         "--samples",
         type=_count,
         default=SAMPLES,
-        help="replies in the table of each eval; 0: no table; by default %(default)s",
+        help="replies in the table of each eval; 0: no table; default: %(default)s",
     )
-    made.add_argument("--state", type=Path, help="folder that says what was sent to whom")
+    made.add_argument("--state", type=Path, help="folder that records what was sent to whom")
     made.add_argument("--child-of", type=int, help=argparse.SUPPRESS)
     return made
 
 
 def state_folder(root: Path, spec: str, address: str) -> Path:
-    """Where it is kept what a target was sent from an API."""
+    """Folder that records what a target was sent from an API."""
     digest = hashlib.sha256(f"{spec} {address}".encode()).hexdigest()[:8]
     return root / f"{re.sub(r'[^A-Za-z0-9]+', '-', spec)[-40:]}-{digest}"
 
 
 class Watchdog:
-    """Ends this process where nothing was done for `STUCK_S` seconds, or its starter is gone."""
+    """Ends this process after `STUCK_S` seconds without progress, or once its parent is gone."""
 
     def __init__(self, starter: int) -> None:
         self._starter = starter
@@ -72,18 +72,18 @@ class Watchdog:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def alive(self) -> None:
-        """Tells that something was done."""
+        """Records progress."""
         self._last = time.monotonic()
 
     def _watch(self) -> None:
         while os.getppid() == self._starter and time.monotonic() - self._last < STUCK_S:
             time.sleep(0.5)
-        # Threads of packages would keep an ordinary exit waiting.
+        # Threads of packages would delay an ordinary exit.
         os._exit(1)
 
 
 def forward(input: argparse.Namespace) -> None:
-    """Mirrors to the one target given; never returns."""
+    """Mirrors to the one target in `input`; never returns."""
     dog = Watchdog(input.child_of)
     (spec,) = input.to
     with Ratchet(input.api) as client:
@@ -116,7 +116,7 @@ def supervise(input: argparse.Namespace) -> None:
                     continue
                 if not due:
                     logging.warning(
-                        "%s ended (%s), again in %.0f s", spec, child.returncode, wait_s
+                        "%s ended (%s), restarting in %.0f s", spec, child.returncode, wait_s
                     )
                     again[spec] = (wait_s, time.monotonic() + wait_s)
                 elif time.monotonic() >= due:

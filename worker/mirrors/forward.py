@@ -1,9 +1,9 @@
-"""Forwards what the API tells of runs to one target, in order and exactly once.
+"""Forwards runs from the API to one target, in order and exactly once.
 
 A series is the run itself, and `RUN.gauges` has the gauges of its workers, of all attempts, on a
-clock's axis. A run that was resumed from before what had been sent of it takes other
-steps anew: its whole curve goes to a series `RUN+<attempt>`, and the series so far keeps what was
-seen. Where nothing was taken anew, the series goes on. A fork has the curve that the API shows.
+clock's axis. A run that was resumed from before the last step sent repeats some steps: its whole
+curve goes to a series `RUN+<attempt>`, and the previous series keeps what it has. If no step is
+repeated, the series continues. A fork has the curve that the API shows.
 """
 
 import logging
@@ -24,9 +24,9 @@ from ratchet.worker.mirrors.targets import Target
 BATCH = 100
 """Most steps sent at once."""
 GAUGES_BATCH = 1000
-"""Most gauges; a target may take seconds over a batch of any size, and gauges are many."""
+"""Most gauges; a target may take seconds for a batch of any size, and gauges are many."""
 GAUGES = ".gauges"
-"""What ends the name of a series of gauges; no run's id has a dot."""
+"""Suffix of a series of gauges; no run's id has a dot."""
 SAMPLES = 8
 LEAST_WAIT_S, MOST_WAIT_S = 1.0, 300.0
 
@@ -36,8 +36,8 @@ log = logging.getLogger("ratchet.mirrors")
 
 
 class Forwarder:
-    """One target's reader of the API. `alive` is called whenever something was got done; a table
-    of an eval has `samples` rows at most.
+    """One target's reader of the API. `alive` is called after every piece of progress; a table of
+    an eval has at most `samples` rows.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Forwarder:
         self._failures: dict[str, int] = {}
 
     def run_forever(self, every_s: float | None = None) -> None:
-        """Looks every `every_s` seconds, the target's own choice by default; never returns."""
+        """Queries every `every_s` seconds, the target's own choice by default; never returns."""
         failed = 0
         while True:
             failed = 0 if self.look() else failed + 1
@@ -72,10 +72,10 @@ class Forwarder:
                 time.sleep(min(left, 1.0))
 
     def look(self) -> bool:
-        """One look at all runs; whether neither the API nor the target failed.
+        """One pass over all runs; returns whether neither the API nor the target failed.
 
-        The first failure of the target ends the look: most likely it is down for all runs. The run
-        it failed at comes last in the next look, so that no run holds up the others.
+        The first failure of the target ends the pass: most likely it is down for all runs. The run
+        that it failed at comes last in the next pass, so that no run holds up the others.
         """
         well = True
         for run in self._runs():
@@ -105,25 +105,25 @@ class Forwarder:
 
     def _fail(self, run_id: str, error: Exception) -> None:
         self._failures[run_id] = self._failures.get(run_id, 0) + 1
-        log.warning("run %s: the target failed, it is tried again: %r", run_id, error)
+        log.warning("run %s: the target failed and is retried: %r", run_id, error)
         for series in self._begun:
             try:
                 self._target.end(series)
             except Exception as another:
-                log.warning("series %s was not let go: %r", series, another)
+                log.warning("series %s was not closed: %r", series, another)
         self._begun.clear()
 
     def _forward(self, run: Run) -> None:
         ended = f"{run.attempt} {run.status} {run.finished_at}" if run.status in ENDED else ""
         self._copy(run, run.id, ended, self._fresh)
-        # Workers store their last gauges when the run has ended already.
+        # Workers store their last gauges after the run has ended.
         over = run.finished_at is None or time.time() - run.finished_at.timestamp() > LATE_S
         self._copy(run, f"{run.id}{GAUGES}", ended if over else "", self._fresh_gauges)
         self._failures.pop(run.id, None)
 
     def _copy(self, run: Run, first: str, ended: str, fresh: Fresh) -> None:
-        """Sends what is not sent yet, by the state of the series `first`. `ended` describes the end
-        of a run of which nothing more comes.
+        """Sends what was not sent yet, by the state of the series `first`. `ended` describes the
+        end of a run that will not change any more.
         """
         sent = self._states.load(first)
         if ended and sent.settled == ended:
@@ -134,9 +134,9 @@ class Forwarder:
             if batch is None:
                 name = attempt_id(run.id, run.attempt)
                 if name == sent.name:
-                    # The run was looked at before its latest attempt began.
+                    # The run was fetched before its latest attempt began.
                     return
-                log.info("run %s goes on from an earlier step, as series %s", run.id, name)
+                log.info("run %s continues from an earlier step, as series %s", run.id, name)
                 self._let_go(sent.name)
                 sent = Sent(name)
                 continue
@@ -154,7 +154,7 @@ class Forwarder:
             self._begun.remove(series)
 
     def _deliver(self, run_id: str, first_series: str, sent: Sent) -> Sent:
-        """Sends what is pending, but for what the target has of it, and commits that."""
+        """Sends what is pending, except for what the target has already, and commits that."""
         if not sent.pending:
             return sent
         first = sent.count
@@ -170,11 +170,11 @@ class Forwarder:
         return sent
 
     def _fresh(self, run: Run, sent: Sent) -> list[Record] | None:
-        """Records to be sent next, by step; None if the run does not go on from what was sent."""
+        """The next records to send, by step; None if the run does not continue what was sent."""
         page = self._client.runs.metrics(run.id, after_step=max(sent.step - 1, -1), limit=BATCH + 1)
         rows = [*page.data]
         if sent.step >= 0:
-            # A step taken anew is recorded at another time, and all before the last are its past.
+            # A repeated step is recorded at another time; everything before the last is its past.
             if not rows or (rows[0].step, rows[0].time) != (sent.step, sent.time):
                 return None
             rows = rows[1:]
@@ -193,7 +193,7 @@ class Forwarder:
         return eval_record(result, samples)
 
     def _fresh_gauges(self, run: Run, sent: Sent) -> list[Record]:
-        """Gauges to be sent next, by time; of those of one worker each is later than the others."""
+        """The next gauges to send, by time; those of one worker are ascending."""
         page = self._client.runs.gauges(run.id, after=sent.gauges_since, role="all")
         new = (sample for sample in page if sample.time > sent.gauges.get(sample.source, 0.0))
         records = filter(lambda record: record.values, map(gauge_record, new))

@@ -1,7 +1,7 @@
-"""What the API says of runs, as records: steps, evals with samples of replies, and gauges.
+"""Runs as the API shows them, as records: steps, evals with samples of replies, and gauges.
 
 A table of samples has the first rollout of each example, so that tables of one eval's env can be
-compared, and further ones only where that makes too few.
+compared, and more of them only if that makes too few.
 """
 
 import json
@@ -15,7 +15,7 @@ from ratchet.api.schemas.rollouts import RolloutFull
 from ratchet.worker.mirrors.state import Record, Sample
 
 PROMPT_CHARS, REPLY_CHARS = 1000, 4000
-"""Most characters of each that a table shows."""
+"""Most characters of each text in a table."""
 TIMES = ("time", "heard")
 """Fields that are points in time, not curves."""
 
@@ -52,10 +52,10 @@ def _numbers(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, floa
 
 
 def read_samples(client: Ratchet, run_id: str, result: EvalRecord, most: int) -> list[Sample]:
-    """At most `most` rollouts of an eval, by example. What the API refuses for good, as it does
-    with damaged files, is left out with a warning, so that it holds up no curve.
+    """At most `most` rollouts of an eval, by example. Those that the API refuses permanently, such
+    as damaged files, are left out with a warning, so that they hold up no curve.
 
-    Raises RatchetError where asking again may help.
+    Raises RatchetError if a retry may help.
     """
     if not most or result.env is None or result.step is None:
         return []

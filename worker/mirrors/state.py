@@ -1,11 +1,10 @@
-"""What a target was sent of each run: a small file for its curves and one for its gauges, each
-replaced as a whole.
+"""What was sent to a target about each run: a small file for its curves and one for its gauges,
+each replaced as a whole.
 
-Invariant: `pending` is on disk before any of it is sent, and gone from it only together with the
-commit of its records, so that the numbers of records mean the same after a crash.
+Invariant: `pending` is on disk before any of it is sent, and removed only together with the commit
+of its records, so that the numbers of records mean the same after a crash.
 
-Files of earlier builds lack what was added since, and a default says the same: no samples, no
-gauges.
+Files of earlier builds lack later fields, whose defaults mean the same: no samples, no gauges.
 """
 
 import json
@@ -18,12 +17,12 @@ from urllib.parse import quote
 from pydantic import TypeAdapter
 
 LATE_S = 300.0
-"""Gauges of a worker are taken if they can be read this long after later ones of others."""
+"""Gauges of a worker are sent if they become readable this long after later ones of others."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A rollout of an eval, as a row of a table: the example's index, what was said, the reward."""
+    """A rollout of an eval, as a row of a table: the example's index, the messages, the reward."""
 
     example: int
     prompt: str
@@ -52,7 +51,7 @@ class Record:
 
     @property
     def table(self) -> str:
-        """What the table of samples is called."""
+        """The name of the table of samples."""
         return f"eval/{self.eval.partition('/')[2]}/samples"
 
     @property
@@ -65,12 +64,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Sent:
-    """How far a run was sent: `count` records to the series `name`, and which are under way.
+    """How far a run was sent: `count` records to the series `name`, and those that are pending.
 
     `step` and `time` are those of the last step sent, -1 and None before the first. `gauges` has
-    the time of the last gauges sent of each worker, without those that are older by LATE_S than the
-    latest. `mark` is the target's own note of where it stood after `count` records. `settled`
-    describes the end of a run of which everything was sent, else ''.
+    the time of the last gauges sent of each worker, except for those older by LATE_S than the
+    latest. `mark` is the target's own note of its state after `count` records. `settled` describes
+    the end of a run that was sent completely, else ''.
     """
 
     name: str
@@ -85,11 +84,11 @@ class Sent:
 
     @property
     def gauges_since(self) -> float:
-        """The Unix time after which there may be gauges that were not sent."""
+        """The Unix time after which there may be unsent gauges."""
         return max(max(self.gauges.values(), default=0.0) - LATE_S, 0.0)
 
     def committed(self, mark: Any) -> "Sent":
-        """The state after the target took all that was pending."""
+        """The state after the target took all pending records."""
         steps = [record for record in self.pending if not (record.eval or record.source)]
         evals = tuple(record.eval for record in self.pending if record.eval)
         last = steps[-1] if steps else self
@@ -119,8 +118,8 @@ class States:
         folder.mkdir(parents=True, exist_ok=True)
 
     def load(self, first: str) -> Sent:
-        """What was sent of a run, or of its gauges; nothing, if it is not known. `first` is the
-        first series of it.
+        """What was sent of a run, or of its gauges; empty if unknown. `first` is the run's first
+        series.
         """
         file = self._file(first)
         if not file.exists():

@@ -1,8 +1,8 @@
 """Where curves are mirrored to. Packages are imported where they are used: none is required.
 
 A series is a run as the target shows it. Its records are numbered from 0, which is how a target
-that keeps them elsewhere recognizes one that it has. A `mark` is any JSON value of the target's
-own, kept for it together with the number of records it stands for.
+that stores them elsewhere recognizes one that it has. A `mark` is any JSON value of the target's
+own, stored for it together with the number of records it stands for.
 """
 
 import csv
@@ -25,27 +25,28 @@ KINDS = (
 )
 PROJECT = "ratchet"
 MLFLOW_METRICS = 1000
-"""Most that MLflow takes at once."""
+"""MLflow's limits per request."""
 
 
 class Target(Protocol):
-    """A receiver of series. Methods raise whatever goes wrong; they are tried again later."""
+    """A receiver of series. Methods raise any error; calls are retried later."""
 
     every_s: float
-    """Seconds between two looks at the API."""
+    """Seconds between two queries of the API."""
 
     def begin(self, run_id: str, series: str, count: int, mark: Any) -> int:
-        """How many records of a series it holds, at least `count`. Asked before the first is sent
-        and after any failure; what came after `mark` may be undone here, if it cannot be counted.
+        """How many records of a series it holds, at least `count`. Called before the first one is
+        sent and after any failure; records after `mark` may be undone here, if they cannot be
+        counted.
         """
         ...
 
     def send(self, series: str, first: int, records: Sequence[Record]) -> Any:
-        """Takes records `first`, `first + 1`, …; returns the mark once they are kept."""
+        """Takes records `first`, `first + 1`, …; returns the mark once they are stored."""
         ...
 
     def end(self, series: str) -> None:
-        """Lets go of a series; it may begin again."""
+        """Closes a series; it may begin again."""
         ...
 
 
@@ -61,9 +62,9 @@ def package(module: str, pip: str) -> ModuleType:
 
 
 def markdown_table(rows: Sequence[Sequence[Any]]) -> str:
-    """Rows by `COLUMNS` as a Markdown table that shows every text as it is."""
-    told = ["" if cell is None else str(cell) for row in rows for cell in row]
-    shown = [re.sub(r"[!-/:-@\[-`{-~]", lambda mark: f"&#{ord(mark[0])};", cell) for cell in told]
+    """Rows by `COLUMNS` as a Markdown table that shows every text literally."""
+    cells = ["" if cell is None else str(cell) for row in rows for cell in row]
+    shown = [re.sub(r"[!-/:-@\[-`{-~]", lambda mark: f"&#{ord(mark[0])};", cell) for cell in cells]
     cells = [re.sub(r"\r\n|\r|\n", "<br>", cell) for cell in shown]
     width = len(COLUMNS)
     lines = [list(COLUMNS), ["---"] * width]
@@ -79,9 +80,9 @@ def csv_table(rows: Sequence[Sequence[Any]]) -> str:
 
 
 class TensorBoard:
-    """Event files, in a folder a series below `folder`, one for each time that a process begins.
+    """Event files, in a folder per series below `folder`, one each time a process begins.
 
-    Event files can be cut: the mark is the size of each, and what is beyond it was not committed.
+    Event files can be truncated: the mark is the size of each, and the rest was not committed.
     """
 
     every_s = 5.0
@@ -91,7 +92,7 @@ class TensorBoard:
         self._writers: dict[str, Any] = {}
 
     def begin(self, run_id: str, series: str, count: int, mark: Any) -> int:
-        # A flush of this writer waits until all is written; that of tensorboardX does not.
+        # A flush of this writer waits until everything is written; that of tensorboardX does not.
         writer = package("torch.utils.tensorboard", "torch tensorboard")
         sizes: dict[str, int] = mark or {}
         for file in self._files(series):
@@ -99,7 +100,7 @@ class TensorBoard:
                 file.unlink()
             elif file.stat().st_size > sizes[file.name]:
                 os.truncate(file, sizes[file.name])
-        # Viewers read files in the order of their names, and a name has the second only.
+        # Viewers read files in the order of their names, whose times have whole seconds only.
         suffix = f".{len(sizes):06d}{MADE_BY_US}"
         self._writers[series] = writer.SummaryWriter(
             str(self._folder / series), filename_suffix=suffix
@@ -142,10 +143,10 @@ class _OfProject:
 
 
 class Wandb(_OfProject):
-    """Runs of a W&B project, grouped by run. The record's number is W&B's own step, which is what
-    tells how many the server has; curves are drawn over the metric `step`, gauges over `time`.
+    """Runs of a W&B project, grouped by run. The record's number is W&B's own step, which shows how
+    many the server has; curves are drawn over the metric `step`, gauges over `time`.
 
-    Nothing is sure before a W&B run is finished, so that each batch is a session of its own, and
+    Nothing is certain before a W&B run is finished, so each batch is a session of its own, and
     batches are rare. Offline (WANDB_MODE), each is a folder for `wandb sync`.
     """
 
@@ -165,10 +166,10 @@ class Wandb(_OfProject):
         run.define_metric(axis)
         run.define_metric("*", step_metric=axis)
         for number, record in enumerate(records, first):
-            told: dict[str, Any] = {**record.values, axis: getattr(record, axis)}
+            values: dict[str, Any] = {**record.values, axis: getattr(record, axis)}
             if record.samples:
-                told[record.table] = wandb.Table(columns=[*COLUMNS], data=record.rows)
-            run.log(told, step=number)
+                values[record.table] = wandb.Table(columns=[*COLUMNS], data=record.rows)
+            run.log(values, step=number)
         run.finish()
         return None
 
@@ -186,8 +187,8 @@ class Wandb(_OfProject):
 
 
 class Trackio(_OfProject):
-    """Runs of a trackio project. A local project tells how many records it has; what goes to a
-    Space or a server of one's own is taken as sent once trackio has finished the run.
+    """Runs of a trackio project. A local project reports how many records it has; records for a
+    Space or a self-hosted server count as sent once trackio has finished the run.
     """
 
     every_s = 10.0
@@ -209,10 +210,10 @@ class Trackio(_OfProject):
             auto_log_cpu=False,
         )
         for record in records:
-            told: dict[str, Any] = {**record.values}
+            values: dict[str, Any] = {**record.values}
             if record.samples:
-                told[record.table] = trackio.Table(columns=[*COLUMNS], data=record.rows)
-            run.log(told, step=record.step)
+                values[record.table] = trackio.Table(columns=[*COLUMNS], data=record.rows)
+            run.log(values, step=record.step)
         trackio.finish()
         held = self._held(series)
         if held is not None and held < first + len(records):
@@ -228,11 +229,12 @@ class Trackio(_OfProject):
 
 
 class Mlflow:
-    """Runs of an MLflow experiment, tagged with the run and the series they are; the mark is the
-    id of one. Tables are CSV artifacts.
+    """Runs of an MLflow experiment, tagged with their run and series; the mark is the id of one.
+    Tables are CSV artifacts.
 
-    MLflow does not tell how much of a batch it took, but which points a metric has: after an
-    interruption those are left out, and a table takes its own place. What has no time is at 0.
+    MLflow does not report how much of a batch it took, but it does report the points of a metric:
+    after an interruption those are left out, and a table replaces itself. Records without a time
+    are at 0.
     """
 
     every_s = 10.0
@@ -269,7 +271,7 @@ class Mlflow:
                 file = f"{record.table}/{record.eval.partition('/')[0]}.csv"
                 self._client.log_text(id, csv_table(record.rows), file)
         points = [
-            # Its own restriction of names.
+            # MLflow's own restriction of names.
             (re.sub(r"[^\w./: -]", "_", name), value, int((record.time or 0) * 1000), record.step)
             for record in records
             for name, value in record.values.items()
@@ -295,9 +297,9 @@ class Mlflow:
 
 
 def target_of(spec: str) -> Target:
-    """The target that a text of one of `KINDS` names; a FACTORY is a function of one's own from a
-    text to a Target. MLflow's ADDRESS is a folder or a URI, which needs an EXPERIMENT behind it
-    where it has a '=' itself.
+    """The target for a text of one of `KINDS`; a FACTORY is a function of your own from a text to a
+    Target. MLflow's ADDRESS is a folder or a URI, which needs an EXPERIMENT after it if it contains
+    a '='.
 
     Raises ValueError for anything else.
     """
@@ -315,7 +317,7 @@ def target_of(spec: str) -> Target:
         return Mlflow(address, experiment or PROJECT)
     module, colon, factory = kind.partition(":")
     if not (module and colon and factory):
-        raise ValueError(f"--to {spec!r} is no target; it is {KINDS}")
+        raise ValueError(f"--to {spec!r} is not a target; use {KINDS}")
     try:
         target: Target = getattr(importlib.import_module(module), factory)(argument)
     except (ImportError, AttributeError) as error:

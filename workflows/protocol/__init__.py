@@ -1,1 +1,1 @@
-"""What workflows say to each other, keep over continue-as-new, and ask of activities."""
+"""Messages between workflows, their durable state, and the activities that they call."""

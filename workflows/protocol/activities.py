@@ -1,4 +1,4 @@
-"""The activities that workflows call: of each its types, its time-outs and retries, and its role.
+"""The activities that workflows call: for each its types, its time-outs and retries, and its role.
 
 A workflow calls a descriptor: `await SHIP_BATCH(input, queues, summary)`. Invariant: a descriptor's
 types and role are those of the activity that a worker registers under its name.
@@ -46,9 +46,9 @@ from ratchet.activities.contracts.training import (
 HEARTBEAT = timedelta(seconds=10)
 """An activity or server that is silent this long counts as lost."""
 TAKEN_WITHIN = timedelta(seconds=15)
-"""How long work for one particular process may lie in its queue."""
+"""How long work for one particular process may wait in its queue."""
 RETURN_TIMEOUT = timedelta(seconds=25)
-"""How long a lost server may take to be started again by itself: a heartbeat and the retry."""
+"""How long the restart of a lost server may take: a heartbeat and the retry."""
 
 RIDDEN_OUT = RetryPolicy(
     initial_interval=timedelta(seconds=1),
@@ -56,18 +56,18 @@ RIDDEN_OUT = RetryPolicy(
     maximum_attempts=30,
     non_retryable_error_types=["PayloadsTooLarge"],
 )
-"""Idempotent work that keeps what it has done: trouble of some five minutes is ridden out. Workers
+"""Idempotent work that keeps what it has done: trouble of about five minutes is ridden out. Workers
 may die under a group as often as under a host.
 """
 ONCE = RetryPolicy(maximum_attempts=1)
-"""Trainer work: a failure is answered by the workflow, which knows what to reload."""
+"""Trainer work: the workflow handles failures, since it knows what to reload."""
 FOREVER = RetryPolicy(
     initial_interval=timedelta(seconds=1),
     backoff_coefficient=1.0,
     non_retryable_error_types=["PayloadsTooLarge"],
 )
-"""Hosts: a server is restarted for as long as its run lives. Rests do not grow, since attempts are
-those of a whole life; servers that keep dying pause the run.
+"""Hosts: a server is restarted for as long as its run lives. Waits do not grow, since attempts span
+the whole life of the run; servers that keep dying pause the run.
 """
 
 Input = TypeVar("Input")
@@ -78,7 +78,7 @@ Result = TypeVar("Result")
 class Policy:
     """How long one attempt may take, how it is retried, and how long it may wait for a worker.
 
-    Only work for one particular process bounds that wait: silence means that the process is lost.
+    Only work for one particular process limits that wait: silence means that the process is lost.
     """
 
     timeout: timedelta
@@ -92,7 +92,7 @@ STORE = Policy(timedelta(minutes=5), RIDDEN_OUT)
 CHECK = Policy(timedelta(seconds=90), RIDDEN_OUT)
 PREPARE = Policy(timedelta(hours=2), RIDDEN_OUT)
 SCORING = Policy(timedelta(hours=6), RIDDEN_OUT)
-"""Work that may ask a busy model about every rollout."""
+"""Work that may query a busy model about every rollout."""
 TRAINER = Policy(timedelta(hours=6), ONCE, TAKEN_WITHIN)
 PUSH = Policy(timedelta(minutes=12), ONCE, TAKEN_WITHIN)
 HOST = Policy(
@@ -117,8 +117,8 @@ class Activity(Generic[Input, Result]):
     def start(
         self, input: Input, at: Queues | str, summary: str, *, timeout: timedelta | None = None
     ) -> workflow.ActivityHandle[Result]:
-        """Schedules the activity: `at` the queue of its role, or at the one named. `timeout` is for
-        an attempt whose length depends on the input.
+        """Schedules the activity on the queue of its role, or on queue `at`. `timeout` is for an
+        attempt whose length depends on the input.
         """
         return workflow.start_activity(
             self.name,

@@ -4,10 +4,10 @@ from temporalio.exceptions import ActivityError, ApplicationError
 
 
 class RunFailed(Exception):
-    """The run cannot go on. `role` names the part that failed, `user` whose mistake it is.
+    """The run cannot continue. `role` names the part that failed, `user` says whose mistake it is.
 
-    What is `final` ends the run; anything else pauses one that has begun to step, since it may be
-    mended.
+    A `final` failure ends the run; any other one pauses a run that has begun to train, since it may
+    be fixed.
     """
 
     def __init__(
@@ -49,5 +49,5 @@ def cause_of(error: BaseException) -> str:
 
 
 def type_of(error: ActivityError) -> str:
-    """The name by which an activity's failure is branched on; '' if it has none."""
+    """The error type of an activity's failure, for branching; '' if it has none."""
     return (error.cause.type or "") if isinstance(error.cause, ApplicationError) else ""

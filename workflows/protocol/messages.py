@@ -1,9 +1,9 @@
-"""What the workflows say to each other and hear from outside.
+"""The messages between workflows, and those from outside.
 
 Messages between workflows are frozen dataclasses. Inputs of workflows outlive the build that wrote
-them: a change of one needs a new schema number and an upgrader (`upgrades.py`). Signals are read
+them: a change to one needs a new schema number and an upgrader (`upgrades.py`). Signals are read
 leniently, since one that cannot be decoded would be dropped; their fields keep their names, and a
-new one has a default. What people signal is in `activities/contracts/controls.py`.
+new one has a default. Signals from people are in `activities/contracts/controls.py`.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ DISPATCH = "Dispatch"
 HOST = "Host"
 
 CHANGE_CONFIG = "change_config"
-"""Update of a run: a nested section of what is to change in its config."""
+"""Update of a run: a nested section with changes to its config."""
 
 SEARCH_ATTRIBUTES = {
     "RatchetStatus": "Keyword",
@@ -38,8 +38,8 @@ SEARCH_ATTRIBUTES = {
 
 @dataclass(frozen=True)
 class PreflightInput:
-    """A config to check on the workers before anything starts, of a run that begins at step 0 or is
-    `restored` from a checkpoint.
+    """A config to check on the workers before anything starts, for a run that begins at step 0 or
+    is `restored` from a checkpoint.
     """
 
     config: dict[str, Any]
@@ -50,10 +50,10 @@ class PreflightInput:
 @versioned(RUN_INPUT)
 @dataclass(frozen=True)
 class RunInput:
-    """Starts a run. `run_id` is the id of its attempt (`names.attempt_id`), whose config lies in
-    the store. `examples` is the preflight's count per '<kind>/<env>'; without it the run carries
-    out the preflight itself. `restore` names the checkpoint that the run begins with; without it
-    it begins at step 0. `state` is set only when the run continues as new.
+    """Starts a run. `run_id` is the id of its attempt (`names.attempt_id`), whose config is in the
+    store. `examples` is the preflight's count per '<kind>/<env>'; without it the run performs the
+    preflight itself. `restore` names the checkpoint that the run begins with; without it it begins
+    at step 0. `state` is set only when the run continues as new.
     """
 
     run_id: str
@@ -68,7 +68,7 @@ class RunInput:
 
 @dataclass(frozen=True)
 class EnvTarget:
-    """The server of an env; `epoch` is 0 for one that is not ours to restart."""
+    """The server of an env; `epoch` is 0 for one that the run does not host."""
 
     index: int
     epoch: int
@@ -81,17 +81,17 @@ class Control:
 
     A control with a lower `seq` than one already seen is ignored. `train_limit` is the train
     group counter below which groups may be admitted. Train groups that are too old for
-    `next_version`, which is `version` or about to become it, are to be given up. `envs` maps an
-    env's name, or '<kind>/<name>' where train and eval have a server each, to its server; an engine
-    or env missing here gets no new work. `put_backs` are
-    groups to be rolled out anew; the list only grows at its end, and `put_backs_before` groups of
-    it have been dropped from its head. Earlier generations still need `older` permits, which
-    `permits` leaves out already. With `trim`, train groups are given up until no more than
-    `permits` execute; with `auto`, permits follow the load of the engines. `draws` maps train
-    counters to examples, where a curriculum chose them. `baselines` are the states of algorithms,
-    by env and agent. With `pause` nothing more is admitted; what is in flight ends ('drain') or is
-    given up ('cancel'). Once `train_over`, no batch is left to fill: train groups in flight are
-    given up. A generation that began with another `revision` of the config hands over.
+    `next_version`, which is `version` or about to become it, are cancelled. `envs` maps an env's
+    name, or '<kind>/<name>' if train and eval have a server each, to its server; an engine or env
+    missing here gets no new work. `put_backs` are groups to roll out again; the list only grows at
+    its end, and `put_backs_before` groups have been dropped from its head. Earlier generations
+    still need `older` permits, which `permits` excludes already. With `trim`, train groups are
+    cancelled until no more than `permits` execute; with `auto`, permits follow the load of the
+    engines. `draws` maps train counters to examples, where a curriculum chose them. `baselines` are
+    the states of algorithms, by env and agent. With `pause` nothing more is admitted; what is in
+    flight finishes ('drain') or is cancelled ('cancel'). Once `train_over`, no batch is left to
+    fill: train groups in flight are cancelled. A generation that began with another `revision` of
+    the config hands over.
     """
 
     seq: int
@@ -146,11 +146,11 @@ class LostServer:
 class DispatchReport:
     """A generation's coalesced signal to its run: finalized groups, permits out, hand-over.
 
-    `seq` rises with every report. `state` 'tail' means that nothing more will be admitted,
-    'closed' that nothing is in flight either. `lease` is what has not been admitted; `inflight_*`
-    count executing rollouts, `reserved` also those of begun groups still to start; `oldest` is the
+    `seq` rises with every report. `state` 'tail' means that nothing more will be admitted, 'closed'
+    that nothing is in flight either. `lease` is what has not been admitted; `inflight_*` count
+    executing rollouts, `reserved` also those of begun groups still to start; `oldest` is the
     version at which the oldest train group began; `outstanding` are the groups admitted and not
-    delivered with this report or before. `trouble` says what keeps its work from being stored.
+    delivered with this report or before. `trouble` says why its work cannot be stored.
     """
 
     generation: int

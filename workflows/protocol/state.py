@@ -1,10 +1,11 @@
 """All that crosses continue-as-new: the durable state of a run.
 
 Plain data without behaviour. `RunState` has a part for each class that keeps something, which the
-part's docstring names: that class alone writes it, and everyone may read it. `rules/restore.py`
-makes all parts of a run that begins with a checkpoint. The size is bounded: references, counters
-and what is in flight, never data. A change of a field here needs a new schema number and an
-upgrader: `upgrades.py` says what to do.
+Plain data without behaviour. `RunState` has a part for each class that keeps state, named in the
+part's docstring: only that class writes it, and everyone may read it. `rules/restore.py` creates
+all parts of a run that begins with a checkpoint. The size is bounded: references, counters and what
+is in flight, never data. A change of a field here needs a new schema number and an upgrader:
+`upgrades.py` says what to do.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from ratchet.workflows.protocol.upgrades import RUN_STATE
 
 @dataclass(frozen=True)
 class EvalEpoch:
-    """One eval: `num_examples` groups of one env, asked for at `step`.
+    """One eval: `num_examples` groups of one env, requested at `step`.
 
     `epoch` is its id, '<step>-<k>/<env>'; group ids are 'eval/<epoch>/<example>'.
     """
@@ -34,13 +35,12 @@ class EvalEpoch:
 
 @dataclass(frozen=True)
 class Lease:
-    """What a generation may admit: the train counter from `next_train`, and where evals stand.
+    """What a generation may admit: the train counter from `next_train`, and the cursors of evals.
 
-    `put_backs` counts the put-back groups already admitted, since the run began, and `ahead` are
-    the places of those admitted before others that still wait; `evals` maps an
-    epoch to its next example; `tokens` is what the rate limiter's bucket held at `tokens_at`, and
-    `burst_base` the rollouts that executed at `burst_at`, when the burst cap's window began
-    (seconds).
+    `put_backs` counts the requeued groups admitted since the run began, and `ahead` are the places
+    of those admitted before others that still wait; `evals` maps an epoch to its next example;
+    `tokens` is what the rate limiter's bucket held at `tokens_at`, and `burst_base` the rollouts
+    that executed at `burst_at`, when the burst cap's window began (seconds).
     """
 
     next_train: int = 0
@@ -59,7 +59,7 @@ class HostState:
 
     `downs` counts losses since it was last up, `gate_failures` refusals since it last passed.
     `pushes` numbers weight pushes, so that every version label is unique. `opened` counts Host
-    workflows before the present one: a pause closes it. `waits` says what store or disk keeps it
+    workflows before the present one: a pause closes it. `waits` says which store or disk keeps it
     from starting its server.
     """
 
@@ -89,7 +89,7 @@ class GenerationState:
     `reserved` permits are its own: executing rollouts, and those of begun groups still to start.
 
     `oldest` is the version at which its oldest train group in flight began, `outstanding` are the
-    groups that it admitted and has not delivered. `heard_at` is when it last gave a sign of life.
+    groups that it admitted and has not delivered. `heard_at` is its last sign of life.
     """
 
     number: int
@@ -117,7 +117,7 @@ class EvalProgress:
 
 @dataclass
 class TrainProgress:
-    """Finalized groups that wait for a batch, and what was counted. Written by `TrainSink`.
+    """Finalized groups that wait for a batch, and counters. Written by `TrainSink`.
 
     `cut` are those of the batch that is being written: they are neither ready nor shipped.
     `lost` rollouts were dispatched but cannot train. `counted_rollouts` and `counted_tokens` are of
@@ -153,9 +153,9 @@ class ShippedBatch:
 
 @dataclass
 class Limits:
-    """How much may be in flight: executing rollouts, and rollouts started a minute (none: any).
+    """How much may be in flight: executing rollouts, and rollouts started a minute (None: any).
 
-    With `auto`, `permits` follow the load of the engines; `trim` asks dispatch to give up train
+    With `auto`, `permits` follow the load of the engines; `trim` makes dispatch cancel train
     groups, the youngest first, until no more than `permits` execute.
     """
 
@@ -167,7 +167,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Shares:
-    """By which ratios train envs take turns, from train counter `start` on."""
+    """The ratios by which train envs take turns, from train counter `start` on."""
 
     start: int
     ratios: dict[str, float]
@@ -175,7 +175,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class TrainedBatch:
-    """A batch that was trained, by the config of which revision."""
+    """A batch that was trained, with the config revision used for it."""
 
     step: int
     ref: ArtifactRef
@@ -184,7 +184,7 @@ class TrainedBatch:
 
 @dataclass
 class Recording:
-    """What a trainer is made again from: a checkpoint, and the batches trained since."""
+    """What a trainer is rebuilt from: a checkpoint, and the batches trained since."""
 
     checkpoint: CheckpointResult
     batches: list[TrainedBatch] = field(default_factory=list)
@@ -192,7 +192,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a run that did not begin at step 0 comes from: attempt `source`, at `step`."""
+    """The source of a run that did not begin at step 0: attempt `source`, at `step`."""
 
     source: str
     step: int
@@ -213,7 +213,7 @@ Signal = Literal["clear", "full", "overload"]
 
 @dataclass
 class ConcurrencyState:
-    """What the controller of 'auto' permits remembers. Written by `Concurrency`.
+    """The state of the controller of 'auto' permits. Written by `Concurrency`.
 
     `cap` is the permits with their fraction, 0 before the start; `settled` says that it no longer
     follows the KV cache's size. `open_until` (seconds) ends the time in which the last poll lets
@@ -241,7 +241,7 @@ class ConcurrencyState:
 
 @dataclass
 class CurriculumState:
-    """What a run's curricula remember, by env except for `draws`. Written by `Curriculum`.
+    """The state of a run's curricula, by env except for `draws`. Written by `Curriculum`.
 
     `pools` holds two bits per example (an index of POOLS), three examples to a base64 digit.
     `drawn` counts draws. `draws` maps a train counter to the example drawn for it. `admitted` and
@@ -275,7 +275,7 @@ class Lifecycle:
 
 @dataclass
 class Requests:
-    """What people asked for, and `trouble`: why the run has paused itself. Written by `Pausing`."""
+    """What people requested, and `trouble`: why the run paused itself. Written by `Pausing`."""
 
     stop: str = ""
     pause: Literal["", "drain", "cancel"] = ""
@@ -286,9 +286,9 @@ class Requests:
 
 @dataclass
 class LiveConfig:
-    """What was changed of the config while the run ran. Written by `ConfigChanges`.
+    """Changes made to the config while the run was running. Written by `ConfigChanges`.
 
-    `overrides` are nested sections. `revision` numbers the configs that they have made; while
+    `overrides` are nested sections. `revision` numbers the configs that came of them; while
     `pending` the next one is due.
     """
 
@@ -300,7 +300,7 @@ class LiveConfig:
 
 @dataclass
 class PermitsState:
-    """How much may be in flight, and what the controller of 'auto' remembers. Written by
+    """How much may be in flight, and the state of the controller of 'auto' permits. Written by
     `Permits`.
     """
 
@@ -310,10 +310,10 @@ class PermitsState:
 
 @dataclass
 class ServersState:
-    """The servers, and what engines are to hold. Written by `Pushes`, hosts by their `Fleet`.
+    """The servers, and what engines should hold. Written by `Pushes`, hosts by their `Fleet`.
 
     `weights` are those of `target_version`, `policy_origin` says what version 0 was made from.
-    `rejected_labels` are of pushes that nobody verified.
+    `rejected_labels` are of pushes that were not verified.
     """
 
     hosts: list[HostState] = field(default_factory=list)
@@ -325,13 +325,12 @@ class ServersState:
 
 @dataclass
 class DispatchState:
-    """The generations, and what they are to roll out. Written by `Leases`.
+    """The generations, and what they should roll out. Written by `Leases`.
 
-    `requeued` are groups whose examples are to be rolled out anew; `requeued_before` were dropped
-    from its head, since a generation has admitted them. A curriculum has drawn for all train
-    counters below `drawn_below`. `deaths` counts generations that ended in a row without handing
-    over. The last four count groups that were given up since the last step, `cancelled` by
-    '<env>/<kind>'.
+    `requeued` are groups whose examples are rolled out again; `requeued_before` were dropped from
+    its head, since a generation has admitted them. A curriculum has drawn for all train counters
+    below `drawn_below`. `deaths` counts generations that ended in a row without handing over. The
+    last four count groups that were cancelled since the last step, `cancelled` by '<env>/<kind>'.
     """
 
     control_seq: int = 0
@@ -349,7 +348,7 @@ class DispatchState:
 
 @dataclass
 class ArrivalsState:
-    """What was counted of delivered train groups. Written by `Arrivals`.
+    """Counters of delivered train groups. Written by `Arrivals`.
 
     `ok_rollouts` of all `rollouts` did not err. `baselines` are the states of algorithms, by env
     and agent. `counts` are of groups since the last step, by the name of their metric.
@@ -371,14 +370,14 @@ class BestEval:
 
 @dataclass
 class EvalsState:
-    """The evals that are open, and what came of others. Written by `Evals`.
+    """The evals that are open, and the results of others. Written by `Evals`.
 
     `count` numbers epochs; `fired` is the last step whose evals were opened; `requested` are envs
     to evaluate once there is a version. `last` is the newest result of each env: its step, version,
     lowest and highest of its versions, rollouts, epoch, reward (null if no rollout has one) and,
     where rollouts failed, how many of how many, and the error. `best` is, by env, the step of the
-    highest reward, the later one at a tie. `finalizing` are the steps of evals that are neither
-    open any more nor told yet.
+    highest reward, the later one in a tie. `finalizing` are the steps of evals that are neither
+    open any more nor reported yet.
     """
 
     open: list[EvalProgress] = field(default_factory=list)
@@ -392,14 +391,14 @@ class EvalsState:
 
     @property
     def needed(self) -> list[int]:
-        """Versions that somebody may want for what evals say of them: those of evals whose result
-        is not there yet, and the best of each env.
+        """Versions that are still needed because of evals: those of evals without a result yet, and
+        the best of each env.
         """
         steps = {progress.epoch.step for progress in self.open} | {*self.finalizing}
         return sorted(steps | {best.step for best in self.best.values()})
 
     def note(self, env: str, step: int, reward: float | None) -> None:
-        """Takes a result into account for the best of its env."""
+        """Updates the best result of an env."""
         best = self.best.get(env)
         if reward is not None and (best is None or (reward, step) >= (best.reward, best.step)):
             self.best[env] = BestEval(step, reward)
@@ -407,7 +406,7 @@ class EvalsState:
 
 @dataclass
 class StepsState:
-    """How far the run is. Steps count from 1, policy versions from 0. Written by `Steps`.
+    """The run's progress. Steps count from 1, policy versions from 0. Written by `Steps`.
 
     `next_version` is `version` or about to become it. `shipped` batches wait for the trainer.
     `totals` add up over all steps. `alarm` reports a last step whose mismatch KL was too high.
@@ -424,10 +423,10 @@ class StepsState:
 
 @dataclass
 class TrainerState:
-    """Where the trainer stands, and what it is made again from. Written by `Trainer`.
+    """The trainer's step, and what a trainer is rebuilt from. Written by `Trainer`.
 
-    `batches` are those trained since the last
-    checkpoint, and `older` is the checkpoint before that, for when the last one is damaged.
+    `batches` are those trained since the last checkpoint, and `older` is the checkpoint before
+    that, for when the last one is damaged.
     """
 
     epoch: int = -1
@@ -440,7 +439,7 @@ class TrainerState:
 
 @dataclass
 class OutagesState:
-    """What keeps the run from going on until it is mended, by work. Written by `Outages`."""
+    """What the run waits for until it is fixed, by work. Written by `Outages`."""
 
     holds: dict[str, str] = field(default_factory=dict)
 
@@ -448,7 +447,7 @@ class OutagesState:
 @versioned(RUN_STATE)
 @dataclass
 class RunState:
-    """A run's durable state, a part for each class that keeps something."""
+    """A run's durable state, with a part for each class that keeps state."""
 
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     requests: Requests = field(default_factory=Requests)

@@ -1,4 +1,4 @@
-"""How the run's state and the inputs of workflows are read that older builds wrote. Pure.
+"""How the run's state and the inputs of workflows from older builds are read. Pure.
 
 Runs outlive the code that began them: their state crosses builds by continue-as-new and in
 checkpoints, and the input of an execution is decoded again whenever a worker replays it. Each has a
@@ -9,25 +9,25 @@ When a field of one of these classes, or of a class in it, is added, renamed, mo
 changes its meaning (a unit test notices all but the last):
 
 1. Add `<what>_from_<n>_to_<n + 1>` here and enter it in each table whose data holds the field: a
-   `Lease` is in the run's state and in the input of Dispatch. It is given and returns the JSON of
-   `pydantic_core.to_json`, and does not change what it is given. For an added field it sets what
-   runs did before; no default is filled in for it.
+   `Lease` is in the run's state and in the input of Dispatch. It takes and returns the JSON of
+   `pydantic_core.to_json`, and does not change its argument. For an added field it sets the value
+   that matches former behaviour; defaults are not filled in.
 2. Record the new shape (`tests/recorded/README.md`), and leave recorded items alone: each must
    still be read.
 3. Signals (`Control`, `DispatchReport`, `HostReport`, `EngineLoad`, `Released`) have no number
-   (`activities/contracts/versioned.py`): a replay reads those of before with the classes of now. So
-   a field that a signal carries keeps its name, and a new one has a default.
+   (`activities/contracts/versioned.py`): a replay reads old ones with the current classes. So a
+   field that a signal carries keeps its name, and a new one has a default.
 
-A worker that meets a newer number fails the workflow task, which Temporal tries again until a
-worker of the newer build takes it; the run stands still meanwhile and loses nothing.
+A worker that meets a newer number fails the workflow task, which Temporal retries until a worker of
+the newer build takes it; the run waits meanwhile and loses nothing.
 """
 
 from ratchet.configs.versions import Document, Versions
 
 
 def run_state_from_0_to_1(state: Document) -> Document:
-    """Schema 1 is the first with a number. Builds before it added `wished_evals`, and `waits` of a
-    host, so that the state of a run may lack them: nothing was wished, and no host waited.
+    """Schema 1 is the first with a number. Earlier builds added `wished_evals`, and `waits` of a
+    host, so that the state of a run may lack them: no eval was requested, and no host waited.
     """
     hosts = [{"waits": "", **host} for host in state["hosts"]]
     return {"wished_evals": [], **state, "hosts": hosts}
@@ -60,8 +60,8 @@ _PARTS = {
 
 
 def run_state_from_1_to_2(state: Document) -> Document:
-    """Schema 2 has a part for each class that keeps something, where schema 1 was flat; no value
-    changes. What schema 1 does not know is left where it is, to be refused.
+    """Schema 2 has a part for each class that keeps state, where schema 1 was flat; no value
+    changes. Keys that schema 1 does not know are left in place, to be refused.
     """
     flat = {key: value for key, value in state.items() if key not in ("train", "curriculum")}
     flat |= {f"train.{key}": value for key, value in state.get("train", {}).items()}
@@ -75,28 +75,28 @@ def run_state_from_1_to_2(state: Document) -> Document:
 
 
 def run_input_from_0_to_1(input: Document) -> Document:
-    """Schema 1 is the first with a number; its keys are those of before."""
+    """Schema 1 is the first with a number; its keys are unchanged."""
     return input
 
 
 def dispatch_input_from_0_to_1(input: Document) -> Document:
-    """Schema 1 is the first with a number; its keys are those of before."""
+    """Schema 1 is the first with a number; its keys are unchanged."""
     return input
 
 
 def dispatch_input_from_1_to_2(input: Document) -> Document:
-    """Train groups in flight were never given up for want of a batch."""
+    """Train groups in flight were never cancelled at the last batch."""
     return {**input, "control": {**input["control"], "train_over": False}}
 
 
 def host_workflow_input_from_0_to_1(input: Document) -> Document:
-    """Schema 1 is the first with a number; its keys are those of before."""
+    """Schema 1 is the first with a number; its keys are unchanged."""
     return input
 
 
 def run_state_from_2_to_3(state: Document) -> Document:
-    """Nobody was warned, and errors were not counted by env and type. Results of evals had a reward
-    always, and say no more now.
+    """There were no warnings, and errors were not counted by env and type. Results of evals always
+    had a reward, and have nothing more now.
     """
     train = {
         key: [{"errors": {}, **group} for group in value] if key in ("ready", "cut") else value
@@ -112,7 +112,7 @@ def run_state_from_2_to_3(state: Document) -> Document:
 
 
 def run_state_from_3_to_4(state: Document) -> Document:
-    """Nobody noted the best result of an env; the last one is the best that is known."""
+    """The best result of an env was not recorded; the last one is the best that is known."""
     best = {
         env: {"step": int(last["step"]), "reward": last["reward"]}
         for env, last in state["evals"].get("last", {}).items()

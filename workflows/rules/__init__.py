@@ -1,1 +1,1 @@
-"""Decisions as pure code: events in, decisions out; no Temporal, no clock, no chance."""
+"""Decisions as pure code: events in, decisions out; no Temporal, no clock, no randomness."""

@@ -1,6 +1,6 @@
 """How many rollouts may execute at once, decided from the load of the engines. Pure.
 
-Permits grow slowly while the engines are clear and fall at once when they are not, a poll (5 s)
+Permits grow slowly while the engines are clear and fall at once when they are not, one poll (5 s)
 at a time:
 
 - Clear: every KV cache is used to less than 0.6, nothing waits, nothing was preempted. If permits
@@ -11,21 +11,21 @@ at a time:
 - Cut: a preemption cuts permits to 0.8 of what is in flight, a queue of more than half of what
   runs, over 6 polls, to 0.9. A cut that follows within 6 polls of the last one's end cuts to 0.5.
 
-Chosen where these rules leave it open:
+Decided here, where these rules leave it open:
 
 - Requests that wait, but are too few for a cut, stop growth.
-- A poll grows permits by one turnover at most: what more of them do to the engines is first seen
+- A poll grows permits by one turnover at most: the effect of more of them on the engines shows only
   at the next poll.
-- Growth needs two polls in a row that are clear, at most 15 s apart: without news nothing grows.
+- Growth needs two clear polls in a row, at most 15 s apart: without reports nothing grows.
 - Permits also bind if the next activity's rollouts do not fit: with large groups 0.9 is out of
   reach.
 - Cuts cancel the youngest groups as hard trims do: an engine that preempts computes twice.
 - A cut lasts until no more is in flight than permitted and a poll shows no overload, but at most
-  12 polls; until then no cut or trim follows, since the load is still that of before.
+  12 polls; until then no cut or trim follows, since the load is still the earlier one.
 - A start derived from KV cache (tokens of all engines / longest context) is bounded by how many
   sequences the engines run at once, and follows the engines as they come up, until the first
   growth, trim or cut.
-- Permits never fall below what one activity needs, else nothing could ever start.
+- Permits never fall below what one activity needs, otherwise nothing could start.
 - After a silence, the polls it would have had count as passed.
 """
 
@@ -55,8 +55,8 @@ SIGNALS: tuple[Signal, ...] = ("clear", "full", "overload")
 
 @dataclass(frozen=True)
 class ConcurrencyLimits:
-    """Bounds of the permits. `unit` is the most rollouts that one activity carries out, `seats`
-    the sequences that all engines run at once (none: unknown).
+    """Bounds of the permits. `unit` is the most rollouts that one activity runs, `seats` the
+    sequences that all engines run at once (None: unknown).
     """
 
     min_inflight: int = 1
@@ -77,15 +77,15 @@ class ConcurrencyLimits:
 
     @property
     def floor(self) -> int:
-        """Fewest permits at which work can go on."""
+        """Fewest permits with which work can continue."""
         return max(self.min_inflight, self.unit)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Permits, and whether the youngest train groups are to be cancelled to come down to them.
+    """Permits, and whether the youngest train groups should be cancelled to reach them.
 
-    `reason` says why permits moved at this poll; '' if they did not.
+    `reason` says why permits changed at this poll; '' if they did not.
     """
 
     limit: int
@@ -94,7 +94,7 @@ class Decision:
 
 
 class Concurrency:
-    """The controller. `state` is changed in place; a state that never ran is started."""
+    """The controller. Changes `state` in place; starts a state that never ran."""
 
     def __init__(self, limits: ConcurrencyLimits, state: ConcurrencyState) -> None:
         self.limits = limits
@@ -114,9 +114,9 @@ class Concurrency:
         """Takes the last known load of every engine that is up, and decides.
 
         `now_s` is the time in seconds, `inflight` the rollouts that execute, `completed` those of
-        the whole run that ended with samples (failed ones cost the engines nothing, so nothing
-        may grow on them). May be called as often as reports come in: what comes too early for
-        the next poll changes nothing and is not lost.
+        the whole run that ended with samples (failed ones cost the engines nothing, so nothing may
+        grow because of them). May be called as often as reports arrive: what is too early for the
+        next poll changes nothing and is not lost.
         """
         state, before = self.state, self.limit
         since = None if state.polled_at is None else now_s - state.polled_at
@@ -163,7 +163,7 @@ class Concurrency:
             "concurrency/signal": float(SIGNALS.index(self.state.signal)),
         }
 
-    # -- what a poll shows --------------------------------------------------------------------
+    # -- observations -------------------------------------------------------------------------
 
     def _turned_over(self, inflight: int, completed: int) -> float:
         """Turnovers since the last poll: finished rollouts over the larger pool of both ends."""
@@ -204,7 +204,7 @@ class Concurrency:
     def _binds(self, inflight: int) -> bool:
         return inflight >= BINDING * self.limit or inflight + self.limits.unit > self.limit
 
-    # -- what it leads to ---------------------------------------------------------------------
+    # -- reactions ----------------------------------------------------------------------------
 
     def _start(self, loads: Sequence[EngineLoad]) -> None:
         longest = max(load.max_model_len for load in loads)

@@ -44,7 +44,7 @@ def unpack(text: str, size: int) -> bytes:
 
 
 def too_large(config: RunConfig, examples: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Config key and message for every env with which the pools outgrow the durable state.
+    """Config key and message for every env whose pools outgrow the durable state.
 
     `examples` counts by 'train/<env>'. The limit holds for all difficulty_pool envs of a run
     together, since their pools share one continue-as-new.
@@ -68,7 +68,7 @@ def too_large(config: RunConfig, examples: Mapping[str, int]) -> list[tuple[str,
 
 class _Pools:
     """The examples of one env in their pools. A draw or a move scans them in C, without a loop
-    over examples in Python: some 0.1 ms for 100,000.
+    over examples in Python: about 0.1 ms for 100,000.
     """
 
     def __init__(self, config: DifficultyPoolConfig, text: str, size: int) -> None:
@@ -79,8 +79,8 @@ class _Pools:
         self.counts = [self._pool_of.count(pool) for pool in range(len(POOLS))]
 
     def draw(self, key: str) -> int:
-        """The example on which a point falls that `key` throws at a line of all examples, each
-        as long as its weight.
+        """The example at a point, derived from `key`, on a line of all examples, each as long as
+        its weight.
         """
         weights = self._weights
         if not any(w * n for w, n in zip(weights, self.counts, strict=True)):
@@ -200,7 +200,7 @@ class Curriculum:
         return self.state.draws.get(str(counter))
 
     def forget(self, counter: int) -> None:
-        """Drops the draw of a counter whose group will not be put back any more."""
+        """Drops the draw of a counter whose group will not be requeued any more."""
         self.state.draws.pop(str(counter), None)
 
     def observe(self, env: str, example: int, reward_mean: float) -> None:
@@ -224,7 +224,7 @@ class Curriculum:
         return not rejected
 
     def metrics(self) -> dict[str, float]:
-        """Shares of the pools, and groups judged since the last call, which starts them anew.
+        """Shares of the pools, and groups judged since the last call, which resets their counts.
 
         'curriculum/<env>/pool/<pool>' for pool envs, 'curriculum/<env>/{admitted,rejected}' for
         envs with gates.

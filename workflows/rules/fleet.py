@@ -13,15 +13,15 @@ from ratchet.workflows.protocol.messages import EnvTarget
 from ratchet.workflows.protocol.state import HostState
 
 MAX_DOWNS = 5
-"""Times a server may fail to come up before its run gives up."""
+"""How often a server may fail to come up before its run gives up."""
 PUT_AWAY = "closed for a pause"
-"""The detail of a server that a pause has closed: its next start is no restart."""
+"""The detail of a server that a pause has closed: its next start is not a restart."""
 TOLD_OF_WAIT = 500
-"""Characters kept of what a host waits for: every one is in the run's state."""
+"""Characters kept of what a host waits for: all of them are in the run's state."""
 
 
 def hosts_of(config: RunConfig) -> list[HostState]:
-    """Every server the run needs; those given by address are up and not ours."""
+    """Every server the run needs; those with an address are up and not hosted by the run."""
     return [
         HostState(
             planned.role,
@@ -36,8 +36,8 @@ def hosts_of(config: RunConfig) -> list[HostState]:
 
 
 def shared(hosts: list[HostState]) -> list[HostState]:
-    """`hosts` as builds had them that gave both sections of an env one server, the training one's;
-    the same list where no env has two.
+    """`hosts` as in builds that gave both sections of an env one server, the training one's; the
+    same list if no env has two.
     """
     kept = [host for host in hosts if not host.name.startswith("eval/")]
     if len(kept) == len(hosts):
@@ -49,12 +49,12 @@ def shared(hosts: list[HostState]) -> list[HostState]:
 
 
 def hold_of(host: HostState) -> str:
-    """By which name a run is held while `host` cannot start its server."""
+    """The name of the run's hold while `host` cannot start its server."""
     return f"host {host.role}/{host.index}"
 
 
 def held_hosts(hosts: list[HostState]) -> dict[str, str]:
-    """What keeps hosts from starting their servers, by the names of their holds."""
+    """Why hosts cannot start their servers, by the names of their holds."""
     return {hold_of(host): host.waits for host in hosts if host.waits}
 
 
@@ -73,21 +73,21 @@ class Fleet(EnginePool):
         return [h for h in self.hosts if h.role == role]
 
     def on_report(self, report: HostReport) -> bool:
-        """Takes a host's report; False if it is about an epoch that is already over."""
+        """Applies a host's report; False if it is about an epoch that is already over."""
         host = self.host(report.role, report.index)
         put_away = host.detail == PUT_AWAY
         over = report.epoch < host.epoch or (put_away and report.epoch == host.epoch)
         if report.state != "failed" and over:
             return False
         if report.epoch > host.epoch:
-            # Whatever came before is gone, seen going down or not.
+            # Earlier epochs are gone, whether or not they were seen going down.
             host.restarts += host.epoch > 0 and not put_away
             host.epoch, host.up, host.verified = report.epoch, False, -1
             host.detail = "" if put_away else host.detail
         if report.state == "starting":
             if host.up:
                 return False
-            # Said with a reason it cannot start yet; said again without one, it can.
+            # With a reason it cannot start yet; repeated without one, it can.
             host.waits = report.detail[:TOLD_OF_WAIT]
             host.detail = report.detail or host.detail
             return True
@@ -111,12 +111,12 @@ class Fleet(EnginePool):
             host.up, host.verified, host.detail = False, -1, detail
 
     def put_away(self, host: HostState) -> None:
-        """A server was closed for a pause; what keeps it next is another Host workflow."""
+        """A server was closed for a pause; its next keeper is another Host workflow."""
         host.up, host.verified, host.detail = False, -1, PUT_AWAY
         host.opened += 1
 
     def forgive(self) -> None:
-        """A pause ends what counts against a server."""
+        """A pause resets the counts of failures."""
         for host in self.hosts:
             host.downs = host.gate_failures = 0
 

@@ -1,10 +1,10 @@
-"""Groups in flight, and what is counted over all of them. Pure.
+"""Groups in flight, and counts over all of them. Pure.
 
 Invariants:
 
-- Every count is kept as flights change, so that asking for one costs the same whatever is in
-  flight: thousands of slow rollouts make no admission slower. Only `Flights` changes a `Flight`'s
-  parts, engine and cancellation.
+- Every count is updated as flights change, so that reading it costs the same whatever is in flight:
+  thousands of slow rollouts make no admission slower. Only `Flights` changes a `Flight`'s parts,
+  engine and cancellation.
 - Groups are in the order in which they began.
 """
 
@@ -16,7 +16,7 @@ from typing import Literal
 from ratchet.activities.contracts.rollouts import EngineTarget, GroupWork
 
 Cause = Literal["", "stale", "overload", "damaged", "pause", "stop"]
-"""Why a group was given up; '' if it was not."""
+"""Why a group was cancelled; '' if it was not."""
 
 
 @dataclass
@@ -33,9 +33,9 @@ class Flight:
     """A group in flight. `begun` rollouts have been handed out, in `parts` by first rollout, and
     `ended` of them hold no permit any more.
 
-    `version` is the policy version at which the group began. What is `cancelled` gets no more
-    parts; `lost` says why rollouts of it were given up, which with a `user_error` is the group's
-    own mistake. It is `finalizing` once all of its rollouts have ended.
+    `version` is the policy version at which the group began. A `cancelled` group gets no more
+    parts; `lost` says why its rollouts were cancelled, which with a `user_error` is the group's own
+    mistake. It is `finalizing` once all of its rollouts have ended.
     """
 
     work: GroupWork
@@ -74,7 +74,7 @@ class Flights(Mapping[str, Flight]):
     """Groups in flight by id."""
 
     def __init__(self, ageless: frozenset[str] = frozenset()) -> None:
-        """Train groups of the envs `ageless` never get too old."""
+        """Train groups of the envs in `ageless` never get too old."""
         self._ageless = ageless
         self._flights: dict[str, Flight] = {}
         self._half: dict[str, dict[str, Flight]] = {"train": {}, "eval": {}}
@@ -118,13 +118,13 @@ class Flights(Mapping[str, Flight]):
         return self._versions
 
     def ages(self, flight: Flight) -> bool:
-        """Whether it gets too old one day: train groups do that the policy samples."""
+        """Whether it can get too old, as train groups sampled by the policy do."""
         return flight.work.kind == "train" and flight.work.env not in self._ageless
 
     # -- changes ----------------------------------------------------------------------------
 
     def enter(self, flight: Flight) -> None:
-        """A group begins; nothing of it was handed out yet."""
+        """A group begins; none of it was handed out yet."""
         assert not flight.parts and flight.work.group not in self._flights
         self._flights[flight.work.group] = flight
         self._half[flight.work.kind][flight.work.group] = flight
@@ -140,7 +140,7 @@ class Flights(Mapping[str, Flight]):
         return first
 
     def release(self, flight: Flight, first: int, ended: int) -> None:
-        """`ended` rollouts of a part hold no permit any more."""
+        """`ended` rollouts of a part no longer hold a permit."""
         part = flight.parts[first]
         assert part.ended <= ended <= part.size
         self._count(flight, -1)
@@ -149,20 +149,20 @@ class Flights(Mapping[str, Flight]):
         self._count(flight, 1)
 
     def end(self, flight: Flight, first: int) -> None:
-        """A part was carried out."""
+        """A part has ended."""
         part = flight.parts[first]
         assert not part.done
         self.release(flight, first, part.size)
         part.done = True
 
     def cancel(self, flight: Flight, why: Cause) -> None:
-        """No more of a group is handed out; the first reason stays."""
+        """Hands out no more of a group; the first reason stays."""
         self._count(flight, -1)
         flight.cancelled = flight.cancelled or why
         self._count(flight, 1)
 
     def move(self, flight: Flight, engine: EngineTarget) -> None:
-        """What is left of a group goes to another engine."""
+        """The rest of a group goes to another engine."""
         self._count(flight, -1)
         flight.engine = engine
         self._count(flight, 1)
@@ -174,7 +174,7 @@ class Flights(Mapping[str, Flight]):
         self._half[flight.work.kind].pop(flight.work.group, None)
 
     def _count(self, flight: Flight, sign: int) -> None:
-        """Takes a flight into all counts, or with sign -1 out of them."""
+        """Adds a flight to all counts, or with sign -1 removes it."""
         label, kind = flight.label, flight.work.kind
         self._groups[label] += sign
         self._executing[label] += sign * flight.executing

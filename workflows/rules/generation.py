@@ -1,13 +1,13 @@
 """Everything that one dispatch generation decides. Pure: events in, decisions and reports out.
 
-The Scheduler decides what starts next; this class decides what is given up, what becomes of an
-activity that failed, and what the run is told. `Dispatch` turns that into activities, timers and
+The Scheduler decides what starts next; this class decides what is cancelled, what happens after an
+activity failed, and what is reported to the run. `Dispatch` turns that into activities, timers and
 signals. Invariants:
 
 - Every admitted group is delivered exactly once: as a result, as an error with its cause, or as
-  one cancellation with the first cause for which it was given up.
+  one cancellation with its first cause.
 - What was admitted and is in no report yet is `outstanding` in every report.
-- Whatever there is to act on or to report wakes the generation (`has_news`).
+- Everything that requires action or a report wakes the generation (`has_news`).
 """
 
 from ratchet.activities.contracts import names
@@ -25,11 +25,11 @@ from ratchet.workflows.rules.placement import MAX_RELOCATIONS, Attempt
 from ratchet.workflows.rules.scheduler import Part, Scheduler
 
 GROUPS_PER_REPORT = 100
-"""Keeps a report, at some 500 B a group, below 64 KiB."""
+"""Keeps a report, at about 500 B a group, below 64 KiB."""
 
 
 class Generation:
-    """Groups in flight, those to be reported, and when to look at them again."""
+    """Groups in flight, those to be reported, and when to check again."""
 
     def __init__(self, config: RunConfig, arg: DispatchInput) -> None:
         self._arg = arg
@@ -53,7 +53,7 @@ class Generation:
 
     @property
     def must_report(self) -> bool:
-        """Whether the run is to hear of something now."""
+        """Whether the run needs a report now."""
         return bool(self.outbox or self._lost) or self.report_due
 
     @property
@@ -63,32 +63,32 @@ class Generation:
 
     @property
     def buffered(self) -> int:
-        """Rollouts that have ended in groups which have not."""
+        """Rollouts that have ended in groups that have not."""
         return sum(flight.ended for flight in self.flights.values())
 
     @property
     def waiting_for(self) -> str:
-        """What keeps this generation from going on, '' if nothing does."""
+        """What this generation waits for, '' for nothing."""
         if not self._waits:
             return self.scheduler.blocked.reason
         others = f" and {len(self._waits) - 1} more" if len(self._waits) > 1 else ""
         return f"an engine and an env server for {self._waits[0]}{others}"
 
     def must_hand_over(self, *, long: bool) -> bool:
-        """Whether the next generation should admit; `long` is whether this one's history is."""
+        """Whether the next generation should admit; `long`: this one's history is long."""
         now, revision = self.scheduler.control, self._arg.control.revision
         wanted = now.stop or bool(now.pause) or now.revision != revision
         return self.scheduler.admitting and (wanted or long)
 
     def begin_turn(self, *, long: bool) -> bool:
-        """True if admission ends with this turn, of which the run must hear at once."""
+        """True if admission ends with this turn, which the run must learn at once."""
         self.changed = False
         if hands_over := self.must_hand_over(long=long):
             self.scheduler.close()
         return hands_over
 
     def review(self) -> list[str]:
-        """Gives up what must not go on; returns the groups whose activities are to be cancelled."""
+        """Cancels what must not continue; returns the groups whose activities must be cancelled."""
         control, scheduler = self.scheduler.control, self.scheduler
         given_up = self.give_up(list(self.flights), "stop") if control.stop else []
         if control.pause == "cancel":
@@ -100,7 +100,7 @@ class Generation:
         return given_up + self.give_up(scheduler.overload(), "overload")
 
     def give_up(self, groups: list[str], why: Cause) -> list[str]:
-        """No more of the groups is handed out; returns them. Those at which no activity works are
+        """Hands out no more of the groups; returns them. Those without a running activity are
         delivered at once, the others when their activities have ended.
         """
         for group in groups:
@@ -111,7 +111,7 @@ class Generation:
         return groups
 
     def report(self, *, closed: bool = False, most: int = GROUPS_PER_REPORT) -> DispatchReport:
-        """The next report, with `most` groups at most; the last one says that all is `closed`."""
+        """The next report, with at most `most` groups; the last one says that all is `closed`."""
         scheduler, groups, lost = self.scheduler, self.outbox[:most], self._lost
         self.outbox, self._lost, self.report_due = self.outbox[most:], [], False
         self._seq += 1
@@ -135,26 +135,26 @@ class Generation:
     # -- events -----------------------------------------------------------------------------
 
     def on_control(self, control: Control) -> None:
-        """The run's newest wishes; older ones are ignored."""
+        """Applies the run's newest control state; older ones are ignored."""
         self.changed |= self.scheduler.on_control(control)
 
     def on_released(self, ended: dict[str, int]) -> None:
         """Rollouts ended inside activities that still run: their permits are free."""
         if self.scheduler.on_released(ended):
             self.changed = True
-            # A tail's permits are the next generation's, which hears of them through the run.
+            # A tail's permits belong to the next generation, which gets them through the run.
             self.report_due |= not self.scheduler.admitting
 
     def on_held(self, work: str, reason: str, now: float) -> None:
-        """What `work` made cannot be stored; the run hears of the first such work."""
+        """The result of `work` cannot be stored; the first such work is reported to the run."""
         self.report_due |= self.held.on_failed(work, reason, now)
 
     def on_work_ended(self, work: str) -> None:
-        """`work` needs the store no more; the run hears of it when nothing is held."""
+        """`work` no longer needs the store; the run is informed once nothing is held."""
         self.report_due |= self.held.on_ended(work)
 
     def on_part_ended(self, part: Part, lost: str) -> bool:
-        """A part's activities are over, `lost` says why in vain; True if its group is now to be
+        """A part's activities are over, `lost` says why in vain; True if its group must now be
         finalized.
         """
         group = part.work.group
@@ -174,7 +174,7 @@ class Generation:
     # -- attempts ---------------------------------------------------------------------------
 
     def attempt(self, part: Part) -> Attempt:
-        """How to begin with a part; it has no address where its env may not be used now."""
+        """A part's first attempt; it has no address if its env may not be used now."""
         return Attempt(part.work, part.engine, self.scheduler.places.address(part.work))
 
     def has_place(self, attempt: Attempt) -> bool:
@@ -183,31 +183,31 @@ class Generation:
         return bool(address) and self.scheduler.engine() is not None
 
     def on_waits(self, attempt: Attempt) -> None:
-        """The attempt has no such place now: the run hears what is waited for."""
+        """The attempt has no such place now: the run is informed what is waited for."""
         self._waits.append(attempt.work.group)
         self.report_due = True
 
     def on_waited(self, attempt: Attempt) -> None:
-        """The attempt waits no more."""
+        """The attempt no longer waits."""
         self._waits.remove(attempt.work.group)
 
     def on_unplaced(self, attempt: Attempt) -> None:
-        """There was no place for too long: the group is to go back to the queue."""
+        """There was no place for too long: the group is requeued."""
         self._unplaced.append(attempt.work.group)
         self.changed = True
 
     def place(self, attempt: Attempt) -> None:
-        """Pins the attempt to such an engine and env server."""
+        """Pins the attempt to an available engine and env server."""
         engine = self.scheduler.engine()
         assert engine is not None
-        # What is left of the group follows, for the prefix cache.
+        # The rest of the group follows, for the prefix cache.
         attempt.engine = engine
         self.flights.move(self.flights[attempt.work.group], engine)
         attempt.address = self.scheduler.places.address(attempt.work)
 
     def on_failed(self, attempt: Attempt, kind: str, reason: str) -> bool:
-        """An activity failed by `kind`; True if a rest and a place are to follow, for a server was
-        lost. Then it is tried again unless the attempt has a failure.
+        """An activity failed by `kind`; True if a server was lost, so that a wait and a new place
+        must follow. Then it is retried unless the attempt has a failure.
         """
         work = attempt.work
         if kind == names.ENGINE_LOST or (kind == names.ENV_LOST and not attempt.finalizing):
@@ -216,17 +216,17 @@ class Generation:
                 self._lost.append(lost)
                 self.changed = True
             if attempt.losses == MAX_RELOCATIONS:
-                attempt.failure = f"given up after {MAX_RELOCATIONS} relocations: {reason}"
+                attempt.failure = f"abandoned after {MAX_RELOCATIONS} relocations: {reason}"
             return True
         attempt.failure = reason
         self.flights[work.group].user_error = kind == names.BAD_INPUT
-        # A train group of which something kept is damaged is rolled out again, under another id.
+        # A train group with damaged artifacts is rolled out again, under another id.
         if kind == names.CORRUPT and work.kind == "train" and f"/{work.group}" in reason:
             self.give_up([work.group], "damaged")
         return False
 
     def on_rested(self, attempt: Attempt) -> None:
-        """The rest after a loss is over, or was cut short."""
+        """The wait after a loss is over, or was cut short."""
         self.scheduler.places.forgive(attempt)
 
     def _deliver(self, flight: Flight, result: GroupResult | None = None, error: str = "") -> None:

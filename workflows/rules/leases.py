@@ -1,9 +1,9 @@
-"""Which generations there are, what each may admit, and what is rolled out anew. Pure.
+"""Which generations exist, what each may admit, and which groups are rolled out again. Pure.
 
-Invariants: a lease is recorded before its generation starts; a report is taken once, and none of a
-generation that is over; older generations keep the permits they still use. What a generation that
-is gone had in flight is rolled out by the next one under the same ids; any other group that is
-rolled out anew has a new id.
+Invariants: a lease is recorded before its generation starts; a report is accepted once, and never
+from a generation that is over; older generations keep the permits they still use. What a lost
+generation had in flight is rolled out by the next one under the same ids; any other group that is
+rolled out again has a new id.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ STANDING = ("pausing", "paused", "starting")
 
 
 class Leases:
-    """Acts on the generations of a run's state. While `frozen` the next groups are another
-    revision's to draw; `wake` is called when generations must hear of something. With `ends_train`,
-    train groups are given up once the last batch is shipped; runs of older builds let them end.
+    """Acts on the generations of a run's state. While `frozen` the next groups are drawn by another
+    revision; `wake` is called when generations need an update. With `ends_train`, train groups are
+    cancelled once the last batch is shipped; runs of older builds let them finish.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Leases:
 
     @property
     def next_train(self) -> int:
-        """The train counter that no generation has admitted yet, as far as the run was told."""
+        """The train counter that no generation has admitted yet, as far as the run knows."""
         return max((g.lease.next_train for g in self._part.generations), default=0)
 
     @property
@@ -84,11 +84,11 @@ class Leases:
         return generation
 
     def renumber(self) -> None:
-        """What generations are told from here on is newer than what they were told before."""
+        """Makes all later control states newer than those sent before."""
         self._part.control_seq += 1
 
     def on_report(self, report: DispatchReport, now: str) -> bool:
-        """Takes a generation's report; False if it was seen before, or is of one that is over."""
+        """Accepts a generation's report; False if it was seen before, or its generation is over."""
         generation = next((g for g in self.live if g.number == report.generation), None)
         if generation is None or report.seq <= generation.seq:
             return False
@@ -108,7 +108,7 @@ class Leases:
         return True
 
     def _drop_admitted(self) -> None:
-        """Forgets requeued groups that the newest generation has admitted."""
+        """Drops requeued groups that the newest generation has admitted."""
         part = self._part
         admitted = part.generations[-1].lease.put_backs - part.requeued_before
         if admitted > 0:
@@ -116,11 +116,11 @@ class Leases:
             part.requeued_before += admitted
 
     def on_death(self, generation: GenerationState) -> list[str] | None:
-        """Requeues, under the same ids, what a generation that is gone had in flight; returns it,
-        or None if the generation has closed meanwhile.
+        """Requeues, under the same ids, what a lost generation had in flight; returns it, or None
+        if the generation has closed in the meantime.
 
-        What it admitted after its last report lies beyond the lease of that report, which the next
-        generation goes on with.
+        What it admitted after its last report lies beyond the lease of that report, with which the
+        next generation continues.
         """
         if generation.state == "closed":
             return None
@@ -131,30 +131,30 @@ class Leases:
         return generation.outstanding
 
     def forgive(self) -> None:
-        """A pause ends what counts against the generations."""
+        """A pause resets the count of lost generations."""
         self._part.deaths = 0
 
-    # -- groups that are rolled out anew ----------------------------------------------------
+    # -- groups that are rolled out again ---------------------------------------------------
 
     def requeue(self, group: str) -> None:
-        """The group's example is to be rolled out anew, under a new id."""
+        """Requeues the group's example, under a new id."""
         self._part.requeued.append(next_attempt(group))
         self._wake()
 
     def requeue_refused(self) -> None:
-        """Groups with tokens of refused weights are rolled out anew."""
+        """Requeues groups with tokens of refused weights."""
         for group in self._sink.discard(self._state.servers.rejected_labels):
             self.requeue(group.group)
 
     def requeue_stale(self, step: int) -> None:
-        """Groups that are too old for batch `step` are rolled out anew."""
+        """Requeues groups that are too old for batch `step`."""
         for group in self._sink.sweep(step):
             self._part.stale_in_queue += 1
             self._count_cancelled(group.env, "stale")
             self.requeue(group.group)
 
     def on_cancelled(self, group: GroupResult) -> None:
-        """A group was given up in flight; unless the run ends, its example is rolled out anew."""
+        """A group was cancelled in flight; unless the run ends, its example is rolled out again."""
         part = self._part
         if group.cancelled == "stop":
             return
@@ -163,7 +163,7 @@ class Leases:
         part.stale_in_flight += group.cancelled == "stale"
         part.overload += group.cancelled == "overload"
         if group.kind == "eval" or group.cancelled == "pause":
-            # Its rollouts that ended are kept: only the rest is rolled out after the pause.
+            # Its completed rollouts are kept: only the rest is rolled out after the pause.
             part.requeued.append(group.group)
         else:
             self.requeue(group.group)
@@ -178,7 +178,7 @@ class Leases:
         return any(g.oldest is not None and g.oldest < freshest for g in self.live)
 
     def metrics(self) -> dict[str, float]:
-        """Groups that were given up since the last call, which starts their counts anew."""
+        """Groups cancelled since the last call, which resets their counts."""
         part = self._part
         counts = {
             "off_policy/dropped/in_flight": float(part.stale_in_flight),
@@ -190,7 +190,7 @@ class Leases:
         part.stale_in_flight = part.stale_in_queue = part.overload = 0
         return counts
 
-    # -- what generations are told ----------------------------------------------------------
+    # -- what generations receive -----------------------------------------------------------
 
     @property
     def _train_over(self) -> bool:
@@ -216,7 +216,7 @@ class Leases:
         return limit
 
     def control(self, generation: int) -> Control:
-        """Everything that a generation is to know now."""
+        """The current control state for a generation."""
         part, state, limits = self._part, self._state, self._state.permits.limits
         requests, status = state.requests, state.lifecycle.status
         older = sum(g.reserved for g in self.live if g.number < generation)
@@ -232,7 +232,7 @@ class Leases:
             trim=limits.trim,
             auto=limits.auto,
             stop=bool(requests.stop) or status in OVER,
-            # A pause that was begun is carried through: resume opens the next generation.
+            # A pause that has begun is completed: resume opens the next generation.
             pause=requests.pause or ("drain" if status == "pausing" or state.outages.holds else ""),
             engines=self._fleet.engines(),
             envs=self._fleet.envs(),

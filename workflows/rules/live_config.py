@@ -1,11 +1,11 @@
-"""What a run makes of a changed config: limits, and the ratios of its train envs. Pure."""
+"""The limits and train-env ratios that follow from a changed config. Pure."""
 
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.state import Limits, Shares
 
 
 def ratios_of(config: RunConfig) -> dict[str, float]:
-    """By which ratios the train envs take turns."""
+    """The ratios by which the train envs take turns."""
     return {env.name: env.ratio for env in config.train.env}
 
 
@@ -20,7 +20,7 @@ def shares_after(
 
 
 def limits_of(config: RunConfig, before: Limits | None = None) -> Limits:
-    """The limits that a config sets; 'auto' permits go on from those `before`."""
+    """The limits that a config sets; 'auto' permits continue from those in `before`."""
     auto = config.permits is None
     first = config.dispatch.concurrency.initial or config.largest_part
     permits = config.permits or (before.permits if before else first)

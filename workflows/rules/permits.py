@@ -9,9 +9,9 @@ from ratchet.workflows.rules.live_config import limits_of
 
 
 class Permits:
-    """The limits of a run; moves their permits where they are 'auto'.
+    """The limits of a run; moves their permits if they are 'auto'.
 
-    The last load of each engine is not durable: engines tell it anew every few seconds.
+    The last load of each engine is not durable: engines report it again every few seconds.
     """
 
     def __init__(self, config: RunConfig, state: RunState, fleet: Fleet) -> None:
@@ -30,12 +30,12 @@ class Permits:
         return Concurrency(bounds, self._part.controller)
 
     def change(self, config: RunConfig) -> None:
-        """Takes the limits that a changed config sets."""
+        """Applies the limits of a changed config."""
         self._part.limits = limits_of(config, self._part.limits)
 
     def on_load(self, now: float, load: EngineLoad) -> str:
-        """Takes an engine's load at `now` (seconds); says why permits moved, or '' if they did
-        not. Loads of an engine's earlier epochs are ignored.
+        """Processes an engine's load at `now` (seconds); says why permits changed, or '' if they
+        did not. Loads of an engine's earlier epochs are ignored.
         """
         limits, host = self._part.limits, self._fleet.host("engine", load.index)
         if not limits.auto or not host.up or load.epoch != host.epoch:

@@ -1,11 +1,11 @@
-"""Which engine and env server a group uses, and which it avoids because an activity lost them.
+"""Which engine and env server a group uses, and which it avoids because activities lost them.
 
 Invariants:
 
-- A server that an activity found gone is avoided by all while the activity rests, and then tried
-  once more, since a dropped connection is no dead server.
-- Found gone again, it is reported to the run and avoided for good: the run names what it has
-  restarted by another epoch or address. What is not ours to restart is only ever tried again.
+- A server that an activity found gone is avoided by all while the activity waits, and then tried
+  once more, since a dropped connection does not mean a dead server.
+- Found gone again, it is reported to the run and avoided for good: the run lists a restarted server
+  under another epoch or address. A server that the run does not host is only ever retried.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,13 @@ from ratchet.activities.contracts.rollouts import EngineTarget, GroupWork
 from ratchet.workflows.protocol.messages import EnvTarget, LostServer
 
 RELOCATION_PAUSE = timedelta(seconds=5)
-"""Rest before a server that was lost is tried again."""
+"""Wait before a server that was lost is tried again."""
 PLACED_WITHIN = timedelta(minutes=5)
-"""How long a group in flight waits for an engine and an env server. Then it goes back to the queue,
-with its rollouts that ended, and others may go first; the run itself waits for its servers under
-their names.
+"""How long a group in flight waits for an engine and an env server. Then it is requeued, with its
+completed rollouts, and others may go first; the run itself waits for its servers by name.
 """
 MAX_RELOCATIONS = 20
-"""Times an activity is tried again after its engine or env server was lost."""
+"""How often an activity is retried after its engine or env server was lost."""
 
 
 @dataclass
@@ -32,8 +31,8 @@ class Attempt:
     """Where one activity of a group is tried, and how it fares.
 
     `losses` counts the servers that it found gone, `here` those since it was moved: rollouts move
-    as often as they must, while a group that is `finalizing` tries only the first place twice.
-    After the present rest `forgiven` may be used again. A `failure` is final.
+    as often as they must, while a `finalizing` group tries only the first place twice. After the
+    present wait `forgiven` may be used again. A `failure` is final.
     """
 
     work: GroupWork
@@ -47,7 +46,7 @@ class Attempt:
 
 
 class Places:
-    """The servers that the run named last, less those that are avoided: engines by index and
+    """The servers that the run listed last, except those that are avoided: engines by index and
     epoch, env servers by address.
     """
 
@@ -71,7 +70,7 @@ class Places:
         return "" if target is None or target.address in self._avoided else target.address
 
     def leave(self, attempt: Attempt, kind: str, reason: str) -> LostServer | None:
-        """Avoids the server that the attempt found gone; returns what the run must hear of it."""
+        """Avoids the server that the attempt found gone; returns what to report to the run."""
         attempt.losses += 1
         attempt.here += 1
         again, engine, target = attempt.here == 1, attempt.engine, self._target(attempt.work)
@@ -91,5 +90,5 @@ class Places:
         return lost
 
     def forgive(self, attempt: Attempt) -> None:
-        """The attempt has rested: what it avoided for that long may be used, if still named."""
+        """The attempt has waited: what it avoided for that long may be used, if still listed."""
         self._avoided.discard(attempt.forgiven)

@@ -1,8 +1,8 @@
-"""Which weights the engines are to hold, and what is known of every push of them. Pure.
+"""Which weights the engines should hold, and what is known about every push of them. Pure.
 
 Invariants: an engine is verified at a version only after a push of that version's own bits passed
-the gate in the engine's current epoch. The labels of a push that nobody verified are rejected,
-however it failed.
+the gate in the engine's current epoch. The labels of an unverified push are rejected, however it
+failed.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ KEPT_LABEL_VERSIONS = 100
 
 @dataclass(frozen=True)
 class Push:
-    """Weights on their way to `engine`, as it was when they left; one that is `serving` had traffic
+    """Weights on their way to `engine`, as it was when they left; a `serving` engine had traffic
     before.
     """
 
@@ -29,36 +29,36 @@ class Push:
 
     @property
     def labels(self) -> list[str]:
-        """What the engine stamps on tokens that it samples from these weights."""
+        """The labels of tokens that the engine samples from these weights."""
         numbers = range(PUSH_TRIES)
         return [push_label(self.version, self.engine.pushes, number) for number in numbers]
 
 
 class Pushes:
-    """Acts on the weights of a run's state. `wake` is called when dispatch must hear of something.
+    """Acts on the weights of a run's state. `wake` is called when dispatch needs an update.
 
-    `to_serving` counts pushes under way to engines that had traffic before: what they sample until
-    the gate has spoken may have to be given up.
+    `to_serving` counts pushes in progress to engines that had traffic before: what they sample
+    until the gate decides may have to be discarded.
     """
 
     def __init__(self, part: ServersState, fleet: Fleet, wake: Callable[[], None]) -> None:
         self._part = part
         self._fleet = fleet
         self._wake = wake
-        # Engines by index and epoch that still roll out, though their weights are to be others.
+        # Engines by index and epoch that still roll out, though they should get other weights.
         self._had_traffic: set[tuple[int, int]] = set()
         self.in_flight = 0
         self.to_serving = 0
 
     def begin(self, policy: PolicyResult) -> None:
-        """Version 0 is there."""
+        """Version 0 is ready."""
         self._part.policy_origin = policy.origin
         self._part.weights, self._part.target_version = policy.weights, 0
 
     def offer(self, version: int, weights: ArtifactRef) -> bool:
-        """The engines are to hold `weights` as `version`: the very bits that the trainer stands at.
-        A trainer on hardware unlike that of the one before may have made others of the same batch;
-        True if so.
+        """The engines should hold `weights` as `version`: the exact bits of the trainer's state. A
+        trainer on other hardware than the previous one may have produced different bits from the
+        same batch; True if so.
         """
         part, again = self._part, version == self._part.target_version
         if again:
@@ -81,7 +81,7 @@ class Pushes:
     def start(self, host: HostState) -> Push:
         """The newest weights leave for an engine."""
         assert self._part.weights is not None
-        # Numbered over all engines: a label that is rejected is of one push alone.
+        # Numbered over all engines: a rejected label belongs to one push alone.
         host.pushes = 1 + max(engine.pushes for engine in self._fleet.of("engine"))
         serving = host.verified >= 0 or (host.index, host.epoch) in self._had_traffic
         push = Push(replace(host), self._part.target_version, self._part.weights, serving)
@@ -90,7 +90,7 @@ class Pushes:
         return push
 
     def on_verified(self, host: HostState, push: Push, rejected: list[str]) -> None:
-        """A push passed the gate, at a later try if labels of the first ones are `rejected`."""
+        """A push passed the gate, on a later try if labels of the first ones are `rejected`."""
         self._part.rejected_labels.extend(rejected)
         if host.epoch == push.engine.epoch and host.up and push.weights == self._part.weights:
             host.verified = push.version
@@ -98,9 +98,9 @@ class Pushes:
         self._wake()
 
     def on_failed(self, host: HostState, push: Push, reason: str, *, refused: bool) -> None:
-        """A push failed; `refused` is what the gate did not let pass."""
+        """A push failed; `refused`: the gate did not let it pass."""
         engine = push.engine
-        # However the push failed, nobody has verified what the engine samples under its labels.
+        # However the push failed, what the engine samples under its labels is unverified.
         self._part.rejected_labels.extend(push.labels)
         self._fleet.mark_down("engine", engine.index, engine.epoch, reason)
         host.gate_failures += refused
@@ -112,7 +112,7 @@ class Pushes:
         self.to_serving -= push.serving
 
     def forget_labels(self, version: int) -> None:
-        """Drops rejected labels of versions so far below that no group bears them."""
+        """Drops rejected labels of versions so far below that no group has them."""
         self._part.rejected_labels = [
             label
             for label in self._part.rejected_labels

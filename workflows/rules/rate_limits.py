@@ -1,4 +1,4 @@
-"""What slows admission down: a rate limit and a burst cap. Pure; the clock comes from outside.
+"""What slows admission down: a rate limit and a burst cap. Pure; the time comes from outside.
 
 Both are shared by train and eval, and both cross hand-overs in the lease.
 """
@@ -12,9 +12,9 @@ LEAST_BURST = 8
 
 @dataclass
 class RateLimiter:
-    """A token bucket: `per_minute` tokens flow in, at most `capacity` are kept; none: no limit.
+    """A token bucket: `per_minute` tokens flow in, at most `capacity` are kept; None: no limit.
 
-    `least` is the largest cost that can come up, which the bucket must be able to hold.
+    `least` is the largest possible cost, which the bucket must be able to hold.
     """
 
     per_minute: int | None
@@ -59,7 +59,7 @@ class BurstCap:
     def wait_s(self, now: float, executing: int, cost: int, burst: int | None) -> float:
         """Seconds until `cost` more may start; 0 if they may. Opens a window when one is over.
 
-        A burst holds one activity at least, else nothing could ever start.
+        A burst covers at least one activity, otherwise nothing could start.
         """
         if burst is None:
             return 0.0

@@ -1,7 +1,7 @@
-"""A run's durable state as a checkpoint keeps it, and as another attempt or a fork begins with it.
+"""A run's durable state as a checkpoint holds it, and as another attempt or a fork starts with it.
 
 Pure. Invariant: what was collected, cut or shipped at the checkpoint trains after it; groups that
-were in flight are leased anew under their ids; evals that had not ended start over.
+were in flight are requeued under their ids; evals that had not ended start over.
 """
 
 from dataclasses import replace
@@ -34,8 +34,8 @@ from ratchet.workflows.rules.sinks import TrainSink
 
 
 def kept(state: RunState, config: RunConfig) -> str:
-    """What a checkpoint keeps of a run besides its trainer, as JSON text."""
-    # What a checkpoint leans on would be kept by every one after it.
+    """The run's state that a checkpoint holds besides its trainer's, as JSON text."""
+    # Otherwise every later checkpoint would keep what this one refers to.
     lean = replace(state, trainer=replace(state.trainer, checkpoint=None, older=None, batches=[]))
     number = CHECKPOINT_STATE.current
     return to_json({SCHEMA: number, "state": lean, "config": config_document(config)}).decode()
@@ -44,16 +44,16 @@ def kept(state: RunState, config: RunConfig) -> str:
 def restored(
     arg: RestoreInput, result: RestoreResult, state: RunState, config: RunConfig
 ) -> RunState:
-    """Turns the `state` that a checkpoint kept into what a run begins with, at rest.
+    """Turns the `state` in a checkpoint into the initial state of a run, paused.
 
-    A fork whose config draws other examples than the checkpoint's goes through its own from the
-    start.
+    A fork whose config draws other examples than the checkpoint's starts its own from the
+    beginning.
     """
     before = read_config(result.run_state["config"])
     resumed = workflow_of(arg.source) == workflow_of(arg.run_id)
     step = result.checkpoint.step
     life, dispatch = state.lifecycle, state.dispatch
-    # A fork that is resumed stays one.
+    # A resumed fork stays a fork.
     if not (resumed and life.origin and life.origin.kind == "fork"):
         source = result.source or arg.source
         life.origin = Origin(source, step, "resume" if resumed else "fork")
@@ -72,7 +72,7 @@ def restored(
         life.created_at = life.started_at = ""
         life.warnings = []
         same = data_of(before) == data_of(config)
-        # Draws go on over as many examples as they began with; evals are of the config of now.
+        # Draws continue over as many examples as they began with; evals follow the current config.
         counts = life.examples.items() if same else ()
         life.examples = {name: count for name, count in counts if name.startswith("train/")}
     if data_of(before) != data_of(config):
@@ -83,8 +83,8 @@ def restored(
 
 
 def _hosts(config: RunConfig, before: list[HostState]) -> list[HostState]:
-    """Servers of its own. Pushes are numbered on over all engines that there were, fewer or more of
-    them now, so that no label of a push comes twice.
+    """New servers. Pushes continue the numbering over all previous engines, whether there are fewer
+    or more now, so that no label of a push occurs twice.
     """
     hosts = hosts_of(config)
     for host in hosts:
@@ -94,7 +94,7 @@ def _hosts(config: RunConfig, before: list[HostState]) -> list[HostState]:
 
 
 def _lease_again(state: RunState) -> None:
-    """No generation is left; what they had in flight is to be rolled out by the next one."""
+    """Drops all generations; what they had in flight is requeued for the next one."""
     dispatch = state.dispatch
     lease = dispatch.generations[-1].lease if dispatch.generations else Lease()
     places = enumerate(dispatch.requeued, start=dispatch.requeued_before)

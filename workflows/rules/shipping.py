@@ -35,7 +35,7 @@ class Shipping:
         return self.next_batch > self._config.last_step
 
     def may_ship(self) -> bool:
-        """Whether the next batch is due and full, once what is unfit for it was taken out."""
+        """Whether the next batch is due and full, after unfit groups were removed."""
         state, step, version = self._state, self.next_batch, self._state.steps.version
         asked = state.requests.stop or state.requests.pause
         if self.on_hold or asked or version < 0 or self.all_shipped:

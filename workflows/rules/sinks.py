@@ -1,7 +1,7 @@
 """Where groups end: batches for the trainer, epochs for evals. Pure.
 
 Invariants: every delivered group counts once, in the order of delivery; a draw is kept for as long
-as its group may be put back.
+as its group may be requeued.
 """
 
 import hashlib
@@ -14,14 +14,14 @@ from ratchet.workflows.rules.curriculum import Curriculum
 from ratchet.workflows.rules.sources import train_counter
 
 FIRST_GROUPS = 8
-"""Groups that show, where all of their rollouts fail alike, that more would fail, too."""
+"""If all rollouts of this many groups fail alike, more are expected to fail, too."""
 
 
 class TrainSink:
     """Collects finalized train groups until they fill a batch, in order of arrival.
 
     A batch is full with `batch_size` rollouts or `token_batch_size` tokens. With `backfill` those
-    that post-batch filters will remove do not count; the tokens counted are always those shipped.
+    that post-batch filters will remove do not count; only shipped tokens ever count.
     """
 
     def __init__(self, config: RunConfig, progress: TrainProgress) -> None:
@@ -37,13 +37,13 @@ class TrainSink:
         self.progress = progress
 
     def _counted(self, group: GroupResult) -> int:
-        """Rollouts by which the group fills a batch."""
+        """Rollouts with which the group fills a batch."""
         tokens_count = self._tokens is not None
         return group.trainable if self._backfill or tokens_count else group.survivors
 
     def add(self, group: GroupResult, *, admitted: bool = True) -> bool:
-        """Takes a delivered group. One of which nothing counts, or that a curriculum's gates did
-        not admit, only leaves its count behind: False.
+        """Adds a delivered group. If nothing of it counts, or a curriculum's gates did not admit
+        it, only its counts remain: False.
         """
         progress, counted = self.progress, self._counted(group) if admitted else 0
         progress.delivered += 1
@@ -61,22 +61,22 @@ class TrainSink:
         return counted > 0
 
     def discard(self, rejected_labels: list[str]) -> list[GroupResult]:
-        """Takes out groups that hold tokens sampled from refused weights."""
+        """Removes groups with tokens sampled from refused weights."""
         return self._take_out(lambda group: bool(set(group.labels) & set(rejected_labels)))
 
     def sweep(self, step: int) -> list[GroupResult]:
-        """Takes out groups that are too old for batch `step` or any later one."""
+        """Removes groups that are too old for batch `step` or any later one."""
         freshest = step - 1 - self._max_off_policy_steps
         return self._take_out(
             lambda group: group.version_start < freshest and group.env not in self._ageless
         )
 
     def take_out(self, groups: list[GroupResult]) -> list[GroupResult]:
-        """Takes out these groups."""
+        """Removes these groups."""
         return self._take_out(lambda group: group in groups)
 
     def _take_out(self, unfit: Callable[[GroupResult], bool]) -> list[GroupResult]:
-        """Their examples are to be rolled out anew, so they leave no trace in the counts."""
+        """Their examples are rolled out again, so they leave no trace in the counts."""
         taken = [group for group in self.progress.ready if unfit(group)]
         for group in taken:
             counted = self._counted(group)
@@ -105,7 +105,7 @@ class TrainSink:
         return self.collected >= self._rollouts
 
     def filled(self) -> str:
-        """How far the next batch is, in words."""
+        """The progress of the next batch, in words."""
         if self._tokens is not None:
             return f"{self.collected_tokens} of {self._tokens} tokens"
         return f"{self.collected} of {self._rollouts}"
@@ -126,13 +126,13 @@ class TrainSink:
         return taken
 
     def take_filters(self) -> FilterTally:
-        """What filters removed with groups that gave nothing, for the metrics of the next batch."""
+        """What filters removed with empty groups, for the metrics of the next batch."""
         tally, self.progress.empty_filters = self.progress.empty_filters, FilterTally()
         return tally
 
     def uncut(self, filters: FilterTally | None = None) -> None:
-        """The batch that was being written is not: its groups are ready again, before others, and
-        `filters` are for the next.
+        """The batch that was being written is abandoned: its groups are ready again, before others,
+        and `filters` are for the next.
         """
         progress = self.progress
         progress.empty_filters = (filters or FilterTally()).plus(progress.empty_filters)
@@ -154,14 +154,14 @@ class TrainSink:
 
     @property
     def empty_batches(self) -> float:
-        """Batches' worth of groups in a row that gave nothing to train on."""
+        """Consecutive groups with nothing to train on, counted in batches."""
         progress = self.progress
         rollouts = self._rollouts or self._wanted_for(self._tokens or 1)
         return progress.empty_groups * self._largest_group / max(rollouts, self._largest_group)
 
     def _wanted_for(self, tokens: int) -> int:
-        """Rollouts that give so many tokens, by the mean of those so far; before the first there
-        is a bound alone, since none is longer than the context.
+        """Rollouts that yield so many tokens, by the mean so far; before the first there is only a
+        bound, since none is longer than the context.
         """
         progress = self.progress
         if not progress.counted_tokens:
@@ -172,8 +172,8 @@ class TrainSink:
         """Train rollouts that may be admitted in all while the policy is at `version`.
 
         Batch n ships when version >= n - 1 - max_lag, so rollouts are admitted for batches up to
-        version + 1 + max_lag; those that were lost are made up for. A token budget is turned into
-        rollouts by the mean of those so far, which every arrival corrects.
+        version + 1 + max_lag; lost ones are replaced. A token budget is converted to rollouts by
+        the mean so far, which every arrival corrects.
         """
         due = version + 1 + self._max_lag
         batches = due if due < self._last_step else int(self._last_step)
@@ -183,7 +183,7 @@ class TrainSink:
             assert self._rollouts is not None
             return progress.shipped_rollouts + self._rollouts * open_batches + progress.lost
         missing = self._tokens * open_batches - self.collected_tokens
-        # What post-batch filters take from a group is lost with it, so every group was counted.
+        # What post-batch filters remove from a group is lost with it, so every group was counted.
         delivered = progress.shipped_rollouts + self.collected + progress.lost
         return delivered + (self._wanted_for(missing) if missing > 0 else 0)
 
@@ -200,7 +200,7 @@ class Arrivals:
         self._curriculum = curriculum
 
     def on_group(self, group: GroupResult) -> None:
-        """Takes a group that was delivered and not cancelled."""
+        """Adds a group that was delivered and not cancelled."""
         counter, _ = train_counter(group.group)
         example = self._curriculum.drawn(counter)
         if example is not None and group.errored < group.size:
@@ -222,7 +222,7 @@ class Arrivals:
             f"errors/{env}/groups": int(failed),
             f"dropped/{env}/groups": int(not kept),
         }
-        # A group that has no document was given up with all of its rollouts.
+        # A group without a document was cancelled with all of its rollouts.
         types = group.errors or ({LOST: group.errored} if group.errored else {})
         found |= {f"errors/{env}/by_type/{kind}": count for kind, count in types.items()}
         for name, count in found.items():
@@ -230,7 +230,7 @@ class Arrivals:
 
     def all_failed(self) -> str:
         """The one type of error with which every rollout so far failed, once FIRST_GROUPS groups
-        did; else ''. What was given up says nothing of others.
+        did; else ''. Cancelled groups do not count.
         """
         counts = self.part.counts
         groups = sum(counts.get(f"errors/{env.name}/groups", 0) for env in self._config.train.env)
@@ -239,7 +239,7 @@ class Arrivals:
         return types.pop() if enough and len(types) == 1 and LOST not in types else ""
 
     def forgive(self) -> None:
-        """A pause ends what counts against the run's groups."""
+        """A pause resets the count of failed groups."""
         self.part.counts = {}
         self.sink.progress.empty_groups = self.sink.progress.empty_batches = 0
 
@@ -256,15 +256,15 @@ class Arrivals:
         return self.sink.cut()
 
     def on_written(self) -> None:
-        """The batch that was cut last is written: none of its groups will be put back any more."""
+        """The batch cut last is written: none of its groups will be requeued any more."""
         progress = self.sink.progress
         for group in progress.cut:
             self._curriculum.forget(train_counter(group.group)[0])
         progress.cut = []
 
     def metrics(self) -> dict[str, float]:
-        """Numbers of arrivals, curricula and algorithms for the record of a step; counts start
-        anew.
+        """Numbers of arrivals, curricula and algorithms for the record of a step; resets the
+        counts.
         """
         baselines = {
             f"baseline/{env}/{agent}": value

@@ -1,7 +1,7 @@
 """Where examples come from: pure functions of a counter, so that a cursor is one number.
 
 Invariant: over counters 0, 1, 2, … every train example of an env is served exactly once per
-epoch, in an order fixed by the run's seed, and no state but the counter is needed to go on.
+epoch, in an order fixed by the run's seed, and the counter is the only state needed to continue.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def permute(index: int, size: int, key: str) -> int:
 
 
 def train_group(counter: int, attempt: int = 0) -> str:
-    """Id of the group that train counter `counter` stands for; `attempt` counts put-backs."""
+    """Id of the group for train counter `counter`; `attempt` counts how often it was requeued."""
     return f"train/{counter}" if attempt == 0 else f"train/{counter}.{attempt}"
 
 
@@ -54,7 +54,7 @@ def train_counter(group: str) -> tuple[int, int]:
 
 
 def next_attempt(group: str) -> str:
-    """Id under which a put-back group is rolled out anew."""
+    """Id under which a requeued group is rolled out again."""
     counter, attempt = train_counter(group)
     return train_group(counter, attempt + 1)
 
@@ -62,7 +62,7 @@ def next_attempt(group: str) -> str:
 def smooth_cycle(ratios: list[float]) -> list[int]:
     """One cycle of smooth weighted round robin over indexes, as nginx orders its upstreams.
 
-    Each turn every index gains its weight, the one with most (first of equals) is served and pays
+    Each turn every index gains its weight; the one with most (first of equals) is served and pays
     the total. Ratios that no cycle of at most LONGEST_CYCLE turns can hold are rounded to one.
     """
     shares = [Fraction(str(ratio)) for ratio in ratios]
@@ -84,8 +84,8 @@ def smooth_cycle(ratios: list[float]) -> list[int]:
 
 @dataclass(frozen=True)
 class _Turns:
-    """Turns of envs from counter `start` on: `cycle` again and again. Of env e, `before[e]` groups
-    lie below `start`, and `drawn[n][e]` among the first n of a cycle.
+    """Turns of envs from counter `start` on: `cycle` repeated. Of env e, `before[e]` groups lie
+    below `start`, and `drawn[n][e]` among the first n of a cycle.
     """
 
     start: int
@@ -110,9 +110,9 @@ class _Turns:
 
 
 class TrainSource:
-    """Train examples by counter: envs by smooth weighted round robin, shuffled anew each epoch.
+    """Train examples by counter: envs by smooth weighted round robin, reshuffled each epoch.
 
-    `shares` are changes of the ratios, by rising start; before the first the config's hold.
+    `shares` are changes of the ratios, by rising start; before the first the config's apply.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ def eval_work(epoch: EvalEpoch, example: int) -> GroupWork:
 
 
 def interleave(epochs: list[EvalEpoch], cursors: dict[str, int]) -> Iterator[GroupWork]:
-    """What is left of the epochs, the one that is least far along first (A1, B1, A2, B2, …)."""
+    """The remaining groups of the epochs, the least advanced epoch first (A1, B1, A2, B2, …)."""
     places = {e.epoch: cursors.get(e.epoch, 0) for e in epochs}
     while True:
         open_epochs = [e for e in epochs if places[e.epoch] < e.num_examples]

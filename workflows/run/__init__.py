@@ -1,1 +1,1 @@
-"""What a TrainingRun is made of: one class a part of its work."""
+"""The parts of a TrainingRun: one class for each part of its work."""

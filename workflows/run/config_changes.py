@@ -1,7 +1,7 @@
-"""Changes of a running run's config: taken at once, and made a revision of it between two steps.
+"""Changes of a running run's config: accepted at once, and made a revision between two steps.
 
-Invariants: whatever was changed is durable; a revision is in the store before a step is trained by
-it, and the run goes on as a new execution whose every part knows it.
+Invariants: every accepted change is durable; a revision is in the store before a step trains with
+it, and the run continues as a new execution whose every part knows it.
 """
 
 from typing import Any
@@ -21,8 +21,8 @@ def _plain(config: RunConfig) -> dict[str, Any]:
 
 
 class ConfigChanges:
-    """The config of one run. `config` is its newest revision; once one was `made`, the run is to go
-    on with it as a new execution.
+    """The config of one run. `config` is its newest revision; once one was `made`, the run should
+    continue with it as a new execution.
     """
 
     def __init__(self, context: Context, permits: Permits) -> None:
@@ -38,7 +38,7 @@ class ConfigChanges:
         return changed(_plain(self.config), self._part.overrides, patch)
 
     def current(self) -> dict[str, Any]:
-        """The newest revision with what was changed since."""
+        """The newest revision with all later changes."""
         overrides = self._part.overrides
         return _plain(self._changed(overrides)[1] if overrides else self.config)
 
@@ -49,12 +49,12 @@ class ConfigChanges:
         reached = state.steps.step + len(state.steps.shipped) + bool(state.train.cut) + 1
         if config.last_step < reached and config.max_steps != self.config.max_steps:
             raise ValueError(
-                f"max_steps cannot become {config.max_steps}: the batch of step {reached} is under "
-                "way; use `stop` to end the run sooner"
+                f"max_steps cannot become {config.max_steps}: the batch of step {reached} is in "
+                "progress; use `stop` to end the run sooner"
             )
 
     def take(self, patch: dict[str, Any]) -> Diff:
-        """Takes what `check` let pass; returns what it changes, old and new."""
+        """Applies a patch that passed `check`; returns what it changes, old and new."""
         before = self.current()
         self._part.overrides, config = self._changed(patch)
         self._permits.change(config)

@@ -1,4 +1,4 @@
-"""What the classes of one run share. Each writes its own part of the state, and may read all."""
+"""What the classes of one run share. Each writes its own part of the state and may read it all."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from ratchet.workflows.run.status import RunLog
 NEVER = -1
 """As a number of empty batches: there is no limit."""
 PAUSE_WHEN_EMPTY = "pause-when-batches-stay-empty"
-"""Before it, batches that stayed empty ended a run, and nothing was published of them."""
+"""Before it, batches that stayed empty failed a run, and nothing was published about them."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Context:
 
     @staticmethod
     def of(arg: RunInput, config: RunConfig, state: RunState) -> "Context":
-        """The context of a run that begins or goes on with `state`."""
+        """The context of a run that begins or continues with `state`."""
         log, news = RunLog(arg.run_id, config, state), News()
         outages = Outages(state, log, news)
         return Context(arg, config, state, Fleet(state.servers.hosts), log, news, outages)

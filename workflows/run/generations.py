@@ -1,8 +1,8 @@
-"""Keeps one dispatch generation open and tells every live one what it must know.
+"""Keeps one dispatch generation open and sends every live one its control state.
 
 Invariants: a generation's lease is recorded before the generation starts; the control state only
-rises in `seq`. A generation that ends without handing over delivers nothing more, and is found out:
-`Leases` has what it had in flight rolled out by the next one.
+rises in `seq`. A generation that ends without handing over delivers nothing more, which is
+detected: `Leases` requeues what it had in flight for the next one.
 """
 
 from dataclasses import replace
@@ -26,15 +26,15 @@ from ratchet.workflows.run.servers import Servers, is_running
 LAST_WORD_WITHIN = timedelta(seconds=10)
 """A generation's last report reaches us before it ends; it may wait for our next task."""
 SILENT_AFTER = timedelta(seconds=150)
-"""Two signs of life, and then some: a generation that is silent for so long is looked at."""
+"""More than two signs of life: a generation that is silent for this long is checked."""
 MAX_DEATHS = 3
-"""Generations in a row that may end without handing over, and without a delivery."""
+"""Generations in a row that may end without handing over and without a delivery."""
 LAST_WORD = 2**53
 """A sequence number above those of all controls."""
 
 
 class Generations:
-    """The dispatch generations of one run. `busy` counts what is under way for them."""
+    """The dispatch generations of one run. `busy` counts work in progress for them."""
 
     def __init__(
         self, context: Context, leases: Leases, arrivals: Arrivals, servers: Servers
@@ -85,7 +85,7 @@ class Generations:
         generation.started = True
 
     async def keep_informed(self) -> None:
-        """Sends the control state whenever it changed."""
+        """Sends the control state whenever it has changed."""
         while True:
             await workflow.wait_condition(self._has_news)
             self._news.take()
@@ -96,8 +96,8 @@ class Generations:
             self.busy -= 1
 
     def _has_news(self) -> bool:
-        """Whether dispatch is to hear of something. A version that is about to rise, since every
-        engine has it, is told together with the news that they have.
+        """Whether dispatch needs an update. A version that is about to rise, because every engine
+        has it, is sent together with the news that they have it.
         """
         target = self._state.servers.target_version
         if target > self._state.steps.version >= 0 and self._fleet.synced(target):
@@ -105,7 +105,7 @@ class Generations:
         return self._news.pending
 
     async def send(self) -> None:
-        """Sends the control state to every live generation to which it would be news."""
+        """Sends the control state to every live generation that does not have it yet."""
         self._leases.renumber()
         for generation in [g for g in self._leases.live if g.started]:
             control = self._leases.control(generation.number)
@@ -124,7 +124,7 @@ class Generations:
         await self._servers.signal(number, "control", over)
 
     async def watch(self) -> None:
-        """Looks at every generation that gives no sign of life."""
+        """Checks every generation that gives no sign of life."""
         while True:
             await workflow.wait_condition(lambda: bool(self._leases.live))
             await workflow.sleep(SILENT_AFTER, summary="signs of life of dispatch")
@@ -141,13 +141,13 @@ class Generations:
         running = await is_running(self._id(generation.number), self._arg.queues)
         self.busy -= 1
         if running:
-            # Its workers may be away, or the server busy: it goes on when they are back.
+            # Its workers may be away, or the server busy: it continues when they are back.
             self._log.note(f"dispatch generation {generation.number} is silent but runs")
         else:
             await self._confirm_closed(generation)
 
     async def _confirm_closed(self, generation: GenerationState) -> None:
-        """A generation that is gone must have said so; its last report may still be under way."""
+        """A generation that is gone must have said so; its last report may still be on its way."""
         try:
             await workflow.wait_condition(
                 lambda: generation.state == "closed",
@@ -163,7 +163,7 @@ class Generations:
             return
         self._log.warn(
             f"dispatch generation {generation.number} ended without handing over; "
-            f"{len(lost)} groups in flight are leased anew"
+            f"{len(lost)} groups in flight are requeued"
         )
         self._outages.drop(f"generation {generation.number}")
         if deaths >= MAX_DEATHS:

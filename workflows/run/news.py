@@ -1,16 +1,16 @@
-"""What wakes the loop that keeps dispatch informed."""
+"""What wakes the loop that keeps dispatch up to date."""
 
 
 class News:
-    """Whether dispatch is to hear of something. Whoever changes what a `Control` says wakes it."""
+    """Whether dispatch needs an update. Every change of what a `Control` holds wakes it."""
 
     def __init__(self) -> None:
         self.pending = False
 
     def wake(self) -> None:
-        """Something is new."""
+        """Marks that something is new."""
         self.pending = True
 
     def take(self) -> None:
-        """All that is new is about to be sent."""
+        """Clears the mark: all that is new is about to be sent."""
         self.pending = False

@@ -1,11 +1,11 @@
-"""Work that waits out what only people or time can mend: a full disk, a store that fails.
+"""Work that waits until a failure is fixed or passes: a full disk, a store that fails.
 
 Invariants:
 
-- Nothing is given up for it. While some work is held, nothing more is admitted or shipped, the run
-  shows as paused with the reason, and the work itself is tried again until it succeeds.
-- Tries become rarer the longer it lasts: each is events of a history that is bounded, and what has
-  lasted for hours is not mended sooner for being asked every moment.
+- No work is abandoned for it. While some work is held, nothing more is admitted or shipped, the run
+  shows as paused with the reason, and the work itself is retried until it succeeds.
+- Retries become rarer the longer it lasts: each adds events to a bounded history, and what has
+  lasted for hours does not recover sooner because of frequent retries.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,17 +28,17 @@ T = TypeVar("T")
 
 
 class Outages:
-    """Carries out what may have to wait for the store of one run."""
+    """Runs work of one run that may have to wait for the store."""
 
     def __init__(self, state: RunState, log: RunLog, news: News) -> None:
         self._part = state.outages
         self._log = log
         self._news = news
-        # What was held when the run continued as new is begun anew; only hosts live on.
+        # Work held when the run continued as new starts again; only hosts live on.
         self._part.holds = held_hosts(state.servers.hosts)
 
     async def perform(self, what: str, make: Callable[[], Awaitable[T]]) -> T:
-        """The result of `make()`, tried until it does not fail for the store's sake."""
+        """The result of `make()`, retried as long as it fails because of the store."""
         began: float | None = None
         try:
             while True:
@@ -49,17 +49,17 @@ class Outages:
                         raise
                     reason = cause_of(error)
                 if began is None:
-                    # What passes at once is no reason to stand still.
+                    # A failure that passes at once is no reason to pause.
                     began = workflow.time()
                 else:
                     self.hold(what, reason)
                 rest = rest_after(workflow.time() - began)
-                await workflow.sleep(rest, summary=f"the store to be mended for {what}")
+                await workflow.sleep(rest, summary=f"the store to recover for {what}")
         finally:
             self.hold(what, "")
 
     def hold(self, what: str, reason: str) -> None:
-        """`reason` keeps `what` from going on; '' once nothing does."""
+        """Holds `what` for `reason`; '' once nothing holds it any more."""
         holds = self._part.holds
         before = dict(holds)
         if reason:
@@ -69,14 +69,14 @@ class Outages:
         if bool(before) == bool(holds):
             return
         if before:
-            self._log.mended += 1
-        note = f"paused until it is mended: {what}: {reason}" if reason else "mended: going on"
+            self._log.recoveries += 1
+        note = f"paused: {what}: {reason}" if reason else "recovered: continuing"
         self._log.note(note)
         self._log.publish()
         self._news.wake()
 
     def drop(self, what: str) -> None:
-        """Whatever kept `what` from going on: there is no such work any more."""
+        """Drops the hold of `what`, which is no longer needed."""
         self._part.holds.pop(what, None)
 
     def hold_host(self, host: HostState) -> None:
@@ -84,6 +84,6 @@ class Outages:
         self.hold(hold_of(host), host.waits)
 
     def on_closed(self, host: HostState) -> None:
-        """A host that is closed waits for nothing."""
+        """Drops the hold of a closed host."""
         host.waits = ""
         self.hold_host(host)

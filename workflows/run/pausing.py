@@ -1,8 +1,8 @@
-"""A run that stands still: nothing in flight, a checkpoint, no server kept, everything else kept.
+"""Pausing a run: nothing in flight, a checkpoint, no servers; everything else is kept.
 
 Invariant: what was rolled out, collected or shipped before a pause trains after it; nothing is
-rolled out twice. Groups that are given up to pause at once are leased anew under the same ids, so
-that their rollouts that had ended are adopted.
+rolled out twice. Groups cancelled to pause at once are requeued under the same ids, so that their
+completed rollouts are adopted.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ PAUSED_AT_MOST = timedelta(days=3650)
 
 
 class Pausing:
-    """Puts one run to rest and wakes it, as people ask for it."""
+    """Pauses and resumes one run on request."""
 
     def __init__(
         self,
@@ -46,38 +46,38 @@ class Pausing:
         self._trainer = trainer
         self._log = context.log
         self._news = context.news
-        # How long no rollout in flight may end.
+        # Limit on the time without a rollout in flight ending.
         self._drained_within = stalled_after(context.config)
         self._started_within = started_within(context.config)
         self._checkpoint = checkpoint
 
     def on_stop(self, reason: str) -> None:
-        """The run is to end; the first reason stands."""
+        """The run should end; the first reason stays."""
         self._part.stop = self._part.stop or reason
 
     def on_pause(self, mode: Literal["drain", "cancel"], reason: str) -> None:
-        """The run is to stand still, unless it ends."""
+        """The run should pause, unless it is ending."""
         if self._part.stop or self._state.lifecycle.status in OVER:
-            self._log.note("pause: ignored, since the run ends")
+            self._log.note("pause: ignored, since the run is ending")
         elif self._part.pause != "cancel":
             self._part.pause, self._part.pause_reason = mode, reason
             self._news.wake()
 
     def on_resume(self) -> None:
-        """The run is to go on."""
+        """The run should continue."""
         self._part.pause = ""
         self._news.wake()
 
     def on_checkpoint(self) -> None:
-        """There is to be a checkpoint before the next step."""
+        """A checkpoint should be written before the next step."""
         self._part.checkpoint = True
 
     def on_saved(self) -> None:
-        """The checkpoint that was asked for is about to be made."""
+        """The requested checkpoint is about to be written."""
         self._part.checkpoint = False
 
     async def come_to_rest(self, failure: RunFailed | None = None) -> None:
-        """From 'running' to 'paused'; with a `failure` at once, and for its sake."""
+        """From 'running' to 'paused'; with a `failure` at once, for that reason."""
         part, state = self._part, self._state
         if failure is not None:
             part.pause, part.pause_reason, part.trouble = "cancel", str(failure), str(failure)
@@ -86,7 +86,7 @@ class Pausing:
         self._log.set_status("pausing")
         self._news.wake()
         if failure is not None:
-            # The loop that would tell dispatch may be the one that failed.
+            # The loop that informs dispatch may be the one that failed.
             await self._generations.send()
         await self._log.wait(
             lambda: f"{self._in_flight()} rollouts in flight to end",
@@ -101,11 +101,11 @@ class Pausing:
         self._log.set_status("paused")
 
     async def rest(self) -> None:
-        """Until somebody resumes or stops the run."""
+        """Waits until somebody resumes or stops the run."""
         await self._log.wait(lambda: "resume", lambda: not self._part.pause, PAUSED_AT_MOST)
 
     async def wake(self) -> None:
-        """From 'paused' to 'running', on servers of their own."""
+        """From 'paused' to 'running', on new servers."""
         fleet = self._fleet
         self._part.pause_reason = self._part.trouble = ""
         self._leases.forgive()
@@ -115,7 +115,7 @@ class Pausing:
         await self._servers.open()
         await self._log.wait(
             lambda: f"servers to come up: {', '.join(fleet.missing()) or 'weights verified'}",
-            # A push that was under way is of the version above.
+            # A push in progress is of the next version.
             lambda: not fleet.missing() and fleet.synced(self._state.servers.target_version),
             self._started_within,
         )

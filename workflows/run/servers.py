@@ -41,19 +41,19 @@ class Servers:
         self._unverified: dict[int, str] = {}
 
     async def open(self, role: ServerRole | None = None) -> None:
-        """Starts a Host workflow for every server that is ours to keep, or for those of a role."""
+        """Starts a Host workflow for every server that the run hosts, or for those of a role."""
         for host in self._part.hosts:
             if host.managed and role in (None, host.role):
                 await self._open_host(host)
 
     async def close(self) -> None:
-        """Tells every host that its server is no longer needed."""
+        """Notifies every host that its server is no longer needed."""
         for host in self._part.hosts:
             if host.managed:
                 await self.signal(self._host_id(host), "close")
 
     async def put_away(self) -> None:
-        """Closes every host and waits until its server is gone, so that others can have its place.
+        """Closes every host and waits until its server is gone, so that others can use its place.
         `open` brings them back.
         """
         await self.close()
@@ -81,7 +81,7 @@ class Servers:
         return True
 
     def lose(self, role: ServerRole, index: int, epoch: int, reason: str) -> None:
-        """Takes a server out of use that a rollout found gone, and has it restarted."""
+        """Takes a server that a rollout found gone out of use, and has it restarted."""
         host = self._fleet.host(role, index)
         if host.epoch == epoch and host.up and host.managed:
             self._fleet.mark_down(role, index, epoch, reason)
@@ -90,13 +90,13 @@ class Servers:
             self._log.in_background(self.restart(replace(host)))
 
     async def restart(self, host: HostState) -> None:
-        """Asks for a new epoch, unless the host notices the loss by itself first."""
+        """Requests a new epoch, unless the host notices the loss on its own first."""
         current = self._fleet.host(host.role, host.index)
         try:
             await workflow.wait_condition(
                 lambda: current.epoch > host.epoch,
                 timeout=RETURN_TIMEOUT,
-                timeout_summary=f"{host.name} to come back by itself",
+                timeout_summary=f"{host.name} to recover on its own",
             )
         except TimeoutError:
             await self.signal(self._host_id(host), "restart", host.epoch)
@@ -117,7 +117,7 @@ class Servers:
                 self._pushes.end(push)
 
     def _note_unverified(self, host: HostState, result: SyncResult) -> None:
-        """Notes once, and again if it changes, what of an engine's weights is not compared."""
+        """Notes once, and again if it changes, which of an engine's weights are not compared."""
         if result.unverified != self._unverified.get(host.index, ""):
             self._unverified[host.index] = result.unverified
             text = f"{host.name}: {result.unverified or 'all bits are compared'}"
@@ -188,5 +188,5 @@ class Servers:
 
 
 async def is_running(workflow_id: str, queues: Queues) -> bool:
-    """Whether a workflow runs."""
+    """Whether a workflow is still running."""
     return await IS_RUNNING(DescribeInput(workflow_id), queues, f"is {workflow_id} running?")

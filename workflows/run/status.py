@@ -1,7 +1,7 @@
-"""How a run waits and how it shows itself.
+"""How a run waits and how it presents itself.
 
 Every wait has a name and a bound. A wait ends early when the run was asked to stop or when one of
-its loops failed. The memo and search attributes change once a step or a status, since each change
+its loops failed. The memo and search attributes change once per step or status, since each change
 is an event; the details are free and follow every wait.
 """
 
@@ -29,7 +29,7 @@ REWARD = SearchAttributeKey.for_float("RatchetReward")
 ENV = SearchAttributeKey.for_keyword("RatchetEnv")
 
 VIEWED_AFTER = timedelta(seconds=1)
-"""Views of the pipeline are for people."""
+"""Interval between views of the pipeline, which are for people."""
 SHOWN_AFTER = timedelta(seconds=5)
 """A wait that lasts this long is written to the memo, for readers without a worker."""
 
@@ -39,9 +39,9 @@ T = TypeVar("T")
 class RunLog:
     """The run's lifecycle, waits, notes, memo and search attributes.
 
-    `failure` is what a loop ended with.
-    `mended` counts holds that are over: what waits meanwhile is given its time anew. `before` is
-    what the memo says of a run that is yet to be restored.
+    `failure` is the error that ended a loop. `recoveries` counts holds that are over: each gives
+    waits in progress their full time again. `before` is the memo's content for a run that is yet to
+    be restored.
     """
 
     def __init__(self, run_id: str, config: RunConfig, state: RunState) -> None:
@@ -54,21 +54,21 @@ class RunLog:
         self._tasks_started = 0
         self._viewed: datetime | None = None
         self.failure: RunFailed | None = None
-        self.mended = 0
+        self.recoveries = 0
         self.before: dict[str, Any] = {}
 
     @property
     def waiting(self) -> Waiting | None:
-        """What the run waits for at this moment."""
+        """What the run waits for now."""
         return self._waiting
 
     @property
     def busy(self) -> bool:
-        """Whether side work is under way."""
+        """Whether side work is in progress."""
         return bool(self._background)
 
     def in_background(self, work: Awaitable[None]) -> None:
-        """Carries out side work whose failure is the run's."""
+        """Runs side work whose failure is the run's."""
         number = self._tasks_started
         self._tasks_started += 1
 
@@ -91,14 +91,14 @@ class RunLog:
     ) -> None:
         """Waits until `predicate`; raises Stopped, Paused or RunFailed.
 
-        A `progress` that rises renews the bound. Without `stoppable` neither a stop nor a pause
+        A rising `progress` renews the bound. Without `stoppable` neither a stop nor a pause
         interrupts.
         """
         while not self._interrupted(stoppable):
             if predicate():
                 self._waiting = None
                 return
-            mark, mended = progress() if progress else 0, self.mended
+            mark, recoveries = progress() if progress else 0, self.recoveries
             self._name_wait(name(), at_most)
             if await self._within(SHOWN_AFTER, name, predicate, stoppable):
                 continue
@@ -106,7 +106,7 @@ class RunLog:
             if await self._within(at_most, name, predicate, stoppable):
                 continue
             stands = progress is None or progress() == mark
-            if stands and not self._state.outages.holds and self.mended == mended:
+            if stands and not self._state.outages.holds and self.recoveries == recoveries:
                 raise RunFailed("run", f"waited {at_most} for {name()}", code="stalled")
         self._waiting = None
         if self.failure is not None:
@@ -143,8 +143,8 @@ class RunLog:
         return await task
 
     async def perform_unless(self, gone: Callable[[], bool], work: Awaitable[T]) -> T:
-        """Awaits an activity of a particular server, and gives it up, as a cancelled one, once that
-        is `gone`: what a dead process was to do would else be waited for until its time-out.
+        """Awaits an activity of a particular server, and raises a cancellation once that server is
+        `gone`: otherwise work for a dead process would be awaited until its time-out.
         """
         task = asyncio.ensure_future(work)
         await workflow.wait_condition(lambda: task.done() or gone())
@@ -153,7 +153,7 @@ class RunLog:
         return await task
 
     async def guard(self, loop: Awaitable[None]) -> None:
-        """Hands a loop's failure to the run, which sees it in every wait."""
+        """Passes a loop's failure to the run, which sees it in every wait."""
         try:
             await loop
         except RunFailed as failure:
@@ -174,20 +174,20 @@ class RunLog:
         self._waiting = Waiting(name, now.isoformat(), (now + at_most).isoformat())
         self.show()
 
-    # -- telling ----------------------------------------------------------------------------
+    # -- reporting --------------------------------------------------------------------------
 
     def note(self, text: str) -> None:
-        """Keeps a remark for the log and the run's page."""
+        """Adds a note to the log and the run's page."""
         workflow.logger.warning(text, extra={LOG_LINE: text})
         self._notes = [*self._notes[-19:], f"{workflow.now():%H:%M:%S} {text[:300]}"]
         self.show()
 
-    def tell(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """Writes a line to the run's log."""
         workflow.logger.info(text, extra={LOG_LINE: text})
 
     def view(self, *, now: bool = False) -> None:
-        """Hands the process what its log shows of the pipeline; no command comes of it."""
+        """Passes a view of the pipeline to the process, for its log; emits no command."""
         at = workflow.now()
         if now or self._viewed is None or at - self._viewed >= VIEWED_AFTER:
             self._viewed = at
@@ -195,14 +195,14 @@ class RunLog:
             workflow.logger.info("pipeline", extra={LOG_VIEW: view})
 
     def warn(self, text: str) -> None:
-        """Keeps a remark that people should act on: an event tells it, once it is published."""
+        """Adds a warning that people should act on; it becomes an event once published."""
         self.note(text)
         before, text = self._state.lifecycle.warnings, text[:500]
         if text not in before:
             self._state.lifecycle.warnings = [*before[-9:], text]
 
     def show(self) -> None:
-        """Renews the details on the run's page."""
+        """Updates the details on the run's page."""
         workflow.set_current_details(details(self._config, self._state, self._waiting, self._notes))
 
     def memo(self, **ended: Any) -> dict[str, Any]:
@@ -210,33 +210,33 @@ class RunLog:
         return memo(self._config, self._state, self._waiting, **{**self.before, **ended})
 
     def continue_as(self, arg: RunInput) -> NoReturn:
-        """Goes on as a new execution, which shows the run as it is from its first moment."""
+        """Continues as a new execution, which shows the run correctly from its first moment."""
         memo = {MEMO_KEY: self.memo()}
         workflow.continue_as_new(arg, memo=memo, search_attributes=self.attributes())
 
     def set_status(self, status: str) -> None:
-        """Moves the run to another status, for everyone to see."""
+        """Moves the run to another status, and publishes that."""
         self._state.lifecycle.status = status
         self.publish()
 
     def checked(self, examples: dict[str, int]) -> None:
-        """The preflight counted the examples of every env."""
+        """Stores the preflight's counts of the examples of every env."""
         self._state.lifecycle.examples.update(examples)
 
     def started(self) -> None:
-        """The config is good, and what the run begins with is there."""
+        """The config passed the checks, and the run's starting point is ready."""
         self._state.lifecycle.started_at = workflow.now().isoformat()
         self.set_status("starting")
 
     def ended(self, status: str, end_reason: str, **ended: Any) -> None:
-        """The run's last word."""
+        """Publishes the run's final state."""
         lifecycle = self._state.lifecycle
         lifecycle.status, lifecycle.finished_at = status, workflow.now().isoformat()
         lifecycle.end_reason = end_reason
         self.publish(end_reason=end_reason, **ended)
 
     def attributes(self) -> TypedSearchAttributes:
-        """What the run can be searched by."""
+        """The attributes by which the run can be searched."""
         steps = self._state.steps
         pairs: list[SearchAttributePair[Any]] = [
             SearchAttributePair(STATUS, shown_status(self._state)),
@@ -258,8 +258,8 @@ class RunLog:
 
 
 def shown_status(state: RunState) -> str:
-    """The run's status as people read it: what holds a run that runs pauses it, and one at rest
-    that nobody wants to pause any more, as one that was just restored, is about to start.
+    """The run's status for people: a hold pauses a running run, and a paused run that nobody wants
+    paused any more, such as one that was just restored, is about to start.
     """
     status = state.lifecycle.status
     if status == "running" and state.outages.holds:
@@ -317,7 +317,7 @@ def memo(
 
 
 def progress(config: RunConfig, state: RunState, waiting: Waiting | None) -> dict[str, Any]:
-    """How far a run is, and what is in flight, as a small JSON object."""
+    """The run's progress, and what is in flight, as a small JSON object."""
     live = [g for g in state.dispatch.generations if g.state != "closed"]
     return {
         "status": shown_status(state),
@@ -341,7 +341,7 @@ def progress(config: RunConfig, state: RunState, waiting: Waiting | None) -> dic
 
 
 def pipeline(config: RunConfig, state: RunState, waiting: Waiting | None) -> dict[str, Any]:
-    """What the run's log shows of it; what only generations know, they show themselves."""
+    """The run's log view; generations show what only they know."""
     ready, size = state.train.ready, config.train.batch_size
     return {
         **progress(config, state, waiting),

@@ -39,8 +39,8 @@ END_TRAIN = "end-train-with-the-last-batch"
 STALLED_AFTER = timedelta(minutes=30)
 SWEEP_AT_MOST = timedelta(seconds=2)
 REMEDY = (
-    "where every reward of a group is the same there is nothing to compare: give it harder or "
-    "easier examples (curriculum, data) or filters that remove less (filters), then resume"
+    "groups whose rewards are all equal carry no signal: use harder or easier examples "
+    "(curriculum, data) or filters that remove less (filters), then resume"
 )
 LOW_SHARE = 0.1
 SCORING, CHECKPOINT = "time/scoring", "time/checkpoint"
@@ -48,22 +48,22 @@ TOTALS = ("progress/tokens", "progress/samples", "progress/problems")
 
 
 def started_within(config: RunConfig) -> timedelta:
-    """How long the servers of a run may take to come up: longer where an environment may."""
+    """How long the servers of a run may take to start: longer if an environment may."""
     envs = [*config.train.env, *config.eval.env]
     longest_s = max(env.start_timeout_s or 0.0 for env in envs)
     return max(START_AT_MOST, timedelta(seconds=2 * longest_s))
 
 
 def stalled_after(config: RunConfig) -> timedelta:
-    """How long no group may be delivered before a run that generates counts as stalled: time enough
-    for the slowest rollout that its envs allow, and for another try of it.
+    """How long a run that generates may go without a delivered group before it counts as stalled:
+    enough for the slowest rollout that its envs allow, and for another try of it.
     """
     longest_s = max(env.timeout_s for env in [*config.train.env, *config.eval.env])
     return max(STALLED_AFTER, timedelta(seconds=2 * longest_s + 300))
 
 
 def step_line(step: int, seconds: float, metrics: dict[str, float]) -> str:
-    """A step as the run's log tells it."""
+    """A step as a line of the run's log."""
     tokens = metrics.get("progress/tokens", 0.0)
     parts = [
         f"step {step}",
@@ -111,14 +111,14 @@ class Steps:
         self._low = False
 
     def begin(self) -> None:
-        """Version 0 is there."""
+        """Version 0 is ready."""
         self._part.version = 0
 
     # -- batches ----------------------------------------------------------------------------
 
     async def keep_shipping(self) -> None:
         """Ships every batch as soon as it is due and full."""
-        # What was cut when an earlier loop failed is not being written any more.
+        # A batch cut when an earlier loop failed is no longer being written.
         self._sink.uncut()
         self._end_train()
         while True:
@@ -134,9 +134,7 @@ class Steps:
             self._news.wake()
 
     def _end_train(self) -> None:
-        """Train rollouts that are left when the last batch is shipped would only slow down the last
-        evals.
-        """
+        """Cancels train rollouts once all batches ship: they would slow down the last evals."""
         if self._rule.all_shipped:
             self._leases.ends_train = workflow.patched(END_TRAIN)
 
@@ -175,7 +173,7 @@ class Steps:
     def _watch_rewards(self, unusual: dict[str, tuple[float, float]]) -> None:
         """Warns once of an env whose rewards leave [0, 1]."""
         for env, (low, high) in unusual.items():
-            about = f"env {env} gives rewards outside of [0, 1]"
+            about = f"env {env} gives rewards outside [0, 1]"
             if not any(text.startswith(about) for text in self._state.lifecycle.warnings):
                 self._log.warn(
                     f"{about}, from {low:g} to {high:g} so far: solve rates, gates by correctness "
@@ -183,12 +181,12 @@ class Steps:
                 )
 
     def _requeue_damaged(self, error: ActivityError, filters: FilterTally) -> None:
-        """Groups that cannot be read any more are rolled out anew; raises any other error."""
+        """Groups that cannot be read any more are rolled out again; raises any other error."""
         reason = cause_of(error)
         damaged = [g for g in self._state.train.cut if f"/groups/{g.group}.json" in reason]
         if type_of(error) != names.CORRUPT or not damaged:
             raise error
-        self._log.warn(f"rolled out anew, since it is damaged: {reason}")
+        self._log.warn(f"damaged, so rolled out again: {reason}")
         self._sink.uncut(filters)
         for group in self._sink.take_out(damaged):
             self._leases.requeue(group.group)
@@ -216,7 +214,7 @@ class Steps:
     # -- steps ------------------------------------------------------------------------------
 
     async def until_shipped(self, or_else: Callable[[], bool] = lambda: False) -> None:
-        """Until the next batch is there to be trained, or `or_else` holds."""
+        """Waits until the next batch is ready for training, or `or_else` holds."""
         state, step, began = self._state, self._part.step + 1, workflow.now()
         await self._log.wait(
             lambda: self._waits_for_batch(step),
@@ -237,7 +235,7 @@ class Steps:
         trained = await self._trainer.train(step, batch.ref)
         trained_at = workflow.now()
         await self._sweep_before_push(step)
-        # It may have been pushed before the run came to rest.
+        # It may have been pushed before the run paused.
         if self._pushes.offer(step, trained.weights):
             self._log.note(OTHER_BITS.format(step))
         await self._log.wait(
@@ -262,7 +260,7 @@ class Steps:
             "time/sync_weights": (workflow.now() - trained_at).total_seconds(),
             "time/step": waited + (workflow.now() - batch_at).total_seconds(),
         }
-        self._log.tell(step_line(step, times["time/step"], batch.metrics))
+        self._log.write_line(step_line(step, times["time/step"], batch.metrics))
         if (checkpoint := part.totals.pop(CHECKPOINT, None)) is not None:
             times[CHECKPOINT] = checkpoint
         self._record(
@@ -278,12 +276,12 @@ class Steps:
         )
 
     def on_checkpoint(self, seconds: float) -> None:
-        """A checkpoint took so long; it is told with the step that comes after it."""
+        """Records a checkpoint's duration, which is reported with the next step."""
         totals = self._part.totals
         totals[CHECKPOINT] = totals.get(CHECKPOINT, 0.0) + seconds
 
     def _watch_drift(self, step: int, mismatch_kl: float) -> None:
-        """Tells when trainer and engines give the sampled tokens unlike probabilities."""
+        """Reports when trainer and engines assign different probabilities to sampled tokens."""
         bound = self._config.inference.drift_alarm
         before, self._part.alarm = self._part.alarm, ""
         if bound is not None and not mismatch_kl <= bound:
@@ -297,7 +295,7 @@ class Steps:
         return f"rollouts for batch {step}: {self._sink.filled()}"
 
     async def _sweep_before_push(self, step: int) -> None:
-        """Lets dispatch give up what is too old before the engines pause for new weights."""
+        """Lets dispatch cancel groups that are too old before the engines pause for new weights."""
         self._part.next_version = step
         if self._leases.stale_in_flight(step):
             self._news.wake()
@@ -305,11 +303,11 @@ class Steps:
                 await workflow.wait_condition(
                     lambda: not self._leases.stale_in_flight(step),
                     timeout=SWEEP_AT_MOST,
-                    timeout_summary=f"stale rollouts to be given up before v{step}",
+                    timeout_summary=f"stale rollouts to be cancelled before v{step}",
                 )
 
     def _counts(self, batch: ShippedBatch) -> dict[str, float]:
-        """Counters of the run so far, and what was given up since the last step."""
+        """Counters of the run so far, and groups cancelled since the last step."""
         totals = self._part.totals
         for name in TOTALS:
             total = name.replace("/", "/total_")

@@ -1,7 +1,7 @@
-"""The run's side of the trainer: batches in order, checkpoints, and getting a lost trainer back.
+"""The run's side of the trainer: batches in order, checkpoints, and recovery of a lost trainer.
 
 Invariant: trainer state is a function of (checkpoint, batches since), so a trainer that was lost
-is replaced by one that loads the checkpoint and trains the recorded batches again.
+is replaced by one that loads the checkpoint and trains on the recorded batches again.
 """
 
 from collections.abc import Awaitable, Callable
@@ -38,7 +38,7 @@ MAX_LOSSES = 10
 COMES_UP_WITHIN = timedelta(minutes=30)
 MOST_RECORDED = 150
 """Batches after which there is a checkpoint whatever its interval, to keep the state small."""
-OTHER_BITS = "v{} is pushed again: its trainer made other bits"
+OTHER_BITS = "v{} is pushed again: its trainer produced different bits"
 
 
 class Trainer:
@@ -59,7 +59,7 @@ class Trainer:
         revision = self._state.live.revision
         while True:
             host = await self._standing_at(step - 1)
-            # Until it tells, nobody knows where it stands.
+            # Until it reports, its step is unknown.
             self._part.step = -1
             try:
                 result = await self._train_once(TrainedBatch(step, batch, revision), host)
@@ -77,16 +77,16 @@ class Trainer:
         return step == 0 or bool(checkpoint and checkpoint.step == step)
 
     def record(self, batch: TrainedBatch) -> None:
-        """A step is over: its batch is what a trainer is made again from."""
+        """A step is over: its batch is needed to rebuild a trainer."""
         self._part.batches.append(batch)
 
     def forgive(self) -> None:
-        """A pause ends what counts against the trainer."""
+        """A pause resets the count of losses."""
         self._part.losses = 0
 
     async def checkpoint(self, run_state: Callable[[], str]) -> None:
-        """Commits a checkpoint at the run's step, unless there is one; `run_state()` is what it
-        keeps of the run.
+        """Commits a checkpoint at the run's step, unless there is one; `run_state()` is the part of
+        the run that it holds.
         """
         part, steps = self._part, self._state.steps
         if self.is_saved:
@@ -119,7 +119,7 @@ class Trainer:
         return host.up and (self._part.epoch, self._part.step) == (host.epoch, step)
 
     async def _standing_at(self, step: int) -> HostState:
-        """A trainer that stands at `step`: the one we have, or a fresh one that catches up."""
+        """A trainer at `step`: the current one, or a fresh one that catches up."""
         host = self._fleet.host("trainer", 0)
         while True:
             await self._log.wait(
@@ -166,7 +166,7 @@ class Trainer:
         )
 
     def _use_older(self, reason: str) -> None:
-        """Goes back to the checkpoint before the last, and trains what came after it again."""
+        """Goes back to the previous checkpoint, and trains again on what came after it."""
         part = self._part
         assert part.older is not None and part.checkpoint is not None
         damaged, older = part.checkpoint, part.older
@@ -196,7 +196,7 @@ class Trainer:
         def attempt() -> Awaitable[Result]:
             live = self._fleet.host("trainer", 0)
             work = activity(arg, host.queue, summary)
-            # Once there is a later trainer, nobody is left to carry this out.
+            # Once there is a later trainer, nobody is left to run this.
             work = self._log.perform_unless(lambda: live.epoch > host.epoch, work)
             return self._log.perform(waits_for or summary, work, activity.policy.timeout)
 
@@ -209,7 +209,7 @@ class Trainer:
         if type_of(error) == names.CORRUPT:
             raise RunFailed("store", reason, code="damaged")
         if part.losses and names.OUT_OF_MEMORY in reason:
-            # Once it may have been another process's doing; twice with no step between, its own.
+            # One loss may be another process's fault; two without a step in between are its own.
             raise RunFailed("trainer", reason, code="bad_input", user=True)
         part.losses += 1
         self._log.note(f"trainer lost (epoch {host.epoch}): {reason}")

@@ -2,8 +2,8 @@
 
 One turn. The reward is 1 if the last number of the reply is the answer, else 0; a reply that was
 cut off earns nothing. Training draws from the train split, evals from the test split. The data are
-two Parquet files of the hub's `openai/gsm8k`, at a fixed commit; what the hub's cache holds is not
-fetched again.
+two Parquet files of the hub's `openai/gsm8k`, at a fixed commit; files in the hub's cache are not
+downloaded again.
 """
 
 import re
@@ -25,7 +25,7 @@ FILES = {
 }
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 MARK = "####"
-"""What stands before the answer in a worked solution of the data."""
+"""Precedes the answer in a worked solution of the data."""
 SUFFIX = "\n\nReason step by step, and end with the answer as a number."
 
 
@@ -36,7 +36,7 @@ def number_in(text: str) -> Decimal | None:
 
 
 def _file(split: str) -> Path:
-    """The data of a split; raises ValueError where they are not to be had."""
+    """The data of a split; raises ValueError if it is unavailable."""
     from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -45,7 +45,7 @@ def _file(split: str) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise ValueError(
             f"the data of {HUB} are not in the cache ({constants.HF_HUB_CACHE}), and the hub "
-            f"({constants.ENDPOINT}) does not give them: {str(error).splitlines()[0]}"
+            f"({constants.ENDPOINT}) does not provide them: {str(error).splitlines()[0]}"
         ) from error
     return Path(got)
 

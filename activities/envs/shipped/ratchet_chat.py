@@ -19,11 +19,11 @@ ratchet_compat.apply()
 RETRIED = (502, 503)
 """An engine's idle connection may close under a request; such a call never reached it."""
 BACKOFFS_S = (0.05, 0.5)
-"""Waits before the second and third try; together far below any rollout's timeout."""
+"""Waits before the second and third try; together far below any rollout's time limit."""
 
 
 class RatchetChatConfig(vf.HarnessConfig):
-    """Nothing beyond the common knobs."""
+    """Nothing beyond the common options."""
 
 
 @functools.cache
@@ -54,7 +54,7 @@ class RatchetChatHarness(vf.Harness[RatchetChatConfig]):
         data: vf.TaskData,
         **_: Any,
     ) -> vf.ProgramResult:
-        """One model call; exit code 1 hands the recorded provider error to the rollout."""
+        """One model call; exit code 1 passes the recorded provider error to the rollout."""
         system, prompt = self.resolve_prompt(data)
         messages: list[dict[str, Any]] = []
         if system:
@@ -70,7 +70,7 @@ class RatchetChatHarness(vf.Harness[RatchetChatConfig]):
             await asyncio.sleep(wait)
             headers = {"Authorization": f"Bearer {secret}"}
             if attempt:
-                # Marks a repeat of the same call, so that it commits one turn at most.
+                # Identifies a repeat of the same call, so that it commits at most one turn.
                 headers["x-stainless-retry-count"] = str(attempt)
             response = await _client().post(url, headers=headers, json=body)
             if response.status_code not in RETRIED:

@@ -1,9 +1,9 @@
 """ratchet-chatml: messages to tokens and back, in the ChatML layout, exact over many turns.
 
-A message is '<|im_start|>{role}\\n{content}<|im_end|>\\n' and a reply is asked for with
+A message is '<|im_start|>{role}\\n{content}<|im_end|>\\n', and the prompt for a reply is
 '<|im_start|>assistant\\n'. Sampled tokens are never tokenized again: the next turn extends the
-very ids the engine saw (`bridge_to_next_turn`), so a conversation stays one sequence. A reply cut
-off by its token limit is closed with an <|im_end|> that belongs to the next message.
+exact ids that the engine saw (`bridge_to_next_turn`), so a conversation stays one sequence. A reply
+cut off by its token limit is closed with an <|im_end|> that belongs to the next message.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ END = "<|im_end|>"
 
 
 class ChatMLRendererConfig(BaseRendererConfig):
-    """No knobs: the layout is fixed."""
+    """No options: the layout is fixed."""
 
 
 class _Tokens:
@@ -74,7 +74,7 @@ class ChatMLRenderer:
             content = message.get("content") or ""
             if not isinstance(content, str):
                 raise ValueError("renderer 'ratchet-chatml' takes text messages only")
-            # Header and content are encoded together, as a chat template would do it.
+            # Header and content are encoded together, as by a chat template.
             head = self._encode(f"{message['role']}\n")
             ids = self._encode(f"{message['role']}\n{content}")
             shared = 0

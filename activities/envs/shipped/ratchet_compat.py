@@ -1,6 +1,6 @@
 """Bridges gaps between verifiers 0.4.0, renderers 0.1.12, vLLM 0.32 and reasoning-gym 0.1.25.
 
-The only module that changes other packages at run time. Four gaps, each closed only where found:
+The only module that patches other packages at run time. Four gaps, each closed only if present:
 
 1. vLLM 0.32 names a sampled token by an integer `token_id` in `/inference/v1/generate`, where
    renderers up to 0.1.12 insists on the text 'token_id:<n>' and refuses every response. Can go
@@ -9,12 +9,12 @@ The only module that changes other packages at run time. Four gaps, each closed 
    drops it. It is kept in `trace.info['weight_versions']`: per model call, in order, the list of
    {'version', 'start', 'end'} spans over that call's sampled tokens. Can go once the oldest
    supported verifiers has `MessageNode.weight_versions`.
-3. reasoning-gym 0.1.25 imports what any of its tasks needs, three packages among it that registries
-   have as source only. Modules stand in for those that are not installed, during that import. Can
-   go once these have wheels.
-4. vLLM gives the token ids of a chat completion to those who ask (`return_token_ids`), and
-   verifiers 0.4.0 drops them and the log-probabilities. They become the tokens of the response, as
-   those of `/inference/v1/generate` are. Can go once verifiers' EvalClient does it.
+3. reasoning-gym 0.1.25 imports what any of its tasks needs, including three packages that
+   registries have as source only. Stub modules replace those that are not installed, during that
+   import. Can go once these have wheels.
+4. vLLM returns the token ids of a chat completion on request (`return_token_ids`), and verifiers
+   0.4.0 drops them and the log-probabilities. They become the tokens of the response, as those of
+   `/inference/v1/generate` are. Can go once verifiers' EvalClient does it.
 """
 
 import contextvars
@@ -46,7 +46,7 @@ def needed() -> bool:
 
 
 def apply() -> None:
-    """Closes the gaps in this process; does nothing where there are none, or a second time."""
+    """Closes the gaps in this process; does nothing if there are none, or when repeated."""
     import renderers.client as client
     from verifiers.v1.clients.train import TrainClient
 
@@ -96,7 +96,7 @@ def _keep_tokens_of_chats() -> None:
 
 
 def tokens_of_chat(raw: Mapping[str, Any]) -> Any:
-    """The TurnTokens of a provider's answer; None where it names no token ids."""
+    """The TurnTokens of a provider's reply; None if it has no token ids."""
     from verifiers.v1.types import TurnTokens
 
     choice = (raw.get("choices") or [{}])[0]
@@ -113,7 +113,7 @@ def tokens_of_chat(raw: Mapping[str, Any]) -> Any:
 
 
 class _Absent(ModuleType):
-    """Stands in for a module that one task of the package needs and no other."""
+    """A stub for a module that one task of the package needs and no other."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -1,8 +1,8 @@
 """reasoning-gym-tasks: verifiable tasks of the reasoning-gym package, any of them by name.
 
 One turn. The reward is the package's own score of the answer in [0, 1]; a reply that never ends
-earns nothing. An example belongs to the split that the hash of its question falls in, so that what
-evals ask is never trained on.
+earns nothing. An example belongs to the split that the hash of its question falls in, so that eval
+questions are never trained on.
 """
 
 import functools
@@ -19,12 +19,12 @@ from ratchet.activities.envs.shipped import ratchet_compat
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 TRIES_PER_EXAMPLE = 100
-"""Most entries looked at for each example that is wanted."""
+"""Most entries examined for each example."""
 
 
 @functools.lru_cache(maxsize=8)
 def entries_of(dataset: str, arguments: str, seed: int, size: int) -> Any:
-    """The package's dataset; `arguments` is JSON. Raises ValueError for what it refuses."""
+    """The package's dataset; `arguments` is JSON. Raises ValueError if the package refuses it."""
     try:
         package = ratchet_compat.reasoning_gym()
     except ModuleNotFoundError as error:
@@ -36,11 +36,11 @@ def entries_of(dataset: str, arguments: str, seed: int, size: int) -> Any:
     try:
         return package.create_dataset(dataset, size=size, seed=seed, **given)
     except (AssertionError, TypeError, ValueError) as error:
-        raise ValueError(f"reasoning-gym makes no {dataset!r} of {given}: {error}") from error
+        raise ValueError(f"reasoning-gym cannot make {dataset!r} from {given}: {error}") from error
 
 
 class ReasoningGymData(vf.TaskData):
-    """Entry `index` of a dataset, which the rest names."""
+    """Entry `index` of a dataset, which the other fields identify."""
 
     dataset: str
     arguments: str
@@ -76,7 +76,7 @@ class ReasoningGymTask(vf.Task[ReasoningGymData]):
 
 
 class ReasoningGymConfig(vf.TasksetConfig):
-    """Which task, with which arguments, and what of a reply is the answer."""
+    """Which task, with which arguments, and which part of a reply is the answer."""
 
     split: Literal["train", "eval"] = "train"
     num_examples: int = Field(default=4096, ge=1)
@@ -88,10 +88,10 @@ class ReasoningGymConfig(vf.TasksetConfig):
 
 
 class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
-    """Entries of one split, in the package's order; a task of few questions asks them often."""
+    """Entries of one split, in the package's order; a task with few questions repeats them."""
 
     def load(self) -> Iterator[ReasoningGymTask]:
-        """Yields one task an entry; raises ValueError if the task has too few of them."""
+        """Yields one task per entry; raises ValueError if the task has too few of them."""
         config = self.config
         size = config.num_examples * TRIES_PER_EXAMPLE
         arguments = json.dumps(config.arguments, sort_keys=True)

@@ -1,8 +1,8 @@
 """reverse-retry: reverse-text with a second chance, so that a conversation has several turns.
 
-After a wrong reply the user says how many places are right and asks again; a right reply ends
+After a wrong reply the user says how many letters are right and asks again; a right reply ends
 the conversation. The reward is the mean similarity over all `max_turns` turns, where turns that
-a right reply made needless count as right: in [0, 1], best for being right at once.
+became unnecessary count as right: in [0, 1], best for being right at once.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """reverse-shown: reverse-text whose tasks carry a demonstration, which is the right reply itself.
 
-The policy is not shown it: it is there for algorithms that show it to a teacher (opsd).
+The policy does not see it: it is for algorithms that show it to a teacher (opsd).
 """
 
 from collections.abc import Iterator

@@ -27,7 +27,7 @@ Streams = Sequence[Sequence[float]]
 
 
 class CreditError(ValueError):
-    """Credit cannot be had from these rollouts with this config; the message is for the user."""
+    """These rollouts yield no credit with this config; the message is for the user."""
 
 
 class Reference(Protocol):
@@ -141,7 +141,7 @@ class Credit:
 class Algorithm:
     """Credit for the rollouts of one env. Hooks do nothing unless overridden.
 
-    Raises CreditError where credit cannot be had.
+    Raises CreditError if there can be no credit.
     """
 
     name: ClassVar[str]

@@ -1,9 +1,9 @@
 """A user's own function as an algorithm.
 
-The function is called as `function(rollouts, **kwargs)` with a list of `RolloutView`, once a
+The function is called as `function(rollouts, **kwargs)` with a list of `RolloutView`, once per
 group, in a thread of a rollout worker. It may be async. It returns a list with, for each rollout,
-one number or a list (or array) of one number per sampled token. Whatever it raises or returns
-amiss becomes a CreditError that names it.
+one number or a list (or array) of one number per sampled token. Exceptions and invalid results
+become a CreditError that names it.
 """
 
 import importlib
@@ -34,9 +34,9 @@ from ratchet.configs.base import FunctionSection
 def _import_from(folder: str, module: str) -> ModuleType:
     """Imports a module, or a module of a package, that lies in `folder`.
 
-    It is imported afresh under a name of its own, so that two runs whose folders hold modules of
-    one name do not meet, and a later run sees the file as it is then. Modules next to it are found
-    if they are of the same package and imported relatively.
+    It is imported under a unique name, so that two runs whose folders hold modules of the same name
+    do not interfere, and a later run sees the current file. Modules next to it are found if they
+    are of the same package and imported relatively.
     """
     top, _, rest = module.partition(".")
     result = PathFinder.find_spec(top, [str(Path(folder).expanduser())])
@@ -58,7 +58,7 @@ def _import_from(folder: str, module: str) -> ModuleType:
 
 
 def load_function(config: FunctionSection) -> Callable[..., Any]:
-    """The function that `config` names. Raises CreditError, saying what is wrong with it."""
+    """The function that `config` names. Raises CreditError that says what is wrong with it."""
     module, _, name = config.function.partition(":")
     try:
         loaded = (
@@ -67,7 +67,7 @@ def load_function(config: FunctionSection) -> Callable[..., Any]:
             else _import_from(config.path, module)
         )
     except Exception as error:
-        # The module is the user's code: whatever it raises is theirs to read.
+        # The module is the user's code: its errors are for the user to read.
         message = f"module {module!r} of algorithm 'custom' cannot be imported: {_said(error)}"
         hint = "; set `path` to its folder" if config.path is None else ""
         raise CreditError(message + hint) from error
@@ -83,7 +83,7 @@ def load_function(config: FunctionSection) -> Callable[..., Any]:
             f"{sorted(config.kwargs)}: {error}"
         ) from None
     except ValueError:
-        # Some builtins have no signature; the first call will tell.
+        # Some builtins have no signature; the first call will show.
         pass
     return function  # type: ignore[no-any-return]
 
@@ -107,7 +107,7 @@ class Custom(Algorithm):
     name = "custom"
 
     def __init__(self, config: CustomConfig) -> None:
-        """Imports the function. Raises CreditError if it cannot be had."""
+        """Imports the function. Raises CreditError if that fails."""
         self._config = config
         self._function = load_function(config)
 

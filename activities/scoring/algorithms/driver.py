@@ -51,7 +51,7 @@ async def before_filters(
         rewards = [rollout.reward for rollout in rollouts]
         raise CreditError(
             f"algorithm {algorithm.name!r} has no finite advantages for the rewards {rewards}; "
-            "rewards should be of moderate size"
+            "use rewards of moderate size"
         ) from None
 
 
@@ -60,8 +60,8 @@ async def after_filters(
 ) -> list[Credit]:
     """Credit [n] of those that the filters left, given what they had before.
 
-    Raises CreditError if a rollout is a member of the rl component and has no advantage: 0.0 in its
-    place would train nothing, and nobody would know why.
+    Raises CreditError if a rollout is a member of the rl component and has no advantage: 0.0 would
+    silently train nothing.
     """
     if not rollouts:
         return []

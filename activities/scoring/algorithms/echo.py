@@ -1,7 +1,7 @@
-"""Group-relative advantages, and cross-entropy on what the env said.
+"""Group-relative advantages, plus cross-entropy on the env's messages.
 
-A policy that can foresee its env's replies models the env. Such tokens are there in every
-rollout, whatever its reward. They weigh little, so that they do not drown the rewards.
+A policy that can predict its env's replies models the env. Such tokens are present in every
+rollout, whatever its reward. They weigh little, so that they do not dominate the rewards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,9 +33,9 @@ class Echo(Grpo):
         spans = sample.get("observations")
         if spans is None:
             raise CreditError(
-                "algorithm 'echo' learns what the env's messages say, and the renderer does not "
-                "tell it from the template around it; set model.renderer to one made for the "
-                "model, such as 'ratchet-chatml' for ChatML tokenizers"
+                "algorithm 'echo' learns from the env's messages, and the renderer does not "
+                "distinguish them from the template around them; set model.renderer to one made "
+                "for the model, such as 'ratchet-chatml' for ChatML tokenizers"
             )
         weights = [0.0] * len(sample["token_ids"])
         for role, start, stop in spans:

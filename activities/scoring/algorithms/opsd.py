@@ -1,7 +1,7 @@
-"""On-policy self-distillation: the teacher is the policy, shown how it is done.
+"""On-policy self-distillation: the teacher is the policy, after seeing a demonstration.
 
 The teacher sees the rollout with a demonstration of the task as a system message in front, and
-scores the very tokens that the policy sampled without it.
+scores the exact tokens that the policy sampled without it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ class Opsd(Algorithm):
         return routed("ref_kl", rollout)
 
     async def score_survivors(self, rollouts: Sequence[RolloutView]) -> list[Credit]:
-        """The teacher's log-probabilities; rollouts that filters removed are never asked about."""
+        """The teacher's log-probabilities; rollouts that filters removed are never sent to it."""
         limit = self._config.max_concurrent
         if self._config.teacher != "policy":
             limit = min(limit, self._config.teacher.max_concurrent)
@@ -67,7 +67,7 @@ class Opsd(Algorithm):
         )
 
     def _questions(self, rollout: RolloutView) -> list[Question]:
-        """Each sample with its first prompt rendered anew, and all that follows as it is."""
+        """Each sample with its first prompt rendered again, and everything after it unchanged."""
         demo = {"role": "system", "content": self.demonstration(rollout.task)}
         shown = [
             self._render([demo, *prompt["messages"]], prompt["tools"]) for prompt in rollout.prompts

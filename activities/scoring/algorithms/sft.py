@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the rollouts are another model's, and the policy learns to say them."""
+"""Supervised fine-tuning: another model samples the rollouts, and the policy learns from them."""
 
 from ratchet.activities.scoring.algorithms.base import Algorithm, Credit, RolloutView
 from ratchet.activities.scoring.algorithms.streams import routed

@@ -36,7 +36,7 @@ def refused(**changes: Any) -> dict[str, str]:
         ({"type": "opd"}, "/algo/teacher", "needs a frozen teacher: a table with its name"),
         ({"type": "opd", "teacher": "policy"}, "/algo/teacher", "algo.type 'opsd' shows it"),
         ({"type": "opd", "teacher": {"name": "m"}}, "/algo/teacher/base_url", "is required"),
-        ({"type": "opsd", "teacher": "self"}, "/algo/teacher", "is 'policy', or a table"),
+        ({"type": "opsd", "teacher": "self"}, "/algo/teacher", "must be 'policy', or a table"),
         ({"type": "opsd", "demo_key": ""}, "/algo/demo_key", "at least 1 character"),
         ({"type": "sft"}, "/algo/source", "needs a frozen source: a table with the name"),
         ({"type": "sft", "source": "policy"}, "/algo/source", "set algo.type to 'grpo'"),
@@ -56,7 +56,7 @@ def refused(**changes: Any) -> dict[str, str]:
         ({"type": 3}, "/algo/type", "there is no algorithm 3"),
         ({"type": []}, "/algo/type", "there is no algorithm []"),
         ({}, "/algo/type", "is required; one of 'grpo'"),
-        ({"type": "max_rl", "coef": 1}, "/algo/coef", "no option of algorithm 'max_rl'"),
+        ({"type": "max_rl", "coef": 1}, "/algo/coef", "not an option of algorithm 'max_rl'"),
         ({"type": "grpo", "coef": 1}, "/algo/coef", "length_penalty, length_weighted_baseline"),
         (
             {"type": "grpo", "length_penalty": {"type": "linear", "coef": -1.0}},
@@ -76,7 +76,7 @@ def refused(**changes: Any) -> dict[str, str]:
         (
             {"type": "grpo", "length_penalty": {"type": "turns"}, "length_weighted_baseline": True},
             "/algo",
-            "drop one of them, or use length_penalty 'linear'",
+            "remove one of them, or use length_penalty 'linear'",
         ),
         (
             {

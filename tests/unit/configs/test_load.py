@@ -109,7 +109,7 @@ def test_overrides_reach_into_sections_and_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[train.env]\nid = "a"', r"train.env: is a list of tables; .* \[\[train.env\]\]"),
+        ('[train.env]\nid = "a"', r"train.env: must be a list of tables; .* \[\[train.env\]\]"),
         ("[[train]]\nenv = []", r"train: is one table, not a list; .* \[train\]"),
         ('batch_sise = 3\n[[train.env]]\nid = "a"', "batch_sise: .* 'train.batch_size'"),
         ('max_norn = 3\n[[train.env]]\nid = "a"', "max_norn: .* 'trainer.optim.max_norm'"),

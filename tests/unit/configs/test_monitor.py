@@ -31,8 +31,8 @@ def test_what_is_pinged(given: Any, url: str, variable: str) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        (f"https://user:{SECRET}@h/", "has no user, query or fragment"),
-        (f"https://h/?key={SECRET}", "has no user, query or fragment"),
+        (f"https://user:{SECRET}@h/", "must have no user, query or fragment"),
+        (f"https://h/?key={SECRET}", "must have no user, query or fragment"),
         (f"h/{SECRET}", "http(s)://host/path"),
         (f"ftp://h/{SECRET}", "http(s)://host/path"),
         (f"http://h/ {SECRET}", "http(s)://host/path"),

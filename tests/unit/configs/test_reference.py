@@ -39,11 +39,15 @@ def test_addresses_are_normal(url: str) -> None:
         ({"base_url": "http://host:99999"}, "base_url", "http(s)://host:port"),
         ({"max_concurent": 3}, "max_concurent", "did you mean 'max_concurrent'?"),
         ({"more_urls": [f"http://u:{SECRET}@h"]}, "more_urls", "name that in api_key_var"),
-        ({"more_urls": SECRET}, "more_urls", "is a list"),
+        ({"more_urls": SECRET}, "more_urls", "must be a list"),
         ({"headers_from_env": {"X-Key": SECRET}}, "headers_from_env", "the variable in capitals"),
         ({"headers_from_env": {"X Key": "A_KEY"}}, "headers_from_env", '"X-Name" = "VARIABLE"'),
-        ({"headers_from_env": [SECRET]}, "headers_from_env", "has the form"),
-        ({"headers_from_env": {"authorization": "A"}}, "headers_from_env", "goes by api_key_var"),
+        ({"headers_from_env": [SECRET]}, "headers_from_env", "must have the form"),
+        (
+            {"headers_from_env": {"authorization": "A"}},
+            "headers_from_env",
+            "api_key_var names",
+        ),
     ],
 )
 def test_what_may_hold_a_key_is_refused_unseen(
@@ -59,7 +63,7 @@ def test_what_may_hold_a_key_is_refused_unseen(
 
 
 def test_urls_differ() -> None:
-    with pytest.raises(ConfigError, match="name one URL twice"):
+    with pytest.raises(ConfigError, match="contain one URL twice"):
         validate(_data(_table(more_urls=["http://host:8000/v1/"])))
     model = FrozenModelConfig.model_validate(_table(more_urls=["http://b:1", "http://c/v1/"]))
     assert model.base_urls == ["http://host:8000/v1", "http://b:1/v1", "http://c/v1"]

@@ -78,7 +78,9 @@ async def test_a_run_is_sampled_while_it_is_worked_for_and_once_more(store: Arti
     (source,) = {sample.pop("source") for sample in found}
     assert source.startswith("trainer-")
     for sample in found:
-        assert set(sample) == {"time", "event_loop_lag"} and abs(sample["time"] - time.time()) < 99
+        assert set(sample) == {"time", "event_loop_lag", "usage"}
+        assert abs(sample["time"] - time.time()) < 99
+        assert sample["usage"]["cpu_cores"] >= 0 and sample["usage"]["memory_bytes"] > 0
         lag = sample["event_loop_lag"]
         assert 0 <= lag["min"] <= lag["median"] <= lag["p90"] <= lag["p99"] <= lag["max"] < 60
         assert lag["min"] <= lag["mean"] <= lag["max"] and lag["n"] >= 1

@@ -455,7 +455,7 @@ def test_a_home_has_one_supervisor_and_none_once_it_is_killed(tmp_path: Path) ->
     assert holder.stdout is not None and holder.stdout.readline() == b"has it\n"
     assert supervisor_of(tmp_path) == holder.pid
     with (
-        pytest.raises(stacks.StackError, match="has a supervisor already"),
+        pytest.raises(stacks.StackError, match="already has a supervisor"),
         only_supervisor(tmp_path),
     ):
         pass

@@ -33,7 +33,7 @@ def test_roles_are_checked() -> None:
     assert parse_roles("rollout, env,rollout") == ["rollout", "env"]
     with pytest.raises(ValueError, match=r"unknown role 'gpu'; allowed: orchestrator, rollout"):
         parse_roles("rollout,gpu")
-    with pytest.raises(ValueError, match="no role given"):
+    with pytest.raises(ValueError, match="no role specified"):
         parse_roles(" , ")
 
 

@@ -6,7 +6,7 @@ const KEY = "ratchet.key";
 /** A reply that is not a success, with its problem document (RFC 9457). */
 export class ApiError extends Error {
 	constructor(status, problem) {
-		super(problem?.detail ?? problem?.title ?? "The API did not say why.");
+		super(problem?.detail ?? problem?.title ?? "The API gave no reason.");
 		this.status = status;
 		this.title = problem?.title ?? (status ? `Error ${status}` : "The API cannot be reached");
 		this.kind = problem?.type ?? "";
@@ -16,10 +16,10 @@ export class ApiError extends Error {
 
 let askForKey = null;
 let asking = null;
-/** `ask` is called when a key is needed; it resolves to one, or to null if none is given. */
+/** `ask` is called when a key is required; it resolves to one, or to null if none was entered. */
 export const onKeyNeeded = (ask) => (askForKey = ask);
 
-/** Whether another key was given; several requests ask once, and nobody is asked again. */
+/** Whether another key was entered; concurrent requests share one prompt. */
 function keyGiven() {
 	asking ??= askForKey().then((key) => {
 		if (!key) return false;
@@ -78,8 +78,8 @@ const get = (path, params, signal) => request("GET", path, { params, signal });
 const run = (id) => `/runs/${encodeURIComponent(id)}`;
 
 /**
- * Sends what a form says; `sent` is the form's own Map. What is sent again without a change has the
- * same key until it succeeds, so that it acts once even where an answer was lost.
+ * Submits a form; `sent` is the form's own Map. An unchanged form is sent again with the same key until
+ * it succeeds, so that it takes effect once even if a reply was lost.
  */
 async function send(sent, method, path, body, type) {
 	const said = JSON.stringify([method, path, body, type]);
@@ -93,7 +93,7 @@ export const api = {
 	runs: (params, signal) => get("/runs", params, signal),
 	run: (id, signal) => get(run(id), {}, signal),
 	health: (id, signal) => get(`${run(id)}/health`, {}, signal),
-	/** `keys`: metrics wanted; `points`: at most so many steps, extremes kept. */
+	/** `keys`: requested metrics; `points`: at most so many steps, extremes kept. */
 	metrics: (id, { keys, after = -1, until, points, limit = 10000 }, signal) =>
 		get(`${run(id)}/metrics`, { after_step: after, until_step: until, keys: keys?.join(","), points, limit }, signal),
 	evals: (id, signal) => get(`${run(id)}/evals`, {}, signal),
@@ -102,7 +102,7 @@ export const api = {
 	checkpoints: (id, signal) => get(`${run(id)}/checkpoints`, {}, signal),
 	/** A version of the policy: of a `step`, the `best` of an eval, or the last checkpoint. */
 	model: (id, params, signal) => get(`${run(id)}/model`, params, signal),
-	/** The config as it holds now, or as one revision of it. */
+	/** The current config, or one revision of it. */
 	config: (id, revision) => get(`${run(id)}/config`, { revision }),
 	rollouts: (id, params, signal) => get(`${run(id)}/rollouts`, params, signal),
 	rollout: (id, rollout, signal) => get(`${run(id)}/rollouts/${encodeURIComponent(rollout)}`, {}, signal),
@@ -110,7 +110,7 @@ export const api = {
 	change: (sent, id, patch) => send(sent, "PATCH", run(id), patch),
 	create: (sent, body, type) => send(sent, "POST", "/runs", body, type),
 	services: (signal) => get("/services", {}, signal),
-	/** What a config comes to, or why it cannot be; nothing is started. With `preflight` workers check it. */
+	/** The plan of a config, or its mistakes; nothing is started. With `preflight` workers check it. */
 	check: (body, type, { preflight = false, signal } = {}) => request("POST", "/runs", { params: { dry_run: true, preflight }, body, type, signal }),
 	document: () => get("/../openapi.json"),
 };
@@ -143,8 +143,8 @@ async function* blocks(body) {
 
 /**
  * Follows a run's events until `signal` aborts, over any loss of connection and without repeating
- * one. If the server no longer keeps event `last`, what comes from now on is followed, and `onGap`
- * called: what was missed is to be loaded anew. Fetch is used since EventSource cannot send a key.
+ * one. If the server no longer keeps event `last`, only new events are followed, and `onGap` is
+ * called: the missed ones must be loaded again. Fetch is used because EventSource cannot send a key.
  * Resolves to false if the server has no stream of events, so that the caller asks now and then
  * instead.
  */
@@ -168,7 +168,7 @@ export async function follow(id, { onEvent, onState, onGap, signal, last = null 
 				onGap();
 			}
 			if (answer.status === 204) {
-				// All was told; the run may be taken up again later.
+				// The stream is complete; the run may be resumed later.
 				onState("ended");
 				await sleep(15000, signal);
 				continue;

@@ -11,7 +11,7 @@ const faded = (color, share) => `color-mix(in srgb, ${color} ${share}%, transpar
 
 /**
  * A chart of `panel`. `sync` names the charts whose cursors move together; `onZoom(range)` is called
- * with [from, to] of the x axis, or null for all of it.
+ * with [from, to] of the x axis, or null for the whole axis.
  */
 export class Chart {
 	constructor(panel, { sync, onZoom, onRemove }) {
@@ -68,7 +68,7 @@ export class Chart {
 		this.next = null;
 		const any = series.some(({ ys }) => ys.some((y) => y !== null && y !== undefined));
 		this.empty.hidden = any;
-		this.empty.textContent = loading ? "Loading…" : "Not measured in this run so far.";
+		this.empty.textContent = loading ? "Loading…" : "Not measured in this run yet.";
 		this.place.hidden = !any;
 		const form = JSON.stringify([series.map((s) => [s.label, s.color, s.dash, s.said?.length > 0, Boolean(s.low)]), view.axis, view.log, view.smooth > 0, document.documentElement.dataset.theme, any]);
 		this.series = series;
@@ -91,7 +91,7 @@ export class Chart {
 		this.#values(null);
 	}
 
-	/** Evals are few and each counts, so that points are not smoothed. */
+	/** Evals are few and each matters, so their points are not smoothed. */
 	get smoothing() {
 		return this.panel.points ? 0 : this.view.smooth;
 	}
@@ -105,7 +105,7 @@ export class Chart {
 		const raw = all.slice(0, series.length);
 		const positive = (ys) => (log ? ys.map((y) => (y === null || y > 0 ? y : null)) : ys);
 		this.raw = raw;
-		// A band stands for what single values tell elsewhere.
+		// A band replaces the single values drawn elsewhere.
 		if (banded) return [x, ...all.map((ys) => positive(smoothed(ys, smooth)))];
 		if (this.panel.stack && !log) return [x, ...stacked(raw.map((ys) => smoothed(ys, smooth))).reverse()];
 		if (!smooth) return [x, ...raw.map(positive)];
@@ -218,8 +218,8 @@ export class Chart {
 			let k = at;
 			while (k > 0 && (this.raw[i][k] === undefined || this.raw[i][k] === null)) k--;
 			const value = this.raw[i][k];
-			const told = s.said?.[s.xs.indexOf(x[k])];
-			this.values[i].textContent = num(value) + (told ? ` · v${told[0] === told[1] ? told[0] : `${told[0]}–${told[1]}`}` : "");
+			const span = s.said?.[s.xs.indexOf(x[k])];
+			this.values[i].textContent = num(value) + (span ? ` · v${span[0] === span[1] ? span[0] : `${span[0]}–${span[1]}`}` : "");
 		});
 	}
 
@@ -267,11 +267,11 @@ function aligned(series) {
 	return [x, ...columns];
 }
 
-/** Each column with those before it added, for areas that lie on each other. */
+/** Each column plus all columns before it, for stacked areas. */
 function stacked(columns) {
 	const sums = [];
 	return columns.map((ys) => {
-		// Thinned columns have their values at different places; the one before holds in between.
+		// Thinned columns have values at different places; in between the previous one counts.
 		let last = 0;
 		return ys.map((y, i) => {
 			last = y ?? last;

@@ -1,4 +1,4 @@
-// Several runs over each other, and in what their configs differ.
+// Several runs overlaid, and the differences of their configs.
 
 import { diff } from "./config.js";
 import { fill, h, linkTo, loading, notice, pageOf, trouble } from "./dom.js";
@@ -13,7 +13,7 @@ export function show(root, { params }) {
 	const differences = h("section", {}, loading());
 	let metrics = null;
 	let live = null;
-	root.append(h("div", { class: "head" }, h("h1", {}, "Compare")), heads, place, h("h2", {}, "What differs in the configs"), differences);
+	root.append(h("div", { class: "head" }, h("h1", {}, "Compare")), heads, place, h("h2", {}, "Config differences"), differences);
 
 	const paint = (runs) =>
 		fill(heads, runs.map(({ run }, i) => h("a", { class: "chip", href: pageOf(run.id), vars: { "--c": `var(--series-${i % 8})` } }, h("i", { class: "d0" }), run.id, badge(run.status), h("b", {}, num(run.reward)))));

@@ -1,4 +1,4 @@
-// A run's config as it holds now, with what was changed while it ran; and configs side by side.
+// A run's current config, with the changes made while it was running; and configs side by side.
 
 import { api } from "./api.js";
 import { checkbox, fill, h, linkTo, loading, notice, ready, searchField, table, toast, trouble } from "./dom.js";
@@ -32,21 +32,21 @@ export function show(root, data) {
 			.map(({ key, generic, value }) => {
 				const leaf = known.get(generic);
 				const changed = before && !same(before.get(key), value);
-				// Of what is made anew for each config the schema has no default.
+				// The schema has no default for what is generated per config.
 				const usual = leaf?.default === undefined ? isEmpty(value) : same(leaf.default, value);
 				const differs = changed || (leaf && !usual);
 				if (only.firstChild.checked && !differs) return null;
 				return h("tr", { class: differs ? "differs" : "" }, keyCell(key, leaf?.description && h("p", { class: "sub" }, leaf.description)), h("td", {}, changed && [h("s", {}, shown(before.get(key))), " "], shown(value), changed && h("span", { class: "tag" }, "changed while it ran")));
 			});
-		fill(place, rows.some(Boolean) ? table("Config", "config", ["Key", "Value"], rows) : notice("No keys", "None that differs from the defaults fits; show all of them, or clear the text."));
+		fill(place, rows.some(Boolean) ? table("Config", "config", ["Key", "Value"], rows) : notice("No keys", "No key that differs from the defaults matches. Show all keys, or clear the text."));
 	}
 
 	const load = async () => {
 		try {
-			const told = await api.config(data.id);
-			// What holds now has the changes in it; revision 0 is what the run began with.
-			before = Object.keys(told.changes).length ? valuesOf((await api.config(data.id, 0)).config) : null;
-			({ config } = told);
+			const current = await api.config(data.id);
+			// The current config includes the changes; revision 0 is what the run began with.
+			before = Object.keys(current.changes).length ? valuesOf((await api.config(data.id, 0)).config) : null;
+			({ config } = current);
 			known = await schemaOf().then(leaves, () => new Map());
 			paint();
 		} catch (error) {
@@ -66,5 +66,5 @@ export async function diff(ids) {
 		.map((key) => [key, configs.map((config) => config.get(key))])
 		.filter(([, values]) => !values.every((value) => same(value, values[0])))
 		.map(([key, values]) => h("tr", {}, keyCell(key), values.map((value) => h("td", {}, shown(value)))));
-	return rows.length ? table("Config", "config", ["Key", ...ids], rows) : notice("The configs are the same", "These runs differ in nothing that was configured.");
+	return rows.length ? table("Config", "config", ["Key", ...ids], rows) : notice("The configs are the same", "These runs have identical configs.");
 }

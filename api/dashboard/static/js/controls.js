@@ -1,4 +1,4 @@
-// What can be asked of a run, each with a confirmation that says what will happen.
+// Controls of a run, each with a confirmation that says what will happen.
 
 import { CONTROLS, ENDED, LIVE, STATUSES } from "../contract.js";
 import { api } from "./api.js";
@@ -7,7 +7,7 @@ import { checkbox, h, pageOf, toast } from "./dom.js";
 
 const live = (key) => LIVE.includes(key.replace(".0.", ".<name>.")) || key.startsWith("metadata.");
 
-/** The dialog of a verb of the service: it asks for what the run is told. */
+/** The dialog of a verb of the service: it asks for the fields that are sent to the run. */
 async function dialogOf({ text, labels, fields }, run) {
 	const names = Object.keys(fields);
 	const envs = fields.envs && (await api.config(run.id)).config.eval.env.map((env) => env.name);
@@ -24,7 +24,7 @@ async function dialogOf({ text, labels, fields }, run) {
 	};
 }
 
-/** Rows of config keys, which only dialogs need. */
+/** Rows of config keys, used only by dialogs. */
 async function keyValues(label, id, admits) {
 	const { KeyValues } = await import("./keyvalues.js");
 	const rows = new KeyValues(label);
@@ -32,7 +32,7 @@ async function keyValues(label, id, admits) {
 	return rows;
 }
 
-// These take more than fields.
+// These need more than fields.
 const OWN = [
 	{
 		name: "fork",
@@ -43,7 +43,7 @@ const OWN = [
 			const { data } = await api.checkpoints(run.id);
 			const change = await keyValues("Changed config keys (optional)", run.id);
 			return {
-				text: "Starts another run from a checkpoint of this one. This one goes on as it is.",
+				text: "Starts a new run from a checkpoint of this one. This run continues unchanged.",
 				fields: [
 					h("label", {}, "From checkpoint", h("select", { name: "step" }, data.reverse().map((c) => h("option", { value: c.step, disabled: !c.sound }, `step ${c.step}`, !c.sound && ` (damaged: ${c.problem})`)), !data.length && h("option", { value: "" }, "the last one"))),
 					h("label", {}, "Name (optional)", h("input", { name: "name", maxlength: "40", pattern: "[a-z0-9][a-z0-9\\-]*", title: "Lower-case letters, digits and -" })),
@@ -61,7 +61,7 @@ const OWN = [
 		dialog: async (_, run) => {
 			const change = await keyValues("Keys to change", run.id, live);
 			change.add(LIVE[0]);
-			return { text: "Limits and metadata hold at once, all else from the next step on.", fields: [change.element], body: () => change.nested() };
+			return { text: "Limits and metadata take effect at once, everything else at the next step.", fields: [change.element], body: () => change.nested() };
 		},
 	},
 ];
@@ -78,12 +78,12 @@ async function perform(verb, run, done) {
 	const made = await ask({ title: `${label} ${run.id}`, text, fields, verb: confirm || label, dismiss, danger, act });
 	if (!made) return;
 	const later = Object.entries(made.pending ?? {}).map(([key, value]) => `${key} = ${JSON.stringify(value)}`);
-	toast(name === "fork" ? `Forked ${run.id}` : name === "config" && later.length ? `Holds from the next step on: ${later.join(", ")}` : `${label}: ${run.id} was told`, "good");
+	toast(name === "fork" ? `Forked ${run.id}` : name === "config" && later.length ? `Takes effect at the next step: ${later.join(", ")}` : `${label}: sent to ${run.id}`, "good");
 	after?.(made);
 	done();
 }
 
-/** Buttons of all that may be asked of `run` as it is. */
+/** Buttons for everything that `run` accepts in its current status. */
 export function controls(run, done) {
 	return VERBS.filter((verb) => possible(verb, run)).map((verb) =>
 		h("button", { class: verb.danger ? "danger-quiet" : "", dataset: { verb: verb.name }, onclick: () => perform(verb, run, done).catch((error) => toast(error.message, "bad")) }, verb.label),

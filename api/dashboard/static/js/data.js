@@ -1,4 +1,4 @@
-// What a run measured, as columns that charts draw: steps, evals and gauges of one run.
+// The measurements of one run, as columns that charts draw: steps, evals and gauges.
 
 import { api } from "./api.js";
 import { damageLine } from "./format.js";
@@ -44,7 +44,7 @@ class StepTable {
 	}
 }
 
-/** The place of `value` between neighbours of ascending `xs`, as their `ys`; outside: the nearest. */
+/** The position of `value` between neighbours of ascending `xs`, as their `ys`; outside: the nearest. */
 function interpolated(xs, ys, value) {
 	if (!xs.length || value === null || value === undefined) return null;
 	let low = 0;
@@ -59,7 +59,7 @@ function interpolated(xs, ys, value) {
 	return ys[low] + ((ys[high] - ys[low]) * (value - xs[low])) / (xs[high] - xs[low]);
 }
 
-/** At most `points` of `samples`: the first of each stretch of time, and each extreme of `value`. */
+/** At most `points` of `samples`: the first of each interval, and each extreme of `value`. */
 export function thinned(samples, points, value) {
 	if (samples.length <= points) return samples;
 	const size = Math.ceil(samples.length / (points / 3));
@@ -77,7 +77,7 @@ export function thinned(samples, points, value) {
 	return kept;
 }
 
-/** [time, `sum` or worst over sources] of samples, by stretches of ten seconds; in a sum a source's latest counts. */
+/** [time, `sum` or worst over sources] of samples, by intervals of ten seconds; a sum takes each source's latest. */
 function joined(samples, value, sum) {
 	const stretches = new Map();
 	for (const sample of samples) {
@@ -113,6 +113,11 @@ export class RunData {
 		return [...new Set(this.heard.map((g) => g.role))].sort();
 	}
 
+	/** Roles of workers that reported some `value` of a sample. */
+	rolesWith(value) {
+		return this.roles.filter((role) => this.heard.some((g) => g.role === role && value(g) != null));
+	}
+
 	/** The run object. */
 	async loadRun(signal) {
 		this.run = await api.run(this.id, signal);
@@ -129,7 +134,7 @@ export class RunData {
 		return page.data;
 	}
 
-	/** The columns `keys` over all steps or over `range` [from, to]; null: all of the run. */
+	/** The columns `keys` over all steps or over `range` [from, to]; null: the whole run. */
 	async loadSteps(keys, range = null, signal) {
 		keys.forEach((key) => this.keys.add(key));
 		const wanted = { keys: [...this.keys], points: POINTS };
@@ -142,7 +147,7 @@ export class RunData {
 		this.grown = 0;
 	}
 
-	/** Steps that were recorded since; returns how many, the damaged last ones again. */
+	/** Loads steps recorded since the last call, and retries the last damaged ones; returns how many. */
 	async loadNewer(signal) {
 		if (this.range) return 0;
 		if (this.grown > 2 * POINTS) {
@@ -155,7 +160,7 @@ export class RunData {
 		return page.data.length + page.damaged.length;
 	}
 
-	/** One line on what the charts leave out. */
+	/** One line about the steps that charts leave out. */
 	get damage() {
 		const evals = this.evals.filter((e) => e.problem).map((e) => `${e.env} at step ${e.step} (${e.problem})`);
 		return `${damageLine("steps", [...this.table.damaged])} ${damageLine("evals", evals)}`.trim();
@@ -166,8 +171,8 @@ export class RunData {
 	}
 
 	/**
-	 * Gauges later than those known; a worker's sample may be read a while after it was taken. Of all
-	 * that was `heard`, `gauges` are rollout workers'; other roles tell nothing but their lag.
+	 * Loads gauges later than the known ones; a worker's sample may appear a while after it was taken.
+	 * `heard` holds all of them, `gauges` only rollout workers'; other roles report lag and usage only.
 	 */
 	async loadGauges(signal) {
 		const known = this.heard.at(-1)?.time ?? 0;
@@ -205,8 +210,8 @@ export class RunData {
 
 	get began() {
 		const start = this.run?.started_at ?? this.run?.created_at;
-		const told = start ? Date.parse(start) / 1000 : Infinity;
-		return Math.min(told, this.table.times[0] ?? Infinity, this.gauges[0]?.time ?? Infinity);
+		const began = start ? Date.parse(start) / 1000 : Infinity;
+		return Math.min(began, this.table.times[0] ?? Infinity, this.gauges[0]?.time ?? Infinity);
 	}
 
 	#sinceStart(times) {

@@ -4,8 +4,8 @@ import { fill, h, refusal } from "./dom.js";
 
 /**
  * Shows a dialog and resolves to its form's values by name, or null if it was dismissed.
- * `act(values)` is carried out while the dialog is open; what it throws is shown in it.
- * `verb` and `dismiss` are what its buttons say. Without `verb` there is nothing to confirm.
+ * `act(values)` runs while the dialog is open; its errors are shown in the dialog.
+ * `verb` and `dismiss` label its buttons. Without `verb` there is nothing to confirm.
  */
 export function ask({ title, text = "", fields = [], verb = "OK", dismiss = verb ? "Back" : "Close", danger = false, act = null, wide = false }) {
 	const trouble = h("div", { class: "trouble", role: "alert" });

@@ -30,7 +30,7 @@ function append(element, children) {
 	}
 }
 
-/** Puts `children` in place of what `element` holds. */
+/** Replaces the content of `element` by `children`. */
 export function fill(element, ...children) {
 	element.replaceChildren();
 	append(element, children);
@@ -47,14 +47,14 @@ export function svg(tag, props = {}, ...children) {
 	return element;
 }
 
-/** A small note that goes away by itself. */
+/** A small note that disappears after a while. */
 export function toast(text, kind = "info") {
 	const note = h("div", { class: `toast ${kind}` }, text);
 	document.getElementById("toasts").append(note);
 	setTimeout(() => note.remove(), kind === "bad" ? 9000 : 4500);
 }
 
-/** An empty or error state: what is the matter, and what to do about it. */
+/** An empty or error state: what is wrong, and what to do about it. */
 export function notice(title, text, { kind = "empty", action = null, code = null } = {}) {
 	return h(
 		"section",
@@ -92,7 +92,7 @@ export const checkbox = (props, ...label) => h("label", { class: "check" }, h("i
 /** A list of names with their values. */
 export const pairs = (found, kind = "") => h("dl", { class: kind }, found.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 
-/** A table that scrolls by itself. */
+/** A table that scrolls within the page. */
 export const table = (label, kind, head, rows) =>
 	h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, h("table", { class: kind }, head && h("thead", {}, h("tr", {}, head.map((text) => h("th", {}, text)))), h("tbody", {}, rows)));
 
@@ -138,5 +138,5 @@ export function debounced(work, ms) {
 	return later;
 }
 
-/** Says that a page shows what it is for, to whoever waits for it. */
+/** Signals that a page shows its content, to tests and scripts that wait for it. */
 export const ready = (what) => (document.documentElement.dataset.ready = what);

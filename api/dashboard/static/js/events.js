@@ -1,4 +1,4 @@
-// What happened to a run, the newest first, as it comes.
+// The events of a run, the newest first, as they happen.
 
 import { api } from "./api.js";
 import { fill, h, loading, notice, ready, searchField, table, trouble } from "./dom.js";
@@ -8,8 +8,8 @@ const PAGES = 10;
 const SHOWN = 500;
 
 /**
- * Events of a run from the one of id `after` back, the newest first; `each` is called with those
- * of each page, and with where those that are left out begin, if any are.
+ * Events of a run before the one with id `after`, the newest first; `each` is called with those of
+ * each page, and with the place where omitted ones begin, if there are any.
  */
 export async function loadEvents(id, signal, each, { types, after } = {}) {
 	for (let i = 0; i < PAGES; i++) {
@@ -18,7 +18,7 @@ export async function loadEvents(id, signal, each, { types, after } = {}) {
 			each(page.data, (after = page.next_after));
 			if (!after) break;
 		} catch (error) {
-			// A long history is read on by the server meanwhile.
+			// The server is still reading a long history.
 			if (!error.kind?.endsWith(":history-unread") || i === PAGES - 1) throw error;
 		}
 	}
@@ -40,13 +40,13 @@ export function show(root, data) {
 		const rows = some.slice(0, SHOWN).map((e) => h("tr", { class: `level-${e.level}` }, h("td", {}, h("time", { datetime: e.created_at }, clock(Date.parse(e.created_at) / 1000))), h("td", {}, h("code", {}, e.type)), h("td", {}, e.message)));
 		fill(
 			place,
-			rows.length ? table("Events", "events", ["Time", "Type", "What happened"], rows) : notice("No events", events.length ? "None fits the filters." : "Nothing has happened so far."),
+			rows.length ? table("Events", "events", ["Time", "Type", "What happened"], rows) : notice("No events", events.length ? "No event matches the filters." : "Nothing has happened so far."),
 			some.length > SHOWN ? h("p", { class: "sub" }, `The latest ${SHOWN} of ${some.length}.`) : null,
 			left && h("p", { class: "sub" }, `Only the latest ${events.length} events are loaded. `, h("button", { class: "small", onclick: load }, "Load older")),
 		);
 	}
 
-	/** `add` is where they belong: "push" those before all others, "unshift" those after. */
+	/** `add` says where they belong: "push" for older events, "unshift" for newer ones. */
 	function take(found, add) {
 		for (const event of found) {
 			if (seen.has(event.id)) continue;

@@ -1,4 +1,4 @@
-// What is made of the data of charts: means over groups of runs, a table of evals, a file to keep.
+// Derived from the data of charts: means over groups of runs, a table of evals, a download.
 
 import { h, table } from "./dom.js";
 import { count, num } from "./format.js";
@@ -64,7 +64,7 @@ export function csvOf(runs, keys, range) {
 	return `${lines.map((line) => line.map((value) => cell(String(value))).join(",")).join("\n")}\n`;
 }
 
-/** Lets the reader keep `text` as a file. */
+/** Downloads `text` as a file. */
 export function save(text, name) {
 	const address = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
 	h("a", { href: address, download: name }).click();

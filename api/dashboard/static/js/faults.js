@@ -1,10 +1,10 @@
-// When a server of a run was not there, from what its events say, and the spans of work cut by that.
+// When a server of a run was missing, judging by its events, and the spans of work cut by that.
 
 const LOAD_WITHIN_S = 60;
 
 /**
- * Spans {role, index, from, to, text} in which a server that was lost was not there: from its last
- * sign of life until another is up, of a trainer until that has loaded what it goes on from.
+ * Spans {role, index, from, to, text} in which a lost server was missing: from its last sign of life
+ * until another is up; for a trainer, until that has loaded the state it continues from.
  * `reports` are {time, role, index, state, lostAt}, ascending in time (Unix seconds); `loads` are
  * [from, to] of loads of a trainer; `end` is where the timeline ends.
  */

@@ -1,8 +1,8 @@
-// Numbers, times and the state of a run as people read them.
+// Numbers, times and the state of a run, formatted for people.
 
 import { h } from "./dom.js";
 
-/** A number in at most five significant characters; '–' for none. */
+/** A number in at most five significant characters; '–' for null. */
 export function num(value) {
 	if (value === null || value === undefined || Number.isNaN(value)) return "–";
 	const size = Math.abs(value);
@@ -13,10 +13,10 @@ export function num(value) {
 	return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 0.1 ? 3 : 4);
 }
 
-/** A whole number with its thousands set apart. */
+/** A whole number with separated thousands. */
 export const count = (value) => (value === null || value === undefined ? "–" : value.toLocaleString("en"));
 
-/** A number at an axis: no digit that says nothing. */
+/** A number at an axis, without needless digits. */
 export const tick = (value) => (Math.abs(value) >= 1e4 ? num(value) : String(Number(value.toPrecision(4))));
 
 /** Bytes as '12 kB', '1.8 MB', '3.1 GB'. */
@@ -52,7 +52,7 @@ export function clock(seconds) {
 
 const NAMED = 20;
 
-/** One line on what is left out since it is damaged; '' for nothing. */
+/** One line about what is left out because it is damaged; '' for nothing. */
 export const damageLine = (what, names) =>
 	names.length ? `Damaged ${what}, left out: ${names.slice(0, NAMED).join(", ")}${names.length > NAMED ? ` and ${names.length - NAMED} more` : ""}.` : "";
 

@@ -1,4 +1,4 @@
-// How a run is, in one line: the verdict, the figures of its last steps, and what to do.
+// A run's health in one line: the verdict, the figures of its last steps, and advice.
 
 import { api } from "./api.js";
 import { fill, h } from "./dom.js";
@@ -8,19 +8,19 @@ const EVERY_MS = 4000;
 const TONES = { healthy: "good", attention: "warn", waiting: "busy", paused: "warn", failed: "bad", ended: "done" };
 const share = (value) => `${Math.round(100 * value)} %`;
 
-/** What is known of these: [name, text]. */
+/** The known figures: [name, text]. */
 const figures = (health) =>
 	[
 		["a step", health.seconds_per_step, duration],
 		["left", health.seconds_left || null, duration],
 		["errors", health.errors, share],
 		["without signal", health.without_signal, share],
-		["versions stale at most", health.worst_staleness, num],
+		["maximum staleness", health.worst_staleness, num],
 	]
 		.filter(([, value]) => value !== null)
 		.map(([name, value, show]) => [name, show(value)]);
 
-/** The line of run `id`. `update()` renews it, now and then; what cannot be told is left out. */
+/** The line of run `id`. `update()` refreshes it, now and then; unknown figures are left out. */
 export function healthLine(id, signal) {
 	const element = h("section", { class: "health", "aria-label": "Health", hidden: true });
 	let asked = 0;
@@ -50,7 +50,7 @@ export function healthLine(id, signal) {
 			try {
 				paint(await api.health(id, signal));
 			} catch {
-				// The page says by itself what the API cannot do; an old verdict would claim too much.
+				// The page reports the API's failure elsewhere; an old verdict would be misleading.
 				element.hidden = true;
 				painted = "";
 			}

@@ -1,4 +1,4 @@
-// Keyboard shortcuts: single keys, and pairs like 'g r'. Not while one types.
+// Keyboard shortcuts: single keys, and pairs like 'g r'. Disabled while typing.
 
 import { ask } from "./dialog.js";
 import { h } from "./dom.js";
@@ -6,7 +6,7 @@ import { h } from "./dom.js";
 const bound = new Map();
 let before = "";
 
-/** Binds {keys: [what it does, work]}; returns how to take them away again. */
+/** Binds {keys: [description, work]}; returns a function that unbinds them. */
 export function bindKeys(shortcuts) {
 	for (const [keys, entry] of Object.entries(shortcuts)) bound.set(keys, entry);
 	return () => {

@@ -1,5 +1,5 @@
-// Rows of config key and value. The keys that a run's config has are offered, with the values they
-// have; limits are checked as one types.
+// Rows of config key and value. Suggests the keys of a run's config, with their values; limits are
+// checked while typing.
 
 import { api } from "./api.js";
 import { fill, h } from "./dom.js";
@@ -17,16 +17,16 @@ export class KeyValues {
 		this.element = h("fieldset", { class: "keyvalues" }, h("legend", {}, label), this.list, this.place, h("button", { type: "button", class: "small", onclick: () => this.add() }, "Add a key"));
 	}
 
-	/** Offers the keys of a run's config, of which `admits(generic key)` may keep some back. */
+	/** Suggests those keys of a run's config that `admits(generic key)`. */
 	async load(id, admits = () => true) {
 		const [{ config }, schema] = await Promise.all([api.config(id), schemaOf().then(leaves)]);
-		// A section that the run is without has no leaves in its config; the schema knows them.
+		// A section that the run does not use has no leaves in its config; the schema knows them.
 		for (const [key, leaf] of schema) if (!/\.0(\.|$)/.test(key) && admits(key)) this.offered.set(key, { leaf, path: key.split(".") });
 		for (const { key, path, generic, value } of flat(config)) if (admits(generic)) this.offered.set(key, { leaf: schema.get(generic), path, value });
 		fill(this.list, [...this.offered.keys()].map((key) => h("option", { value: key })));
 	}
 
-	/** What is known of a key: {leaf, path, value}. Pairs of metadata may be new ones. */
+	/** A key's {leaf, path, value}. Pairs of metadata may be new. */
 	#known(key) {
 		const { leaf, path, value } = this.offered.get(key) ?? {};
 		const [, pair] = /^metadata\.(.+)/.exec(key) ?? [];
@@ -57,7 +57,7 @@ export class KeyValues {
 		named();
 	}
 
-	/** What is to differ from what the run has, as nested sections. */
+	/** The changes to the run's config, as nested sections. */
 	nested() {
 		const data = {};
 		for (const { name, value } of this.rows) {

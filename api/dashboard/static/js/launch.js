@@ -1,5 +1,5 @@
 // The launch form: the keys most runs set, any other by name, or the whole config as text. The
-// schema is checked as one types, everything else by the API's dry run, and at last by workers.
+// schema is checked while typing, everything else by the API's dry run, and finally by workers.
 
 import { api } from "./api.js";
 import { debounced, fill, h, pageOf, pairs, ready, refusal, toast, trouble } from "./dom.js";
@@ -8,7 +8,7 @@ import { at, leaves, mistake, put, schemaOf, textOf, valueOf } from "./schema.js
 const COMMON = ["name", "max_steps", "seed", "model.name", "algo.type", "train.env.0.id", "train.batch_size", "train.group_size", "trainer.optim.lr", "eval.env.0.id", "eval.interval", "checkpoint.interval"];
 const BASE = { name: "reverse", max_steps: 40, train: { batch_size: 64, group_size: 8, env: [{ id: "reverse-text" }] }, eval: { interval: 10, env: [{ id: "reverse-text" }] } };
 
-/** Without typing, before the API reads the text, and before it asks workers about it. */
+/** Pauses in typing after which the API reads the text, and after which workers check it. */
 const READ_MS = 400;
 const PAUSE_MS = 1500;
 
@@ -45,7 +45,7 @@ export function show(root, { params }) {
 
 	const body = () => (toml ? [text.value, "application/toml"] : [config]);
 
-	/** Puts what was typed into the other language; TOML is read by the API, which adds defaults. */
+	/** Translates the text into the other language; TOML is read by the API, which adds defaults. */
 	async function translate() {
 		kind.value = toml ? "toml" : "json";
 		try {
@@ -87,7 +87,7 @@ export function show(root, { params }) {
 		showField(key);
 	}
 
-	/** Shows a field as the config has it, with `wrong` or what the schema has against it. */
+	/** Shows a field's value in the config, with `wrong` or the schema's objection. */
 	function showField(key, wrong = "") {
 		const { input, note, leaf } = fields.get(key);
 		const value = at(config, key);
@@ -99,7 +99,7 @@ export function show(root, { params }) {
 		return why;
 	}
 
-	/** Whatever is being asked is of a text that is there no more. */
+	/** Drops pending requests, which are about an earlier text. */
 	function forget() {
 		check.cancel();
 		preflight?.abort();
@@ -136,14 +136,14 @@ export function show(root, { params }) {
 		fill(verdict, refusal({ title: error.title, errors: elsewhere.length ? elsewhere : errors, message: error.message }));
 	}
 
-	/** What a valid config comes to; `note` says how far it was checked. */
+	/** The plan of a valid config; `note` says how far it was checked. */
 	function planned({ plan = {}, estimates = {} }, note) {
 		const taken = Object.entries(estimates).map(([what, parts]) => [what, `${(Object.values(parts).reduce((sum, size) => sum + size, 0) / 2 ** 30).toFixed(2)} GiB`]);
 		const rows = Object.entries(plan).map(([name, v]) => [name, name === "servers" ? Object.entries(v).map(([role, some]) => `${some.length} ${role}`).join(", ") : v]).filter(([, v]) => v !== null && typeof v !== "object");
 		fill(verdict, note, pairs([...rows.map(([name, value]) => [name.replaceAll("_", " "), value]), ...taken], "plan"));
 	}
 
-	/** The text is read soon; workers are asked once it is valid and nothing was typed for a while. */
+	/** Schedules a reading of the text; workers check it once it is valid and typing has stopped. */
 	const check = debounced(async () => {
 		const asked = text.value;
 		const { signal } = (preflight = new AbortController());
@@ -159,7 +159,7 @@ export function show(root, { params }) {
 			if (stale()) return;
 			const answer = await api.check(content, type, { preflight: true, signal });
 			if (stale()) return;
-			planned(answer, answer.unchecked ? h("p", {}, h("b", {}, "The config is valid, and not checked: "), `${answer.unchecked}.`) : h("p", {}, h("b", { class: "fine" }, "This config can be launched."), " Workers have checked it."));
+			planned(answer, answer.unchecked ? h("p", {}, h("b", {}, "The config is valid. Not checked: "), `${answer.unchecked}.`) : h("p", {}, h("b", { class: "fine" }, "This config can be launched."), " Workers have checked it."));
 		} catch (error) {
 			if (stale()) return;
 			launch.disabled = true;

@@ -21,8 +21,8 @@ export function showLink(state) {
 
 /**
  * Calls `tick` (async, returns the run) at once, at each event, and now and then. A hidden page
- * rests: browsers allow few connections to one server. `onEvent` gets each event as it comes;
- * `onGap` is called where some never will.
+ * pauses: browsers allow few connections to one server. `onEvent` gets each event as it arrives;
+ * `onGap` is called when some will never arrive.
  */
 export function keepUp(id, tick, onEvent = () => {}, onGap = () => {}) {
 	const stop = new AbortController();
@@ -34,7 +34,7 @@ export function keepUp(id, tick, onEvent = () => {}, onGap = () => {}) {
 	let again = false;
 	let lostAt = null;
 
-	/** Says once, and only after a loss that people noticed, that the page is up to date again. */
+	/** Shows once, and only after a noticeable loss, that the page is up to date again. */
 	const linked = (state) => {
 		if (state === "reconnecting") lostAt ??= Date.now();
 		else if (lostAt !== null) {
@@ -67,7 +67,7 @@ export function keepUp(id, tick, onEvent = () => {}, onGap = () => {}) {
 
 	const every = (ms) => {
 		clearInterval(timer);
-		// A run that has ended may go on again; it is looked at now and then.
+		// A run that has ended may be resumed; it is checked now and then.
 		let rests = 0;
 		timer = setInterval(() => {
 			if (over && ++rests % 8) return;

@@ -1,4 +1,4 @@
-// Starts the dashboard: routes addresses to pages, and sees to theme, keys and shortcuts.
+// Starts the dashboard: routes addresses to pages, and sets up theme, keys and shortcuts.
 
 import { onKeyNeeded } from "./api.js";
 import { ask } from "./dialog.js";
@@ -43,7 +43,7 @@ async function show() {
 	}
 	const load = PAGES[asked.page];
 	if (!load) {
-		fill(main, notice("No such page", "The address leads nowhere.", { action: linkTo("#/runs", "All runs") }));
+		fill(main, notice("No such page", "This address does not name a page of the dashboard.", { action: linkTo("#/runs", "All runs") }));
 		return;
 	}
 	const module = await load();
@@ -55,7 +55,7 @@ async function show() {
 
 onKeyNeeded(async () => {
 	const given = await ask({
-		title: "This API needs a key",
+		title: "This API requires a key",
 		text: "It is kept until this tab is closed and sent only to this server.",
 		fields: [h("label", {}, "API key", h("input", { name: "key", type: "password", required: true, autocomplete: "off" }))],
 		verb: "Use key",

@@ -1,4 +1,4 @@
-// The panels of one run, or of several over each other, with the controls that hold for all.
+// The panels of one run, or of several overlaid, with the controls that apply to all.
 
 import { Chart } from "./chart.js";
 import { RunData } from "./data.js";
@@ -66,7 +66,7 @@ export class Metrics {
 			this.reset,
 			this.group,
 			h("span", { class: "grow" }),
-			h("button", { title: "The steps that are shown, of the panels that are shown, as CSV", onclick: () => this.#download() }, "Download"),
+			h("button", { title: "The visible steps of the visible panels, as CSV", onclick: () => this.#download() }, "Download"),
 			this.finder,
 			this.options,
 		);
@@ -125,7 +125,7 @@ export class Metrics {
 		return [...new Set(this.runs.flatMap((run) => run.names))].sort();
 	}
 
-	/** Adds a panel for the metric that is named; what is no name is searched for. */
+	/** Adds a panel for the metric with that name; other text is a search. */
 	async #pick(input) {
 		const key = input.value;
 		if (!this.names.includes(key)) return;
@@ -148,14 +148,14 @@ export class Metrics {
 		return Promise.all(this.runs.map((run) => run.loadSteps(keys, run.range, this.stop.signal)));
 	}
 
-	/** Shows the panels whose title or metrics match what is searched for, and metrics that have none. */
+	/** Shows the panels whose title or metrics match the search, and matching metrics without a panel. */
 	#search() {
 		const text = this.finder.value;
 		let pattern = null;
 		try {
 			pattern = new RegExp(text, "i");
 		} catch {
-			this.said.textContent = `${text} is no regular expression yet.`;
+			this.said.textContent = `${text} is not a valid regular expression yet.`;
 			return;
 		}
 		for (const chart of this.charts.filter((it) => it.panel.section === MATCHES)) chart.destroy();
@@ -181,12 +181,12 @@ export class Metrics {
 		else this.paint();
 	}
 
-	/** Sections without a panel are not there. */
+	/** Hides sections without a panel. */
 	#fold() {
 		for (const { element, place } of this.sections.values()) element.hidden = [...place.children].every((it) => it.hidden);
 	}
 
-	/** A file of what is shown: steps in sight, metrics of panels that are not hidden or folded. */
+	/** Downloads what is shown: visible steps, metrics of panels that are not hidden or folded. */
 	async #download() {
 		const shown = this.charts.filter((it) => it.element.checkVisibility()).map((it) => it.panel);
 		const keys = [...new Set(this.runs.flatMap((run) => keysOf(shown, run)))];
@@ -196,7 +196,7 @@ export class Metrics {
 		save(csvOf(this.runs, keys, steps), `${this.runs.map((run) => run.id).join("+")}.csv`);
 	}
 
-	/** Shows [from, to] of the x axis in every panel; null: all of it. */
+	/** Shows [from, to] of the x axis in every panel; null: the whole axis. */
 	zoom(range) {
 		this.view.range = range;
 		this.reset.hidden = !range;
@@ -221,14 +221,14 @@ export class Metrics {
 		fill(this.state, trouble(error, h("button", { onclick: () => this.load() }, "Try again")));
 	}
 
-	/** Loads everything; step metrics first, since they are what one looks at first. */
+	/** Loads everything; step metrics first, since they matter most. */
 	async load() {
 		const { signal } = this.stop;
 		try {
 			await Promise.all(this.runs.map((run) => this.#loadSteps(run, signal)));
 			fill(this.state);
 			this.#names();
-			// Of a long run the trend is what one looks for first; single steps stay faint behind it.
+			// In a long run the trend matters first; single steps stay faint behind it.
 			if (!this.chose && this.runs.some((run) => run.table.steps.length > LONG)) this.#show(0.9);
 			this.paint();
 			ready("metrics");
@@ -259,7 +259,7 @@ export class Metrics {
 		this.group.value = chosen;
 	}
 
-	/** Takes in what was recorded since. */
+	/** Adds what was recorded since the last call. */
 	async update() {
 		const { signal } = this.stop;
 		if (!this.loaded) return;
@@ -280,7 +280,7 @@ export class Metrics {
 	}
 
 	paint() {
-		// What charts do without comes after them.
+		// Data that charts do not need is loaded after them.
 		if (!this.extracts) {
 			this.extracts = {};
 			import("./extracts.js").then((module) => ((this.extracts = module), this.paint()));
@@ -289,7 +289,7 @@ export class Metrics {
 		const many = this.runs.length > 1;
 		fill(this.damage, this.runs.map(({ id, damage }) => damage && `${many ? `${id}: ` : ""}${damage} `));
 		this.#fold();
-		fill(this.evals, evalsTable?.(this.runs) ?? h("p", { class: "sub" }, this.loaded ? "No eval so far." : "Loading…"));
+		fill(this.evals, evalsTable?.(this.runs) ?? h("p", { class: "sub" }, this.loaded ? "No evals yet." : "Loading…"));
 		for (const chart of this.charts) {
 			const series = this.group.value && pooled ? this.#grouped(chart.panel) : this.runs.flatMap((run, r) => {
 				const own = seriesOf(chart.panel, run);

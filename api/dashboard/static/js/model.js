@@ -1,4 +1,4 @@
-// What a run trained, to take away: which version, its files, the command that writes it, its card.
+// A run's model, for export: which version, its files, the command that writes it, its card.
 
 import { api } from "./api.js";
 import { copyable, fill, h, loading, notice, pairs, ready, table, trouble } from "./dom.js";
@@ -6,7 +6,7 @@ import { bytes, count, num } from "./format.js";
 
 const WHY = { checkpoint: "the last checkpoint", newest: "the newest version", step: "", best: "" };
 
-/** The config of a run that begins with a version. */
+/** The config of a run that starts from a version. */
 const goesOn = (model) => `[model]\nname = "run:${model.run_id}@${model.step}"`;
 
 function shown(model) {
@@ -16,9 +16,9 @@ function shown(model) {
 	const rows = model.files.map((file) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, file.name)), h("td", {}, bytes(file.size)), h("td", {}, h("code", {}, file.sha256.slice(0, 16)))));
 	return [
 		pairs([["Step", step], ...scores, ["Size", bytes(model.size)], ["Taken from", model.kept_as === "weights" ? "the weights served" : "the checkpoint"]], "facts"),
-		h("h2", {}, "Write it to a folder"),
+		h("h2", {}, "Export to a folder"),
 		copyable(`ratchet runs export ${model.run_id} --step ${model.step} --to ${model.run_id}-${model.step}`),
-		h("h2", {}, "Begin another run with it"),
+		h("h2", {}, "Start another run from it"),
 		copyable(goesOn(model)),
 		h("h2", {}, "Files"),
 		table("Files of the model", "files", ["Name", "Size", "SHA-256"], rows),

@@ -1,4 +1,4 @@
-// The curated panels of a run, in the order in which people look. Pure data and functions of names.
+// The curated panels of a run, most important first. Pure data and functions of names.
 //
 // A series is drawn from a step metric (`key`), the evals of an env (`from: 'evals'`) or the gauges
 // of the workers of a role, if none is named of rollout workers (`from: 'gauges'`, `value` of a
@@ -8,7 +8,7 @@ const MOST_OWN = 12;
 
 const step = (key, label) => ({ key, label });
 
-/** `name/<scope>/mean` for all scopes there are, else the plain `name`. */
+/** `name/<scope>/mean` for all scopes, else the plain `name`. */
 function scoped(name, { plain = name, statistic = "mean" } = {}) {
 	return ({ names, envs }) => {
 		const tail = statistic ? `/${statistic}` : "";
@@ -40,7 +40,7 @@ const together =
 
 const gauge = (label, value, more = {}) => ({ from: "gauges", label, value, ...more });
 
-/** What the environments measure themselves, by env where there are several. */
+/** The environments' own metrics, by env if there are several. */
 const own = ({ names, envs }) =>
 	[...names]
 		.filter((name) => name.startsWith("metrics/"))
@@ -55,6 +55,17 @@ export const YOURS = "Your panels";
 export const MATCHES = "All metrics that match";
 export const SECTIONS = [MATCHES, YOURS, "Learning", "Policy", "Rollouts", "Speed and system"];
 
+const GIB = 2 ** 30;
+const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+
+/** A curve for each role of `of` a worker's usage, all its workers together, or the `worst` of them. */
+function used(of, more = { sum: true }) {
+	const value = (sample) => (sample.usage ? of(sample.usage) : null);
+	return ({ rolesWith }) => rolesWith(value).map((role) => gauge(role, value, { role, ...more }));
+}
+
+const ofGpus = (of) => ({ gpus }) => (gpus?.length ? of(gpus) : null);
+
 export const PANELS = [
 	{ id: "reward", section: "Learning", title: "Reward", note: "Mean train reward of each batch, by environment.", wide: true, series: scoped("reward") },
 	{
@@ -64,7 +75,7 @@ export const PANELS = [
 		points: true,
 		series: ({ evalEnvs }) => evalEnvs.map((env) => ({ from: "evals", env, label: env })),
 	},
-	{ id: "own", section: "Learning", title: "The environment's own metrics", note: "What environments count of their rollouts, on average over a batch.", series: own },
+	{ id: "own", section: "Learning", title: "The environment's own metrics", note: "Metrics that environments report for their rollouts, averaged over a batch.", series: own },
 	{ id: "entropy", section: "Policy", title: "Entropy", note: "Of the policy at its sampled tokens, nats.", series: scoped("entropy") },
 	{
 		id: "mismatch", section: "Policy",
@@ -76,13 +87,13 @@ export const PANELS = [
 	{
 		id: "lengths", section: "Policy",
 		title: "Lengths",
-		note: "Tokens of a rollout: sampled by the policy, and in all.",
+		note: "Tokens per rollout: sampled by the policy, and in total.",
 		unit: "tokens",
 		series: those(["decode_len/all/mean", "sampled"], ["decode_len/all/max", "sampled, max"], ["seq_len/all/mean", "all"]),
 	},
 	{ id: "truncation", section: "Policy", title: "Truncation", note: "Share of rollouts cut off at a limit.", share: true, series: scoped("is_truncated") },
-	{ id: "errors", section: "Rollouts", title: "Error rate", note: "Share of rollouts that failed, in a batch or not.", share: true, series: (known) => (known.names.has("errors/all/rate") ? scoped("errors", { statistic: "rate" }) : scoped("errored"))(known) },
-	{ id: "dropped", section: "Rollouts", title: "Dropped groups", note: "Groups that gave nothing to train on.", zero: true, series: scoped("dropped", { statistic: "groups" }) },
+	{ id: "errors", section: "Rollouts", title: "Error rate", note: "Share of rollouts that failed, whether or not they are in a batch.", share: true, series: (known) => (known.names.has("errors/all/rate") ? scoped("errors", { statistic: "rate" }) : scoped("errored"))(known) },
+	{ id: "dropped", section: "Rollouts", title: "Dropped groups", note: "Groups with nothing to train on.", zero: true, series: scoped("dropped", { statistic: "groups" }) },
 	{
 		id: "staleness", section: "Rollouts",
 		title: "Staleness",
@@ -94,7 +105,7 @@ export const PANELS = [
 	{
 		id: "drops", section: "Rollouts",
 		title: "Drops",
-		note: "Groups given up for their age.",
+		note: "Groups dropped because they were too old.",
 		zero: true,
 		series: those(["off_policy/dropped/in_flight", "too old in flight"], ["off_policy/dropped/in_queue", "too old in queue"]),
 	},
@@ -109,17 +120,17 @@ export const PANELS = [
 	{
 		id: "variance", section: "Learning",
 		title: "Groups without signal",
-		note: "Share of groups whose rollouts all earned the same: none solved, all solved, either.",
+		note: "Share of groups whose rollouts all have the same reward: none solved, all solved, either.",
 		share: true,
 		series: those(["zero_advantage/all", "no advantage"], ["solve_none/all", "none solved"], ["solve_all/all", "all solved"]),
 	},
 	{
 		id: "waits", section: "Speed and system",
 		title: "Who waits for whom",
-		note: "Seconds of each step: the trainer waits for rollouts or for their scoring, trains, the engines take the weights; and the checkpoint before it.",
+		note: "Seconds of each step: the trainer waits for rollouts or for their scoring, trains, the engines load the weights; and the checkpoint before it.",
 		unit: "s",
 		stack: true,
-		series: those(["time/wait_for_batch", "trainer waits for rollouts"], ["time/scoring", "waits for scoring"], ["time/train", "trains"], ["time/sync_weights", "engines take weights"], ["time/checkpoint", "checkpoint"]),
+		series: those(["time/wait_for_batch", "trainer waits for rollouts"], ["time/scoring", "waits for scoring"], ["time/train", "trains"], ["time/sync_weights", "engines load weights"], ["time/checkpoint", "checkpoint"]),
 	},
 	{
 		id: "throughput", section: "Speed and system",
@@ -132,7 +143,7 @@ export const PANELS = [
 	{
 		id: "inflight", section: "Speed and system",
 		title: "Rollouts in flight",
-		note: "Train and eval rollouts that execute, and how many may.",
+		note: "Train and eval rollouts in flight, and how many may be.",
 		zero: true,
 		series: () => [
 			gauge("train", (g) => g.inflight_train),
@@ -143,27 +154,59 @@ export const PANELS = [
 	{
 		id: "lag", section: "Speed and system",
 		title: "Event-loop lag",
-		note: "99th percentile of how late the event loop of each role's worst worker woke, seconds.",
+		note: "99th percentile of the event-loop lag of each role's worst worker, seconds.",
 		unit: "s",
 		zero: true,
 		series: ({ roles }) => roles.map((role) => gauge(role, (g) => g.event_loop_lag?.p99, { role, worst: true })),
 	},
-	{ id: "memory", section: "Speed and system", title: "Trainer memory", note: "The most that the trainer's device held during a step.", unit: "GiB", zero: true, series: those(["perf/peak_memory", "peak"]) },
+	{
+		id: "cpu", section: "Speed and system",
+		title: "CPU",
+		note: "Cores that the workers of each role and their servers use.",
+		unit: "cores",
+		zero: true,
+		series: used((usage) => usage.cpu_cores),
+	},
+	{
+		id: "ram", section: "Speed and system",
+		title: "Memory",
+		note: "Resident memory of the workers of each role and their servers.",
+		unit: "GiB",
+		zero: true,
+		series: used((usage) => usage.memory_bytes / GIB),
+	},
+	{
+		id: "gpu", section: "Speed and system",
+		title: "GPU utilization",
+		note: "Mean over the GPUs of each role's busiest machine.",
+		share: true,
+		series: used(ofGpus((gpus) => mean(gpus.map((gpu) => gpu.utilization))), { worst: true }),
+	},
+	{
+		id: "gpu-memory", section: "Speed and system",
+		title: "GPU memory",
+		note: "In use on the GPUs of each role's fullest machine, by any process.",
+		unit: "GiB",
+		zero: true,
+		series: used(ofGpus((gpus) => gpus.reduce((sum, gpu) => sum + gpu.memory_bytes, 0) / GIB), { worst: true }),
+	},
+	{ id: "memory", section: "Speed and system", title: "Trainer memory", note: "Peak memory of the trainer's device during a step.", unit: "GiB", zero: true, series: those(["perf/peak_memory", "peak"]) },
 ];
 
-/** A panel of one metric that the reader picked. */
+/** A panel of one metric that the user picked. */
 export const panelOf = (key) => ({ id: `key:${key}`, section: YOURS, title: key, note: "Picked from all metrics.", picked: true, series: those([key, key]) });
 
-/** One that was searched for. */
-export const matchOf = (key) => ({ ...panelOf(key), id: `match:${key}`, section: MATCHES, note: "Matches what you search for.", picked: false });
+/** A panel of a metric that matches the search. */
+export const matchOf = (key) => ({ ...panelOf(key), id: `match:${key}`, section: MATCHES, note: "Matches your search.", picked: false });
 
-/** What a panel draws for a run, of what the run is known to measure. */
+/** The series that a panel draws for a run, from the metrics that the run is known to have. */
 export function seriesOf(panel, data) {
 	return panel.series({
 		names: data.nameSet ?? new Set(data.names),
 		envs: data.envs,
 		evalEnvs: [...new Set(data.evals.map((e) => e.env))],
 		roles: data.roles,
+		rolesWith: (value) => data.rolesWith(value),
 	});
 }
 

@@ -1,5 +1,5 @@
-// Reads rollouts: a list by step, env and group, a histogram of rewards that filters it, and the
-// members of a group side by side, of a large group those around the one that was chosen.
+// Shows rollouts: a list by step, env and group, a histogram of rewards that filters it, and the
+// members of a group side by side; of a large group, those around the selected one.
 
 import { api } from "./api.js";
 import { fill, h, linkTo, loading, notice, pageOf, ready, trouble } from "./dom.js";
@@ -21,7 +21,7 @@ export function show(root, data, params) {
 	let cursor = null;
 	let damaged = [];
 	let note = null;
-	// Rewards of all that fits the filters, whatever bar is chosen; and which filters those were.
+	// Rewards of everything that matches the filters, whichever bar is selected; and those filters.
 	let rewards = [];
 	let rewardsOf = null;
 	let members = [];
@@ -55,7 +55,7 @@ export function show(root, data, params) {
 		}
 		return pageOf(data.id, `rollouts?${next}`);
 	};
-	/** The rollout that is open: the one that was asked for, else the first of the list. */
+	/** The open rollout: the requested one, else the first of the list. */
 	const chosen = () => asked.get("r") ?? items[0]?.id ?? null;
 	const go = (changes) => (location.hash = address(changes));
 
@@ -82,10 +82,10 @@ export function show(root, data, params) {
 			h("a", { class: "rollout", href: address({ r: r.id }), "aria-current": r.id === current ? "true" : null }, h("span", {}, h("b", {}, `${r.group} · ${r.index}`), h("small", { class: "sub" }, ` ${r.env}${r.filtered ? " · filtered" : ""}`)), h("span", { class: "n" }, r.error ? h("span", { class: "wrong" }, "error") : num(r.reward), r.advantage === null ? null : h("small", { class: r.advantage < 0 ? "minus" : "plus" }, ` ${r.advantage < 0 ? "−" : "+"}${num(Math.abs(r.advantage))}`)), preview(r)),
 		);
 		const damage = damageLine("groups", damaged);
-		fill(list, damage && h("p", { class: "wrong", role: "status" }, damage), note && h("p", { class: "sub", role: "status" }, `There are no train rollouts of this step: ${note}.`), rows.length ? rows : notice("No rollouts", cursor ? "None among those looked through so far." : "None that is finished fits; choose another step, or clear the filters.", { action: linkTo(pageOf(data.id, "rollouts"), "Clear filters") }), cursor && h("button", { onclick: () => load(true) }, "More"));
+		fill(list, damage && h("p", { class: "wrong", role: "status" }, damage), note && h("p", { class: "sub", role: "status" }, `This step has no train rollouts: ${note}.`), rows.length ? rows : notice("No rollouts", cursor ? "None among those looked through so far." : "None that is finished fits; choose another step, or clear the filters.", { action: linkTo(pageOf(data.id, "rollouts"), "Clear filters") }), cursor && h("button", { onclick: () => load(true) }, "More"));
 	}
 
-	/** The step and how the prompt begins. */
+	/** The step and the beginning of the prompt. */
 	const preview = (r) => {
 		const text = [r.step === null ? null : `step ${r.step}`, r.prompt].filter(Boolean).join(" · ");
 		return text && h("small", { class: "sub preview", title: r.prompt ?? "" }, text);
@@ -99,10 +99,10 @@ export function show(root, data, params) {
 		return h("header", { title: `Reward (advantage) · sampled tokens · turns · ended by: ${text}` }, h("a", { href: address({ r: r.id }) }, `Rollout ${r.index}`), " ", h("span", { class: "sub" }, text));
 	}
 
-	/** One that failed early has no tokens, or nothing that was said: what there is is shown. */
+	/** A rollout that failed early has no tokens, or no messages: shows what there is. */
 	function body(r, most) {
 		const look = spaces ? marked : String;
-		if (!r.samples.length && !r.messages.length) return h("p", { class: "sub" }, "Nothing was said before it ended.");
+		if (!r.samples.length && !r.messages.length) return h("p", { class: "sub" }, "It ended before the first message.");
 		return reading === "tokens" && r.samples.length ? r.samples.map((sample) => strip(sample, mode, most, look)) : turns(r, look);
 	}
 
@@ -130,14 +130,14 @@ export function show(root, data, params) {
 				r.error && h("p", { class: "wrong" }, `${r.error.type}: ${r.error.message}`),
 				r.error?.frames?.map((at) => h("p", {}, `${at.file}:${at.line} in ${at.function}`)),
 				r.truncated && h("span", { class: "tag" }, "truncated"),
-				r.filtered && h("span", { class: "tag" }, "kept from training by a filter"),
+				r.filtered && h("span", { class: "tag" }, "filtered out of training"),
 				body(r, most),
 			),
 		);
 		fill(reader, tools, reading === "tokens" && h("p", { class: "sub" }, MODES[mode].note), pager(), h("div", { class: "members" }, cards));
 	}
 
-	/** Which members are shown, with links to those before and after. */
+	/** The range of members shown, with links to those before and after. */
 	function pager() {
 		if (group.length <= members.length) return null;
 		const first = group.findIndex((r) => r.id === members[0].id);
@@ -170,13 +170,13 @@ export function show(root, data, params) {
 		ready("rollouts");
 	}
 
-	/** A rollout with all its tokens; those of the group at hand are fetched once. */
+	/** A rollout with all its tokens; those of the current group are fetched once. */
 	function read(id) {
 		if (!whole.has(id)) whole.set(id, api.rollout(data.id, id, stop.signal).catch((error) => (whole.delete(id), Promise.reject(error))));
 		return whole.get(id);
 	}
 
-	/** Shows the group of the chosen rollout. */
+	/** Shows the group of the selected rollout. */
 	async function choose() {
 		const mine = ++reads;
 		const current = chosen();

@@ -1,4 +1,4 @@
-// A run's page: what it is and does, its controls, and the tabs below.
+// A run's page: its state, its controls, and the tabs below.
 
 import { controls } from "./controls.js";
 import { otherRuns, RunData } from "./data.js";
@@ -68,8 +68,8 @@ export function show(root, asked) {
 			return;
 		}
 		const boxes = others.map((run) => checkbox({ name: run.id }, run.id, " ", badge(run.status)));
-		const given = await ask({ title: "Lay other runs over this one", fields: [h("div", { class: "list" }, boxes)], verb: "Compare" });
-		const ids = Object.keys(given ?? {});
+		const answers = await ask({ title: "Lay other runs over this one", fields: [h("div", { class: "list" }, boxes)], verb: "Compare" });
+		const ids = Object.keys(answers ?? {});
 		if (ids.length) location.hash = `#/compare?runs=${[data.id, ...ids].map(encodeURIComponent).join(",")}`;
 	}
 
@@ -119,7 +119,7 @@ export function show(root, asked) {
 		fill(place);
 		const load = LOADERS[name];
 		if (!load) {
-			fill(place, notice("No such tab", "The address leads nowhere."));
+			fill(place, notice("No such tab", "This address does not name a tab of a run."));
 			return;
 		}
 		const module = await load();

@@ -11,8 +11,8 @@ const POLL_MS = 3000;
 const PAGE = 50;
 const MOST = 100;
 const MOST_PAGES = 20;
-/** What is said of a process of the local stack that keeps ending. */
-const looping = (s) => h("p", { class: "wrong" }, `${s.name} is crash-looping: it ended ${s.ends} times in a row. It is started again and again; ${s.log} below RATCHET_HOME says why.`);
+/** The warning about a process of the local stack that keeps ending. */
+const looping = (s) => h("p", { class: "wrong" }, `${s.name} is crash-looping: it ended ${s.ends} times in a row. It is restarted each time; ${s.log} below RATCHET_HOME says why.`);
 const startCommand = () => `curl -sS ${location.host}/v1/runs -H 'content-type: application/toml' --data-binary @configs/examples/reverse_text.toml`;
 
 /** A line of `values`, or nothing for fewer than two. */
@@ -60,7 +60,7 @@ export function show(root, { params }) {
 		compare.textContent = picked.size ? `Compare ${picked.size}` : "Compare";
 	}
 
-	/** Sparklines are of the store, a request each: fetched once a step, and for ended runs once. */
+	/** Sparklines take a request each: fetched once per step, and for ended runs once. */
 	async function drawSpark(run, cell) {
 		const known = sparks.get(run.id);
 		if (known?.step === run.step || !run.step) return;
@@ -115,7 +115,7 @@ export function show(root, { params }) {
 		elements.forEach((element, i) => body.children[i] === element || body.insertBefore(element, body.children[i]));
 		while (body.children.length > elements.length) body.lastChild.remove();
 		if (shown.length) fill(state);
-		else if (all.length || status.value) fill(state, notice("No run fits the filters", "Change the text or the status.", { action: h("button", { onclick: () => ((search.value = status.value = ""), refresh()) }, "Show all") }));
+		else if (all.length || status.value) fill(state, notice("No run matches the filters", "Change the text or the status.", { action: h("button", { onclick: () => ((search.value = status.value = ""), refresh()) }, "Show all") }));
 		else fill(state, notice("No runs yet", "Start one with this command, or fill in the launch form.", { code: startCommand(), action: linkTo("#/launch", "Launch a run", "primary") }));
 	}
 
@@ -124,7 +124,7 @@ export function show(root, { params }) {
 		const listed = await api.services(stop.signal).catch(() => null);
 		const bad = (listed?.data ?? []).filter((s) => s.state === "crash-looping");
 		const text = JSON.stringify(bad);
-		// What a screen reader has read out is not replaced by the same.
+		// Text that a screen reader has read out is not replaced by the same text.
 		if (text !== services.dataset.shown) fill(services, bad.map(looping));
 		services.dataset.shown = text;
 	}

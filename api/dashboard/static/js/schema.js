@@ -1,4 +1,4 @@
-// The config's JSON schema: its keys with what they mean, and whether a value may be.
+// The config's JSON schema: its keys with their descriptions, and whether a value is valid.
 
 import { api } from "./api.js";
 
@@ -51,7 +51,7 @@ const LIMITS = {
 	exclusiveMaximum: ["less than", (value, limit) => value < limit],
 };
 
-/** Why `value` cannot be that of a leaf, or '' if it can. */
+/** Why `value` is invalid for a leaf, or '' if it is valid. */
 export function mistake(leaf, value) {
 	if (!leaf || value === null || leaf.choices.includes(value)) return "";
 	const { types } = leaf;
@@ -65,10 +65,10 @@ export function mistake(leaf, value) {
 	return leaf.choices.length ? `must be one of ${leaf.choices.join(", ")}` : `must be ${types.join(" or ")}`;
 }
 
-/** A value as one would type it. */
+/** A value as it is typed. */
 export const textOf = (value) => (value === undefined || value === null ? "" : typeof value === "string" ? value : JSON.stringify(value));
 
-/** What was typed, as a JSON value; text that is none stays text. */
+/** Typed text as a JSON value; text that is not JSON stays text. */
 export function valueOf(text, leaf) {
 	if (leaf && leaf.types.length === 1 && leaf.types[0] === "string") return text;
 	try {
@@ -78,7 +78,7 @@ export function valueOf(text, leaf) {
 	}
 }
 
-/** Puts `value` at `path` of nested `data`; numbers in a path are places of a list. */
+/** Puts `value` at `path` of nested `data`; numbers in a path are list indexes. */
 export function put(data, path, value) {
 	let node = data;
 	path.forEach((name, i) => {
@@ -92,7 +92,7 @@ export function put(data, path, value) {
 export const at = (data, key) => key.split(".").reduce((node, part) => node?.[part], data);
 
 /**
- * The leaves of a resolved config: {key, path, generic, value} each. Envs go by their names, as
+ * The leaves of a resolved config: {key, path, generic, value} each. Envs are keyed by name, as
  * changes of a config name them; `generic` is the key that the schema has ('train.env.0.ratio').
  */
 export function flat(value, path = [], generic = []) {

@@ -1,4 +1,4 @@
-// A sequence of tokens, coloured by what is known of each; and a conversation turn by turn.
+// A sequence of tokens, coloured by a value of each; and a conversation turn by turn.
 
 import { h, pairs } from "./dom.js";
 import { num } from "./format.js";
@@ -15,10 +15,10 @@ export const MODES = {
 	version: { label: "Policy version", note: "One colour for each policy version that sampled tokens.", values: (s) => s.versions, tone: (v) => ({ series: ((v % 8) + 8) % 8, share: 0.8 }) },
 };
 
-/** The largest value of `mode` at any sampled token of `samples`: what full colour stands for. */
+/** The largest value of `mode` at any sampled token of `samples`, which is drawn in full colour. */
 export const scaleOf = (samples, mode) => largest(samples.map((s) => largest((MODES[mode].values(s) ?? []).filter((_, i) => s.loss_mask[i]))));
 
-/** `text` with its spaces, tabs and newlines to be seen. */
+/** `text` with visible spaces, tabs and newlines. */
 export const marked = (text) => text.replaceAll(" ", "·").replaceAll("\t", "→\t").replaceAll("\r", "␍").replaceAll("\n", "↵\n");
 
 /**
@@ -33,12 +33,12 @@ export function strip(sample, mode, most, look = String) {
 			const i = from + k;
 			const piece = sample.pieces?.[i] ?? `${id} `;
 			const text = sample.pieces ? look(piece) : piece;
-			const told = `${JSON.stringify(piece)} · id ${id}`;
-			if (!sample.loss_mask[i]) return h("span", { class: "given", title: told }, text);
+			const token = `${JSON.stringify(piece)} · id ${id}`;
+			if (!sample.loss_mask[i]) return h("span", { class: "given", title: token }, text);
 			const { tone: name, series, share } = values ? tone(values[i], most) : { share: 0 };
 			const ground = series === undefined ? `var(--${name ?? "plus"})` : `var(--series-${series})`;
 			const begins = i > 0 && !sample.loss_mask[i - 1];
-			const title = `${told} · logprob ${num(sample.logprobs[i])} · advantage ${num(sample.advantages?.[i])} · version ${sample.versions[i]}`;
+			const title = `${token} · logprob ${num(sample.logprobs[i])} · advantage ${num(sample.advantages?.[i])} · version ${sample.versions[i]}`;
 			return h("span", { class: begins ? "token begins" : "token", title, vars: { "--tone": ground, "--share": `${Math.round(share * 45)}%` } }, text);
 		});
 	const place = h("div", { class: "strip", tabindex: "0", role: "region", "aria-label": "Tokens" }, parts(0, FIRST));
@@ -47,12 +47,12 @@ export function strip(sample, mode, most, look = String) {
 		const more = h("button", { class: "small", onclick: () => more.replaceWith(...parts(FIRST)) }, `${rest} more tokens`);
 		place.append(more);
 	}
-	return [values ? null : h("p", { class: "sub" }, mode === "mismatch" ? "The trainer's log-probabilities of these tokens are not kept: no step has trained them yet, or retention.batches has let them go. The panel Mismatch KL has their mean." : "Not kept for this rollout."), place];
+	return [values ? null : h("p", { class: "sub" }, mode === "mismatch" ? "The trainer's log-probabilities of these tokens are not kept: no step has trained on them yet, or retention.batches has removed them. The panel Mismatch KL has their mean." : "Not kept for this rollout."), place];
 }
 
 const said = (content) => (typeof content === "string" ? content : JSON.stringify(content, null, 1));
 
-/** What was said, message by message, each text as `look` shows it, and what it earned. */
+/** The messages, each text as `look` shows it, and the rewards. */
 export function turns(rollout, look = String) {
 	let turn = 0;
 	const plain = rollout.samples.map((s) => h("div", { class: "message sampled" }, h("small", {}, `sampled · ${s.token_ids.length} tokens`), h("pre", {}, look(s.pieces ? s.pieces.join("") : s.token_ids.join(" ")))));

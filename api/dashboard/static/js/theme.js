@@ -1,4 +1,4 @@
-// Light, dark, or as the system has it. Colours themselves live in css/base.css.
+// Light, dark, or the system's theme. The colours live in css/base.css.
 
 const ORDER = ["system", "light", "dark"];
 const FACES = { system: "◐", light: "☀", dark: "☾" };
@@ -7,7 +7,7 @@ const media = matchMedia("(prefers-color-scheme: dark)");
 
 export const theme = () => document.documentElement.dataset.theme ?? "system";
 
-/** Calls `listener` after each change of colours; returns how to stop that. */
+/** Calls `listener` after each change of colours; returns a function that stops that. */
 export function onTheme(listener) {
 	listeners.add(listener);
 	return () => listeners.delete(listener);
@@ -26,7 +26,7 @@ function set(name) {
 	changed();
 }
 
-/** Wires the button that goes through the themes. */
+/** Wires the button that cycles through the themes. */
 export function themeButton(button) {
 	const show = () => {
 		button.textContent = FACES[theme()];
@@ -41,7 +41,7 @@ export function themeButton(button) {
 	show();
 }
 
-/** A CSS color as canvas understands it, in the theme of this moment. */
+/** A CSS color as canvas understands it, in the current theme. */
 export function resolved(color) {
 	const probe = document.createElement("i");
 	probe.style.color = color;

@@ -1,5 +1,5 @@
-// All that runs at once, on one time axis: rollouts in flight, the trainer, weights on their way to
-// the engines, evals, checkpoints, and what broke and came back.
+// Everything that runs concurrently, on one time axis: rollouts in flight, the trainer, weight syncs,
+// evals, checkpoints, and faults with their recoveries.
 
 import { api } from "./api.js";
 import { fill, h, loading, notice, ready, table, trouble } from "./dom.js";
@@ -10,7 +10,7 @@ import { bindKeys } from "./keyboard.js";
 import { cssVar, onTheme } from "./theme.js";
 
 const KEYS = ["time/wait_for_batch", "time/train", "time/sync_weights", "time/scoring"];
-/** Workers tell every ten seconds what is in flight: what nobody tells for longer, nobody knows. */
+/** Workers report every ten seconds what is in flight; a longer silence is shown as a gap. */
 const GAP_S = 15;
 const MARKED = "server,work.failed,run.asked,run.status,run.resumed,run.config,run.ended,run.stuck,run.trouble,run.warning,run.alarm,run.eval,run.eval_started";
 const LANES = [
@@ -23,10 +23,10 @@ const LANES = [
 ];
 const HEAD = 20;
 const AXIS = 26;
-// One colour for one meaning; what is hatched is missing.
+// One colour for one meaning; hatching marks something missing.
 const LEGEND = { train: ["train rollouts", 0], eval: ["eval rollouts", 3], trains: ["trainer trains", 1], wait: ["trainer waits for rollouts", 7], scoring: ["trainer waits for scoring", 6], sync: ["weight sync", 2], evals: ["evals", 4], work: ["checkpoint and other work", 5] };
 const MARKS = [["fault", "bad", "dot"], ["trouble", "warn", "dot"], ["recovery", "good", "dot"], ["request", "text", "dot"]];
-const HATCHED = [["server lost", "bad", "hatched"], ["nobody tells what is in flight", "muted", "hatched"]];
+const HATCHED = [["server lost", "bad", "hatched"], ["no report of rollouts in flight", "muted", "hatched"]];
 /** In which lane the loss of a server shows, beside that of faults. */
 const LANE_OF = { trainer: "trainer", engine: "sync" };
 const HATCH_PX = 6;
@@ -45,8 +45,8 @@ function place(list, wanted, value) {
 }
 
 /**
- * Spans [lane, from, to, colour, text] of a step's record: it was written as the step ended. Of what
- * the record counts as training, that is none in which there was no trainer.
+ * Spans [lane, from, to, colour, text] of a step's record, which was written as the step ended. Time
+ * without a trainer is cut out of the record's training time.
  */
 function spansOf({ step, time, metrics }, faults) {
 	const [wait, train, sync, scoring] = KEYS.map((key) => metrics[key] ?? 0);
@@ -66,7 +66,7 @@ function spansOf({ step, time, metrics }, faults) {
 	];
 }
 
-/** Draws lines across a rectangle: something is missing there. */
+/** Hatches a rectangle: something is missing there. */
 function hatch(pen, x, y, width, height, color) {
 	pen.save();
 	pen.beginPath();
@@ -85,7 +85,7 @@ function hatch(pen, x, y, width, height, color) {
 
 export function show(root, data) {
 	const stop = new AbortController();
-	const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": "Timeline of the run. Arrow keys move, plus and minus zoom. What broke and came back is listed below." });
+	const canvas = h("canvas", { tabindex: "0", role: "img", "aria-label": "Timeline of the run. Arrow keys move, plus and minus zoom. Faults and recoveries are listed below." });
 	const tip = h("div", { class: "tip", hidden: true });
 	const list = h("div", {});
 	const rest = h("p", { class: "sub" });
@@ -99,7 +99,7 @@ export function show(root, data) {
 		h(
 			"div",
 			{ class: "tools" },
-			button("All", "All of the run", () => look(begin(), end())),
+			button("All", "The whole run", () => look(begin(), end())),
 			button("Last hour", "The last hour", last(3600)),
 			button("Last 10 min", "The last ten minutes", last(600)),
 			button("+", "Zoom in", () => zoom(0.6)),
@@ -215,10 +215,10 @@ export function show(root, data) {
 		for (const { label, top: y } of laid) pen.fillText(label, 6, y - 6);
 	}
 
-	/** Evals from their first group to their result; those still under way reach to the end. */
+	/** Evals from their first group to their result; those still in progress reach to the end. */
 	const evalSpans = () => Object.values(evals).map(({ from, to, text }) => ["eval", from ?? to, to >= (from ?? to) ? to : end(), "evals", text]).sort((a, b) => a[1] - b[1]);
 
-	/** Train and eval rollouts as areas on each other, the most of each pixel, and permits as a line. */
+	/** Train and eval rollouts as stacked areas, the maximum of each pixel, and permits as a line. */
 	function flights(pen, x, width, { top, height }) {
 		const { gauges } = data;
 		const cells = Array.from({ length: Math.ceil(width) + 1 }, () => [0, 0, 0]);
@@ -259,8 +259,8 @@ export function show(root, data) {
 		const lines = [clock(time)];
 		if (lane?.id === "flight") {
 			const g = data.gauges[Math.max(0, place(data.gauges, time, (one) => one.time) - 1)];
-			if (gaps.some(([from, to]) => from <= time && time <= to)) lines.push("No rollout worker tells what is in flight.");
-			else if (g) lines.push(`${g.inflight_train ?? 0} train and ${g.inflight_eval ?? 0} eval rollouts of ${g.permits ?? "?"} permits`, g.waiting_for && `no more since: ${g.waiting_for}`);
+			if (gaps.some(([from, to]) => from <= time && time <= to)) lines.push("No rollout worker reported what was in flight.");
+			else if (g) lines.push(`${g.inflight_train ?? 0} train and ${g.inflight_eval ?? 0} eval rollouts of ${g.permits ?? "?"} permits`, g.waiting_for && `not more because of: ${g.waiting_for}`);
 		} else if (lane?.id === "faults") {
 			lines.push(...marks.filter(([at]) => Math.abs(at - time) < near).slice(0, 4).map(([, , text]) => text), ...missing(time, () => true));
 		} else if (lane) {
@@ -291,21 +291,21 @@ export function show(root, data) {
 		e.preventDefault();
 		zoom(e.deltaY > 0 ? 1.25 : 0.8, view[0] + (e.offsetX / canvas.clientWidth) * (view[1] - view[0]));
 	}, { passive: false });
-	const unbind = bindKeys({ ArrowLeft: ["Earlier", () => move(-0.2)], ArrowRight: ["Later", () => move(0.2)], "+": ["Zoom in", () => zoom(0.6)], "-": ["Zoom out", () => zoom(1 / 0.6)], 0: ["All of the run", () => look(begin(), end())] });
+	const unbind = bindKeys({ ArrowLeft: ["Earlier", () => move(-0.2)], ArrowRight: ["Later", () => move(0.2)], "+": ["Zoom in", () => zoom(0.6)], "-": ["Zoom out", () => zoom(1 / 0.6)], 0: ["The whole run", () => look(begin(), end())] });
 
 	function takeEvents(events) {
 		for (const event of events) {
 			if (seen.has(event.id)) continue;
 			seen.add(event.id);
 			const time = Date.parse(event.created_at) / 1000;
-			const { type, level, message, data: told } = event;
-			if (type.startsWith("server.")) reports.push({ time, role: told.role, index: told.index, state: told.state, lostAt: told.lost_at ? Date.parse(told.lost_at) / 1000 : null });
-			if (type === "work.done" && told.work === "load_trainer") loads.push([Date.parse(told.started_at) / 1000, Date.parse(told.finished_at) / 1000]);
-			if (type === "work.done" && !/train_step|sync_weights|ship_batch|eval/.test(told.work)) {
-				works.push(["work", Date.parse(told.started_at) / 1000, Date.parse(told.finished_at) / 1000, "work", message]);
+			const { type, level, message, data: fields } = event;
+			if (type.startsWith("server.")) reports.push({ time, role: fields.role, index: fields.index, state: fields.state, lostAt: fields.lost_at ? Date.parse(fields.lost_at) / 1000 : null });
+			if (type === "work.done" && fields.work === "load_trainer") loads.push([Date.parse(fields.started_at) / 1000, Date.parse(fields.finished_at) / 1000]);
+			if (type === "work.done" && !/train_step|sync_weights|ship_batch|eval/.test(fields.work)) {
+				works.push(["work", Date.parse(fields.started_at) / 1000, Date.parse(fields.finished_at) / 1000, "work", message]);
 			}
 			if (/^run\.eval/.test(type)) {
-				const one = (evals[told.epoch ?? event.id] ??= {});
+				const one = (evals[fields.epoch ?? event.id] ??= {});
 				const edge = type === "run.eval" ? "to" : "from";
 				one[edge] = Math.max(time, one[edge] ?? 0);
 				if (edge === "from" || !one.text) one.text = message.replace(/ begins$/, "");
@@ -319,10 +319,10 @@ export function show(root, data) {
 		lay();
 		marks.sort((a, b) => a[0] - b[0]);
 		const rows = marks.slice(-200).reverse().map(([time, tone, text]) => h("tr", { class: `level-${tone}` }, h("td", {}, h("button", { class: "small", onclick: () => (look(time - 60, time + 60), frame.scrollIntoView({ block: "center" })) }, clock(time))), h("td", {}, text)));
-		fill(list, rows.length ? table("Faults, recoveries and requests", "events", null, rows) : h("p", { class: "sub" }, "Nothing broke, and nothing was asked of the run."));
+		fill(list, rows.length ? table("Faults, recoveries and requests", "events", null, rows) : h("p", { class: "sub" }, "No faults, and no requests to the run."));
 	}
 
-	/** Lays the spans anew: what an event says may change those of records that are known. */
+	/** Recomputes the spans: an event may change those of earlier records. */
 	function lay() {
 		faults = faultsOf(reports, loads, end());
 		gaps = gapsOf(data.gauges, GAP_S, (gauge) => gauge.worker_inflight !== 0);
@@ -362,7 +362,7 @@ export function show(root, data) {
 				await loadEvents(data.id, stop.signal, (found, next) => {
 					takeEvents(found);
 					if (view && follow) look(end() - (view[1] - view[0]), end());
-					left = next && found.length ? `${text} before ${clock(Date.parse(found.at(-1).created_at) / 1000)} are left out. ` : next && left;
+					left = next && found.length ? `${text} before ${clock(Date.parse(found.at(-1).created_at) / 1000)} are not shown. ` : next && left;
 				}, { types });
 				rest.append(left ?? "");
 			}

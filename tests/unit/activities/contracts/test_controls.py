@@ -116,5 +116,5 @@ def test_a_verb_is_offered_where_it_is_not_refused_and_its_words_fit() -> None:
         assert {*verb.offered, *verb.refused} <= {*STATUSES}
         assert not {*verb.offered} & {*verb.refused}
         fields = verb.body.model_fields
-        assert {*verb.told} <= {*fields} and {*fields} <= {*verb.labels}
+        assert {*verb.fields} <= {*fields} and {*fields} <= {*verb.labels}
         verb.body.model_validate(dict(verb.example))

@@ -65,7 +65,7 @@ def test_a_run_that_learns_is_healthy() -> None:
             "no_variance",
             10,
             {"zero_advantage__all": 0.9, "solve_none__all": 0.9},
-            "90 % of the rollouts of the last 10 steps teach nothing; most groups earn nothing",
+            "90 % of the rollouts of the last 10 steps carry no signal; most groups earn no reward",
         ),
         (
             "flat_reward",
@@ -77,7 +77,7 @@ def test_a_run_that_learns_is_healthy() -> None:
             "entropy_collapse",
             30,
             {"entropy__all__mean": lambda i: 1.0 if i < 20 else 0.05},
-            "the policy's entropy is 0.05 nats, after 1 some 30 steps ago",
+            "the policy's entropy fell from 1 to 0.05 nats within 30 steps",
         ),
         (
             "truncation",

@@ -156,7 +156,7 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
 
 async def test_an_environment_that_loads_too_long_is_named_with_the_key(tmp_path: Path) -> None:
     env = {"id": "reverse-text", "start_timeout_s": 0.01}
-    late = r"reverse-text and counting its examples took longer than 0\.01 s; set start"
+    late = r"reverse-text and counting the examples took longer than 0\.01 s; set start"
     with pytest.raises(ApplicationError, match=late):
         await _check(tmp_path, train={"env": [env]})
 
@@ -185,7 +185,7 @@ async def test_what_is_not_there_says_what_to_run_and_says_it_once(
     assert "there is no folder" in folder and "'own_env'" in folder
     assert f"run `{sys.executable} -m pip install a_package_nobody_has`" in package
     assert f"run `{sys.executable} -m pip install FOLDER`" in module and "`path`" in module
-    assert all("(the same: eval.env[" in message for message in found.values())
+    assert all("(also at eval.env[" in message for message in found.values())
 
 
 def test_a_problem_of_one_place_is_as_it_was() -> None:
@@ -195,8 +195,6 @@ def test_a_problem_of_one_place_is_as_it_was() -> None:
         CheckProblem("/train/env/0/id", "train.env[0].id", "no such env"),
     ]
     assert once(problems) == [
-        CheckProblem(
-            "/train/env/0/id", "train.env[0].id", "no such env (the same: eval.env[0].id)"
-        ),
+        CheckProblem("/train/env/0/id", "train.env[0].id", "no such env (also at eval.env[0].id)"),
         CheckProblem("/train/env/1/args", "train.env[1].args", "bad args"),
     ]

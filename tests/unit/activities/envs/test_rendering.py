@@ -197,7 +197,7 @@ def test_a_renderer_that_is_named_needs_no_template(tmp_path: Path) -> None:
     assert rendering.problem(ModelConfig(renderer="ratchet-chatml"), folder) is None
     assert rendering.problem(ModelConfig(), folder) is None, "it has ChatML's tokens"
     found = rendering.problem(ModelConfig(renderer="default"), folder)
-    assert found is not None and "no chat template to ask; set model.renderer" in found
+    assert found is not None and "no chat template; set model.renderer" in found
     found = rendering.problem(ModelConfig(renderer="qwen3"), folder)
     assert found is not None and "'<|endoftext|>' not found" in found
 
@@ -235,7 +235,7 @@ def test_a_run_takes_what_its_config_or_version_0_says(tmp_path: Path) -> None:
 def test_a_renderer_that_drops_the_system_message_is_a_problem(tmp_path: Path) -> None:
     folder = saved(tmp_path / "policy", WITH_SYSTEM)
     found = rendering.problem(ModelConfig(renderer="ratchet-chatml"), folder)
-    assert found is not None and "does not do what the model's chat template does" in found
+    assert found is not None and "does not match the model's chat template" in found
     assert "'one turn': token 1" in found and "set model.renderer to 'auto'" in found
     assert rendering.problem(ModelConfig(renderer="default"), folder) is None
     unknown = rendering.problem(ModelConfig(renderer="nosuch"), folder)

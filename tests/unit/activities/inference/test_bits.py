@@ -78,7 +78,7 @@ def test_order_and_sign_show_and_padding_and_tiny_numbers_do_not() -> None:
 
 
 def test_a_part_may_not_begin_inside_a_word() -> None:
-    with pytest.raises(ValueError, match="no multiple of 4"):
+    with pytest.raises(ValueError, match="not a multiple of 4"):
         fingerprint(torch.zeros(2, 8, dtype=torch.bfloat16), 0, 2)
 
 
@@ -299,9 +299,9 @@ async def test_what_cannot_be_compared_is_named_with_its_reason() -> None:
     verdict = await _judge([model], exported={**EXPORTED, **missing})
     assert verdict.wrong == []
     assert verdict.unread == {
-        "model.mlp.gate_proj.weight": "the engine holds it by Fp8LinearMethod",
-        "model.mlp.up_proj.weight": "the engine holds it by Fp8LinearMethod",
-        "model.norm.weight": "the engine holds it as [3], exported was [16]",
+        "model.mlp.gate_proj.weight": "the engine holds it in the format of Fp8LinearMethod",
+        "model.mlp.up_proj.weight": "the engine holds it in the format of Fp8LinearMethod",
+        "model.norm.weight": "the engine holds it as [3], but [16] was exported",
         "left_out": "the engine does not load it",
         "model.nowhere.weight": "this rank has no inner.nowhere",
     }
@@ -312,7 +312,7 @@ async def test_an_engine_in_another_dtype_is_not_compared() -> None:
     engine = Engine([_rank(0, 1, 1, torch.bfloat16)], torch.bfloat16)
     verdict = bits.compare(expected, await bits.held(engine, SHAPES))
     assert set(verdict.unread.values()) == {
-        "the engine holds bfloat16, fingerprints are of float32"
+        "the engine holds bfloat16, but fingerprints are of float32"
     }
 
 
@@ -331,7 +331,7 @@ def test_a_tensor_that_ranks_hold_some_of_is_not_compared() -> None:
     expected = fingerprints.take([("a", EXPORTED["model.embed.weight"])], ["float32"])
     half = fingerprint(as_rows(EXPORTED["model.embed.weight"])[:5])
     answer = {"dtype": "float32", "unread": {}}
-    for count, why in [(80, "holds 80 of its 160"), (64, "read some of it only")]:
+    for count, why in [(80, "holds 80 of its 160"), (64, "read only some of it")]:
         engine = bits.Held()
         engine.add(0, {**answer, "rows": [("a", [0, 5, 0, 16], count, f"{half:x}")]})
         verdict = bits.compare(expected, engine)

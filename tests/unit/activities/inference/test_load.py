@@ -351,4 +351,4 @@ async def test_engine_without_metrics_ends_its_host(
         assert isinstance(failed.value.cause, ActivityError)
         cause = failed.value.cause.cause
         assert isinstance(cause, ApplicationError) and cause.type == names.BAD_INPUT
-        assert "drop --disable-log-stats" in str(cause)
+        assert "remove --disable-log-stats" in str(cause)

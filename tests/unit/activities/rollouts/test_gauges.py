@@ -53,6 +53,7 @@ async def test_work_is_sampled_from_its_beginning_to_its_end(
     lag = last["event_loop_lag"]
     assert 0 <= lag["min"] <= lag["median"] <= lag["p90"] <= lag["p99"] <= lag["max"] < 60
     assert lag["min"] <= lag["mean"] <= lag["max"] and lag["n"] >= 1
+    assert last["usage"]["cpu_cores"] >= 0 and last["usage"]["memory_bytes"] > 0
     live = store.read_live(keys.live("r", "rollout-host-7"))
     assert live is not None
     assert (live["rollouts"], live["sampled_tokens"], live["worker_inflight"]) == (1, 50, 0)

@@ -63,7 +63,7 @@ async def test_tasks_are_read_by_index_to_the_last(tmp_path: Path) -> None:
     (tmp_path / "repaired").touch()
     prompts = [(await found.task("r", "train", "own-env", index))["prompt"] for index in (2, 0, 1)]
     assert prompts == ["2", "0", "1"]
-    with pytest.raises(ApplicationError, match="has 3 examples, and example 3 was asked for"):
+    with pytest.raises(ApplicationError, match="has 3 examples, and example 3 was requested"):
         await found.task("r", "train", "own-env", 3)
     assert list((tmp_path / "scratch" / "tasks-r").iterdir()) == []
 

@@ -70,7 +70,7 @@ async def test_damage_is_told_with_a_remedy(store: ArtifactStore) -> None:
 
     assert await intercepted(work) == b"data"
     Path(store.path(ref.path)).write_bytes(b"dat")
-    with pytest.raises(ApplicationError, match=r" runs/r/a: .*3 of 4 bytes; put it back") as caught:
+    with pytest.raises(ApplicationError, match=r" runs/r/a: .*3 of 4 bytes; restore it") as caught:
         await intercepted(work)
     assert caught.value.type == names.CORRUPT and caught.value.non_retryable
     later = store.put("runs/r/b", b"", schema=2)

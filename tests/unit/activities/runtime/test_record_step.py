@@ -85,8 +85,8 @@ async def test_a_kept_step_pings_its_monitor(
 @pytest.mark.parametrize(
     ("status", "url", "words"),
     [
-        (500, "", "at 127.0.0.1 was answered 500"),
-        (302, "", "at 127.0.0.1 was answered 302"),
+        (500, "", "at 127.0.0.1 was answered with 500"),
+        (302, "", "at 127.0.0.1 was answered with 302"),
         (200, "http://127.0.0.1:9/hush-hush", "failed: ConnectError"),
         (200, "gopher://hush-hush", "failed: UnsupportedProtocol"),
         (200, "http://[hush-hush", "failed: "),

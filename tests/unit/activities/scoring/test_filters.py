@@ -349,7 +349,7 @@ def test_a_given_slot_replaces_its_default() -> None:
         ([{"type": "repetition", "windw": 3}], "/0/windw", "its options: window"),
         ([{"type": "repitition"}], "/0/type", "did you mean 'repetition'"),
         ([{"window": 3}], "/0/type", "is required; one of 'gibberish'"),
-        ([{"type": "gibberish"}] * 2, "", "given twice"),
+        ([{"type": "gibberish"}] * 2, "", "is set twice"),
         ([{"type": "repetition", "prob_threshold": 1.0}], "/0/prob_threshold", "less than 1"),
     ],
 )

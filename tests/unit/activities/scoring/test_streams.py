@@ -190,12 +190,12 @@ def test_every_list_of_a_sample_is_aligned(name: str) -> None:
 def test_what_may_be_absent_from_a_sample() -> None:
     off, on = [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]
     for bad in (None, on):
-        with pytest.raises(ValueError, match=r"train/0/0 has tokens for the rl loss, and no adv"):
+        with pytest.raises(ValueError, match=r"train/0/0 has tokens for the rl loss, but no adv"):
             row(advantages=None, rl_weights=bad)
     assert row(advantages=None, rl_weights=off, ce_weights=on).advantages is None
     assert row(advantages=None, rl_weights=[1.0, 0.0, 0.0]).rl_weights == [1.0, 0.0, 0.0]
     assert row(advantages=None, loss_mask=[False] * 3).rl_weights is None
-    with pytest.raises(ValueError, match="ref_kl loss, and no ref_logprobs"):
+    with pytest.raises(ValueError, match="ref_kl loss, but no ref_logprobs"):
         row(ref_kl_weights=on)
     assert row(ref_kl_weights=off).ref_logprobs is None
 

@@ -38,7 +38,7 @@ def test_a_manifest_leads_nowhere_else(tmp_path: Path, kind: str, name: str) -> 
     store.fs.makedirs(f"{store.root}/k@a", exist_ok=True)
     ref = forged(store, name)
     for read in (store.fetch_folder, store.verify):
-        with pytest.raises(CorruptArtifact, match="outside of it"):
+        with pytest.raises(CorruptArtifact, match="outside the folder"):
             read(ref)
     assert not (tmp_path / "out").exists()
 

@@ -296,7 +296,7 @@ def test_damaged_manifest_is_refused(store: ArtifactStore, folder: Path) -> None
     [
         (lambda ref: b"not JSON", "not JSON"),
         (lambda ref: b"", "not JSON"),
-        (lambda ref: json.dumps(ref).encode()[:40], "half of it"),
+        (lambda ref: json.dumps(ref).encode()[:40], "incomplete"),
         (lambda ref: b"[]", "lacks"),
         (lambda ref: json.dumps({**ref, "path": None}).encode(), "path None"),
         (lambda ref: json.dumps({k: v for k, v in ref.items() if k != "sha256"}).encode(), "lacks"),

@@ -532,7 +532,7 @@ async def test_the_activities(
     for _ in range(2):
         await run(acts.save_config, SaveConfigInput(NEXT, 1, config_document(config(max_steps=3))))
     assert configs.load(store, NEXT, 1) == config(max_steps=3)
-    with pytest.raises(ApplicationError, match="another config") as caught:
+    with pytest.raises(ApplicationError, match="a different config") as caught:
         await run(acts.save_config, SaveConfigInput(NEXT, 1, config_document(config(max_steps=4))))
     assert caught.value.type == names.CORRUPT and caught.value.non_retryable
 

@@ -103,7 +103,7 @@ def test_a_tokenizer_without_a_template_needs_a_renderer(tmp_path: Path, policy:
     assert problem.key == "eval.client" and "set eval.client to 'tokens'" in problem.message
     assert check_model(config({"name": name}, evals={**evals, "client": "tokens"})) == []
     (problem,) = check_model(config({"name": name, "renderer": "default"}))
-    assert problem.key == "model.renderer" and "no chat template to ask" in problem.message
+    assert problem.key == "model.renderer" and "no chat template; set" in problem.message
     about = tmp_path / "policy" / "tokenizer.json"
     about.write_text(about.read_text().replace("<|im_end|>", "<|stop|>"))
     (tmp_path / "policy" / "tokenizer_config.json").write_text("{}")

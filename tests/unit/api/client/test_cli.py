@@ -112,9 +112,9 @@ def test_assignments_are_sections() -> None:
         (["a"], "form key=value"),
         (["=1"], "form key=value"),
         (["a..b=1"], "is no key"),
-        (["a=1", "a.b=2"], "a was given a value"),
-        (["a.b=2", "a=1"], "given twice"),
-        (["a=1", "a=1"], "given twice"),
+        (["a=1", "a.b=2"], "a already has a value"),
+        (["a.b=2", "a=1"], "is set twice"),
+        (["a=1", "a=1"], "is set twice"),
     ],
 )
 def test_what_is_no_assignment_is_said(wrong: list[str], why: str) -> None:
@@ -208,7 +208,7 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         while "3/8" not in (shown := await ratchet(address, "runs", "show", run_id)).out:
             assert shown.status == 0
         assert "reverse-text 0.2 at step 0" in shown.out
-        assert shown.out.startswith("health") and "attention: no worker is there" in shown.out
+        assert shown.out.startswith("health") and "attention: no worker polls for" in shown.out
         judged = await ratchet(address, "runs", "health", run_id, "--json")
         assert judged.json["verdict"] == "attention" and judged.json["findings"][0]["advice"]
         listed = await eventually(
@@ -240,7 +240,7 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         )
         assert changed.status == 0 and "max_inflight_rollouts" in changed.out
         asked = await ratchet(address, "runs", "eval", run_id, "guess-hard")
-        assert "an eval was asked for" in asked.out
+        assert "an eval was requested" in asked.out
         assert (await ratchet(address, "runs", "checkpoint", run_id)).status == 0
         paused = await ratchet(address, "runs", "pause", run_id, "--mode", "cancel")
         assert f"{run_id} is pausing" in paused.out
@@ -253,7 +253,7 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         assert f"{run_id} is stopping" in stopped.out
         await served.until(run_id, status="succeeded")
         told = await ratchet(address, "runs", "events", run_id)
-        assert "stop was asked for: seen enough" in told.out
+        assert "stop was requested: seen enough" in told.out
         followed = await ratchet(address, "runs", "events", run_id, "--follow", "--json")
         assert followed.status == 0 and len(followed.lines) == len(told.out.splitlines())
         verbs = [e["data"]["asked"] for e in followed.lines if e["type"] == "run.asked"]
@@ -301,7 +301,7 @@ async def test_what_a_run_left_is_listed(served: Served) -> None:
         assert len(cut.out.splitlines()) == 2 and "--all shows them" in cut.err
         assert len((await runs("batches", run_id, "--limit", "1", "--all")).out.splitlines()) == 3
         left = await runs("rollouts", run_id)
-        assert "left out, since they are damaged: train/1" in left.err
+        assert "left out, because damaged: train/1" in left.err
         assert (await runs("rollouts", run_id, "--json")).json["damaged"] == ["train/1"]
         none = await ratchet(address, "runs", "rollouts", run_id, "--step", "900")
         assert none.status == 1 and "no batch of step 900 has been written" in none.err
@@ -314,14 +314,14 @@ async def test_what_a_run_left_is_listed(served: Served) -> None:
         assert newest.out.splitlines() == [line for line in told if " step 3 is done" in line]
         for wrong in (["--order", "desc"], ["--types", "run"]):
             done = await ratchet(address, "runs", "events", run_id, "--follow", *wrong)
-            assert done.status == 2 and "--follow tells every event" in done.err
+            assert done.status == 2 and "--follow shows every event" in done.err
         for wrong in (["logs", run_id, "--level", "bad"], ["batches", run_id, "--limit", "0"]):
             assert (await ratchet(address, "runs", *wrong)).status == 2
         for verb in ("evals", "batches", "logs"):
             missing = await ratchet(address, "runs", verb, "nope")
             assert missing.status == 1 and "`ratchet runs list`" in missing.err
         lost = await ratchet(address, "runs", "logs", run_id, "--after", "nope")
-        assert lost.status == 1 and "without --after it begins with the first" in lost.err
+        assert lost.status == 1 and "leave out --after to start with the first" in lost.err
 
 
 @on_server
@@ -429,7 +429,7 @@ async def test_ctrl_c_stops_watching_and_not_the_run(served: Served) -> None:
         process.send_signal(signal.SIGINT)
         done = await ended(process)
         assert done.status == 130
-        assert f"stopped watching; run {run_id} goes on" in done.err and "Trace" not in done.err
+        assert f"stopped watching; run {run_id} continues" in done.err and "Trace" not in done.err
         run = (await served.http.get(f"/v1/runs/{run_id}")).json()
         assert run["status"] == "running"
         # Nor was it asked anything.
@@ -468,7 +468,7 @@ async def test_a_terminal_sees_the_run_move_over_a_broken_stream(served: Served)
         mark = len(seen)
         process.send_signal(signal.SIGINT)
         done = await ended(process)
-        assert done.status == 130 and "goes on" in done.err
+        assert done.status == 130 and "continues" in done.err
         # The cursor, hidden while drawing, is given back.
         await sees("\x1b[?25h", mark)
         process = await begun(way.address, "runs", "watch", run_id, out=slave)

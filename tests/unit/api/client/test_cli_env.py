@@ -55,8 +55,8 @@ async def test_a_server_started_by_hand_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--bind", "0.0.0.0:5000"], "has the form tcp://host:port"),
-        (["--args", "[1]"], "is a table"),
+        (["--bind", "0.0.0.0:5000"], "must have the form tcp://host:port"),
+        (["--args", "[1]"], "must be a table"),
         (["--args", "n: 3"], "cannot be read"),
         (["--args", "@/no/such/file.toml"], "No such file"),
         (["--path", "/no/such/folder"], "does not exist"),

@@ -56,7 +56,7 @@ def test_the_address_is_the_one_named_or_the_stack_s(tmp_path: Path) -> None:
 
 def test_what_cannot_work_is_said_at_once() -> None:
     for address in ("localhost:8080", "ftp://x", "http://"):
-        with pytest.raises(ValueError, match="no address"):
+        with pytest.raises(ValueError, match="not an API address"):
             Ratchet(address)
     with pytest.raises(ValueError, match="RATCHET_API_KEY"):
         Ratchet("http://x", "rk_ä")
@@ -320,7 +320,7 @@ async def test_keys_are_sent_and_answers_of_others_are_known(
     guarded = create_app(replace(served.settings, keys=told), connection(served.env))
 
     def look(address: str) -> None:
-        with Ratchet(address) as client, pytest.raises(Refused, match="key is needed"):
+        with Ratchet(address) as client, pytest.raises(Refused, match="key is required"):
             client.runs.list()
         monkeypatch.setenv("RATCHET_API_KEY", f"{secret}\n")
         with Ratchet(address) as client:

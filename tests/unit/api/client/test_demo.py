@@ -30,8 +30,8 @@ async def test_it_is_over_once_its_run_ends_or_rests(
         if name == "rests":
             with Ratchet(address) as client:
                 await asyncio.to_thread(client.runs.stop, outcome.run.id)
-    assert demo.rests(outcome.run) == (name == "rests")
-    status = demo.tell(outcome, console)
+    assert demo.is_stuck(outcome.run) == (name == "rests")
+    status = demo.report(outcome, console)
     said = capsys.readouterr()
     assert said.out.count("\n") == 1 and json.loads(said.out)["run_id"] == outcome.run.id
     assert status == (1 if name == "rests" else 0)
@@ -81,7 +81,7 @@ async def test_its_last_line_has_the_run_s_figures(
         EvalRecord.model_validate({"epoch": f"{step}-1/e", "step": step, "reward_mean": mean})
         for step, mean in ((0, 0.2), (6, 0.7))
     ]
-    demo.tell(demo.Outcome(run, steps, evals, 12.34), printing.console(stderr=True))
+    demo.report(demo.Outcome(run, steps, evals, 12.34), printing.console(stderr=True))
     told = json.loads(capsys.readouterr().out)
     assert told["train_reward_first"] == 0.1
     assert told["train_reward_last"] == pytest.approx(sum(rewards[-5:]) / 5)

@@ -86,11 +86,11 @@ async def test_what_cannot_be_had_is_said_and_leaves_nothing(
     folder.mkdir()
     to = ["--to", str(folder / "mine")]
     for options, status, said in (
-        (["nope-run"], 1, "`ratchet runs list` shows the runs there are"),
-        ([RUN, "--step", "9"], 1, "versions that are kept: 0, 2, 3"),
+        (["nope-run"], 1, "`ratchet runs list` shows all runs"),
+        ([RUN, "--step", "9"], 1, "kept versions: 0, 2, 3"),
         ([RUN, "--step", "1"], 1, "retention.weights = 4"),
         ([RUN, "--best", "guess"], 1, "its evals are reverse-text, guess-hard"),
-        ([RUN, "--best", "--step", "2"], 2, "--step and --best name a version each"),
+        ([RUN, "--best", "--step", "2"], 2, "--step and --best both choose a version"),
     ):
         done = await exported(store, *options, *to)
         assert done.status == status and said in " ".join(done.err.split()), done.err
@@ -105,7 +105,7 @@ async def test_what_exists_is_never_overwritten(store: ArtifactStore, tmp_path: 
     before = names_in(tmp_path)
     for name in ("empty", "file", "link"):
         done = await exported(store, RUN, "--to", str(tmp_path / name))
-        assert done.status == 1 and "nothing is overwritten" in " ".join(done.err.split())
+        assert done.status == 1 and "is not overwritten" in " ".join(done.err.split())
     done = await exported(store, RUN, "--to", str(tmp_path / "file"), "--json")
     assert json.loads(done.err)["type"] == "urn:ratchet:problem:not-exported"
     assert names_in(tmp_path) == before and (tmp_path / "file").read_text() == "mine"
@@ -163,7 +163,7 @@ async def test_bytes_that_differ_are_refused(store: ArtifactStore, tmp_path: Pat
     store.fs.pipe_file(store.path(f"{ref.path}/model.safetensors"), b"x" * BIG)
     to = tmp_path / "out" / "mine"
     done = await exported(store, RUN, "--to", str(to))
-    assert done.status == 1 and "arrived with other bytes than version 2 has" in done.err
+    assert done.status == 1 and "differs from the file of version 2" in done.err
     assert names_in(to.parent) == []
 
 
@@ -209,7 +209,7 @@ def test_a_folder_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
         to.mkdir()
         return fetch(name, file, progress)
 
-    with pytest.raises(NotExported, match="nothing is overwritten"):
+    with pytest.raises(NotExported, match="is not overwritten"):
         write_model(model("m"), to, slow, lambda done: None)
     assert names_in(tmp_path) == ["mine"]
 

@@ -146,7 +146,9 @@ async def test_a_crash_loop_is_said_above_the_runs(served: Served) -> None:
         file.unlink()
 
 
-async def test_lag_is_charted_by_role_and_counts_among_no_rollout_workers(served: Served) -> None:
+async def test_lag_and_usage_are_charted_by_role(
+    served: Served,
+) -> None:
     run = (await served.start("lagging"))["id"]
     await served.until(run, step=3)
     for step in (1, 2, 3):
@@ -167,7 +169,10 @@ async def test_lag_is_charted_by_role_and_counts_among_no_rollout_workers(served
         series = Series(run, source)
         for i in range(3):
             lag = {"mean": p99 / 8, "max": p99 * 3, "p99": p99}
-            sample = {"time": began + 10 * i, "event_loop_lag": lag, **said}
+            used = {"cpu_cores": 0.5, "memory_bytes": 1 << 30}
+            if source.startswith("env"):
+                used["gpus"] = [{"index": 0, "utilization": 0.25, "memory_bytes": 3 << 30}]
+            sample = {"time": began + 10 * i, "event_loop_lag": lag, "usage": used, **said}
             series.add(sample).write(served.store)
     app = create_app(served.settings, connection(served.env))
     async with (
@@ -177,7 +182,7 @@ async def test_lag_is_charted_by_role_and_counts_among_no_rollout_workers(served
     ):
         await reader.open(f"#/runs/{run}", '="all"')
         found: dict[str, dict[str, float]] = {}
-        for name in ("lag", "inflight"):
+        for name in ("lag", "inflight", "cpu", "ram", "gpu", "gpu-memory"):
             panel = reader.page.locator(f"#panel-{name}")
             await panel.scroll_into_view_if_needed()
             chips = panel.locator(".legend .chip")
@@ -185,6 +190,9 @@ async def test_lag_is_charted_by_role_and_counts_among_no_rollout_workers(served
             said = [text.split() for text in await chips.all_inner_texts()]
             found[name] = {words[0]: float(words[-1]) for words in said}
         assert found["lag"] == {"rollout": 0.007, "env": 0.03, "orchestrator": 0.002}
+        assert found["cpu"] == {"rollout": 0.5, "env": 1, "orchestrator": 0.5}, "both env workers"
+        assert found["ram"] == {"rollout": 1, "env": 2, "orchestrator": 1}
+        assert found["gpu"] == {"env": 0.25} and found["gpu-memory"] == {"env": 3}
         assert found["inflight"]["permits"] == 64, "a lag sample is no rollout worker's"
         assert reader.complaints == []
 
@@ -216,7 +224,7 @@ async def test_panels_are_found_added_and_taken_away(served: Served) -> None:
     ):
         page = reader.page
         await reader.open(f"#/runs/{runs[0]}", '="all"')
-        await expect(page.locator(".health")).to_contain_text("no worker is there for rollout")
+        await expect(page.locator(".health")).to_contain_text("no worker polls for rollout")
         await page.locator(".health summary").click()
         await appears(page, "docs/reading-a-run.md#no-worker")
         await expect(page.locator("#panel-own .legend")).to_contain_text("exact")

@@ -76,7 +76,7 @@ async def test_a_dead_trainer_is_no_work(served: Served) -> None:
         assert "No trainer 0 for 3" in tip and "trains for" not in tip, tip
         # Between the second sample and the last nobody told what was in flight.
         await page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 80)
-        assert "No rollout worker tells" in await page.locator(".timeline .tip").inner_text()
+        assert "No rollout worker reported" in await page.locator(".timeline .tip").inner_text()
         colors = await page.evaluate(COLORS)
         assert len({color for _, color in colors}) == len(colors) > 10, colors
         found = await page.evaluate(

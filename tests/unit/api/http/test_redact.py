@@ -12,7 +12,7 @@ from ratchet.api.http.redact import HIDDEN, redacted, redacted_all
 from ratchet.api.services.run_view import run_object
 from ratchet.api.store.rollouts import items_of
 from ratchet.api.temporal.client import Execution
-from ratchet.api.temporal.event_log import Teller
+from ratchet.api.temporal.event_log import EventBuilder
 from tests import ROOT
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -229,12 +229,13 @@ async def _no_payload(_: object) -> None:
 
 
 def test_events_tell_no_secrets() -> None:
-    teller = Teller("e", _no_payload)
-    teller._on_memo({"alarm": SAID, "trouble": SAID, "waiting_for": {"name": SAID}})
-    teller._on_memo({"error": {"code": "x", "message": SAID}, "end_reason": SAID})
-    teller._on_end("failed", SAID)
-    assert len(teller._events) >= 4
-    assert "hunter2" not in str(teller._events) and HIDDEN in str(teller._events[-1].data["error"])
+    builder = EventBuilder("e", _no_payload)
+    builder._on_memo({"alarm": SAID, "trouble": SAID, "waiting_for": {"name": SAID}})
+    builder._on_memo({"error": {"code": "x", "message": SAID}, "end_reason": SAID})
+    builder._on_end("failed", SAID)
+    events = builder._events
+    assert len(events) >= 4
+    assert "hunter2" not in str(events) and HIDDEN in str(events[-1].data["error"])
 
 
 def test_errors_of_rollouts_tell_no_secrets() -> None:

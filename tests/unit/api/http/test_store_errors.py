@@ -63,7 +63,7 @@ async def test_a_damaged_lineage_is_named(served: Served, tmp_path: Path, what: 
         for path in ("metrics", "evals", "rollouts?step=1", "checkpoints", "batches"):
             answer = await http.get(f"/v1/runs/y/{path}")
             told = problem(answer, 500, "damaged-artifact")
-            assert "runs/y/lineage.json" in told["detail"] and "put it back" in told["detail"]
+            assert "runs/y/lineage.json" in told["detail"] and "restore it from" in told["detail"]
             assert str(tmp_path) not in answer.text and "retry-after" not in answer.headers
 
 
@@ -119,7 +119,7 @@ async def test_a_config_of_a_newer_build_is_told(served: Served) -> None:
     told = problem(await served.http.get(f"{url}?revision=1"), 503, "newer-schema")
     assert (
         f"has schema {newer}" in told["detail"]
-        and "Start this API by the newer build" in told["detail"]
+        and "Start this API with the newer build" in told["detail"]
     )
     shown = (await served.http.get(f"{url}?revision=0")).json()["config"]
     # What is shown can be sent again.

@@ -239,7 +239,7 @@ async def test_a_refused_fork_points_into_its_own_body(served: Served, tmp_path:
     assert found["pointer"] == "/step" and "none" in found["message"]
     put_checkpoint(served.store, source, 3, tmp_path)
     found = problem(await served.http.post(url, json={"step": 4}), 409, "no-checkpoint")
-    assert "steps it has: 3" in found["errors"][0]["message"] and found["run_status"]
+    assert "its steps: 3" in found["errors"][0]["message"] and found["run_status"]
     for body, pointer in [
         ({"config": {"trainer": {"optim": {"lr": "fast"}}}}, "/config/trainer/optim/lr"),
         ({"config": {"max_stepz": 1}}, "/config/max_stepz"),
@@ -271,7 +271,7 @@ async def test_a_damaged_checkpoint_is_told_and_passed_over(served: Served, tmp_
     url = f"/v1/runs/{source}"
     listed = (await served.http.get(f"{url}/checkpoints")).json()["data"]
     assert [(item["step"], item["sound"]) for item in listed] == [(2, True), (3, False)]
-    assert "run.json has another size" in listed[1]["problem"]
+    assert "run.json does not have its committed size" in listed[1]["problem"]
     (path / "run.json").write_text("run.json of 7")
     for query, sound in (("", True), ("?verify=true", False)):
         listed = (await served.http.get(f"{url}/checkpoints{query}")).json()["data"]

@@ -85,7 +85,7 @@ async def test_the_command_shows_and_follows_a_log(served: Served) -> None:
         shown = await ratchet(address, "runs", "logs", run_id, "--env", "reverse-text")
         assert shown.status == 0 and "my_env: first" in shown.out
         both = await ratchet(address, "runs", "logs", run_id, "--env", "a", "--source", "b")
-        assert both.status == 2 and "both say whose log" in both.err
+        assert both.status == 2 and "both choose a log" in both.err
         missing = await ratchet(address, "runs", "logs", run_id, "--source", "orchestrator")
         assert missing.status == 1 and "worker of role orchestrator" in missing.err
 
@@ -101,7 +101,7 @@ async def test_the_command_shows_and_follows_a_log(served: Served) -> None:
 
         assert await asyncio.to_thread(follow) == ["first", "second"]
         told = await ratchet(address, "runs", "logs", run_id, "--follow", "--source", "events")
-        assert told.status == 0 and "stop was asked for" in told.out
+        assert told.status == 0 and "stop was requested" in told.out
         away = await ratchet(address, "runs", "logs", run_id, "--follow")
         assert away.status == 1 and "worker of role orchestrator" in away.err
         write(served, orchestrator_log(run_id), f"{LINE} pipeline: step 1/2\n")

@@ -221,7 +221,7 @@ async def test_what_temporal_has_forgotten_is_deleted_too(served: Served) -> Non
     # A run that goes on is known to another Temporal.
     served.store.write_live(keys.live(run_id, "rollout-a"), {"time": 2e9})
     body = problem(await served.http.delete(f"/v1/runs/{run_id}"), 409, "run-conflict")
-    assert "workers wrote of it" in body["detail"]
+    assert "but workers reported on it" in body["detail"]
     served.store.write_live(keys.live(run_id, "rollout-a"), {"time": 1.0})
     assert (await served.http.delete(f"/v1/runs/{run_id}")).status_code == 200
     assert not served.store.folders(keys.run_folder(run_id))

@@ -306,12 +306,12 @@ async def test_gauges_are_paged_by_time(served: Served) -> None:
 
 
 async def test_gauges_are_of_one_role_or_of_all(served: Served) -> None:
-    """Those who ask for no role get rollout workers; others have no number but their lag."""
+    """Those who ask for no role get rollout workers; others have their lag and usage alone."""
     run_id = (await served.start("lagging"))["id"]
-    lag = LAG
+    lag, used = LAG, {"cpu_cores": 0.5, "memory_bytes": 1 << 30, "gpus": []}
     roles = ("env", "inference", "orchestrator", "rollout", "trainer")
     for i, role in enumerate(roles):
-        sample = {"time": 1.0 + i, "event_loop_lag": lag}
+        sample = {"time": 1.0 + i, "event_loop_lag": lag, "usage": used}
         Series(run_id, f"{role}-host-7-0a1b2c").add(sample).write(served.store)
     path = f"/v1/runs/{run_id}/gauges"
     (rollout,) = (await served.http.get(path)).json()["data"]
@@ -321,7 +321,8 @@ async def test_gauges_are_of_one_role_or_of_all(served: Served) -> None:
     (trainer,) = (await served.http.get(f"{path}?role=trainer")).json()["data"]
     assert trainer == everyone[-1]
     source = "trainer-host-7-0a1b2c"
-    assert trainer == {"time": 5.0, "source": source, "role": "trainer", "event_loop_lag": lag}
+    own = {"role": "trainer", "event_loop_lag": lag, "usage": used}
+    assert trainer == {"time": 5.0, "source": source, **own}
 
 
 async def test_evals_are_read_from_the_store(served: Served) -> None:
@@ -398,7 +399,7 @@ async def test_pause_and_resume_tell_the_run_and_show_what_comes(served: Served)
     assert resumed.status_code == 202 and resumed.json()["status"] == "starting"
     await served.until(run["id"], status="running")
     heard = await signals(served, run["id"], 3)
-    first = {"mode": "cancel", "reason": "asked over the API"}
+    first = {"mode": "cancel", "reason": "requested over the API"}
     assert [name for name, _ in heard] == ["pause", "pause", "resume"] and heard[0][1] == first
     await served.http.post(f"{url}/stop")
     await served.until(run["id"], status="succeeded")
@@ -420,7 +421,7 @@ async def test_a_run_says_how_it_is(served: Served) -> None:
     async with asgi(create_app(settings, connection(served.env))) as http:
         health = (await http.get(f"/v1/runs/{run}/health")).json()
     assert health["verdict"] == "attention" and health["seconds_per_step"] == 5.0
-    assert health["message"].startswith("no worker is there for rollout, trainer, inference, env")
+    assert health["message"].startswith("no worker polls for rollout, trainer, inference, env")
     assert [finding["rule"] for finding in health["findings"]] == ["no_worker", "env_failing"]
     assert health["waits"] == "the engines run ahead while the trainer trains 75 % of the time"
     problem(await served.http.get("/v1/runs/none-such/health"), 404, "unknown-run")

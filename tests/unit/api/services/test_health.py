@@ -47,14 +47,14 @@ def test_what_is_the_matter_comes_with_what_to_do() -> None:
     )
     health = judged(run, table(), ["trainer"])
     assert health.verdict == "attention"
-    assert health.message == "no worker is there for trainer, and 2 more"
+    assert health.message == "no worker polls for trainer, and 2 more"
     assert [finding.rule for finding in health.findings] == ["no_worker", "mismatch", "env_failing"]
     assert health.findings[2].message.endswith(
         "16 of 16 rollouts of the eval of reverse failed: TaskError: no"
     )
     assert health.findings[0].help == "docs/reading-a-run.md#no-worker"
     rows = dict(printing.health_rows(health))
-    assert str(rows["health"]) == "attention: no worker is there for trainer, and 2 more"
+    assert str(rows["health"]) == "attention: no worker polls for trainer, and 2 more"
     assert rows["lately"] == (
         "5 s a step, 2 min 30 s left, errors 10 %, the trainer waits for rollouts 60 % of the time"
     )

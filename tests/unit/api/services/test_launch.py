@@ -20,12 +20,12 @@ from ratchet.configs.run import RunConfig
         (
             {"extra_args": ["--quantization=fp8"]},
             "highest",
-            "quantized layers: --quantization makes engines hold other numbers",
+            "quantized layers: --quantization makes engines hold different numbers",
         ),
         (
             {"extra_args": ["--block-size=32", "-q", "fp8"]},
             "highest",
-            "quantized layers: --quantization makes engines hold other numbers",
+            "quantized layers: --quantization makes engines hold different numbers",
         ),
         ({}, "high", "float32 layers on CPUs: trainer.matmul_precision is 'high'"),
         ({"dtype": "bfloat16"}, "high", None),

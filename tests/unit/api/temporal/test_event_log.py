@@ -9,7 +9,7 @@ from temporalio.client import WorkflowHistory
 from ratchet.activities.contracts.health import HEALTH_REPORT, Finding, HealthReport
 from ratchet.activities.contracts.names import FINALIZE_EVAL
 from ratchet.activities.contracts.wire import WIRE
-from ratchet.api.temporal.event_log import LoggedEvent, Teller, parse_cursor
+from ratchet.api.temporal.event_log import EventBuilder, LoggedEvent, parse_cursor
 from ratchet.api.temporal.histories import _decode
 from tests import ROOT
 
@@ -22,12 +22,12 @@ def history(name: str) -> WorkflowHistory:
     return WorkflowHistory.from_json("run", raw)
 
 
-async def told(name: str) -> tuple[list[LoggedEvent], Teller]:
-    teller = Teller(EXECUTION, _decode)
+async def told(name: str) -> tuple[list[LoggedEvent], EventBuilder]:
+    builder = EventBuilder(EXECUTION, _decode)
     found: list[LoggedEvent] = []
     for event in history(name).events:
-        found += await teller.take(event)
-    return found, teller
+        found += await builder.take(event)
+    return found, builder
 
 
 async def finalized(name: str) -> list[str]:
@@ -51,13 +51,13 @@ NAMES = sorted(
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_events_rise_and_their_ids_lead_back_to_their_places(name: str) -> None:
-    found, teller = await told(name)
+    found, builder = await told(name)
     places = [event.place for event in found]
     assert found and places == sorted(set(places))
     assert [parse_cursor(event.id) for event in found] == [(EXECUTION, place) for place in places]
     steps = [event.data["step"] for event in found if event.type == "run.step"]
     assert steps == sorted(set(steps))
-    assert teller.ended and (bool(teller.successor) != (found[-1].type == "run.ended"))
+    assert builder.ended and (bool(builder.successor) != (found[-1].type == "run.ended"))
 
 
 async def test_a_run_is_told_from_its_creation_to_its_end() -> None:
@@ -89,8 +89,8 @@ async def test_every_eval_is_told_from_its_beginning_to_its_end_and_each_once(na
     ended: list[str] = []
     executions = [one for one in NAMES if one.rpartition("/")[0] == name]
     for execution in executions:
-        found, teller = await told(execution)
-        if not teller.predecessor:
+        found, builder = await told(execution)
+        if not builder.predecessor:
             # Another attempt begins them anew.
             begun = []
         for event in found:
@@ -118,13 +118,13 @@ async def test_an_eval_has_the_time_that_it_took() -> None:
 async def test_what_begins_to_be_the_matter_is_an_event() -> None:
     """As whoever records steps signals it; a rule of a later build is left out."""
     found: list[LoggedEvent] = []
-    teller = Teller(EXECUTION, _decode)
+    builder = EventBuilder(EXECUTION, _decode)
     for finding in (Finding("env_failing", "40 % fail", "reverse"), Finding("unheard-of", "?")):
         heard = HistoryEvent(event_id=len(found) + 1)
         signal = heard.workflow_execution_signaled_event_attributes
         signal.signal_name = HEALTH_REPORT
         signal.input.payloads.extend(await WIRE.encode([HealthReport(7, finding)]))
-        found += await teller.take(heard)
+        found += await builder.take(heard)
     (event,) = found
     assert (event.type, event.level) == ("run.health", "warning")
     assert event.message == "An environment fails: 40 % fail"

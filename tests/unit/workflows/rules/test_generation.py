@@ -271,7 +271,7 @@ def test_activity_that_finds_no_server_for_good_is_given_up() -> None:
     for number in range(1, MAX_RELOCATIONS + 1):
         assert not attempt.failure and g.on_failed(attempt, names.ENV_LOST, "gone")
         assert attempt.losses == number
-    assert attempt.failure == f"given up after {MAX_RELOCATIONS} relocations: gone"
+    assert attempt.failure == f"abandoned after {MAX_RELOCATIONS} relocations: gone"
 
 
 def test_env_that_is_lost_while_a_group_is_finalized_is_a_failure_like_any_other() -> None:

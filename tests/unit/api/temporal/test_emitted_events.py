@@ -9,7 +9,7 @@ from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.enums.v1 import WorkflowTaskFailedCause
 from temporalio.api.history.v1 import HistoryEvent
 
-from ratchet.api.temporal.event_log import LoggedEvent, Teller
+from ratchet.api.temporal.event_log import EventBuilder, LoggedEvent
 from ratchet.api.temporal.histories import _decode
 from ratchet.workflows.protocol.messages import MEMO_KEY
 
@@ -17,10 +17,10 @@ BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 class History:
-    """A history that grows, and what its teller tells of each event."""
+    """A history that grows, and what its builder tells of each event."""
 
     def __init__(self) -> None:
-        self.teller = Teller("00000000-0000-0000-0000-000000000000", _decode)
+        self.builder = EventBuilder("00000000-0000-0000-0000-000000000000", _decode)
         self.number = 0
 
     def _event(self, at: float) -> HistoryEvent:
@@ -33,20 +33,20 @@ class History:
         event = self._event(at)
         fields = event.workflow_properties_modified_event_attributes.upserted_memo.fields
         fields[MEMO_KEY].CopyFrom(_payload(said))
-        return await self.teller.take(event)
+        return await self.builder.take(event)
 
     async def report(self, at: float, state: str, epoch: int, **known: Any) -> LoggedEvent:
         event, value = self._event(at), {"role": "trainer", "index": 0, "state": state}
         signal = event.workflow_execution_signaled_event_attributes
         signal.signal_name = "host_report"
         signal.input.CopyFrom(Payloads(payloads=[_payload({**value, "epoch": epoch, **known})]))
-        (told,) = await self.teller.take(event)
+        (told,) = await self.builder.take(event)
         return told
 
     async def failed_task(self, cause: int) -> list[LoggedEvent]:
         event = self._event(0)
         event.workflow_task_failed_event_attributes.cause = cause  # type: ignore[assignment]
-        return await self.teller.take(event)
+        return await self.builder.take(event)
 
 
 def _payload(value: Any) -> Payload:
@@ -96,7 +96,7 @@ async def test_a_change_of_the_config_is_told_from_old_to_new() -> None:
         "dispatch.tasks_per_minute null → 600"
     )
     (told,) = await history.memo(config_changes={"max_steps": 80}, config_revision=1)
-    assert told.message == "the changes hold: the config is at revision 1"
+    assert told.message == "the changes took effect: the config is at revision 1"
 
 
 async def test_a_pause_is_told_with_its_reason() -> None:
@@ -124,7 +124,7 @@ async def test_a_server_that_comes_back_says_once_how_long_there_was_none() -> N
     # Its worker was killed: nobody told of the loss but the next one.
     starting = await history.report(60, "starting", 2, seen_at=clock(31))
     assert starting.data["lost_at"] == "2026-01-01T12:00:31.000Z"
-    assert starting.message.endswith("the one before was last seen at 12:00:31 UTC")
+    assert starting.message.endswith("the previous one was last seen at 12:00:31 UTC")
     up = await history.report(65, "up", 2)
     assert up.message == "trainer 0 (epoch 2) is up, back after 34 s"
     assert up.data["back_after_s"] == 34.0 and up.data["lost_at"] == starting.data["lost_at"]
