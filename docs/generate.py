@@ -21,7 +21,7 @@ from ratchet.activities.contracts.names import Queues
 from ratchet.api.app import create_app
 from ratchet.api.client.cli import app as cli
 from ratchet.api.routes.prometheus import Requests, away_gauge, machine_gauges, run_gauges
-from ratchet.api.schemas.metrics import GaugeSample, LoopLag
+from ratchet.api.schemas.metrics import GaugeSample, GpuUsage, LoopLag, Usage
 from ratchet.api.settings import Settings
 from ratchet.configs.base import Section
 from ratchet.configs.run import RunConfig
@@ -321,13 +321,23 @@ def metrics() -> list[str]:
                 about += f" STATISTIC: {', '.join(row.statistics)}."
             cells.append((code(row.name), row.unit, about))
         lines += table(("metric", "unit", "what it is"), cells)
-    lines += ["## Gauges", "", "`GET /v1/runs/RUN/gauges`, of a rollout worker every ten seconds. "]
-    lines[-1] += "Workers of other roles have `time`, `source`, `role` and `event_loop_lag`."
-    lines.append("")
-    for title, model in (("A sample", GaugeSample), ("event_loop_lag", LoopLag)):
+    lines += [
+        "## Gauges",
+        "",
+        "`GET /v1/runs/RUN/gauges`: samples of a rollout worker, one every ten seconds of work. Those "
+        "of other workers have `time`, `source`, `role`, `event_loop_lag` and `usage`.",
+        "",
+    ]
+    for title, model in (
+        ("A sample", GaugeSample),
+        ("event_loop_lag", LoopLag),
+        ("usage", Usage),
+        ("usage.gpus", GpuUsage),
+    ):
         fields = model.model_fields.items()
         rows = [(code(key), prose(it.description or "")) for key, it in fields]
-        lines += [f"### {title}", "", *table(("field", "what it is"), rows)]
+        lines += [f"### {title}", "", prose(model.__doc__ or ""), ""]
+        lines += table(("field", "what it is"), rows)
     lines += ["## Prometheus", "", "`GET /metrics` of the API.", ""]
     requests = [*Requests().registry.collect()]
     gauges = [*run_gauges([], {}), *machine_gauges([], []), away_gauge()]
