@@ -324,8 +324,8 @@ def metrics() -> list[str]:
     lines += [
         "## Gauges",
         "",
-        "`GET /v1/runs/RUN/gauges`: samples of a rollout worker, one in ten seconds of work. Those of "
-        "other workers have `time`, `source`, `role`, `event_loop_lag` and `usage`.",
+        "`GET /v1/runs/RUN/gauges`: samples of a rollout worker, one in ten seconds of work. "
+        "Those of other workers have `time`, `source`, `role`, `event_loop_lag` and `usage`.",
         "",
     ]
     for title, model in (
