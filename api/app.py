@@ -21,6 +21,7 @@ from ratchet.api.http.security import Guard
 from ratchet.api.routes import (
     artifacts,
     control,
+    evals,
     events,
     fork,
     health,
@@ -93,6 +94,7 @@ def create_app(
         fork,
         removal,
         metrics,
+        evals,
         events,
         rollouts,
         artifacts,

@@ -19,11 +19,12 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
-def refusal(kind: str, place: str, message: str, value: Any) -> ValidationError:
-    """A validation error of one section that points at its key `place`."""
+def refusal(kind: str, place: str | tuple[str, ...], message: str, value: Any) -> ValidationError:
+    """A validation error of one section that points at its key `place`, or at one below it."""
     error = PydanticCustomError("value_error", "{message}", {"message": message})
+    loc = (place,) if isinstance(place, str) else place
     return ValidationError.from_exception_data(
-        kind, [InitErrorDetails(type=error, loc=(place,), input=value)]
+        kind, [InitErrorDetails(type=error, loc=loc, input=value)]
     )
 
 

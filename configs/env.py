@@ -204,8 +204,8 @@ MOST_AT_ONCE = 1_000_000
 class TrainConfig(Section):
     """Training data: environments, and how rollouts become batches."""
 
-    env: Annotated[list[TrainEnvConfig], Field(min_length=1)] = Field(
-        description="Training environments."
+    env: list[TrainEnvConfig] = Field(
+        description="Training environments; none in an evaluation, which trains nothing."
     )
     batch_size: int | None = Field(
         default=None,

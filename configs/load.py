@@ -207,10 +207,9 @@ def _override(data: dict[str, Any], assignment: str) -> None:
         raise ConfigError([Problem("", key, value, "the config has no such place")]) from None
 
 
-def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-    """Reads `path` (.toml or .json) and applies dotted overrides ('train.batch_size=64').
-
-    Raises ConfigError, which names the file.
+def read(path: str | Path, overrides: Iterable[str] = ()) -> Any:
+    """The plain data of `path` (.toml or .json) with dotted overrides ('train.batch_size=64'), not
+    validated. Raises ConfigError, which names the file.
     """
     source = Path(path)
     if not source.is_file():
@@ -219,6 +218,15 @@ def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
         data = parse(source.read_text(), media="json" if source.suffix == ".json" else "toml")
         for assignment in overrides:
             _override(data, assignment)
+    except ConfigError as error:
+        raise ConfigError(error.problems, str(path)) from None
+    return data
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """The config of `path` with dotted overrides; raises ConfigError, which names the file."""
+    data = read(path, overrides)
+    try:
         return validate(data)
     except ConfigError as error:
         raise ConfigError(error.problems, str(path)) from None

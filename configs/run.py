@@ -14,7 +14,7 @@ from ratchet.configs.algorithm import (
     source_of,
     teacher_of,
 )
-from ratchet.configs.base import Section
+from ratchet.configs.base import Section, refusal
 from ratchet.configs.env import (
     MOST_AT_ONCE,
     EnvConfig,
@@ -119,15 +119,23 @@ class LogConfig(Section):
 
 
 class RunConfig(Section):
-    """A training run."""
+    """A run: it trains, or with max_steps = 0 and no train env it evaluates its model and ends."""
 
     name: str = Field(
         default="run",
         description="Start of the run id: lower-case letters, digits and '-', at most 40.",
     )
     seed: int = Field(default=0, ge=0, lt=2**32, description="Seeds data order and warm start.")
-    max_steps: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
-        description="Trainer steps; the run ends there. None: it runs until it is stopped."
+    max_steps: Annotated[int, Field(ge=0, le=10_000_000)] | None = Field(
+        description="Trainer steps; the run ends there. None: it runs until it is stopped. 0: "
+        "an evaluation, of a config without train envs, as `ratchet eval` makes one."
+    )
+    after: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Id of another run: this one begins once that has ended, however it did. For a "
+        "machine that has room for the servers of one run at a time.",
     )
     when_all_fail: Literal["pause", "end", "continue"] = Field(
         default="pause",
@@ -168,6 +176,25 @@ class RunConfig(Section):
             if len(key) > 64 or len(text) > 512:
                 raise ValueError(f"{key[:64]!r}: keys have at most 64, values 512 characters")
         return value
+
+    @model_validator(mode="after")
+    def _trains_or_evaluates(self) -> "RunConfig":
+        if not self.trains and self.max_steps != 0:
+            text = (
+                "a run that trains has at least 1 item here; one that only evaluates has "
+                "max_steps = 0, as `ratchet eval` sets it"
+            )
+            raise refusal("run", ("train", "env"), text, [])
+        if self.trains and self.max_steps == 0:
+            text = (
+                "must be greater than or equal to 1, got 0: this config has train envs; to "
+                "evaluate alone, run `ratchet eval` with it"
+            )
+            raise refusal("run", ("max_steps",), text, 0)
+        if not self.trains and not self.eval.env:
+            text = "an evaluation needs at least one [[eval.env]]"
+            raise refusal("run", ("eval", "env"), text, [])
+        return self
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> "RunConfig":
@@ -212,7 +239,7 @@ class RunConfig(Section):
                 )
             if problem := self._sampling_problem(trained.name):
                 raise ValueError(f"train sampling of {trained.name!r} has {problem}")
-        if problem := self.trainer.schedule_problem(self.max_steps):
+        if self.trains and (problem := self.trainer.schedule_problem(self.max_steps)):
             raise ValueError(problem)
         if self.trainer.micro_batch_tokens < self.trainer.seq_len:
             raise ValueError(
@@ -253,6 +280,16 @@ class RunConfig(Section):
                 "temperature"
             )
         return None
+
+    @property
+    def trains(self) -> bool:
+        """Whether the run trains; one that does not is an evaluation of its model."""
+        return bool(self.train.env)
+
+    @property
+    def envs(self) -> list[str]:
+        """Names of the envs that the run is about: those it trains on, or else evaluates."""
+        return [env.name for env in self.train.env or self.eval.env]
 
     @property
     def last_step(self) -> float:

@@ -2,6 +2,8 @@
 
     batch n  ->  train step n  ->  weights n pushed and verified  ->  policy version n
 
+An evaluation is a run without steps, train envs and a trainer: it evaluates version 0 and ends.
+
 One workflow per run; its id is the run's id. Dispatch generations keep rollouts in flight, Host
 workflows keep servers alive; both report by signal. Invariants:
 
@@ -68,12 +70,14 @@ from ratchet.workflows.run.context import Context
 from ratchet.workflows.run.evals import Evals
 from ratchet.workflows.run.generations import Generations
 from ratchet.workflows.run.pausing import Pausing
-from ratchet.workflows.run.servers import Servers
+from ratchet.workflows.run.servers import Servers, is_running
 from ratchet.workflows.run.status import RunLog, progress
 from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after, started_within
 from ratchet.workflows.run.trainer import MOST_RECORDED, Trainer
 
 QUEUED_AT_MOST = timedelta(days=7)
+LOOKS_EVERY = timedelta(minutes=5)
+"""How often a run looks at the one that it is to begin after, at least."""
 OWN_ENV_SERVERS = "own-env-servers"
 CLOSE_AT_MOST = timedelta(seconds=60)
 RESTORED_FROM = ("step", "reward", "eval", "checkpoint")
@@ -290,7 +294,8 @@ class TrainingRun:
             if arg.state is None:
                 await self._open()
             await self._go_on_to_the_end()
-            end_reason = f"all {self._config.max_steps} steps are done"
+            done = f"all {self._config.max_steps} steps" if self._config.trains else "all evals"
+            end_reason = f"{done} are done"
         except Stopped:
             end_reason = f"stopped at step {self._state.steps.step}: {self._state.requests.stop}"
         except RunFailed as failure:
@@ -332,6 +337,8 @@ class TrainingRun:
             self._log.checked(found.examples)
         if self._arg.restore is not None:
             await self._restore(self._arg.restore)
+        if self._config.after is not None:
+            await self._take_turns(self._config.after)
         self._log.started()
 
         def prepare() -> Awaitable[PolicyResult]:
@@ -348,6 +355,20 @@ class TrainingRun:
             hosts = together
         self._fleet.hosts.extend(hosts)
         await self._servers.open()
+
+    async def _take_turns(self, before: str) -> None:
+        """Waits until the run that goes before this one has ended."""
+
+        async def over() -> None:
+            began = workflow.now()
+            while await is_running(before, self._arg.queues):
+                # At the cost of a tenth of what it has waited, its history stays short.
+                rest = max(timedelta(seconds=5), (workflow.now() - began) / 10)
+                await workflow.sleep(min(rest, LOOKS_EVERY), summary=f"run {before} to end")
+
+        self._log.set_status("queued")
+        name = f"run {before} to end, since this one begins after it"
+        await self._log.perform(name, over(), QUEUED_AT_MOST, stoppable=True)
 
     async def _restore(self, restore: RestoreInput) -> None:
         """Continues, as a new execution, from a checkpoint."""
@@ -413,6 +434,8 @@ class TrainingRun:
                     await self._pausing.wake()
                 self._shipping.on_hold = False
                 await self._steps()
+                if not self._config.trains:
+                    await self._evaluate()
                 await self._evals_done()
                 await self._settle()
                 if not state.live.pending:
@@ -470,6 +493,20 @@ class TrainingRun:
         """Whether something was requested that can only be done between two steps."""
         return self._state.requests.checkpoint or self._state.live.pending
 
+    async def _evaluate(self) -> None:
+        """All evals of a run without steps, which are as long as they are: it continues as new on
+        the way.
+        """
+        evals = self._state.evals
+        while evals.open:
+            await self._log.wait(
+                lambda: f"{len(evals.open)} evals to finish",
+                lambda: not evals.open or self._is_long(),
+                stalled_after(self._config),
+                progress=lambda: evals.rollouts,
+            )
+            await self._maybe_continue_as_new()
+
     async def _evals_done(self) -> None:
         await self._log.wait(
             lambda: f"{len(self._state.evals.open)} evals to finish",
@@ -481,11 +518,13 @@ class TrainingRun:
 
     # -- ending and continuing --------------------------------------------------------------
 
+    def _is_long(self) -> bool:
+        """Whether the history of this execution has grown long."""
+        info, limit = workflow.info(), self._config.dispatch.generation_events
+        return info.is_continue_as_new_suggested() or info.get_current_history_length() >= limit
+
     async def _maybe_continue_as_new(self) -> None:
-        info = workflow.info()
-        limit = self._config.dispatch.generation_events
-        long = info.is_continue_as_new_suggested() or info.get_current_history_length() >= limit
-        if not (long or self._config_changes.made):
+        if not (self._is_long() or self._config_changes.made):
             return
         self._shipping.on_hold = True
         await self._settle()

@@ -72,7 +72,7 @@ def sections_of(config: RunConfig, server: str) -> list[tuple[str, EnvConfig]]:
 
 
 SERVERS: dict[ServerRole, Role] = {
-    "trainer": Role("trainer", lambda config: {"trainer": ""}),
+    "trainer": Role("trainer", lambda config: {"trainer": ""} if config.trains else {}),
     "engine": Role("inference", _engines),
     "env": Role("env", _envs, named=True),
 }

@@ -539,6 +539,7 @@ class RolloutActivities:
             error, frames = failures.commonest(errors)
             served = set().union(*(groups.served_versions(doc) for doc in documents))
             rewards = [rollout.reward for rollout in valid]
+            of_example = evals.by_example(valid)
             record = {
                 "epoch": input.epoch,
                 "env": input.env,
@@ -556,6 +557,10 @@ class RolloutActivities:
                 "mixed": sum(groups.mixed_of(doc) for doc in documents),
                 "versions": [min(served, default=input.step), max(served, default=input.step)],
                 "groups": names_of,
+                "rewards": [
+                    of_example.get(f"eval/{input.epoch}/{example}", [])
+                    for example in range(input.num_examples)
+                ],
                 "metrics": evals.summarize(valid, errored, cancelled, input.group_size),
             }
             ref = store.put_json(key, record, attempt=attempt_token())

@@ -1,22 +1,10 @@
-"""Numbers of one eval epoch, over the rollouts that did not err.
+"""Numbers of one eval epoch, over the rollouts that did not err."""
 
-pass@k is the unbiased estimator of Codex (arXiv:2107.03374, section 2.1).
-"""
-
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-
-def pass_at_k(attempts: int, correct: int, k: int) -> float:
-    """Chance that one of k attempts drawn from `attempts` is among the `correct` ones.
-
-    1 - C(n - c, k) / C(n, k). Raises ValueError unless 0 <= c <= n and 1 <= k <= n.
-    """
-    if not (0 <= correct <= attempts and 1 <= k <= attempts):
-        raise ValueError(f"pass@{k} of {correct} correct in {attempts} attempts is undefined")
-    return 1.0 - math.comb(attempts - correct, k) / math.comb(attempts, k)
+from ratchet.activities.contracts.eval_stats import Estimate, estimate, pass_at_k
 
 
 @dataclass(frozen=True)
@@ -31,24 +19,37 @@ class EvalRollout:
     responded: bool
 
 
+def by_example(rollouts: Sequence[EvalRollout]) -> dict[str, list[float]]:
+    """The rewards of each example that has one."""
+    rewards: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        rewards.setdefault(rollout.example, []).append(rollout.reward)
+    return rewards
+
+
+def _named(name: str, value: Estimate) -> dict[str, float]:
+    bounds = {"low": value.low, "high": value.high}
+    known = {f"{name}/{end}": bound for end, bound in bounds.items() if bound is not None}
+    return {name: value.mean, **known}
+
+
 def pass_rates(rollouts: Sequence[EvalRollout]) -> dict[str, float]:
-    """'pass@k' for k = 1, 2, 4, … up to the attempts there are, as a mean over examples.
+    """'pass@k' for k = 1, 2, 4, … up to the attempts there are, as a mean over examples, with the
+    bounds of its interval.
 
     An example counts for the k that its valid attempts allow. {} unless every reward is 0 or 1.
     """
     if any(rollout.reward not in (0.0, 1.0) for rollout in rollouts):
         return {}
-    by_example: dict[str, list[float]] = {}
-    for rollout in rollouts:
-        by_example.setdefault(rollout.example, []).append(rollout.reward)
-    values: dict[str, list[float]] = {}
-    for rewards in by_example.values():
+    values: dict[str, list[list[float]]] = {}
+    for rewards in by_example(rollouts).values():
         k = 1
         while k <= len(rewards):
             rate = pass_at_k(len(rewards), rewards.count(1.0), k)
-            values.setdefault(f"pass@{k}", []).append(rate)
+            values.setdefault(f"pass@{k}", []).append([rate])
             k *= 2
-    return {name: fmean(result) for name, result in values.items()}
+    named = [_named(name, estimate(rates)) for name, rates in values.items()]
+    return {name: value for metrics in named for name, value in metrics.items()}
 
 
 def summarize(
@@ -56,7 +57,8 @@ def summarize(
 ) -> dict[str, float]:
     """Metrics over the valid `rollouts`; with none of them only the counts.
 
-    Keys: avg@<group_size>, pass@k, completion_len/{mean,max,min} (sampled tokens of a rollout),
+    Keys: avg@<group_size>, pass@k, each with /low and /high where its 95 % interval is known
+    (`contracts.eval_stats`), completion_len/{mean,max,min} (sampled tokens of a rollout),
     num_turns/{mean,max,min}, is_truncated/mean, no_response/mean, valid_count, errored_count,
     cancelled_count, valid_rate (of all rollouts of the eval).
     """
@@ -68,7 +70,7 @@ def summarize(
     }
     if not rollouts:
         return metrics
-    metrics[f"avg@{group_size}"] = fmean(rollout.reward for rollout in rollouts)
+    metrics |= _named(f"avg@{group_size}", estimate([*by_example(rollouts).values()]))
     metrics |= pass_rates(rollouts)
     lengths = [float(rollout.sampled_tokens) for rollout in rollouts]
     turns = [float(rollout.turns) for rollout in rollouts]

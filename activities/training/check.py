@@ -36,7 +36,9 @@ def check_model(config: RunConfig, *, restored: bool = False) -> list[CheckProbl
     about HUB_TIMEOUT_S at most. An estimate of memory ends no run that is `restored`: it has
     trained before.
     """
-    problems = _check_model(config) + _check_trainer(config)
+    problems = _check_model(config)
+    if config.trains:
+        problems += _check_trainer(config)
     estimated = (MEMORY_POINTER, ENGINE_POINTER)
     return [p for p in problems if not (restored and p.pointer in estimated)]
 
@@ -74,8 +76,9 @@ def shape_of(config: RunConfig, store: ArtifactStore) -> memory.Shape | None:
 def estimates(config: RunConfig, shape: memory.Shape) -> dict[str, dict[str, int]]:
     """What a run will take, in bytes by part, of memory and of the store's disk."""
     _, gpu = memory_for_trainer(config)
+    trainer = {"trainer memory": memory.trainer_parts(shape, config, gpu=gpu)}
     return {
-        "trainer memory": memory.trainer_parts(shape, config, gpu=gpu),
+        **(trainer if config.trains else {}),
         "engine memory": memory.engine_parts(shape, config, gpu=gpu),
         "disk": disk.disk_parts(shape, config),
     }
@@ -224,7 +227,9 @@ def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckPr
         return []
     room, gpu = memory_for_trainer(config)
     engine_room, _ = _memory_for(config.inference.gpu_memory_utilization)
-    found = {MEMORY_POINTER: memory.problem(shape, config, room=room, gpu=gpu)}
+    found = {}
+    if config.trains:
+        found[MEMORY_POINTER] = memory.problem(shape, config, room=room, gpu=gpu)
     # Flags may share an engine out, or quantize it.
     if not config.inference.extra_args:
         found[ENGINE_POINTER] = memory.engine_problem(shape, config, room=engine_room, gpu=gpu)

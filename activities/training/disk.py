@@ -26,12 +26,14 @@ def disk_parts(shape: Shape, config: RunConfig) -> dict[str, int]:
     """Bytes of each part at the fullest moment of a run: what retention keeps, with a checkpoint
     being written beside it; of what it keeps for good, that of its first FIRST_STEPS steps.
     """
-    kept, steps = config.checkpoint, min(config.max_steps or FIRST_STEPS, FIRST_STEPS)
+    kept, steps = config.checkpoint, int(min(config.last_step, FIRST_STEPS))
     trained = adapter = 0
     if (lora := config.trainer.lora) is not None:
         trained = adapter = adapter_size(shape, lora)
     version = BYTES[config.inference.dtype] * shape.parameters + 4 * adapter
-    checkpoint = checkpoint_bytes(trained or shape.parameters, config.trainer.optim)
+    checkpoint = 0
+    if config.trains:
+        checkpoint = checkpoint_bytes(trained or shape.parameters, config.trainer.optim)
     saved = math.ceil(steps / kept.interval)
     checkpoints = min(kept.keep_last, saved)
     if kept.keep_every is not None:

@@ -21,6 +21,7 @@ from ratchet.activities.contracts.controls import CONTROLS, Verb
 from ratchet.api.client import cli_read, printing
 from ratchet.api.client.assignments import nested, one_line, pairs
 from ratchet.api.client.cli_env import env_server
+from ratchet.api.client.cli_eval import compare, evaluate
 from ratchet.api.client.cli_export import BestAlone, export
 from ratchet.api.client.cli_keys import keys
 from ratchet.api.client.cli_remove import archive, delete
@@ -64,6 +65,7 @@ runs = typer.Typer(
 app.add_typer(runs, name="runs")
 app.add_typer(keys, name="keys")
 app.command("env-server")(env_server)
+app.command("eval")(evaluate)
 
 
 def _say_version(wanted: bool) -> None:
@@ -187,6 +189,7 @@ for name, command in cli_read.OF_ALL.items():
     app.command(name)(command)
 
 
+runs.command()(compare)
 runs.command("export", cls=BestAlone)(export)
 runs.command()(archive)
 runs.command()(delete)

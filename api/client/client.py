@@ -20,12 +20,14 @@ from ratchet.api.client.pages import Page, page_of
 from ratchet.api.client.streams import SILENCE_S, EventStream
 from ratchet.api.client.transport import IDEMPOTENCY, Transport, default_address
 from ratchet.api.schemas.artifacts import Batch, Checkpoint, Model, RunConfigView
+from ratchet.api.schemas.evals import EvalComparison
 from ratchet.api.schemas.events import Event, Level, LogLine
 from ratchet.api.schemas.health import RunHealth
 from ratchet.api.schemas.machines import Engine, Health, ServiceItem, WorkerItem
 from ratchet.api.schemas.metrics import EvalRecord, GaugeSample, LagSample, MetricsRow
 from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
 from ratchet.api.schemas.run import DeletedRun, ResolvedConfig, Run
+from ratchet.configs.evaluation import evaluations
 from ratchet.configs.run import RunConfig
 
 Config = RunConfig | Mapping[str, Any]
@@ -72,6 +74,49 @@ class Runs:
         return self._transport.ask_for(
             ResolvedConfig, "POST", "/v1/runs", params={"dry_run": True}, body=_plain(config)
         )
+
+    def evaluate(
+        self,
+        config: Config,
+        *,
+        models: Sequence[str] = (),
+        envs: Sequence[str] = (),
+        idempotency_key: str | None = None,
+    ) -> Sequence[Run]:
+        """Starts an evaluation of each of `models` (names as `model.name`, or 'RUN@STEP'; none: the
+        config's own) on the config's eval envs, or those named. Nothing is trained.
+
+        Each is a run, which begins once the one before has ended. Before the first one starts,
+        workers check them all. Raises ConfigError for a model that is given twice or an env that is
+        no eval env.
+        """
+        plain = evaluations(_plain(config), models, envs)
+        for one in plain if len(plain) > 1 else ():
+            self.plan(one)
+        runs: Sequence[Run] = []
+        for number, one in enumerate(plain):
+            after = {"after": runs[-1].id} if runs else {}
+            key = f"{idempotency_key} {number}" if idempotency_key else None
+            runs = [*runs, self.create({**one, **after}, idempotency_key=key)]
+        return runs
+
+    def compare_evals(
+        self,
+        run_id: str,
+        to: str | None = None,
+        *,
+        step: int | None = None,
+        to_step: int | None = None,
+        env: str | None = None,
+        k: int | None = None,
+    ) -> Page[EvalComparison]:
+        """The last evals of this run, or those of `step`, against those of run `to`, by env, on the
+        same examples: by mean rewards, or with a `k` by pass@k. Without `to` this run's own evals
+        of step 0 are the other ones.
+        """
+        params = {"to": to, "step": step, "to_step": to_step, "env": env, "k": k}
+        path = _path(run_id, "evals", "comparison")
+        return page_of(self._transport, EvalComparison, path, params)
 
     def fork(
         self,

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ratchet.api.schemas.artifacts import Batch, Checkpoint
+from ratchet.api.schemas.evals import EvalComparison
 from ratchet.api.schemas.events import Event, LogLine
 from ratchet.api.schemas.health import RunHealth
 from ratchet.api.schemas.machines import Engine, WorkerItem
@@ -23,6 +25,8 @@ from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
 from ratchet.api.schemas.run import EvalSummary, ResolvedConfig, Run
 
 Item = TypeVar("Item")
+MOST_DIFFERING = 10
+"""Examples that a comparison of evals names."""
 BARS = "▁▂▃▄▅▆▇█"
 PIPE_WIDTH = 200
 STYLES = {
@@ -124,6 +128,8 @@ def listing(
 
 
 def _steps(run: Run) -> str:
+    if run.kind == "eval":
+        return "eval"
     return f"{run.step}/{run.max_steps}" if run.max_steps else str(run.step)
 
 
@@ -295,6 +301,12 @@ def estimate_line(parts: Mapping[str, int]) -> str:
     return clean(f"{amount(sum(parts.values()))} ({shown})")
 
 
+def _planned_steps(steps: int | None) -> str:
+    if steps == 0:
+        return "none: an evaluation"
+    return "until it is stopped" if steps is None else str(steps)
+
+
 def plan_table(answer: ResolvedConfig) -> Table:
     """The result of a dry run."""
     plan = answer.plan
@@ -302,7 +314,7 @@ def plan_table(answer: ResolvedConfig) -> Table:
     return pairs_table(
         [
             ("name", clean(str(answer.config.get("name", "")))),
-            ("steps", str(plan.steps) if plan.steps else "until it is stopped"),
+            ("steps", _planned_steps(plan.steps)),
             ("rollouts", f"{plan.train_rollouts} at least" if plan.train_rollouts else None),
             ("a step", f"{plan.rollouts_per_step} rollouts" if plan.rollouts_per_step else None),
             ("groups", ", ".join(f"{env} {count:g}" for env, count in groups.items())),
@@ -312,7 +324,8 @@ def plan_table(answer: ResolvedConfig) -> Table:
                 (
                     "eval",
                     f"{e.env}: {f'{e.count} of ' if e.count is not None else ''}"
-                    f"{e.rollouts or 'all'} rollouts, each {e.interval} steps",
+                    f"{e.rollouts or 'all'} rollouts"
+                    + (f", each {e.interval} steps" if plan.steps != 0 else ""),
                 )
                 for e in plan.evals
             ),
@@ -368,6 +381,68 @@ def _state(problem: str | None, error: str | None) -> str:
     return clean(f"damaged: {problem}" if problem else f"sound; {error}" if error else "sound")
 
 
+def _within(value: Mapping[str, Any] | None) -> str:
+    """'0.61 [0.52, 0.7]': a mean with the bounds of its interval, where they are known."""
+    if value is None:
+        return "-"
+    bounds = [value.get("low"), value.get("high")]
+    known = f" [{', '.join(map(number, bounds))}]" if None not in bounds else ""
+    return f"{number(value.get('mean'))}{known}"
+
+
+def _scores(metrics: Any) -> str:
+    """avg@n, the mean reward, and pass@k of an eval, with their intervals; '' of older builds."""
+    if not isinstance(metrics, dict):
+        return ""
+    names = [name for name in metrics if name.startswith(("avg@", "pass@")) and "/" not in name]
+    return ", ".join(
+        f"{name} "
+        + _within(
+            {
+                "mean": metrics[name],
+                "low": metrics.get(f"{name}/low"),
+                "high": metrics.get(f"{name}/high"),
+            }
+        )
+        for name in names
+    )
+
+
+def comparison_table(item: EvalComparison, address: str) -> Table:
+    """One eval against another: the difference, wins and losses, and the examples that differ most,
+    with where the rollouts of each are read.
+    """
+    difference = item.difference
+    rows: list[tuple[str, RenderableType | None]] = [
+        ("eval", clean(f"{item.env} by {item.metric}")),
+        *(
+            (name, clean(f"{_within(_plain(side.score))}  {side.model} ({side.run_id})"))
+            for name, side in (("this", item.this), ("other", item.other))
+            if side is not None
+        ),
+        ("problem", Text(clean(item.problem), STYLES["error"]) if item.problem else None),
+    ]
+    if difference is not None:
+        text = f"{_within(_plain(difference))}, paired over {item.examples} examples"
+        rows += [
+            ("difference", text),
+            ("examples", f"{item.wins} wins, {item.losses} losses, {item.ties} ties"),
+        ]
+    for place, each in enumerate(item.differ[:MOST_DIFFERING]):
+        assert item.this is not None and item.other is not None
+        pages = [
+            f"{address}/dashboard/#/runs/{side.run_id}/rollouts?kind=eval&r={ids[0]}"
+            for side, ids in ((item.this, each.rollouts), (item.other, each.other_rollouts))
+        ]
+        scores = f"example {each.example}: {number(each.score)}, other {number(each.other_score)}"
+        rows.append(("differ" if place == 0 else "", clean("  ".join([scores, *pages]))))
+    return pairs_table(rows)
+
+
+def _plain(value: BaseModel | None) -> dict[str, Any] | None:
+    return None if value is None else value.model_dump()
+
+
 def evals_table(items: Iterable[EvalRecord]) -> Table:
     """Evals, one line each; of a damaged one, what is known."""
 
@@ -380,7 +455,7 @@ def evals_table(items: Iterable[EvalRecord]) -> Table:
         lambda item: (
             _or_dash(item.step),
             clean(item.env or "-"),
-            number(measured(item, "reward_mean")),
+            _scores(measured(item, "metrics")) or number(measured(item, "reward_mean")),
             _or_dash(measured(item, "rollouts")),
             _or_dash(measured(item, "errored")),
             _versions(measured(item, "versions")),

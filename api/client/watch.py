@@ -66,7 +66,9 @@ class View:
         head = Text.assemble((run.id, "bold"), "  ", (run.status, _style(run.status)))
         if run.attempt > 1:
             head.append(f"  attempt {run.attempt}")
-        rows: list[tuple[str, RenderableType | None]] = [("steps", self._bar(width))]
+        rows: list[tuple[str, RenderableType | None]] = []
+        if run.kind == "train":
+            rows.append(("steps", self._bar(width)))
         if self.health is not None:
             rows += printing.health_rows(self.health)
         if self.rewards:

@@ -60,9 +60,12 @@ async def resume_ended(
     last = memo.get("max_steps", 0)
     done = last is not None and (memo.get("step") or 0) >= last
     if status == "succeeded" and done:
-        raise conflict(
-            "resume", execution, "all its steps are done. Fork it with a larger max_steps to go on"
+        further = (
+            "all its steps are done. Fork it with a larger max_steps to go on"
+            if last
+            else "all its evals are done. Evaluate again with another run"
         )
+        raise conflict("resume", execution, further)
     result = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
     if not result:
         raise conflict("resume", execution, "it has no checkpoint to resume from. Create a new run")

@@ -1,4 +1,4 @@
-"""What a run measured: metrics, evals, gauges. All are read from the store, so that they outlive
+"""What a run measured: metrics and gauges. Both are read from the store, so that they outlive
 Temporal's retention.
 """
 
@@ -12,7 +12,7 @@ from pydantic import Field, WithJsonSchema
 from ratchet.activities.contracts.roles import WorkerRole
 from ratchet.api.http.problems import documented
 from ratchet.api.schemas.common import ListOf
-from ratchet.api.schemas.metrics import EvalRecord, GaugeSample, LagSample, MetricsRow
+from ratchet.api.schemas.metrics import GaugeSample, LagSample, MetricsRow
 from ratchet.api.services.core import RUN_ID, RunId, Served, Services, asked, unknown_run
 from ratchet.api.store.curves import Table
 
@@ -159,18 +159,6 @@ async def list_metrics(
     def work() -> bytes:
         table, more = cut()
         return table.as_json(has_more=more)
-
-    return await services.reply(asked(request), lambda: asyncio.to_thread(work))
-
-
-@router.get("/{run_id}/evals", response_model=ListOf[EvalRecord], responses=documented(404))
-async def list_evals(run_id: RunId, request: Request, services: Served) -> Response:
-    """All evals of a run, by step."""
-    await require_recorded(services, run_id)
-
-    def work() -> bytes:
-        page = {"data": services.records.evals(run_id), "has_more": False}
-        return ListOf[EvalRecord].model_validate(page).model_dump_json().encode()
 
     return await services.reply(asked(request), lambda: asyncio.to_thread(work))
 

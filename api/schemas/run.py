@@ -123,6 +123,7 @@ RUN_EXAMPLE: dict[str, Any] = {
         "until": None,
         "message": "waiting for rollouts of batch 13 for 12 s",
     },
+    "kind": "train",
     "step": 12,
     "max_steps": 40,
     "envs": ["reverse-text"],
@@ -186,7 +187,7 @@ class Lineage(BaseModel):
 
 
 class Run(BaseModel):
-    """A training run."""
+    """A training run, or an evaluation."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [RUN_EXAMPLE]})
 
@@ -202,12 +203,17 @@ class Run(BaseModel):
     waiting_for: WaitingFor | None = None
     step: int = Field(default=0, description="Trainer steps done.")
     max_steps: int | None = Field(
-        default=None, description="Steps after which it ends; null: it runs until it is stopped."
+        default=None,
+        description="Steps after which it ends; null: it runs until it is stopped. 0: an "
+        "evaluation.",
     )
     envs: list[str] = Field(
-        default_factory=list, description="Train envs; empty for runs that older builds ended."
+        default_factory=list,
+        description="Envs it trains on, or evaluates; empty for runs that older builds ended.",
     )
-    model: str | None = Field(default=None, description="The model it trains, as in its config.")
+    model: str | None = Field(
+        default=None, description="The model it trains or evaluates, as in its config."
+    )
     policy_version: int | None = Field(default=None, description="Version the engines serve.")
     reward: float | None = Field(default=None, description="Mean train reward of the last step.")
     rollouts: dict[str, int] = Field(
@@ -267,6 +273,12 @@ class Run(BaseModel):
     )
     links: Links
 
+    @computed_field(examples=["train"])  # type: ignore[prop-decorator]
+    @property
+    def kind(self) -> Literal["train", "eval"]:
+        """What it does: 'train', or 'eval' where it evaluates its model and trains nothing."""
+        return "eval" if self.max_steps == 0 else "train"
+
     @property
     def took_s(self) -> float | None:
         """Seconds from its start to its end, or to now; None before it has started."""
@@ -325,8 +337,10 @@ class PlannedEval(BaseModel):
 class Plan(BaseModel):
     """What the run would start and do."""
 
-    steps: int | None = Field(description="Null: it runs until it is stopped.")
-    rollouts_per_step: int | None = Field(description="Null: batches are counted in tokens.")
+    steps: int | None = Field(description="Null: it runs until it is stopped. 0: an evaluation.")
+    rollouts_per_step: int | None = Field(
+        description="Null: batches are counted in tokens. 0: an evaluation."
+    )
     groups_per_step: dict[str, float] | None = Field(
         description="By train env, on average, from their ratios and group sizes."
     )

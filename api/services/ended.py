@@ -118,11 +118,16 @@ def forgotten(records: Records, run_id: str) -> Execution | None:
         for attempt in attempts
         for key in records.store.committed_keys(keys.step_records(attempt))
     ]
+    evaluated: set[str] = set()
+    if not config.trains:
+        evaluated = {str(record.get("env")) for record in records.evals(run_id)}
+        steps = [0] if evaluated else []
     # A run that failed to start has a config, and nothing else.
     if not steps:
         return None
     began = committed_at(records.store, keys.config(run_id)) or datetime.fromtimestamp(0, UTC)
     done = config.max_steps is not None and max(steps) >= config.max_steps
+    done = done and (config.trains or evaluated >= {*config.envs})
     memo = {
         "name": config.name,
         "created_at": began.isoformat(),

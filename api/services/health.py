@@ -135,7 +135,7 @@ def _verdict(run: Run, found: Sequence[Finding]) -> tuple[Verdict, str]:
         return "paused", run.paused_because or f"{run.status} until it is resumed"
     if worst:
         return "attention", f"{worst[0]}{more}"
-    if run.status != "running" or not run.step:
+    if run.status != "running" or (run.kind == "train" and not run.step):
         return "waiting", run.waiting_for.message if run.waiting_for else run.status
     return "healthy", "no problems found"
 

@@ -131,6 +131,8 @@ def _evals_of(config: RunConfig, interval: int) -> int | None:
     """How often an env is evaluated every `interval` steps; None if the run has no last step."""
     if config.max_steps is None:
         return None
+    if not config.trains:
+        return 1
     steps = config.max_steps / interval
     due = math.ceil(steps) if config.eval.at_end else math.floor(steps)
     return due + (not config.eval.skip_first_step)
@@ -138,8 +140,8 @@ def _evals_of(config: RunConfig, interval: int) -> int | None:
 
 def plan_of(config: RunConfig) -> Plan:
     """The plan of a valid config."""
-    batch = config.train.batch_size
-    groups: dict[str, float] | None = None
+    batch = config.train.batch_size if config.trains else 0
+    groups: dict[str, float] | None = None if config.trains else {}
     if batch:
         total = sum(env.ratio for env in config.train.env)
         mean = sum(env.ratio / total * config.train.size_of(env) for env in config.train.env)
@@ -163,13 +165,15 @@ def plan_of(config: RunConfig) -> Plan:
         steps=config.max_steps,
         rollouts_per_step=batch,
         groups_per_step=groups,
-        train_rollouts=batch * config.max_steps if batch and config.max_steps else None,
+        train_rollouts=None
+        if batch is None or config.max_steps is None
+        else batch * config.max_steps,
         permits=config.permits,
         algorithms={env.name: config.algorithm(env.name).type for env in config.train.env},
         evals=evals,
-        checkpoints=math.ceil(config.max_steps / config.checkpoint.interval)
-        if config.max_steps
-        else None,
+        checkpoints=None
+        if config.max_steps is None
+        else math.ceil(config.max_steps / config.checkpoint.interval),
         servers=servers,
         unverified=unverified(config),
     )
@@ -203,7 +207,7 @@ def first_memo(config: RunConfig, created_at: str, missing: str) -> dict[str, An
         "created_at": created_at,
         "metadata": config.metadata,
         "max_steps": config.max_steps,
-        "envs": [env.name for env in config.train.env],
+        "envs": config.envs,
         "model": config.model.name,
         "step": 0,
         "attempt": 1,
@@ -235,6 +239,25 @@ async def _verdict(
     return verdict
 
 
+async def _require_before(services: Services, start: Start) -> None:
+    """Raises 422 if the run that this one is to begin after is not known; a run that begins with a
+    checkpoint may be older than what it once waited for.
+    """
+    before = start.config.after
+    if before is None or start.source is not None:
+        return
+    try:
+        await services.execution(before)
+    except ApiProblem as error:
+        if error.document.status != 404:
+            raise
+        text = f"there is no run {before!r} to begin after; GET /v1/runs lists all"
+        pointer = start.place("/after")
+        raise invalid_config(
+            [FieldError(pointer=pointer, key="after", value=before, message=text)]
+        ) from None
+
+
 async def planned(services: Services, start: Start, *, preflight: bool) -> ResolvedConfig:
     """The plan of a run; starts nothing. With `preflight` workers check what only they can see.
 
@@ -243,6 +266,7 @@ async def planned(services: Services, start: Start, *, preflight: bool) -> Resol
     """
     await asyncio.to_thread(services.records.require_space, services.settings.min_free_bytes)
     document = await services.aside(lambda: admitted(services, start.config, start.place))
+    await _require_before(services, start)
     unchecked: str | None = "the preflight was left out"
     verdict = CheckResult()
     if preflight:
@@ -295,6 +319,7 @@ async def launch(services: Services, start: Start, caller: Caller, once: Once | 
     config, source = start.config, start.source
     await asyncio.to_thread(records.require_space, settings.min_free_bytes)
     document = await services.aside(lambda: admitted(services, config, start.place))
+    await _require_before(services, start)
     run_id = f"{config.name}-{secrets.token_hex(3)}"
     missing = a_worker_on([settings.queues.orchestrator])
     verdict: CheckResult | None = None

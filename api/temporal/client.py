@@ -98,6 +98,8 @@ def a_worker_on(queues: list[str]) -> str:
 
 
 def _length(max_steps: int | None) -> str:
+    if max_steps == 0:
+        return "evaluation"
     return "until it is stopped" if max_steps is None else f"{max_steps} steps"
 
 
@@ -114,7 +116,8 @@ def details_of(run_id: str, memo: dict[str, Any]) -> str:
     """
     pairs = [f"- {key}: {value}" for key, value in memo["metadata"].items()]
     lines = [
-        f"**{memo['name']}** trains `{memo['model']}` on {', '.join(memo['envs'])}: "
+        f"**{memo['name']}** {'evaluates' if memo['max_steps'] == 0 else 'trains'} "
+        f"`{memo['model']}` on {', '.join(memo['envs'])}: "
         f"{_length(memo['max_steps'])}.",
         *([f"Attempt {memo['attempt']}."] if memo["attempt"] > 1 else []),
         *(["", *pairs] if pairs else []),

@@ -198,10 +198,11 @@ def interleave(epochs: list[EvalEpoch], cursors: dict[str, int]) -> Iterator[Gro
 
 def fired_evals(config: RunConfig, step: int) -> list[str]:
     """Names of the eval envs that are due at `step`: all at step 0, then each at its interval, and
-    all at the last step, unless the config says otherwise.
+    all at the last step, unless the config says otherwise. An evaluation has them all, once.
     """
     if step == 0:
-        return [] if config.eval.skip_first_step else [env.name for env in config.eval.env]
+        skips = config.eval.skip_first_step and config.trains
+        return [] if skips else [env.name for env in config.eval.env]
     last = step == config.max_steps and config.eval.at_end
     return [
         env.name for env in config.eval.env if last or step % config.eval_interval(env.name) == 0

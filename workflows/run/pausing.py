@@ -94,7 +94,8 @@ class Pausing:
             self._drained_within,
             progress=lambda: state.train.delivered + state.evals.rollouts,
         )
-        if failure is None or self._trainer.stands_at(state.steps.step):
+        saved = self._trainer.is_saved
+        if not saved and (failure is None or self._trainer.stands_at(state.steps.step)):
             await self._checkpoint()
         await self._log.perform("servers to end", self._servers.put_away(), START_AT_MOST)
         self._fleet.forgive()

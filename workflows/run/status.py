@@ -242,7 +242,7 @@ class RunLog:
             SearchAttributePair(STATUS, shown_status(self._state)),
             SearchAttributePair(STEP, self.before.get("step", steps.step)),
             SearchAttributePair(VERSION, max(steps.version, 0)),
-            SearchAttributePair(ENV, self._config.train.env[0].name),
+            SearchAttributePair(ENV, self._config.envs[0]),
         ]
         if steps.reward is not None:
             pairs.append(SearchAttributePair(REWARD, steps.reward))
@@ -288,7 +288,7 @@ def memo(
         "finished_at": life.finished_at or None,
         "step": steps.step,
         "max_steps": config.max_steps,
-        "envs": [env.name for env in config.train.env],
+        "envs": config.envs,
         "model": config.model.name,
         "policy_version": steps.version,
         "policy": state.servers.policy_origin,
@@ -358,16 +358,18 @@ def details(config: RunConfig, state: RunState, waiting: Waiting | None, notes: 
     reward = "–" if steps.reward is None else f"{steps.reward:.3f}"
     collected = sum(group.survivors for group in state.train.ready)
     wanted = config.train.batch_size or f"{config.train.token_batch_size} tokens"
-    lines = [
-        f"{' + '.join(env.name for env in config.train.env)} · {config.model.name}",
-        "",
-        f"**{shown_status(state)}** · step {steps.step}"
-        f"{'' if config.max_steps is None else f' of {config.max_steps}'} · "
-        f"policy v{max(steps.version, 0)} · reward {reward}",
-        "",
-        f"- rollouts waiting for a batch: {collected} of {wanted}",
-        f"- last checkpoint: {f'step {checkpoint.step}' if checkpoint else 'none yet'}",
-    ]
+    lines = [f"{' + '.join(config.envs)} · {config.model.name}", ""]
+    if config.trains:
+        lines += [
+            f"**{shown_status(state)}** · step {steps.step}"
+            f"{'' if config.max_steps is None else f' of {config.max_steps}'} · "
+            f"policy v{max(steps.version, 0)} · reward {reward}",
+            "",
+            f"- rollouts waiting for a batch: {collected} of {wanted}",
+            f"- last checkpoint: {f'step {checkpoint.step}' if checkpoint else 'none yet'}",
+        ]
+    else:
+        lines += [f"**{shown_status(state)}** · evaluation", ""]
     if steps.alarm:
         lines.append(f"- **drift**: {steps.alarm}")
     for env, result in state.evals.last.items():

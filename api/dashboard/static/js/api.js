@@ -97,6 +97,8 @@ export const api = {
 	metrics: (id, { keys, after = -1, until, points, limit = 10000 }, signal) =>
 		get(`${run(id)}/metrics`, { after_step: after, until_step: until, keys: keys?.join(","), points, limit }, signal),
 	evals: (id, signal) => get(`${run(id)}/evals`, {}, signal),
+	/** The last evals of a run against those of another. */
+	compareEvals: (id, to, signal) => get(`${run(id)}/evals/comparison`, { to }, signal),
 	gauges: (id, params, signal) => get(`${run(id)}/gauges`, params, signal),
 	events: (id, params, signal) => get(`${run(id)}/events`, params, signal),
 	checkpoints: (id, signal) => get(`${run(id)}/checkpoints`, {}, signal),

@@ -10,10 +10,12 @@ export function show(root, { params }) {
 	const ids = [...new Set((params.get("runs") ?? "").split(",").filter(Boolean))].slice(0, 8);
 	const heads = h("div", { class: "compared" });
 	const place = h("section", {});
+	const evals = h("section", {});
 	const differences = h("section", {}, loading());
+	const stop = new AbortController();
 	let metrics = null;
 	let live = null;
-	root.append(h("div", { class: "head" }, h("h1", {}, "Compare")), heads, place, h("h2", {}, "Config differences"), differences);
+	root.append(h("div", { class: "head" }, h("h1", {}, "Compare")), heads, evals, place, h("h2", {}, "Config differences"), differences);
 
 	const paint = (runs) =>
 		fill(heads, runs.map(({ run }, i) => h("a", { class: "chip", href: pageOf(run.id), vars: { "--c": `var(--series-${i % 8})` } }, h("i", { class: "d0" }), run.id, badge(run.status), h("b", {}, num(run.reward)))));
@@ -27,12 +29,14 @@ export function show(root, { params }) {
 				return;
 			}
 			paint(runs);
+			const judge = async () => (await import("./versus.js")).versus(evals, runs.map((run) => run.id), stop.signal);
+			judge();
 			metrics = new Metrics(place, runs);
 			metrics.load();
 			live = keepUp(runs[0].id, async () => {
 				await Promise.all(runs.map((run) => run.loadRun()));
 				paint(runs);
-				await metrics.update();
+				await Promise.all([metrics.update(), judge()]);
 				return runs.every(({ run }) => run.finished_at) ? runs[0].run : { status: "running" };
 			});
 			fill(differences, await diff(runs.map((run) => run.id)).catch(trouble));
@@ -44,6 +48,7 @@ export function show(root, { params }) {
 	return {
 		destroy() {
 			live?.stop();
+			stop.abort();
 			metrics?.destroy();
 		},
 	};

@@ -2,6 +2,7 @@
 
 import { h, table } from "./dom.js";
 import { count, num } from "./format.js";
+import { within } from "./versus.js";
 
 /** The value of ascending `xs`, `ys` at `x`, between neighbours; null outside, and in a gap. */
 function at(xs, ys, x, from) {
@@ -78,7 +79,8 @@ export function evalsTable(runs) {
 	if (!found.length) return null;
 	found.sort(([, a], [, b]) => (b.step ?? 0) - (a.step ?? 0)).splice(MOST_EVALS);
 	const rows = found.map(([run, e]) => {
-		const average = Object.entries(e.metrics ?? {}).filter(([name]) => /^(avg|pass)@/.test(name)).map(([name, value]) => `${name} ${num(value)}`);
+		const bounded = (name) => within({ mean: e.metrics[name], low: e.metrics[`${name}/low`] ?? null, high: e.metrics[`${name}/high`] ?? null });
+		const average = Object.keys(e.metrics ?? {}).filter((name) => /^(avg|pass)@\d+$/.test(name)).map((name) => `${name} ${bounded(name)}`);
 		const cells = [count(e.step), e.env, num(e.reward_mean), average.join(", "), num(e.rollouts), e.errored ? h("span", { class: "wrong", title: e.error ?? "" }, num(e.errored)) : "0", e.versions ? [...new Set(e.versions)].map((v) => `v${v}`).join("–") : "–"];
 		return h("tr", {}, many && h("td", {}, run.id), cells.map((value) => h("td", {}, e.problem && value === "–" ? e.problem : value)));
 	});

@@ -32,6 +32,7 @@ export class Metrics {
 		this.damage = h("p", { class: "wrong", role: "status" });
 		const evals = this.#section("Evals", this.evals).element;
 		evals.open = false;
+		this.evalsFold = evals;
 		fill(root, this.#toolbar(), this.said, this.state, this.damage, [...this.sections.values()].map((section) => section.element), evals);
 		this.panels = [...PANELS, ...this.picked.map(panelOf)];
 		this.panels.forEach((panel) => this.#addChart(panel));
@@ -289,6 +290,11 @@ export class Metrics {
 		const many = this.runs.length > 1;
 		fill(this.damage, this.runs.map(({ id, damage }) => damage && `${many ? `${id}: ` : ""}${damage} `));
 		this.#fold();
+		if (this.evalsFold && this.runs.every(({ run }) => run)) {
+			// An evaluation has nothing else to show; after that it is the reader's.
+			this.evalsFold.open ||= this.runs.every(({ run }) => run.kind === "eval");
+			this.evalsFold = null;
+		}
 		fill(this.evals, evalsTable?.(this.runs) ?? h("p", { class: "sub" }, this.loaded ? "No evals yet." : "Loading…"));
 		for (const chart of this.charts) {
 			const series = this.group.value && pooled ? this.#grouped(chart.panel) : this.runs.flatMap((run, r) => {

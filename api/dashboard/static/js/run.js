@@ -29,17 +29,20 @@ function facts(run) {
 	const till = unix(run.finished_at) ?? Date.now() / 1000;
 	const flying = run.progress ? run.progress.rollouts_inflight_train + run.progress.rollouts_inflight_eval : null;
 	const restarts = Object.entries(run.restarts).filter(([, n]) => n > 0);
-	return [
+	const trained = [
 		fact("Step", count(run.step), run.max_steps ? `of ${count(run.max_steps)}` : "until it is stopped"),
 		fact("Reward", num(run.reward)),
+	];
+	return [
+		...(run.kind === "eval" ? [fact("Evaluates", run.model)] : trained),
 		...Object.entries(run.eval).map(([env, e]) => fact(`Eval ${env}`, num(e.reward), `step ${count(e.step)}${e.failed ? `, ${e.failed} of ${e.of} failed: ${e.error}` : ""}`)),
 		fact("Policy", run.policy_version === null ? "–" : `v${run.policy_version}`),
 		fact("In flight", num(flying), run.progress?.permits ? `of ${run.progress.permits}` : ""),
 		fact("Sampled", run.progress ? num(run.progress.tokens_per_s) : "–", run.progress ? "tokens/s" : ""),
-		fact("Checkpoint", run.checkpoint ? `step ${count(run.checkpoint.step)}` : "–"),
+		run.kind === "train" && fact("Checkpoint", run.checkpoint ? `step ${count(run.checkpoint.step)}` : "–"),
 		fact("Restarts", restarts.length ? restarts.map(([role, n]) => `${role} ${n}`).join(", ") : "0"),
 		fact(ended(run) ? "Took" : "Runs for", duration(till - began)),
-	];
+	].filter(Boolean);
 }
 
 export function show(root, asked) {

@@ -96,7 +96,7 @@ export function show(root, { params }) {
 		fill(entry.about, [run.envs.join(" + "), run.model].filter(Boolean).join(" · "));
 		fill(state, badge(run.status), h("div", { class: run.error ? "sub why" : "sub" }, waitingText(run)));
 		const share = run.max_steps ? run.step / run.max_steps : 0;
-		fill(steps, h("div", {}, count(run.step), run.max_steps ? h("span", { class: "sub" }, ` / ${count(run.max_steps)}`) : null), run.max_steps ? h("progress", { max: 1, value: Math.min(1, share), "aria-label": `Steps of ${run.id}` }) : null);
+		fill(steps, h("div", {}, run.kind === "eval" ? "eval" : count(run.step), run.max_steps ? h("span", { class: "sub" }, ` / ${count(run.max_steps)}`) : null), run.max_steps ? h("progress", { max: 1, value: Math.min(1, share), "aria-label": `Steps of ${run.id}` }) : null);
 		reward.className = evals.className = "n";
 		fill(reward, num(run.reward));
 		fill(evals, Object.entries(run.eval).map(([env, e]) => h("div", { title: env }, num(e.reward))));

@@ -159,5 +159,6 @@ async def test_what_was_given_up_is_no_error_of_an_eval(tmp_path: Path) -> None:
     record, result = await _eval(tmp_path, [[_document(1.0), _document(0.0)], [boom, lost]], [2])
     assert (record["rollouts"], record["errored"], record["cancelled"]) == (6, 1, 3)
     assert (record["valid_rate"], record["reward_mean"]) == (2 / 6, 0.5)
+    assert record["rewards"] == [[1.0, 0.0], [], []], "by example, of those that have one"
     assert record["metrics"]["errored_count"] == 1 and record["metrics"]["cancelled_count"] == 3
     assert (result.cancelled, result.alike) == (3, False)

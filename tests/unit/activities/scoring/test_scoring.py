@@ -1,4 +1,4 @@
-"""pass@k and metrics against golden numbers."""
+"""Metrics of evals and batches against golden numbers."""
 
 from dataclasses import replace
 
@@ -11,28 +11,6 @@ from ratchet.activities.scoring import batches, evals
 from ratchet.activities.scoring.batches import BatchGroup, BatchRollout
 from ratchet.activities.scoring.evals import EvalRollout
 from ratchet.activities.scoring.filters import Verdict
-
-
-@pytest.mark.parametrize(
-    ("k", "expected"), [(1, 0.375), (2, 0.6428571429), (4, 0.9285714286), (8, 1.0)]
-)
-def test_pass_at_k_golden(k: int, expected: float) -> None:
-    """n = 8 attempts, c = 3 correct."""
-    assert evals.pass_at_k(8, 3, k) == pytest.approx(expected)
-
-
-@given(st.integers(1, 30), st.data())
-def test_pass_at_k_grows_with_k(attempts: int, data: st.DataObject) -> None:
-    correct = data.draw(st.integers(0, attempts))
-    rates = [evals.pass_at_k(attempts, correct, k) for k in range(1, attempts + 1)]
-    assert rates == sorted(rates)
-    assert rates[0] == pytest.approx(correct / attempts)
-    assert rates[-1] == float(correct > 0)
-
-
-def test_pass_at_k_refuses_nonsense() -> None:
-    with pytest.raises(ValueError, match="undefined"):
-        evals.pass_at_k(2, 3, 1)
 
 
 def _rollout(example: str, reward: float, tokens: int = 4) -> EvalRollout:
@@ -57,6 +35,18 @@ def test_eval_summary() -> None:
         "cancelled_count": 1.0,
         "valid_rate": 0.0,
     }
+
+
+def test_an_eval_of_enough_examples_has_intervals() -> None:
+    rollouts = [
+        _rollout(str(n), reward) for n in range(8) for reward in (float(n % 2), float(n > 5))
+    ]
+    metrics = evals.summarize(rollouts, 0, 0, 2)
+    for name in ("avg@2", "pass@1", "pass@2"):
+        assert 0 <= metrics[f"{name}/low"] < metrics[name] < metrics[f"{name}/high"] <= 1
+    assert metrics["avg@2/low"] == pytest.approx(metrics["pass@1/low"]), "the same, by example"
+    few = evals.summarize(rollouts[:8], 0, 0, 2)
+    assert "avg@2" in few and not any(name.endswith(("/low", "/high")) for name in few)
 
 
 def _member(reward: float, advantage: float | None, seq_len: int = 10) -> BatchRollout:

@@ -83,6 +83,16 @@ def test_what_is_told_to_help_helps(free: int) -> None:
     assert all(float(size) <= free for size in re.findall(r"\((\d+\.\d) GiB\)", text))
 
 
+def test_an_evaluation_keeps_one_version_and_needs_no_trainer(tmp_path: Path) -> None:
+    run = run_of({"train": {"env": []}, "eval": {"env": [{"id": "e"}]}}, max_steps=0)
+    shape = shape_of(run, ArtifactStore(str(tmp_path)))
+    assert shape is not None
+    found = estimates(run, shape)
+    assert found.keys() == {"engine memory", "disk"}
+    parts = found["disk"]
+    assert parts["checkpoints"] == 0 and parts["being written"] == 2 * parts["versions"]
+
+
 def test_checkpoint_bytes_follow_the_optimizer() -> None:
     optim = run_of().trainer.optim
     assert checkpoint_bytes(10, optim) == 120

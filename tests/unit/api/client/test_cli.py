@@ -365,7 +365,7 @@ def test_engines_and_workers_are_a_line_each() -> None:
 @on_server
 async def test_refusals_are_readable_and_have_their_status(served: Served, tmp_path: Path) -> None:
     async with serving(served) as address:
-        async with config_file(tmp_path, "cli", max_steps=0) as path:
+        async with config_file(tmp_path, "cli", max_steps=-1) as path:
             wrong = await ratchet(address, "runs", "create", path, "train.batchsize=3")
         assert wrong.status == 1
         assert f"The run config {path} cannot be used" in wrong.err

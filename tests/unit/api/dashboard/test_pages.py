@@ -19,6 +19,7 @@ from ratchet.api.app import create_app
 from tests.e2e.browsing import browsing, reading
 from tests.unit.api.client.support import make_steps
 from tests.unit.api.conftest import Served, connection, eventually, listening
+from tests.unit.api.routes.test_evals import ALONE, ENV, OFTEN, SELDOM, put
 from tests.unit.api.routes.test_rollouts import group
 from tests.unit.api.store.test_curves import damage, record
 
@@ -257,6 +258,36 @@ async def test_panels_are_found_added_and_taken_away(served: Served) -> None:
         assert [high - low for low, high in zip(mean["low"], mean["high"], strict=True)] == [
             pytest.approx(2 * spread) for spread in (2**0.5, 1.5 * 2**0.5, 8**0.5)
         ]
+        assert reader.complaints == []
+
+
+async def test_two_evaluations_are_compared_by_example(served: Served) -> None:
+    other, this = [(await served.start("judged", **ALONE))["id"] for _ in range(2)]
+    for run, rewards in ((other, SELDOM), (this, OFTEN)):
+        await served.until(run, status="running")
+        put(served.store, run, rewards)
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/"), instruments=True) as reader,
+    ):
+        page = reader.page
+        await reader.open(f"#/compare?runs={other},{this}", '="all"')
+        row = page.get_by_role("region", name="Evals on the same examples").locator("tbody tr")
+        for text in (ENV, this, "avg@2", "0.700 [", "0.350 [", "better", "7 / 0 / 3"):
+            await expect(row).to_contain_text(text)
+        await page.get_by_text(f"{ENV}: examples of {this} and {other} that differ").click()
+        link = page.get_by_role("region", name=f"Examples that differ in {ENV}").locator("a").first
+        where = f"#/runs/{this}/rollouts?kind=eval&r=eval%3A0-0%3A{ENV}%3A0%3A0"
+        await expect(link).to_have_attribute("href", where)
+        assert await reader.serious() == []
+        await reader.open(f"#/runs/{this}", '="all"')
+        await expect(page.locator(".facts")).to_contain_text("Evaluates")
+        await appears(page, "avg@2 0.700 [")
+        await reader.open("#/runs", '="runs"')
+        listed = page.locator("tr", has=page.get_by_role("link", name=this))
+        await expect(listed.locator("td").nth(3)).to_have_text("eval")
         assert reader.complaints == []
 
 

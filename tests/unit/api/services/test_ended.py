@@ -15,7 +15,7 @@ from ratchet.api.services import ended
 from ratchet.api.services.ended import forgotten, keep_ended
 from ratchet.api.store.records import Records
 from tests.unit.api.conftest import Served, asgi, connection, eventually, put_checkpoint
-from tests.unit.api.leaving import leave
+from tests.unit.api.leaving import leave, put_eval
 from tests.unit.api.routes.test_create import problem
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -113,6 +113,22 @@ async def test_of_a_run_whose_end_nobody_kept_the_store_says_what_it_left(tmp_pa
     assert half.memo["metadata"] == {"owner": "ana"}
     for run_id in ("never-began", "nobody"):
         assert forgotten(records, run_id) is None
+
+
+async def test_an_evaluation_is_done_with_a_result_of_each_env(tmp_path: Path) -> None:
+    store = ArtifactStore(f"file://{tmp_path}")
+    envs = {"env": [{"id": "reverse-text"}, {"id": "guess"}]}
+    for run_id, results in (("all", 2), ("some", 1), ("none", 0)):
+        leave(store, run_id, max_steps=0, train={"env": []}, eval=envs)
+        for env in envs["env"][:results]:
+            put_eval(store, run_id, env["id"], 0, 0.5)
+    records = Records(store)
+    found = {run_id: forgotten(records, run_id) for run_id in ("all", "some", "none")}
+    assert [run and (run.state, run.memo["step"]) for run in found.values()] == [
+        ("completed", 0),
+        ("forgotten", 0),
+        None,
+    ]
 
 
 async def test_it_is_failed_and_says_that_nothing_says_how(served: Served) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ratchet.api.client import printing
-from ratchet.api.schemas.run import Links, Run
+from ratchet.api.schemas.run import Links, Run, WaitingFor
 from ratchet.api.services.health import judged
 from ratchet.api.store.curves import Table
 
@@ -58,6 +58,12 @@ def test_what_is_the_matter_comes_with_what_to_do() -> None:
     assert rows["lately"] == (
         "5 s a step, 2 min 30 s left, errors 10 %, the trainer waits for rollouts 60 % of the time"
     )
+
+
+def test_an_evaluation_is_healthy_without_a_step() -> None:
+    waits = {"name": "2 evals to finish", "since": None}
+    assert judged(run_of(step=0, max_steps=0), table(0)).verdict == "healthy"
+    assert judged(run_of(step=0, waiting_for=WaitingFor(**waits)), table(0)).verdict == "waiting"
 
 
 def test_worth_knowing_is_not_yet_unhealthy() -> None:

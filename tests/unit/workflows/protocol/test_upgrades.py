@@ -132,6 +132,7 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
         "when_all_fail": "continue",
         "monitor": {"heartbeat_url": None},
         "log": {"interval": 10.0},
+        "after": None,
     }
     assert {key: config[key] for key in added} == added
     config = {key: value for key, value in config.items() if key not in added}

@@ -69,6 +69,15 @@ def test_env_with_an_address_is_connected_to_and_not_started() -> None:
     assert [(h.name, h.managed) for h in fleet.of("env")] == [("a", False), ("b", True)]
 
 
+def test_an_evaluation_has_engines_and_eval_envs_alone() -> None:
+    made = config(max_steps=0, train={"env": []}, eval={"env": [{"id": "a"}, {"id": "b"}]})
+    assert [(h.role, h.name) for h in hosts_of(made)] == [
+        ("engine", "engine-0"),
+        ("env", "a"),
+        ("env", "b"),
+    ]
+
+
 def test_train_and_eval_that_differ_get_a_server_each() -> None:
     """Of one env; what differs is what a server is started by."""
     train = [{"id": "a", "args": {"n": 1}}, {"id": "b"}, {"id": "c", "path": "/c"}]

@@ -97,6 +97,10 @@ def test_evals_fire_at_start_at_their_interval_and_at_the_end() -> None:
     assert [step for step in range(11) if fired_evals(endless, step)] == [0, 4, 8]
     skipping = config(eval={"env": [{"id": "a", "interval": 5}], "skip_first_step": True})
     assert [step for step in range(11) if fired_evals(skipping, step)] == [5, 10]
+    alone = config(max_steps=0, train={"env": []}, eval={"env": [{"id": "a"}]})
+    assert fired_evals(alone, 0) == ["a"]
+    both = {"env": [{"id": "a"}, {"id": "b"}], "skip_first_step": True}
+    assert fired_evals(config(max_steps=0, train={"env": []}, eval=both), 0) == ["a", "b"]
 
 
 @given(ratios=st.lists(st.floats(0.05, 20), min_size=1, max_size=5))
