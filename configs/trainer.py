@@ -217,7 +217,16 @@ class TrainerConfig(Section):
     """The trainer process. Weights, the optimizer's state and gradients are float32 throughout."""
 
     backend: Literal["torch"] = Field(
-        default="torch", description="The trainer's backend. 'torch': one process."
+        default="torch",
+        description="The trainer's backend. 'torch': one process, or `ranks` of them.",
+    )
+    ranks: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that make one trainer: weights, gradients and moments are sharded "
+        "over them (FSDP2), each has a GPU to itself, or its share of the cores, and trains its "
+        "part of every batch. A run's bits depend on it; its checkpoints load at any number.",
     )
     compute_dtype: Dtype = Field(
         default="float32",
@@ -255,7 +264,10 @@ class TrainerConfig(Section):
         "pass: much less memory for activations, about a third more time, the same bits.",
     )
     threads: int | None = Field(
-        default=None, ge=1, description="CPU threads; none: torch's own choice."
+        default=None,
+        ge=1,
+        description="CPU threads, of each rank where there are several; none: torch's own "
+        "choice, or of several ranks the cores shared out among them.",
     )
     deterministic: bool = Field(
         default=False,

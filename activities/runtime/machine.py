@@ -37,11 +37,16 @@ def cpu_torch() -> bool:
     return "+cpu" in importlib.metadata.version("torch")
 
 
-def gpu_memory() -> int | None:
-    """Bytes of the smallest GPU; None on a machine whose driver shows none."""
+def gpus() -> list[int]:
+    """Bytes of each GPU that the driver shows."""
     if shutil.which("nvidia-smi") is None:
-        return None
+        return []
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     reply = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
     sizes = [int(line) for line in reply.stdout.split() if line.isdigit()]
-    return min(sizes) * MIB if reply.returncode == 0 and sizes else None
+    return [size * MIB for size in sizes] if reply.returncode == 0 else []
+
+
+def gpu_memory() -> int | None:
+    """Bytes of the smallest GPU; None on a machine whose driver shows none."""
+    return min(gpus(), default=None)

@@ -22,11 +22,19 @@ folder of its own, since engines load every safetensors file that lies beside a 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+OPTIMIZER_FOLDER = "optimizer"
+"""Of a checkpoint by several ranks: what `OPTIMIZER_FILE` holds, in parts that each of them wrote.
+"""
 ADAPTER_FILE = f"{ADAPTER_FOLDER}/{ADAPTER_WEIGHTS}"
 NOT_WEIGHTS = (OPTIMIZER_FILE, TRAINER_FILE, RUN_STATE_FILE)
 """Files of a checkpoint that its exported weights do not have."""
 NOT_MODEL = (*NOT_WEIGHTS, POLICY_FILE, CANARY_FILE, FINGERPRINTS_FILE)
 """Files of weights or a checkpoint that are not part of a model in Hugging Face layout."""
+
+
+def is_trainer_state(name: str) -> bool:
+    """Whether a file is one that a checkpoint has and exported weights do not."""
+    return name in NOT_WEIGHTS or name.startswith(f"{OPTIMIZER_FOLDER}/")
 
 
 RUNS = "runs"

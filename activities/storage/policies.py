@@ -97,7 +97,8 @@ def find(store: ArtifactStore, run_id: str, step: int) -> Held:
 
 def in_model(name: str) -> bool:
     """Whether a file of weights or a checkpoint is part of a model in Hugging Face layout."""
-    return name not in keys.NOT_MODEL and not name.startswith(f"{keys.ADAPTER_FOLDER}/")
+    beside = name in keys.NOT_MODEL or keys.is_trainer_state(name)
+    return not beside and not name.startswith(f"{keys.ADAPTER_FOLDER}/")
 
 
 def model_of(store: ArtifactStore, held: Held, ref: ArtifactRef) -> ArtifactRef:

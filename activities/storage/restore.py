@@ -273,7 +273,8 @@ class _Adoption:
         run_id, (source, step) = self.input.run_id, (self.candidate.source, self.candidate.step)
         checkpoint = self._copied(ref, keys.checkpoint(run_id, step))
         merged = _merged_weights(self.store, run_id, self.candidate, ref)
-        left_out = keys.NOT_WEIGHTS if merged is None else ()
+        files = self.store.manifest(ref)
+        left_out = [name for name in files if merged is None and keys.is_trainer_state(name)]
         weights = self._copied(merged or ref, keys.weights(run_id, step), without=left_out)
         first = self.store.committed(keys.weights(source, 0))
         if first is not None:

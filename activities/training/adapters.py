@@ -31,6 +31,7 @@ from ratchet.activities.runtime.children import (
     module_command,
 )
 from ratchet.activities.storage.keys import ADAPTER_CONFIG, ADAPTER_WEIGHTS, FINGERPRINTS_FILE
+from ratchet.activities.training.ranks import ALONE, Ranks, whole
 from ratchet.configs.model import ModelConfig
 from ratchet.configs.trainer import ALL_LINEAR, LoraConfig
 
@@ -73,9 +74,18 @@ def adapt(model: Any, lora: LoraConfig, base: ModelConfig) -> Any:
     return handle
 
 
-def write(handle: Any, folder: Path) -> None:
-    """Writes the adapter to `folder`, as peft does, which loads it on the base."""
+def write(handle: Any, folder: Path, ranks: Ranks = ALONE) -> None:
+    """Writes the adapter to `folder`, as peft does, which loads it on the base. Several ranks call
+    it alike; it is small, and gathered on each of them.
+    """
     from peft import get_peft_model_state_dict
+
+    tensors = get_peft_model_state_dict(handle, save_embedding_layers=False)
+    kept = {name: whole(tensor.detach()).cpu().contiguous() for name, tensor in tensors.items()}
+    ranks.at_first_do(lambda: _write(handle, kept, folder))
+
+
+def _write(handle: Any, tensors: Mapping[str, Any], folder: Path) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,9 +93,7 @@ def write(handle: Any, folder: Path) -> None:
     # peft keeps names as sets, whose order changes from process to process.
     plain = {key: sorted(v) if isinstance(v, set) else v for key, v in about.items()}
     (folder / ADAPTER_CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True))
-    tensors = get_peft_model_state_dict(handle, save_embedding_layers=False)
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(kept, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    save_file(dict(tensors), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
 def read(handle: Any, folder: Path) -> None:
@@ -143,6 +151,45 @@ def merged(model: Any) -> Iterator[None]:
             weight.data = data
         for name, module in adapted.items():
             model.set_submodule(name, module)
+
+
+@contextlib.contextmanager
+def merged_rows(model: Any, ranks: Ranks) -> Iterator[None]:
+    """Within it the model, which is sharded over ranks, computes with merged weights, of which each
+    rank makes its own rows. They take memory beside those of the base.
+    """
+    import torch
+    from peft.tuners.lora import LoraLayer
+
+    bases: list[tuple[Any, Any, Any]] = []
+    try:
+        for layer in [m for m in model.modules() if isinstance(m, LoraLayer)]:
+            factors = (whole(part[NAME].weight.detach()) for part in (layer.lora_B, layer.lora_A))
+            with torch.no_grad():
+                rows = layer.get_base_layer().weight.to_local()
+                bases.append((layer, rows, rows.clone()))
+                product = torch.matmul(*factors)
+                delta = (product.T if layer.fan_in_fan_out else product) * layer.scaling[NAME]
+                own = torch.chunk(delta, ranks.count)[ranks.rank : ranks.rank + 1]
+                for part in own:
+                    rows += part
+            layer.merged_adapters.append(NAME)
+        yield
+    finally:
+        for layer, rows, before in bases:
+            rows.copy_(before)
+            layer.merged_adapters.clear()
+
+
+def plain_state(model: Any) -> dict[str, Any]:
+    """The tensors of a model, of an adapted one by the names that they have without its adapter."""
+    own = {}
+    for name, tensor in model.state_dict().items():
+        if ".lora_" in name or ".original_module." in name:
+            continue
+        plain = name.replace(".base_layer.", ".").replace(f".modules_to_save.{NAME}.", ".")
+        own[plain] = tensor
+    return own
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ Invariants:
 - The micro-batches of a batch are a pure function of the samples and the settings. Another split
   gives other bits in the gradient, so the split is part of what makes a step reproducible.
 - Every per-token list of a sample is cut alike, and nothing is renormalised after a cut.
-- Every sample appears exactly once.
+- Every sample appears exactly once, with one of the workers.
 
 A padded micro-batch has one sample per row. A packed one has a single row in which the samples
 lie end to end; `positions` start at 0 with each of them.
@@ -131,42 +131,34 @@ def prepared(samples: Sequence[Sample], seq_len: int) -> list[Sample]:
 
 
 def micro_batches(
-    samples: Sequence[Sample], seq_len: int, max_tokens: int, *, packing: bool = False
-) -> Iterator[MicroBatch]:
-    """Micro-batches of a batch for one worker, in a fixed order.
-
-    `max_tokens` is the most padded tokens of a micro-batch, or the size of a bin. Raises
-    ValueError for samples that cannot be trained.
-    """
-    short = prepared(samples, seq_len)
-    lengths = [len(sample.token_ids) for sample in short]
-    if packing:
-        for slot in grid(lengths, max_tokens)[0] if short else ():
-            yield pack(slot.indices, [short[index] for index in slot.indices])
-        return
-    for chosen in plan(lengths, max_tokens):
-        yield _collate(chosen, [short[index] for index in chosen])
-
-
-def worker_micro_batches(
     samples: Sequence[Sample],
     seq_len: int,
     max_tokens: int,
-    workers: int,
+    *,
+    packing: bool = False,
+    worker: int = 0,
+    workers: int = 1,
     cost: Cost = TOKENS,
     pad_to_multiple_of: int = 1,
-) -> list[list[MicroBatch]]:
-    """Packed micro-batches of each of several workers, equally many; some may be dummies."""
+) -> Iterator[MicroBatch]:
+    """Micro-batches of a batch for one of `workers`, in a fixed order; some may be dummies, so that
+    each worker has as many. `cost` is what is shared out evenly.
+
+    `max_tokens` is the most padded tokens of a micro-batch, or the size of a bin, which is padded
+    to a multiple of `pad_to_multiple_of`. Raises ValueError for samples that cannot be trained.
+    """
     short = prepared(samples, seq_len)
+    if not short:
+        return
     lengths = [len(sample.token_ids) for sample in short]
-    result = []
-    for slots in grid(lengths, max_tokens, workers, cost):
-        own = []
-        for slot in slots:
-            batch = pack(slot.indices, [short[index] for index in slot.indices], pad_to_multiple_of)
-            own.append(dummy(batch) if slot.dummy else batch)
-        result.append(own)
-    return result
+    bins = None if packing else plan(lengths, max_tokens)
+    for slot in grid(lengths, max_tokens, workers, cost, bins=bins)[worker]:
+        chosen = [short[index] for index in slot.indices]
+        if packing:
+            batch = pack(slot.indices, chosen, pad_to_multiple_of)
+        else:
+            batch = _collate(slot.indices, chosen)
+        yield dummy(batch) if slot.dummy else batch
 
 
 def _counts(sample: Sample, seq_len: int | None = None) -> MemberCounts:
@@ -285,14 +277,16 @@ def pack(indices: list[int], samples: list[Sample], pad_to_multiple_of: int = 1)
 
 
 def dummy(batch: MicroBatch) -> MicroBatch:
-    """The same forward pass without a member of any component."""
+    """The same forward pass without a sample, or a member of any component."""
     import torch
 
     return replace(
         batch,
+        indices=[],
         loss_mask=torch.zeros_like(batch.loss_mask),
         advantages=torch.zeros_like(batch.advantages),
         rl_weights=None,
         ce_weights=None,
         ref_kl_weights=None,
+        ref_logprobs=None,
     )

@@ -31,7 +31,7 @@ class Difference:
 
 def first_difference(ours: Path, theirs: Path, pattern: str) -> Difference | None:
     """Compares what the safetensors files of `pattern` hold in both folders, however it is spread
-    over them; None if it is the same.
+    over them; None if it is the same. Rows of one tensor may lie in several files, in their order.
     """
     mine, other = _places(ours, pattern), _places(theirs, pattern)
     for name in sorted(mine.keys() | other.keys()):
@@ -43,22 +43,26 @@ def first_difference(ours: Path, theirs: Path, pattern: str) -> Difference | Non
     return None
 
 
-def _places(folder: Path, pattern: str) -> dict[str, Path]:
+def _places(folder: Path, pattern: str) -> dict[str, list[Path]]:
     from safetensors import safe_open
 
-    places: dict[str, Path] = {}
+    places: dict[str, list[Path]] = {}
     for file in sorted(folder.glob(pattern)):
         with safe_open(file, framework="pt") as tensors:
-            places |= dict.fromkeys(tensors.keys(), file)
+            for name in tensors.keys():  # noqa: SIM118
+                places.setdefault(name, []).append(file)
     return places
 
 
-def _read(file: Path, name: str) -> Tensor:
+def _read(files: list[Path], name: str) -> Tensor:
+    import torch
     from safetensors import safe_open
 
-    with safe_open(file, framework="pt") as tensors:
-        tensor: Tensor = tensors.get_tensor(name)
-    return tensor
+    parts: list[Tensor] = []
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            parts.append(tensors.get_tensor(name))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

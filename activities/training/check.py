@@ -25,6 +25,7 @@ from ratchet.configs.model import DEFAULT_POLICY, HUB_NAME, SMOLLM2, version_nam
 from ratchet.configs.run import RunConfig
 
 HUB_TIMEOUT_S = 8.0
+RANKS_POINTER = "/trainer/ranks"
 MEMORY_POINTER = "/trainer/micro_batch_tokens"
 ENGINE_POINTER = "/inference/gpu_memory_utilization"
 DISK_POINTER = "/retention/weights"
@@ -91,8 +92,24 @@ def check_disk(config: RunConfig, shape: memory.Shape, store: ArtifactStore) -> 
     return [] if message is None else [_problem(message, DISK_POINTER)]
 
 
+def _check_ranks(config: RunConfig) -> list[CheckProblem]:
+    """Each of several ranks has a GPU of the machine to itself, or a core."""
+    ranks = config.trainer.ranks
+    if ranks == 1:
+        return []
+    gpus = [] if machine.cpu_torch() else machine.gpus()
+    there = len(gpus) or len(os.sched_getaffinity(0))
+    if ranks <= there:
+        return []
+    message = (
+        f"{ranks} ranks need a {'GPU' if gpus else 'CPU core'} each, and the trainer's machine has "
+        f"{there}; set it to {there} or less"
+    )
+    return [_problem(message, RANKS_POINTER)]
+
+
 def _check_trainer(config: RunConfig) -> list[CheckProblem]:
-    problems = []
+    problems = _check_ranks(config)
     loss = config.trainer.loss
     if loss.type == "custom":
         # The module itself is imported by the trainer process alone.

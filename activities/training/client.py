@@ -19,7 +19,9 @@ PING_TIMEOUT_S = 5.0
 
 
 class TrainerGone(Exception):
-    """The process does not answer any more: its socket refuses, or closed in mid-request."""
+    """The process, or one of its ranks, does not answer any more: its socket refuses, or closed in
+    mid-request.
+    """
 
 
 class TrainerFailed(Exception):
@@ -47,7 +49,8 @@ class OutOfMemory(Exception):
 
 
 _KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind for kind in (StateMismatch, NonFinite, DiskFailed, OutOfMemory, NewerSchema)
+    kind.__name__: kind
+    for kind in (TrainerGone, StateMismatch, NonFinite, DiskFailed, OutOfMemory, NewerSchema)
 }
 
 
@@ -128,9 +131,10 @@ class TrainerClient:
         """Asks the process to end."""
         await self.call("shutdown", {}, timeout_s)
 
-    async def call(self, op: str, args: dict[str, Any], timeout_s: float) -> Any:
-        """One request. Raises TrainerGone, TimeoutError, or what the process answers:
-        StateMismatch, NonFinite, DiskFailed, OutOfMemory, NewerSchema; TrainerFailed for all else.
+    async def call(self, op: str, args: dict[str, Any], timeout_s: float | None) -> Any:
+        """One request; without `timeout_s` it may take any time. Raises TrainerGone, TimeoutError,
+        or what the process answers: StateMismatch, NonFinite, DiskFailed, OutOfMemory, NewerSchema;
+        TrainerFailed for all else.
 
         A request that times out goes on in the process; repeating it waits for the first one.
         """

@@ -15,6 +15,8 @@ from ratchet.configs.trainer import ALL_LINEAR, LoraConfig
 GIB = 2**30
 LIBRARIES = 450 * 2**20
 """Python, torch and transformers, once imported."""
+LAUNCHER = 250 * 2**20
+"""Python and torch in the process that starts several ranks."""
 ENGINE_LIBRARIES = 1800 * 2**20
 """Python, torch and vLLM in the two processes of an engine on a CPU."""
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -129,10 +131,30 @@ def _layer(shape: Shape, low: int) -> int:
 
 
 def trainer_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]:
-    """Bytes of each part at the peak of a training step, when the last layer's forward is done. The
-    merged weights of an adapter are made when activations are gone, and count beyond these.
+    """Bytes of each part at the peak of a training step: of one rank, which has a GPU to itself, or
+    of all ranks, which share a machine without one.
     """
-    trainer = config.trainer
+    ranks, parts = config.trainer.ranks, _rank_parts(shape, config, gpu=gpu)
+    if gpu or ranks == 1:
+        return parts
+    return {**{name: ranks * size for name, size in parts.items()}, "launcher": LAUNCHER}
+
+
+def _gathered(shape: Shape, trained: bool) -> tuple[int, int]:
+    """Bytes of weights that a rank holds whole while a layer computes: embedding, head, that layer
+    and the next; and at the end of the backward pass: embedding and head with their gradients, if
+    they have any, as they are and put together for the sum over ranks.
+    """
+    ends, layer = 4 * 2 * shape.vocab * shape.hidden, 4 * shape.matrices // shape.layers
+    return ends + 2 * layer, ends * (3 if trained else 1)
+
+
+def _rank_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]:
+    """Bytes of each part of one rank, when the last layer's forward is done. The merged weights of
+    an adapter, and the gradients that ranks sum last, are made when activations are gone, and count
+    beyond these.
+    """
+    trainer, ranks = config.trainer, config.trainer.ranks
     low = 2 if trainer.compute_dtype == "bfloat16" else 4
     count = trained = shape.parameters
     changed, whole_logits, orthogonal = 0, False, shape.matrices
@@ -159,13 +181,18 @@ def trainer_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, in
         head += 4 * shape.vocab * shape.hidden
     kept_back = KEPT_BACK if lora is None or gpu else KEPT_BACK_BY_ADAPTERS
     libraries = LIBRARIES + (BFLOAT16_KERNELS if low == 2 else 0)
+    gathered = {}
+    if ranks > 1:
+        computing, at_end = _gathered(shape, lora is None or whole_logits)
+        gathered["gathered weights"] = max(computing, at_end - activations - head)
     return {
         "libraries": 0 if gpu else libraries,
-        "weights": 4 * count,
-        "gradients": 4 * trained,
-        "moments": 4 * moments[trainer.optim.type],
+        "weights": 4 * count // ranks,
+        **gathered,
+        "gradients": 4 * trained // ranks,
+        "moments": 4 * moments[trainer.optim.type] // ranks,
         "lowered weights": 0 if low == 4 else 2 * (count - shape.vocab * shape.hidden),
-        "merged weights": max(4 * changed - activations - head, 0),
+        "merged weights": max(4 * changed // ranks - activations - head, 0),
         "activations": activations,
         "head": head,
         "allocator": int(kept_back * (activations + head)),

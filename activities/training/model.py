@@ -232,13 +232,32 @@ def _scores(model: Any, sequences: list[list[int]], device: Any) -> Tensor:
     return logprobs[:, 1:]
 
 
+def canary_sequences(model: Any, tokenizer: Any) -> list[list[int]]:
+    """The canary's token sequences for a model."""
+    return canary_tokens(min(model.config.get_text_config().vocab_size, len(tokenizer)))
+
+
 def canary(model: Any, sequences: list[list[int]]) -> list[dict[str, list[Any]]]:
+    """The canary's sequences with the log-probabilities that a model has of them."""
+    return scored(sequences, _scores(model, sequences, model.device))
+
+
+def scored(sequences: list[list[int]], scores: Tensor) -> list[dict[str, list[Any]]]:
     """The canary's sequences: `logprobs[k]` is of `token_ids[k + 1]` at temperature 1, in nats."""
-    scores = _scores(model, sequences, model.device).tolist()
     return [
         {"token_ids": ids, "logprobs": logprobs}
-        for ids, logprobs in zip(sequences, scores, strict=True)
+        for ids, logprobs in zip(sequences, scores.tolist(), strict=True)
     ]
+
+
+def write_canary(
+    folder: Path, sequences: list[dict[str, list[Any]]], noise: dict[str, Any]
+) -> None:
+    """Leaves the canary in `folder`, whole or not at all."""
+    record = {SCHEMA: CANARY.current, "sequences": sequences, "noise": noise}
+    part = folder / f".{CANARY_FILE}.part"
+    part.write_text(json.dumps(record))
+    part.replace(folder / CANARY_FILE)
 
 
 def kernel_noise(model: Any, sequences: list[list[int]]) -> dict[str, dict[str, float]]:
@@ -288,16 +307,9 @@ def export(
     fingerprints.write(
         folder, fingerprints.take(model.state_dict().items(), dict.fromkeys([dtype, *served]))
     )
-    vocab = min(model.config.get_text_config().vocab_size, len(tokenizer))
-    sequences = canary_tokens(vocab)
-    record = {
-        SCHEMA: CANARY.current,
-        "sequences": canary(model, sequences),
-        "noise": kernel_noise(model, sequences) if noise else {},
-    }
-    part = folder / f".{CANARY_FILE}.part"
-    part.write_text(json.dumps(record))
-    part.replace(folder / CANARY_FILE)
+    sequences = canary_sequences(model, tokenizer)
+    known = canary(model, sequences)
+    write_canary(folder, known, kernel_noise(model, sequences) if noise else {})
 
 
 def _save(model: Any, folder: Path, dtype: str) -> None:

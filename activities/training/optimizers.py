@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ratchet.configs.trainer import OptimizerConfig
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 ON_CPU = ("step",)
 """State that torch keeps on the CPU wherever the parameter lies."""
+RANDOM = "rng"
+"""In place of a moment, in a checkpoint: the state of a generator of random numbers."""
 
 
 class Optimizer:
@@ -41,24 +43,47 @@ class Optimizer:
             part.step()
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors on the CPU, named '<moment>/<parameter>'."""
+        """Tensors named '<moment>/<parameter>', on the CPU; those that are sharded as they are."""
+        from torch.distributed.tensor import DTensor
+
+        def kept(value: Tensor) -> Tensor:
+            value = value.detach()
+            return value if isinstance(value, DTensor) else value.cpu().contiguous()
+
         return {
-            f"{moment}/{self._names[id(parameter)]}": value.detach().cpu().contiguous()
+            f"{moment}/{self._names[id(parameter)]}": kept(value)
             for part in self._parts
             for parameter, moments in part.state.items()
             for moment, value in moments.items()
             if value is not None
         }
 
+    def like(self, key: str, size: Sequence[int], dtype: Any) -> Tensor | None:
+        """What a tensor of this name and size is read into before `restore` takes it: a moment is
+        sharded as its parameter is. None for one that is not to be read.
+        """
+        import torch
+
+        moment, _, name = key.partition("/")
+        if moment != RANDOM and name not in self._parameters:
+            return None
+        if moment == RANDOM or moment in ON_CPU:
+            return torch.empty(tuple(size), dtype=dtype)
+        return torch.empty_like(self._parameters[name], requires_grad=False)
+
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes the state that `state` gave; other names are ignored."""
+        """Takes the state that `state` gave, or that was read as `like` says; other names are
+        ignored.
+        """
+        from torch.distributed.tensor import DTensor
+
         moments: dict[str, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             moment, _, name = key.partition("/")
             if name in self._parameters:
                 # Older builds kept moments in the dtype that they computed in.
                 like = value if moment in ON_CPU else self._parameters[name]
-                own = value.to(like, copy=True)
+                own = value if isinstance(value, DTensor) else value.to(like, copy=True)
                 moments.setdefault(name, {})[moment] = own
         for part in self._parts:
             for group in part.param_groups:

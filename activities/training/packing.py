@@ -174,15 +174,22 @@ class Slot:
 
 
 def grid(
-    lengths: Sequence[int], bin_tokens: int, workers: int = 1, cost: Cost = TOKENS
+    lengths: Sequence[int],
+    bin_tokens: int,
+    workers: int = 1,
+    cost: Cost = TOKENS,
+    *,
+    bins: list[Bin] | None = None,
 ) -> list[list[Slot]]:
     """The forward passes of each worker, equally many of nearly equal cost.
 
-    Raises ValueError for a batch without sequences.
+    `bins` are those to share out; None: the fewest that hold all. Raises ValueError for a batch
+    without sequences.
     """
     if not lengths:
         raise ValueError("a batch without sequences cannot be packed")
-    bins = align(first_fit_decreasing(lengths, bin_tokens), lengths, workers, cost)
+    bins = first_fit_decreasing(lengths, bin_tokens) if bins is None else bins
+    bins = align(bins, lengths, workers, cost)
     slots = [Slot(content) for content in bins]
     slots += [Slot(bins[0], dummy=True)] * (-len(slots) % workers)
     if workers == 1:

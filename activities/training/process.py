@@ -5,6 +5,13 @@ Holds a backend, and with it policy and optimizer between steps, and serves the 
 another in one thread of their own (thread counts of numerical libraries belong to a thread), so
 ping answers meanwhile. A client that goes away does not stop an operation.
 
+With `--ranks N`, N of these processes make one trainer (`ranks.py`), and torch's launcher starts
+them: `python -m torch.distributed.run --nproc-per-node N -m ratchet.activities.training.process …`.
+Rank 0 has the socket, and sends each request on to the others, which listen beside it, on
+`PATH.<rank>`. It answers once all have: so a ping is answered only while each of them lives. What
+fails on all of them leaves the state as it was. If an operation fails on one alone, others wait
+for it for ever, so rank 0 answers what went wrong and then ends, and the launcher ends the rest.
+
 A file that could not be read or written is answered as DiskFailed, whichever library met it: the
 state is as before, or that of a finished step, and the same request works once that is mended.
 An operation that deterministic mode refuses becomes a ValueError, a user error; one that finds no
@@ -18,7 +25,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,13 +33,23 @@ from typing import Any
 from ratchet.activities.contracts.backend import TrainerBackend
 from ratchet.activities.storage.store import remedy
 from ratchet.activities.training import determinism
-from ratchet.activities.training.client import LINE_LIMIT, DiskFailed, OutOfMemory
+from ratchet.activities.training.client import (
+    LINE_LIMIT,
+    DiskFailed,
+    OutOfMemory,
+    TrainerClient,
+    TrainerFailed,
+    TrainerGone,
+)
 from ratchet.activities.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
 BACKENDS: dict[str, Callable[[], TrainerBackend]] = {"torch": Trainer}
 """What trains, by the name that `trainer.backend` of a config has for it."""
+
+FAIL_TOGETHER_S = 10.0
+"""How long after one rank an operation may fail on another, for the same reason."""
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -57,11 +74,27 @@ def memory_failure(error: BaseException) -> bool:
     )
 
 
-class TrainerServer:
-    """Serves one backend until `shutdown` is asked for."""
+def rank_socket(socket: Path, rank: int) -> Path:
+    """Where the process of a rank listens, if rank 0 has `socket`."""
+    return socket if rank == 0 else socket.with_name(f"{socket.name}.{rank}")
 
-    def __init__(self, trainer: TrainerBackend, *, deterministic: bool = False) -> None:
+
+class TrainerServer:
+    """Serves one backend until `shutdown` is asked for, and sends on to `others` what it serves.
+
+    `lost` is set once an operation has failed here or there and not everywhere.
+    """
+
+    def __init__(
+        self,
+        trainer: TrainerBackend,
+        *,
+        deterministic: bool = False,
+        others: Sequence[TrainerClient] = (),
+    ) -> None:
         self.trainer = trainer
+        self.lost = False
+        self._others = others
         self._deterministic = deterministic
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._stop = asyncio.Event()
@@ -84,6 +117,8 @@ class TrainerServer:
                 reply = await self._answer(json.loads(line))
                 writer.write(json.dumps(reply).encode() + b"\n")
                 await writer.drain()
+                if self.lost:
+                    self._stop.set()
         writer.close()
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -92,16 +127,37 @@ class TrainerServer:
         except Exception as error:
             # Whatever went wrong is the client's to judge; the process goes on.
             log.exception("%s failed", request["op"])
-            problem = {"type": type(error).__name__, "message": str(error)}
+            kind = error.kind if isinstance(error, TrainerFailed) else type(error).__name__
+            problem = {"type": kind, "message": str(error)}
             return {"id": request["id"], "ok": False, "error": problem}
         return {"id": request["id"], "ok": True, "result": result}
 
     async def _run(self, op: str, args: dict[str, Any]) -> Any:
         if op == "ping":
+            await asyncio.gather(*(other.ping() for other in self._others))
             return {"step": self.trainer.step}
         if op == "shutdown":
+            await asyncio.gather(*(other.shutdown() for other in self._others))
             self._stop.set()
             return {}
+        work = [self._own(op, args), *(other.call(op, args, None) for other in self._others)]
+        tasks = [asyncio.ensure_future(part) for part in work]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if any(task.done() and task.exception() for task in tasks):
+            await asyncio.wait(tasks, timeout=FAIL_TOGETHER_S)
+            raise self._failure([task.exception() if task.done() else None for task in tasks])
+        return tasks[0].result()
+
+    def _failure(self, outcomes: list[BaseException | None]) -> BaseException:
+        """What to answer where an operation failed on some ranks, or on all: the end of one, or
+        else what went wrong on the first of them.
+        """
+        failures = [outcome for outcome in outcomes if outcome is not None]
+        gone = [failure for failure in failures if isinstance(failure, TrainerGone)]
+        self.lost = bool(gone) or len(failures) < len(outcomes)
+        return (gone or failures)[0]
+
+    async def _own(self, op: str, args: dict[str, Any]) -> Any:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, self._work, op, args)
@@ -147,11 +203,23 @@ def main() -> None:
         action="store_true",
         help="only kernels that always give the same bits; on a GPU they are slower",
     )
+    parser.add_argument(
+        "--ranks", type=int, default=1, help="processes that make one trainer, this one included"
+    )
     parser.add_argument("--backend", choices=BACKENDS, default="torch", help="what trains")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    server = TrainerServer(BACKENDS[options.backend](), deterministic=options.deterministic)
-    asyncio.run(server.serve(options.socket))
+    rank = int(os.environ["RANK"]) if options.ranks > 1 else 0
+    places = [rank_socket(options.socket, other) for other in range(options.ranks)]
+    server = TrainerServer(
+        BACKENDS[options.backend](),
+        deterministic=options.deterministic,
+        others=[TrainerClient(f"unix://{place}") for place in places[1:]] if rank == 0 else (),
+    )
+    asyncio.run(server.serve(places[rank]))
+    if server.lost:
+        # Not by the interpreter's own end, which waits for the thread that waits for another rank.
+        os._exit(1)
 
 
 if __name__ == "__main__":

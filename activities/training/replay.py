@@ -9,11 +9,11 @@ weights, optimizer and random numbers. Where the run was resumed or forked, the 
 loaded again, as it was then. Where trainers on unlike hardware committed several states of a step,
 one of them must be matched.
 
-On a CPU the bits are the same for the same torch and number of threads; without --threads that of
-the config is taken, or else what the first checkpoint at hand says. On a GPU some kernels add in no
-fixed order, and only a run with trainer.deterministic, which does without them, gives the same bits
-twice. Each attempt is trained in its own mode; --deterministic or --no-deterministic say another
-for all.
+On a CPU the bits are the same for the same torch and number of ranks and threads; without --threads
+that of the config is taken, or else what the first checkpoint at hand says. On a GPU some kernels
+add in no fixed order, and only a run with trainer.deterministic, which does without them, gives the
+same bits twice. Each attempt is trained in its own mode; --deterministic or --no-deterministic say
+another for all.
 
 The last line of output is one JSON object. Exit status: 0 the same bits, 1 a difference, 2 nothing
 that could be replayed.
@@ -41,7 +41,12 @@ from ratchet.activities.hosting.process import ServerProcess, describe_exit
 from ratchet.activities.runtime.children import hide_rooms
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys
-from ratchet.activities.storage.keys import ADAPTER_FILE, OPTIMIZER_FILE, TRAINER_FILE
+from ratchet.activities.storage.keys import (
+    ADAPTER_FILE,
+    OPTIMIZER_FILE,
+    OPTIMIZER_FOLDER,
+    TRAINER_FILE,
+)
 from ratchet.activities.storage.store import CorruptArtifact, StoreUnavailable
 from ratchet.activities.training.bits import WEIGHTS, Difference, first_difference
 from ratchet.activities.training.client import (
@@ -208,7 +213,8 @@ class Replay:
     async def _compare(
         self, step: RecordedStep, kind: str, refs: list[ArtifactRef], ours: Path, scratch: Path
     ) -> None:
-        state = [ADAPTER_FILE, OPTIMIZER_FILE] if kind == "checkpoint" else []
+        state = [ADAPTER_FILE, OPTIMIZER_FILE, f"{OPTIMIZER_FOLDER}/*.safetensors"]
+        state = state if kind == "checkpoint" else []
         patterns = [WEIGHTS, *state]
         result: list[tuple[ArtifactRef, Difference]] = []
         for ref in refs:

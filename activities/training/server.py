@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import secrets
 import tempfile
 from pathlib import Path
@@ -13,8 +14,11 @@ from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.training.client import TrainerClient, TrainerFailed, TrainerGone
 from ratchet.configs.trainer import TrainerConfig
 
-SOCKET_PATH_LIMIT = 107
-"""Most bytes of a Unix socket's path on Linux (sun_path, without the final NUL)."""
+SOCKET_PATH_LIMIT = 107 - len(".63")
+"""Most bytes of a Unix socket's path on Linux (sun_path, without the final NUL) less what a rank
+adds.
+"""
+PROCESS, LAUNCHER = "ratchet.activities.training.process", "torch.distributed.run"
 
 
 def socket_path(home: Path, host: HostInput, epoch: int) -> Path:
@@ -46,15 +50,36 @@ def process_spec(home: Path, host: HostInput, epoch: int, config: TrainerConfig)
             return False
         return True
 
-    argv = module_command("ratchet.activities.training.process", "--socket", str(path))
-    argv += ["--backend", config.backend]
+    process = [PROCESS, "--socket", str(path), "--backend", config.backend]
+    process += ["--deterministic"] if config.deterministic else []
+    # It only ever loads folders of the store.
+    env = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
+    alone = config.ranks == 1
     return ServerSpec(
         name=f"trainer {host.index}",
-        argv=[*argv, "--deterministic"] if config.deterministic else argv,
+        argv=module_command(*process) if alone else launched(process, config.ranks),
         address=f"unix://{path}",
         cwd=path.parent,
         probe=probe,
-        # It only ever loads folders of the store.
-        env={"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"},
-        start_timeout_s=60.0,
+        env=env if alone else {**env, **rank_env(config.ranks)},
+        start_timeout_s=60.0 if alone else 120.0,
     )
+
+
+def launched(process: list[str], ranks: int) -> list[str]:
+    """A module with its arguments, started `ranks` times by torch's launcher, which ends all of
+    them when one ends.
+    """
+    launcher = [LAUNCHER, "--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0"]
+    launcher += ["--nproc-per-node", str(ranks), "--log-dir", os.devnull, "-m", *process]
+    return module_command(*launcher, "--ranks", str(ranks))
+
+
+def rank_env(ranks: int) -> dict[str, str]:
+    """Variables of the processes of several ranks: the cores are shared out among them, and they
+    find each other on this machine alone.
+    """
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    # The launcher starts Python without -P.
+    own = {"PYTHONSAFEPATH": "1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    return {"OMP_NUM_THREADS": str(threads), **own}

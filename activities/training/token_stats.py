@@ -105,6 +105,11 @@ class TokenStats:
         if inputs.ce_weights is not None:
             self._keep("nll", -t, inputs.ce_weights != 0)
 
+    def add_all(self, other: TokenStats) -> None:
+        """Takes all that another has collected of the same step."""
+        for family, parts in other._values.items():
+            self._values.setdefault(family, []).extend(parts)
+
     def _keep_trust_region(self, prefix: str, terms: LossTerms) -> Tensor:
         """What a component's trust region drops; returns the dropped tokens [B, T] bool."""
         dropped = terms.masked_low | terms.masked_high

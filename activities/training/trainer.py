@@ -18,6 +18,7 @@ import json
 import logging
 import resource
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +28,21 @@ from ratchet.activities.storage.keys import (
     ADAPTER_FOLDER,
     CANARY_FILE,
     OPTIMIZER_FILE,
+    OPTIMIZER_FOLDER,
     TRAINER_FILE,
 )
 from ratchet.activities.storage.token_logprobs import encode_token_logprobs
-from ratchet.activities.training import adapters, attention, determinism, recomputing, rl_loss
-from ratchet.activities.training.batching import member_counts, micro_batches
+from ratchet.activities.training import (
+    adapters,
+    attention,
+    determinism,
+    recomputing,
+    rl_loss,
+    shards,
+)
+from ratchet.activities.training.batching import MicroBatch, member_counts, micro_batches
 from ratchet.activities.training.client import NonFinite, StateMismatch
-from ratchet.activities.training.loss import LossInputs, MemberCounts, mismatch_kl, total_loss
+from ratchet.activities.training.loss import LossInputs, MemberCounts, total_loss
 from ratchet.activities.training.model import (
     computing,
     export,
@@ -41,14 +50,15 @@ from ratchet.activities.training.model import (
     score_batch,
 )
 from ratchet.activities.training.optimizers import Optimizer
+from ratchet.activities.training.packing import TOKENS, model_cost
+from ratchet.activities.training.ranks import ALONE, Ranks, sharded, whole
 from ratchet.activities.training.schedules import learning_rate
-from ratchet.activities.training.token_stats import TokenStats, env_masks, measured
+from ratchet.activities.training.totals import Totals
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import read_config
 from ratchet.configs.versions import SCHEMA
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from ratchet.activities.training.head import Head
@@ -58,6 +68,7 @@ SINCE_LOAD: Any = {
     "seed": True,
     "inference": {"dtype"},
     "trainer": {
+        "ranks": True,
         "compute_dtype": True,
         "matmul_precision": True,
         "packing": True,
@@ -83,17 +94,22 @@ def _peak_memory_gib(device: str) -> float:
 
 
 class Trainer:
-    """Trains one policy. Not thread-safe: one call at a time, always from the same thread."""
+    """Trains one policy, alone or as one of several ranks, which are called alike. Not thread-safe:
+    one call at a time, always from the same thread.
+    """
 
     def __init__(self) -> None:
         self.step: int | None = None
+        self._ranks: Ranks = ALONE
         self._model: Any = None
+        self._scorer: Any = None
         self._adapter: Any = None
         self._base: str | None = None
         self._tokenizer: Any = None
         self._optimizer: Optimizer | None = None
         self._rl_loss: rl_loss.RlLoss | None = None
         self._packing = False
+        self._cost = TOKENS
         self._head: Head | None = None
         self._config: RunConfig | None = None
         self._input: dict[str, Any] = {}
@@ -104,11 +120,15 @@ class Trainer:
         self._token_logprobs: bytes | None = None
 
     def prepare(self, deterministic: bool) -> None:
-        """Imports the libraries, and enters deterministic mode if that is wanted."""
+        """Imports the libraries, enters deterministic mode if that is wanted, and meets the other
+        ranks, if there are any.
+        """
         if deterministic:
             determinism.enable()
         import torch  # noqa: F401
         import transformers  # noqa: F401
+
+        self._ranks = Ranks.join()
 
     def load(
         self,
@@ -133,6 +153,7 @@ class Trainer:
         run = read_config(config)
         if run.trainer.deterministic:
             assert determinism.enabled(), "such a trainer's process is started with --deterministic"
+        assert run.trainer.ranks == self._ranks.count, "so many processes are started"
         if run.trainer.threads is not None:
             torch.set_num_threads(run.trainer.threads)
         state = self._read_state(folder, run, base) if checkpoint else None
@@ -142,14 +163,17 @@ class Trainer:
         torch.set_float32_matmul_precision(run.trainer.matmul_precision)
         source = folder if base is None else base
         self._model = load_model(source).to(self._device)
-        for parameter in self._model.parameters():
-            # Memory of its own: what was loaded may map a file that retention will delete.
+        for parameter in self._model.parameters() if self._ranks.count == 1 else ():
+            # Memory of its own: what was loaded may map a file that retention will delete. Several
+            # ranks copy the rows that are theirs.
             parameter.data = parameter.data.clone()
         self._adapter = self._base = None
         if run.trainer.lora is not None:
             torch.manual_seed(run.seed)
             self._adapter = adapters.adapt(self._model, run.trainer.lora, run.model)
             self._base = adapters.identity(source)
+            if checkpoint:
+                adapters.read(self._adapter, folder / ADAPTER_FOLDER)
         self._tokenizer = AutoTokenizer.from_pretrained(source)
         self._rl_loss = rl_loss.build(run.trainer.loss)
         self._packing = self._pack(run.trainer.packing)
@@ -161,6 +185,11 @@ class Trainer:
                 "logits of a micro-batch are held at once: the model scales or caps them, or its "
                 "head is adapted or trained whole beside an adapter"
             )
+        self._scorer = None
+        if self._ranks.count > 1:
+            shards.require_plain(self._model)
+            self._cost = model_cost(self._model.config.get_text_config())
+            self._scorer = sharded(self._model, self._head, self._ranks)
         self._optimizer = Optimizer(self._model, run.trainer.optim)
         self._batch_sha, self._revision, self._metrics = "", 0, {}
         self._token_logprobs = None
@@ -223,25 +252,21 @@ class Trainer:
     def save(self, step: int, out: Path) -> dict[str, Any]:
         """Writes a checkpoint of `step` to `out`; raises StateMismatch at any other step."""
         import torch
-        from safetensors.torch import save_file
 
         if self.step is None or step != self.step:
             raise StateMismatch(f"checkpoint of {step} asked for, trainer stands at {self.step}")
         if self._adapter is None:
             self._export(out, "float32")
         else:
-            adapters.write(self._adapter, out / ADAPTER_FOLDER)
-        tensors = {"rng/cpu": torch.get_rng_state()}
-        if self._device == "cuda":
-            tensors["rng/cuda"] = torch.cuda.get_rng_state()
+            adapters.write(self._adapter, out / ADAPTER_FOLDER, self._ranks)
         assert self._optimizer is not None and self._config is not None
-        tensors |= self._optimizer.state()
-        save_file(tensors, out / OPTIMIZER_FILE)
+        self._save_optimizer(self._optimizer, out)
         state = {
             SCHEMA: TRAINER_STATE.current,
             "step": step,
             "optimizer": self._config.trainer.optim.type,
             "scheduler_step": step,
+            "ranks": self._ranks.count,
             "torch_threads": torch.get_num_threads(),
             "torch_version": torch.__version__,
             "batch_sha256": self._batch_sha,
@@ -250,7 +275,7 @@ class Trainer:
             "lora": None if (lora := self._config.trainer.lora) is None else lora.model_dump(),
             "base": self._base,
         }
-        (out / TRAINER_FILE).write_text(json.dumps(state))
+        self._ranks.at_first_do(lambda: (out / TRAINER_FILE).write_text(json.dumps(state)))
         return {"step": step}
 
     # -- private ----------------------------------------------------------------------------
@@ -262,11 +287,32 @@ class Trainer:
     def _export(self, out: Path, dtype: str) -> None:
         assert self._config is not None
         if self._adapter is not None:
-            adapters.write(self._adapter, out / ADAPTER_FOLDER)
-        whole = contextlib.nullcontext() if self._adapter is None else adapters.merged(self._model)
-        with whole, self._computing():
-            served = [self._config.inference.dtype]
-            export(self._model, self._tokenizer, out, dtype, served=served)
+            adapters.write(self._adapter, out / ADAPTER_FOLDER, self._ranks)
+        served, sharded = [self._config.inference.dtype], self._scorer is not None
+        merged: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._adapter is not None and sharded:
+            merged = adapters.merged_rows(self._model, self._ranks)
+        elif self._adapter is not None:
+            merged = adapters.merged(self._model)
+        with merged, self._computing():
+            if sharded:
+                model = (self._model, self._scorer)
+                shards.export(*model, self._tokenizer, out, dtype, served=served, ranks=self._ranks)
+            else:
+                export(self._model, self._tokenizer, out, dtype, served=served)
+
+    def _save_optimizer(self, optimizer: Optimizer, out: Path) -> None:
+        import torch
+        from safetensors.torch import save_file
+
+        tensors = {"rng/cpu": torch.get_rng_state()}
+        if self._device == "cuda":
+            tensors["rng/cuda"] = torch.cuda.get_rng_state()
+        tensors |= optimizer.state()
+        if self._ranks.count > 1:
+            shards.save_state(tensors, out, self._ranks)
+        else:
+            save_file(tensors, out / OPTIMIZER_FILE)
 
     def _reconfigure(self, config: dict[str, Any]) -> None:
         """Takes another revision of the config; raises ValueError if it needs another load."""
@@ -334,9 +380,10 @@ class Trainer:
         from safetensors.torch import load_file
 
         assert self._optimizer is not None
-        if self._adapter is not None:
-            adapters.read(self._adapter, folder / ADAPTER_FOLDER)
-        tensors = load_file(folder / OPTIMIZER_FILE)
+        if self._ranks.count > 1 or (folder / OPTIMIZER_FOLDER).exists():
+            tensors = shards.load_state(folder, self._optimizer.like, self._ranks)
+        else:
+            tensors = load_file(folder / OPTIMIZER_FILE)
         torch.set_rng_state(tensors["rng/cpu"])
         if self._device == "cuda" and "rng/cuda" in tensors:
             torch.cuda.set_rng_state(tensors["rng/cuda"])
@@ -344,10 +391,12 @@ class Trainer:
         self._batch_sha, self._metrics = state["batch_sha256"], state["metrics"]
         self._revision = state.get("config_revision", 0)
         here = {"torch_threads": torch.get_num_threads(), "torch_version": torch.__version__}
+        here["ranks"] = self._ranks.count
+        was = {"ranks": 1, **state}
         warnings = [
-            f"{key} was {state[key]} and is {value}: the next steps may differ in their last bits"
+            f"{key} was {was[key]} and is {value}: the next steps may differ in their last bits"
             for key, value in here.items()
-            if state[key] != value
+            if was[key] != value
         ]
         for warning in warnings:
             log.warning("checkpoint of step %s: %s", state["step"], warning)
@@ -362,12 +411,15 @@ class Trainer:
         samples = decode_batch(data)
         counts = member_counts(samples, trainer.seq_len)
         self._optimizer.zero_grad()
-        scores: dict[int, np.ndarray] = {}
-        with adapters.dropping(self._model, trainer.lora, self._config.seed + step):
-            metrics = self._backward(samples, counts, scores)
-        max_norm = trainer.optim.max_norm
-        norm = torch.nn.utils.clip_grad_norm_(
-            self._model.parameters(), float("inf") if max_norm is None else max_norm
+        # Ranks have other tokens in the same places, and drop other inputs.
+        seed = self._config.seed + step + self._ranks.rank * 2**32
+        with adapters.dropping(self._model, trainer.lora, seed), self._recovering():
+            totals = self._backward(samples, counts)
+        metrics, max_norm = totals.metrics(counts), trainer.optim.max_norm
+        norm = whole(
+            torch.nn.utils.clip_grad_norm_(
+                self._model.parameters(), float("inf") if max_norm is None else max_norm
+            )
         ).item()
         if not torch.isfinite(torch.tensor([norm, metrics["loss"]])).all():
             raise NonFinite(
@@ -375,7 +427,10 @@ class Trainer:
                 "A smaller trainer.optim.lr is the usual remedy"
             )
         lr = learning_rate(trainer.scheduler, trainer.optim.lr, step - 1, self._config.last_step)
-        reported = encode_token_logprobs(samples, [scores[place] for place in range(len(samples))])
+        reported = None
+        if self._ranks.first:
+            scores = [totals.scores[place] for place in range(len(samples))]
+            reported = encode_token_logprobs(samples, scores)
         self._optimizer.step(lr)
         self.step = step
         self._token_logprobs = reported
@@ -387,39 +442,48 @@ class Trainer:
             "optim/grad_norm": norm,
             "optim/lr": lr,
             "perf/throughput": tokens / seconds,
-            "perf/peak_memory": _peak_memory_gib(self._device),
+            "perf/peak_memory": max(self._ranks.all(_peak_memory_gib(self._device))),
             "samples": float(len(samples)),
             "seconds_train": seconds,
         }
 
-    def _backward(
-        self, samples: list[Sample], counts: MemberCounts, scores: dict[int, np.ndarray]
-    ) -> dict[str, float]:
-        """Accumulates the step's gradient. Returns losses, and means over tokens; puts the
-        log-probabilities float32 [S] of each sample's tokens, after the cut, into `scores` by place
-        in the batch.
+    @contextlib.contextmanager
+    def _recovering(self) -> Iterator[None]:
+        """Makes a sharded model fit for another step if this one fails on all ranks alike."""
+        try:
+            yield
+        except Exception:
+            if self._scorer is not None:
+                self._scorer.reset_iter_state()
+            raise
 
-        Entropy is the mean over the sampled tokens, mismatch over those that an engine measured
-        (0 without any), the masked shares over the members of the rl component. nll_ce is the mean
-        negative log-likelihood (nats) of the members of ce, whatever their weights. Distributions
-        over tokens are those of TokenStats.
+    def _score(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._scorer is None:
+            return score_batch(self._model, batch, self._head)
+        scores: tuple[torch.Tensor, torch.Tensor] = self._scorer(
+            batch.token_ids, batch.temperature, batch.positions, batch.layout
+        )
+        return scores
+
+    def _backward(self, samples: list[Sample], counts: MemberCounts) -> Totals:
+        """Accumulates the step's gradient from this rank's micro-batches. Returns what the step
+        adds up to over all ranks.
         """
         assert self._config is not None and self._rl_loss is not None
         trainer = self._config.trainer
-        stats = TokenStats()
-        shares = ("is_masked", "is_masked_low", "is_masked_high")
-        sums = dict.fromkeys(("entropy", "mismatch_kl", *shares), 0.0)
-        parts: dict[str, float] = {}
-        loss, nll, count, tokens, reported = 0.0, 0.0, 0, 0, 0
+        totals = Totals()
         for made in micro_batches(
-            samples, trainer.seq_len, trainer.micro_batch_tokens, packing=self._packing
+            samples,
+            trainer.seq_len,
+            trainer.micro_batch_tokens,
+            packing=self._packing,
+            worker=self._ranks.rank,
+            workers=self._ranks.count,
+            cost=self._cost,
         ):
             batch = made.to(self._device)
             with self._computing():
-                logprobs, entropy = score_batch(self._model, batch, self._head)
-            known = logprobs.detach().cpu().numpy()
-            for index, (row, start, stop) in zip(batch.indices, batch.spans(), strict=True):
-                scores[index] = known[row, start:stop]
+                logprobs, entropy = self._score(batch)
             inputs = LossInputs(
                 trainer_logprobs=logprobs,
                 engine_logprobs=batch.logprobs,
@@ -432,31 +496,5 @@ class Trainer:
             )
             share = total_loss(inputs, self._rl_loss(inputs, batch.spans()), counts)
             share.total.backward()  # type: ignore[no-untyped-call]
-            loss += share.total.item()
-            count += 1
-            for name, value in share.parts.items():
-                parts[name] = parts.get(name, 0.0) + value
-            if batch.ce_weights is not None:
-                nll -= (logprobs.detach() * (batch.ce_weights != 0)).sum().item()
-            engine_told = measured(inputs)
-            mismatch = mismatch_kl(logprobs, batch.logprobs, engine_told)
-            stats.add(inputs, share.rl, entropy, mismatch, env_masks(batch, samples), share.ref_kl)
-            mask = batch.loss_mask
-            tokens += int(mask.sum().item())
-            reported += int(engine_told.sum().item())
-            low, high = share.rl.masked_low.sum().item(), share.rl.masked_high.sum().item()
-            sums["is_masked_low"] += low
-            sums["is_masked_high"] += high
-            sums["is_masked"] += low + high
-            sums["mismatch_kl"] += mismatch.sum().item()
-            sums["entropy"] += (entropy * mask).sum().item()
-        over = {"entropy": tokens, "mismatch_kl": reported}
-        means = {name: value / max(over.get(name, counts.rl), 1) for name, value in sums.items()}
-        metrics = {"loss": loss, "micro_batches": float(count), "tokens": float(tokens)} | means
-        if set(parts) - {"rl"}:
-            for name, value in parts.items():
-                metrics[f"loss_{name}"] = value
-                metrics[f"tokens_{name}"] = float(getattr(counts, name))
-        if counts.ce:
-            metrics["nll_ce"] = nll / counts.ce
-        return stats.metrics() | metrics
+            totals.add(batch, samples, inputs, entropy, share)
+        return totals.joined(self._ranks)

@@ -20,7 +20,6 @@ from ratchet.activities.training.batching import (
     member_counts,
     micro_batches,
     pack,
-    worker_micro_batches,
 )
 from ratchet.activities.training.model import load_model, rescore
 from ratchet.activities.training.packing import (
@@ -191,7 +190,11 @@ def test_streams_stay_aligned(seed: int, size: int, seq_len: int, packing: bool)
 )
 def test_worker_rows(seed: int, size: int, seq_len: int, workers: int, multiple: int) -> None:
     samples = streamed(seed, size)
-    own = worker_micro_batches(samples, seq_len, seq_len, workers, pad_to_multiple_of=multiple)
+    how: dict[str, Any] = {"packing": True, "pad_to_multiple_of": multiple}
+    own = [
+        list(micro_batches(samples, seq_len, seq_len, worker=worker, workers=workers, **how))
+        for worker in range(workers)
+    ]
     assert len({len(batches) for batches in own}) == 1
     lengths: Counter[int] = Counter()
     for batch in (b for batches in own for b in batches):

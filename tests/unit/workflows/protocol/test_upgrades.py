@@ -124,6 +124,7 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     assert (trainer.pop("backend"), inference.pop("transfer")) == ("torch", "store")
     assert trainer.pop("activation_checkpointing") is False
     assert trainer.pop("lora") is None, "all weights were trained"
+    assert trainer.pop("ranks") == 1, "one process trained"
     sampled = {kind: _sampled_whole(config[kind]) for kind in ("train", "eval")}
     assert config["when_all_fail"] == "continue", "a run of which everything failed went on"
     assert sampled["eval"].pop("client") == "tokens", "evals asked as train rollouts do"
