@@ -16,6 +16,7 @@ ADDRESS = r"tcp://[^:/\s]+:\d{1,5}"
 LogLevel = Literal["debug", "info", "warning", "error"]
 ALL = -1
 """As a number of examples: all of the set."""
+MOST_WORKERS = 64
 LOAD_AT_MOST_S = 600.0
 """How long an environment may load in the preflight unless its section says otherwise."""
 
@@ -98,6 +99,14 @@ class EnvConfig(Section):
         default=None,
         description="tcp://host:port of an env server that someone else runs; none is started.",
     )
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_WORKERS,
+        description="Servers that are started of it, each a process with an event loop of its own. "
+        "Rollouts go to the one that has the fewest; more than one serves environments whose own "
+        "code keeps a core busy. Where train and eval share servers, the larger number holds.",
+    )
     timeout_s: float = Field(
         default=120.0,
         gt=0,
@@ -124,6 +133,15 @@ class EnvConfig(Section):
     def load_limit_s(self) -> float:
         """How long a process that loads the environment may take."""
         return self.start_timeout_s or LOAD_AT_MOST_S
+
+    @model_validator(mode="after")
+    def _workers_are_started_here(self) -> "EnvConfig":
+        if self.address is not None and self.workers > 1:
+            raise ValueError(
+                f"workers is {self.workers}, and nothing is started for an env that has an "
+                "address; drop `workers`, or `address`"
+            )
+        return self
 
     @field_validator("address")
     @classmethod

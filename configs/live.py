@@ -25,6 +25,7 @@ FROM_NEXT_STEP = (
     "checkpoint.keep_every",
     "retention.weights",
     "retention.batches",
+    "retention.rollouts",
 )
 LIVE_KEYS = (*AT_ONCE, *FROM_NEXT_STEP)
 """What may be changed while a run is running."""

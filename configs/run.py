@@ -38,6 +38,8 @@ UNATTRIBUTED = "default"
 
 
 Count = Annotated[int, Field(ge=1, le=MOST_AT_ONCE)]
+MOST_EXTRA_SERVERS = 256
+"""Env servers of a run beside the first of each section: every one is in the run's state."""
 
 
 class ConcurrencyConfig(Section):
@@ -246,6 +248,12 @@ class RunConfig(Section):
                 f"trainer.micro_batch_tokens ({self.trainer.micro_batch_tokens}) must hold one "
                 f"sample of trainer.seq_len ({self.trainer.seq_len})"
             )
+        extra = sum(env.workers - 1 for env in [*self.train.env, *self.eval.env])
+        if extra > MOST_EXTRA_SERVERS:
+            raise ValueError(
+                f"`workers` of all envs ask for {extra} servers beside the first of each, and a "
+                f"run may have {MOST_EXTRA_SERVERS}; lower some of them"
+            )
         for env in self.eval.env:
             twin = next((e for e in self.train.env if e.name == env.name), None)
             if twin is not None and (twin.id, twin.address) != (env.id, env.address):
@@ -389,7 +397,7 @@ def _credit_of(algo: dict[str, Any]) -> dict[str, Any]:
 def data_of(config: RunConfig) -> dict[str, Any]:
     """The parts of a config that decide which examples are drawn and what a group holds."""
     data = config.model_dump(mode="json", include={"seed", "train", "algo", "filters", "eval"})
-    served = {"ratio": 0, "start_timeout_s": None, "log_level": "info"}
+    served = {"ratio": 0, "start_timeout_s": None, "log_level": "info", "workers": 1}
     envs = [
         {**env, **served, "algo": env["algo"] and _credit_of(env["algo"])}
         for env in data["train"]["env"]

@@ -336,6 +336,12 @@ class RetentionConfig(Section):
         description="Batches kept for replay: those since the oldest checkpoint that is kept, or "
         "'all', so that every step can be replayed.",
     )
+    rollouts: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
+        default="all",
+        description="Steps whose rollouts and groups are kept, the newest ones, with the evals of "
+        "their time; at each checkpoint older ones are deleted, but for what a checkpoint that is "
+        "kept may need. 'all': every one.",
+    )
 
     @field_validator("weights", mode="before")
     @classmethod

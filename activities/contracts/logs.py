@@ -16,8 +16,8 @@ def logs_folder(run_id: str) -> str:
 
 
 def env_log(run_id: str, kind: str, name: str) -> str:
-    """The log of the server of env `name`; `kind` is that of its section, 'train' if both share one
-    server.
+    """The log of the server of env `name`, with ':<n>' the n-th of several; `kind` is that of its
+    section, 'train' if both share one server.
     """
     return f"{logs_folder(run_id)}/envs/{kind}/{name}.log"
 

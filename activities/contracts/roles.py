@@ -45,7 +45,7 @@ _STARTED_BY = ("args", "path", "log_level")
 
 def _envs(config: RunConfig) -> dict[str, str]:
     """One server per env name, but 'train/<name>' and 'eval/<name>' if its sections need different
-    servers.
+    servers; as many of each as the sections that share it ask for.
     """
     train = {env.name: env for env in config.train.env}
     apart = {
@@ -56,16 +56,27 @@ def _envs(config: RunConfig) -> dict[str, str]:
         and any(getattr(env, key) != getattr(twin, key) for key in _STARTED_BY)
     }
     addresses: dict[str, str] = {}
+    workers: dict[str, int] = {}
     for kind, envs in (("train", config.train.env), ("eval", config.eval.env)):
         for env in envs:
             server = f"{kind}/{env.name}" if env.name in apart else env.name
             addresses.setdefault(server, env.address or "")
-    return addresses
+            workers[server] = max(workers.get(server, 1), env.workers)
+    return {
+        name: address
+        for server, address in addresses.items()
+        for name in workers_of(server, workers[server])
+    }
+
+
+def workers_of(server: str, count: int) -> list[str]:
+    """Names of the `count` env servers that share the work of one: its own, then ':2', ':3', …"""
+    return [server, *(f"{server}:{number}" for number in range(2, count + 1))]
 
 
 def sections_of(config: RunConfig, server: str) -> list[tuple[str, EnvConfig]]:
     """The env sections, each with its kind, that an env server serves."""
-    kind, _, name = server.rpartition("/")
+    kind, _, name = server.partition(":")[0].rpartition("/")
     sections: list[tuple[str, EnvConfig]] = [("train", env) for env in config.train.env]
     sections += [("eval", env) for env in config.eval.env]
     return [(own, env) for own, env in sections if env.name == name and kind in ("", own)]

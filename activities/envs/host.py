@@ -1,7 +1,7 @@
 """How the env server of a run is started and checked for health.
 
-One server per run and env name serves both training and evaluation, unless their sections need
-different servers.
+The servers per run and env name, one unless `workers` says otherwise, serve both training and
+evaluation, unless their sections need different servers.
 """
 
 import asyncio
@@ -30,12 +30,15 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
         raise ValueError(f"the run has no env {host.name!r}")
     kind, env = sections[0]
     address = f"tcp://127.0.0.1:{free_port()}"
+    scratch = ctx.scratch(f"env-{host.run_id}-{host.index}-{epoch}")
+    lag = scratch / "lag.json"
     input: dict[str, Any] = {
         "id": env.id,
         "args": env.args,
         "timeout_s": max(served.timeout_s for _, served in sections) + LONGEST_WAIT_S,
         "path": env.path,
         "log_level": env.log_level,
+        "lag": str(lag),
     }
 
     async def healthy() -> bool:
@@ -44,7 +47,6 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
     def start_limit() -> float:
         return max(load_times.start_limit(ctx.store, served) for _, served in sections)
 
-    scratch = ctx.scratch(f"env-{host.run_id}-{host.index}-{epoch}")
     # Command lines are visible to everyone on the machine.
     file = private_file(scratch / "server.json", json.dumps(input))
     return ServerSpec(
@@ -58,6 +60,7 @@ async def env_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpe
         # Unbuffered, so that an environment's output is in its log at once.
         env={**loading.process_env(env.path, scratch), "PYTHONUNBUFFERED": "1"},
         start_timeout_s=await asyncio.to_thread(start_limit),
-        log=env_log(host.run_id, kind, env.name),
+        log=env_log(host.run_id, kind, host.name.rpartition("/")[2]),
         grace_s=GRACE_S,
+        lag=lag,
     )

@@ -3,18 +3,35 @@
 Serves one environment to any number of rollouts, in one process. Tasks come with each request,
 so the same server serves training and evaluation. Ends with code 2 and one line of explanation
 if the environment does not load. The caller arranges the import path (`loading.process_env`).
+
+Where the config names a file for its `lag`, the server writes there, every LAG_EVERY_S, how late
+its event loop woke since: {"time", "event_loop_lag"}. Rollouts share that loop, and environment
+code that computes holds it up for all of them.
 """
 
 import argparse
+import asyncio
+import contextlib
 import json
 import logging
+import os
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ratchet.activities.envs import loading
+from ratchet.activities.runtime.lag import LoopLag
+
+if TYPE_CHECKING:
+    from verifiers.v1.serve import EnvServer
+
+LAG_AT_FIRST_S = 1.0
+"""A run that is over soon has a sample, too."""
+LAG_EVERY_S = 10.0
 
 
 class _Masked(logging.Formatter):
@@ -42,6 +59,37 @@ def set_up_logs(own: Sequence[str], level: str, secrets: Sequence[str] = ()) -> 
         logging.getLogger(name).setLevel(threshold)
 
 
+def write_lag(file: Path, lag: dict[str, float] | None) -> None:
+    """Replaces what `file` says, so that a reader sees the one or the other. Blocks."""
+    part = file.with_suffix(".part")
+    # A disk that is full ends no rollout for the sake of a gauge.
+    with contextlib.suppress(OSError):
+        part.write_text(json.dumps({"time": time.time(), "event_loop_lag": lag}))
+        os.replace(part, file)
+
+
+async def _measure(file: Path) -> None:
+    lag, rest = LoopLag(), LAG_AT_FIRST_S
+    lag.start()
+    while True:
+        await asyncio.sleep(rest)
+        await asyncio.to_thread(write_lag, file, lag.take())
+        rest = LAG_EVERY_S
+
+
+async def _serve(server: "EnvServer", lag: str | None) -> None:
+    measuring = asyncio.create_task(_measure(Path(lag))) if lag else None
+    await server.run()
+    if measuring is not None:
+        measuring.cancel()
+
+
+def _end_in_order(*_: Any) -> None:
+    """Has the event loop close what the environment opened; once, however often it is asked."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Serves until terminated."""
     parser = argparse.ArgumentParser(description="Serve one environment over ZMQ.")
@@ -50,32 +98,30 @@ def main() -> None:
         "--config",
         required=True,
         type=Path,
-        help='{"id", "args", "timeout_s", "path", "log_level"} as JSON',
+        help='{"id", "args", "timeout_s", "path", "log_level", "lag"} as JSON',
     )
     options = parser.parse_args()
     input = json.loads(options.config.read_text())
     secrets: list[str] = []
     own = loading.own_modules(input["id"], input.get("path"))
-    set_up_logs(own, input.get("log_level", "info"))
-    from verifiers.v1.serve import EnvServer, serve_env
+    level = input.get("log_level", "info")
+    set_up_logs(own, level)
+    from verifiers.v1.serve import EnvServer
 
     try:
         args = loading.with_variables(input["args"], secrets)
+        set_up_logs(own, level, secrets)
         config = loading.server_config(input["id"], args, input["timeout_s"])
-        # Built once here only to fail early: serving builds the same.
-        EnvServer(config, address="tcp://127.0.0.1:*").frontend.close()
+        server = EnvServer(config, address=options.address)
     except Exception as error:
         # The environment is the user's code: its errors are for the user to read.
         logging.getLogger(__name__).debug("environment does not load", exc_info=True)
         reason = loading.without(secrets, f"{type(error).__name__}: {error}")
         print(f"env server: {input['id']!r} does not load: {reason}", file=sys.stderr)
         sys.exit(2)
-    serve_env(
-        max_workers=1,
-        address=options.address,
-        config_data=config.model_dump(mode="json"),
-        log_setup=partial(set_up_logs, own, input.get("log_level", "info"), secrets),
-    )
+    signal.signal(signal.SIGTERM, _end_in_order)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_serve(server, input.get("lag")))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from ratchet.activities.contracts.rests import rest_after
 from ratchet.activities.contracts.roles import ServerRole
 from ratchet.activities.hosting import reaper
 from ratchet.activities.hosting.process import ServerProcess, describe_exit
+from ratchet.activities.hosting.server_lag import record_lag
 from ratchet.activities.hosting.spec import ServerSpec, SpecBuilder
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import failure_of, final
@@ -216,6 +217,7 @@ class HostActivities:
         started, spec = time.monotonic(), process.spec
         run_check = asyncio.create_task(self._until_run_closed(host.run_id))
         up: asyncio.Task[None] | None = None
+        lag = asyncio.create_task(record_lag(self.ctx.store, host, spec.lag)) if spec.lag else None
         try:
             await self._until_healthy(spec, process, run_check)
             log.info("%s is up after %.1f s", spec.name, time.monotonic() - started)
@@ -224,7 +226,7 @@ class HostActivities:
             up = asyncio.create_task(self._report_up(spec, host, report))
             await self._until_lost(spec, process, run_check, up)
         finally:
-            tasks = [task for task in (run_check, up) if task is not None]
+            tasks = [task for task in (run_check, up, lag) if task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

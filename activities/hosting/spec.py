@@ -34,7 +34,8 @@ class ServerSpec:
     not for `lost_after_s` is ended; one that is stopped has `grace_s` to end on its own. `model` is
     passed on in reports. `report_load` sends the load of a server that is up, forever; it raises
     ValueError if the server does not report its load. `log` is its log file, below RATCHET_HOME; ''
-    for a file of its host's own.
+    for a file of its host's own. `lag` is the file to which it writes its event-loop lag, {"time",
+    "event_loop_lag"}, if it measures it.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ServerSpec:
     grace_s: float = QUICK_GRACE_S
     report_load: Callable[[SendLoad], Awaitable[None]] | None = None
     log: str = ""
+    lag: Path | None = None
 
 
 SpecBuilder = Callable[[WorkerContext, HostInput, int], Awaitable[ServerSpec]]

@@ -423,15 +423,18 @@ class RolloutActivities:
                 post_batch = await self._judge(input.run_id, slots.post_batch)
                 task = await self._task_for_algorithm(input)
             key = keys.group(input.run_id, input.work.group)
-            ref = await asyncio.to_thread(self.ctx.store.committed, key)
+            ref, attempt = await asyncio.to_thread(self.ctx.store.committed, key), attempt_token()
             if ref is None:
                 began = time.monotonic()
                 document = await self._score_group(input, judge, post_batch, task)
                 document["scoring_s"] = time.monotonic() - began
                 ref = await asyncio.to_thread(
-                    self.ctx.store.put_json, key, document, attempt=attempt_token()
+                    self.ctx.store.put_json, key, document, attempt=attempt
                 )
-            return groups.result(await asyncio.to_thread(self.ctx.store.get_json, ref), ref)
+            # What was just written need not be read.
+            if ref.attempt != attempt:
+                document = await asyncio.to_thread(self.ctx.store.get_json, ref)
+            return groups.result(document, ref)
 
     async def _task_for_algorithm(self, input: FinalizeGroupInput) -> dict[str, Any] | None:
         """The group's task, where its algorithm looks at it."""

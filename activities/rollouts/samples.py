@@ -7,7 +7,7 @@ that holds it. Each sampled token that may train carries the policy version that
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -421,6 +421,7 @@ def to_document(rollout: Rollout) -> dict[str, Any]:
         "labels": rollout.labels,
         "tokens": sum(len(sample.token_ids) for sample in rollout.samples),
         "sampled_tokens": rollout.sampled_tokens,
-        "samples": [asdict(sample) for sample in rollout.samples],
+        # A deep copy would look at every token.
+        "samples": [dict(vars(sample)) for sample in rollout.samples],
         **rollout.record,
     }

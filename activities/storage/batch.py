@@ -11,7 +11,7 @@ has none of these except advantages, which it always has.
 """
 
 import io
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 SCHEMA_VERSION = 2
@@ -97,7 +97,9 @@ def encode_batch(samples: list[Sample]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.Table.from_pylist([asdict(sample) for sample in samples], schema=_schema())
+    schema = _schema()
+    columns = [pa.array([getattr(s, field.name) for s in samples], field.type) for field in schema]
+    table = pa.Table.from_arrays(columns, schema=schema)
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
     return sink.getvalue()
@@ -116,4 +118,22 @@ def decode_batch(data: bytes) -> list[Sample]:
             f"batch schema {version} is unknown (this build reads {', '.join(READABLE)}): another "
             "version of Ratchet wrote the batch; train on it with that version"
         )
-    return [Sample(**row) for row in table.to_pylist()]
+    columns = [_values(column) for column in table.columns]
+    rows = zip(*columns, strict=True)
+    return [Sample(**dict(zip(table.column_names, row, strict=True))) for row in rows]
+
+
+def _values(column: Any) -> list[Any]:
+    """The values of a column. Lists are cut out of all their items, since pyarrow makes an object
+    of its own of each item that it is asked for.
+    """
+    import pyarrow as pa
+
+    array = column.combine_chunks()
+    if not pa.types.is_list(array.type):
+        values: list[Any] = array.to_pylist()
+        return values
+    items = array.values.to_numpy(zero_copy_only=False).tolist()
+    ends = array.offsets.to_pylist()
+    spans = zip(ends, ends[1:], array.is_valid().to_pylist(), strict=False)
+    return [items[start:stop] if there else None for start, stop, there in spans]

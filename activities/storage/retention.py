@@ -1,14 +1,17 @@
-"""What of a run may be deleted: weights, checkpoints, batches with the scores of their tokens.
-Decides by number alone, and leaves alone what has an unreadable name or a damaged marker.
+"""What of a run may be deleted: weights, checkpoints, batches with the scores of their tokens,
+rollouts with their groups. Decides by number alone, and leaves alone what has an unreadable name or
+a damaged marker.
 
-Invariant: everything that the run could still be resumed from stays. Deleting something twice, or
-from two attempts at once, is not an error.
+Invariant: everything that the run could still be resumed from stays, and so does every group that a
+state of the run names, the present one or a checkpoint's. Deleting something twice, or from two
+attempts at once, is not an error.
 """
 
 import contextlib
+import json
 import re
-from collections.abc import Container, Iterable
-from typing import Literal
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any, Literal
 
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
@@ -17,6 +20,11 @@ LEAST_KEPT = 2
 """Versions always kept: the newest, and the one that engines serve until it is pushed."""
 
 _NUMBERED = re.compile(r"(?:v|step-)(\d+)(?:\.parquet)?(?:\.e\d+)?")
+_CUT = re.compile(r"step-(\d+)-[0-9a-f]+\.json")
+_GROUP = re.compile(r"(\d+)(?:\.\d+)?(?:\.json)?")
+_EVAL = re.compile(r"(\d+)-\d+")
+_NAMED_GROUP = re.compile(r"(?:^|/)train/(\d+)(?=[./@]|$)")
+_NAMED_EVAL = re.compile(r"(?:^|/)(\d+-\d+)/")
 
 
 def number_of(key: str) -> int | None:
@@ -102,3 +110,99 @@ def prune_batches(store: ArtifactStore, run: str, before_step: int) -> None:
         for step in sorted(result):
             if step <= before_step:
                 _delete(store, result[step])
+
+
+def _texts(state: Any) -> Iterator[str]:
+    """Every text in JSON data, keys among them."""
+    if isinstance(state, str):
+        yield state
+    elif isinstance(state, dict):
+        yield from state
+        for value in state.values():
+            yield from _texts(value)
+    elif isinstance(state, list):
+        for value in state:
+            yield from _texts(value)
+
+
+def settled_below(state: dict[str, Any]) -> int:
+    """The train counter below which a run's state names no group, and every group was admitted:
+    each was shipped or came to nothing, so that no later state names one either. 0 for a state in
+    which that cannot be told.
+    """
+    generations = state.get("dispatch", {}).get("generations", [])
+    admitted = max((one["lease"]["next_train"] for one in generations), default=0)
+    named = (_NAMED_GROUP.search(text) for text in _texts(state))
+    return min([admitted, *(int(match[1]) for match in named if match)])
+
+
+def states_of(store: ArtifactStore, run: str, step: int) -> list[dict[str, Any]]:
+    """The run's state in each checkpoint of a step: several where trainers came to other bits. One
+    that cannot be read is empty.
+    """
+    result: list[dict[str, Any]] = []
+    for key in _numbered(store, keys.checkpoints(run)).get(step, []):
+        try:
+            document = json.loads(store.read_file(store.require(key), keys.RUN_STATE_FILE))
+            result.append(document.get("state", {}))
+        except (FileNotFoundError, CorruptArtifact, ValueError):
+            result.append({})
+    return result
+
+
+def _cut_for(store: ArtifactStore, run: str, after_step: int) -> Iterator[int]:
+    """Train counters of the groups that were cut for steps after `after_step`."""
+    for key in store.committed_keys(keys.step_groups(run, 0, "").rpartition("/")[0]):
+        match = _CUT.fullmatch(key.rpartition("/")[2])
+        if match and int(match[1]) > after_step:
+            try:
+                groups = store.get_json(store.require(key))["groups"]
+            except (FileNotFoundError, CorruptArtifact):
+                # Nobody knows which they were: all stay.
+                groups = ["train/0"]
+            for group in groups:
+                yield int(group.removeprefix("train/").partition(".")[0])
+
+
+def prune_rollouts(
+    store: ArtifactStore,
+    run: str,
+    newest: int,
+    keep: int | Literal["all"],
+    states: Sequence[dict[str, Any]],
+    oldest: int,
+) -> None:
+    """Deletes rollouts and groups of steps that are neither among the `keep` up to `newest` nor
+    after `oldest`, the oldest checkpoint's; of evals likewise. What one of `states` needs stays,
+    which are those of that checkpoint and of now; an empty one may need anything.
+    """
+    if keep == "all" or (last := min(newest - keep, oldest)) < 0 or not all(states):
+        return
+    below = min([settled_below(state) for state in states] + [*_cut_for(store, run, last)])
+    places = [f"{keys.run_folder(run)}/{kind}" for kind in ("groups", "rollouts")]
+    _delete(store, _old_groups(store.committed_keys(f"{places[0]}/train"), below))
+    for folder in _old_groups(store.folders(f"{places[1]}/train"), below):
+        store.delete_folder(f"{places[1]}/train/{folder}")
+    for place in places:
+        for epoch in store.folders(f"{place}/eval"):
+            match = _EVAL.fullmatch(epoch)
+            old = match is not None and int(match[1]) <= last
+            if old and not any(_needs_eval(state, epoch) for state in states):
+                store.delete_folder(f"{place}/eval/{epoch}")
+
+
+def _needs_eval(state: dict[str, Any], epoch: str) -> bool:
+    """Whether an eval is open, is being finalized, is the last of its env, or may begin yet: then
+    it is of the state's step at least.
+    """
+    step = int(epoch.partition("-")[0])
+    named = {name for text in _texts(state) for name in _NAMED_EVAL.findall(text)}
+    needed = {*named, *state.get("evals", {}).get("finalizing", [])}
+    return step >= state.get("steps", {}).get("step", 0) or not needed.isdisjoint({epoch, step})
+
+
+def _old_groups(names: Iterable[str], below: int) -> Iterator[str]:
+    for name in names:
+        match = _GROUP.fullmatch(name.rpartition("/")[2])
+        if match and int(match[1]) < below:
+            yield name

@@ -85,7 +85,9 @@ class Usage(BaseModel):
 
 
 class LagSample(BaseModel):
-    """Event-loop lag and usage of a worker other than a rollout worker, at one moment."""
+    """Event-loop lag and usage of a worker other than a rollout worker, or the lag of an env
+    server, at one moment.
+    """
 
     model_config = ConfigDict(
         extra="allow",
@@ -102,10 +104,15 @@ class LagSample(BaseModel):
         },
     )
     time: float = Field(description="Unix time in seconds.")
-    source: str = Field(description="The worker process that took the sample.")
-    role: LagRole = Field(description="The worker's role.")
+    source: str = Field(
+        description="The worker process that took the sample; 'env-server-<name>-…' for the env "
+        "server that it is of."
+    )
+    role: LagRole = Field(description="The worker's role, or that of the server's worker.")
     event_loop_lag: LoopLag | None = None
-    usage: Usage | None = Field(default=None, description="Null for samples of older builds.")
+    usage: Usage | None = Field(
+        default=None, description="Null for env servers, and for samples of older builds."
+    )
 
 
 class GaugeSample(BaseModel):

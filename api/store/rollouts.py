@@ -357,6 +357,16 @@ class Rollouts:
                 return text
         return None
 
+    def _why_none(self, run_id: str, step: int) -> str | None:
+        """Why there is no rollout of a step; None where there is, or where it had none."""
+        if (missing := self._steps.missing(run_id, step)) is not None:
+            return missing
+        group = None
+        for group in self._trained_at(run_id, step):
+            if self._has(group.attempt, group.group):
+                return None
+        return f"retention.rollouts has removed those of step {step}" if group else None
+
     def page(self, run_id: str, wanted: Wanted, after: str | None, limit: int) -> RolloutPage:
         """Rollouts after the one with id `after`, at most `limit`. A page may be short, or empty,
         and still have a cursor.
@@ -368,7 +378,7 @@ class Rollouts:
         damaged: list[str] = []
         last = after
         of_step = wanted.step if wanted.kind != "eval" and wanted.group is None else None
-        note = self._steps.missing(run_id, of_step) if of_step is not None else None
+        note = self._why_none(run_id, of_step) if of_step is not None else None
 
         def page(cursor: str | None) -> RolloutPage:
             more = cursor is not None

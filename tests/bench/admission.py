@@ -1,9 +1,10 @@
 """`make bench-admission`: what an admission costs the scheduler beside groups in flight.
 
 For each of FLIGHTS (100 1000 4000) as many groups of two are in flight; then COUNT (500) times one
-ends, another is admitted, and the gauges that ride in its activity's input are made. The last line
-of stdout is one JSON object: by groups in flight, milliseconds of the median and of the 99th
-percentile.
+ends, another is admitted, and the gauges that ride in its activity's input are made. Once more none
+are in flight, and as many wait to be rolled out again, as after a pause. The last line of stdout is
+one JSON object: `in_flight` and `requeued`, each by groups, milliseconds of the median and of the
+99th percentile.
 """
 
 import json
@@ -36,9 +37,18 @@ def crowded(groups: int, count: int) -> tuple[Scheduler, list[Part]]:
     return scheduler, [admitted(scheduler) for _ in range(groups)]
 
 
-def measure(groups: int, count: int) -> list[float]:
-    """Milliseconds of each of `count` admissions beside `groups` in flight."""
-    scheduler, parts = crowded(groups, count)
+def requeued(groups: int, count: int) -> tuple[Scheduler, list[Part]]:
+    """A scheduler with room for one group, for which `groups` and `count` others wait."""
+    scheduler = Scheduler(config(), EXAMPLES, Lease(next_train=groups + count))
+    waiting = [f"train/{number}.1" for number in range(groups + count)]
+    scheduler.on_control(
+        Control(seq=0, permits=SIZE, train_limit=1, put_backs=waiting, engines=ENGINES, envs=ENVS)
+    )
+    return scheduler, []
+
+
+def measure(scheduler: Scheduler, parts: list[Part], count: int) -> list[float]:
+    """Milliseconds of each of `count` admissions beside `parts` in flight."""
     took = []
     for _ in range(count):
         began = time.perf_counter()
@@ -54,11 +64,13 @@ def measure(groups: int, count: int) -> list[float]:
 def main() -> None:
     """Prints the result."""
     count = int(os.environ.get("COUNT", "500"))
-    result = {}
-    for groups in (int(number) for number in os.environ.get("FLIGHTS", "100 1000 4000").split()):
-        took = measure(groups, count)
-        centile = statistics.quantiles(took, n=100)[-1]
-        result[groups] = {"median_ms": statistics.median(took), "p99_ms": centile}
+    result: dict[str, dict[int, dict[str, float]]] = {}
+    for name, begun in (("in_flight", crowded), ("requeued", requeued)):
+        for groups in map(int, os.environ.get("FLIGHTS", "100 1000 4000").split()):
+            took = measure(*begun(groups, count), count)
+            centile = statistics.quantiles(took, n=100)[-1]
+            times = {"median_ms": statistics.median(took), "p99_ms": centile}
+            result.setdefault(name, {})[groups] = times
     print(json.dumps(result))
 
 

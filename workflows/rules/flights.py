@@ -21,11 +21,14 @@ Cause = Literal["", "stale", "overload", "damaged", "pause", "stop"]
 
 @dataclass
 class PartProgress:
-    """One activity's share of a group: `size` rollouts, of which `ended` hold no permit."""
+    """One activity's share of a group: `size` rollouts, of which `ended` hold no permit, on the
+    env server at `address`; '' while it has none.
+    """
 
     size: int
     ended: int = 0
     done: bool = False
+    address: str = ""
 
 
 @dataclass
@@ -84,6 +87,8 @@ class Flights(Mapping[str, Flight]):
         self._versions: Counter[int] = Counter()
         self.load: Counter[int] = Counter()
         """Rollouts that an engine, by index, has or will have to serve."""
+        self.served: Counter[str] = Counter()
+        """Rollouts that an env server, by address, has to serve."""
 
     def __getitem__(self, group: str) -> Flight:
         return self._flights[group]
@@ -145,6 +150,7 @@ class Flights(Mapping[str, Flight]):
         assert part.ended <= ended <= part.size
         self._count(flight, -1)
         flight.ended += ended - part.ended
+        self._serve(part.address, part.ended - ended)
         part.ended = ended
         self._count(flight, 1)
 
@@ -166,6 +172,18 @@ class Flights(Mapping[str, Flight]):
         self._count(flight, -1)
         flight.engine = engine
         self._count(flight, 1)
+
+    def serve(self, flight: Flight, first: int, address: str) -> None:
+        """What is left of a part goes to the env server at `address`."""
+        part = flight.parts[first]
+        self._serve(part.address, part.ended - part.size)
+        self._serve(address, part.size - part.ended)
+        part.address = address
+
+    def _serve(self, address: str, rollouts: int) -> None:
+        self.served[address] += rollouts
+        if not (address and self.served[address]):
+            del self.served[address]
 
     def remove(self, flight: Flight) -> None:
         """A group is delivered."""

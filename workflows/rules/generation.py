@@ -175,7 +175,9 @@ class Generation:
 
     def attempt(self, part: Part) -> Attempt:
         """A part's first attempt; it has no address if its env may not be used now."""
-        return Attempt(part.work, part.engine, self.scheduler.places.address(part.work))
+        attempt = Attempt(part.work, part.engine, first=part.first)
+        self._serve(attempt)
+        return attempt
 
     def has_place(self, attempt: Attempt) -> bool:
         """Whether there is an engine and an env server that the attempt may use."""
@@ -203,7 +205,13 @@ class Generation:
         # The rest of the group follows, for the prefix cache.
         attempt.engine = engine
         self.flights.move(self.flights[attempt.work.group], engine)
-        attempt.address = self.scheduler.places.address(attempt.work)
+        if not attempt.finalizing:
+            self._serve(attempt)
+
+    def _serve(self, attempt: Attempt) -> None:
+        """Has the attempt use the least loaded env server, if there is one."""
+        attempt.address = self.scheduler.address(attempt.work)
+        self.flights.serve(self.flights[attempt.work.group], attempt.first, attempt.address)
 
     def on_failed(self, attempt: Attempt, kind: str, reason: str) -> bool:
         """An activity failed by `kind`; True if a server was lost, so that a wait and a new place

@@ -2,6 +2,7 @@
 
 Invariants:
 
+- Of several servers that may take work, the least loaded one does.
 - A server that an activity found gone is avoided by all while the activity waits, and then tried
   once more, since a dropped connection does not mean a dead server.
 - Found gone again, it is reported to the run and avoided for good: the run lists a restarted server
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from ratchet.activities.contracts import names
+from ratchet.activities.contracts.roles import workers_of
 from ratchet.activities.contracts.rollouts import EngineTarget, GroupWork
 from ratchet.workflows.protocol.messages import EnvTarget, LostServer
 
@@ -24,11 +26,13 @@ completed rollouts, and others may go first; the run itself waits for its server
 """
 MAX_RELOCATIONS = 20
 """How often an activity is retried after its engine or env server was lost."""
+NO_LOAD: Mapping[str, int] = {}
 
 
 @dataclass
 class Attempt:
-    """Where one activity of a group is tried, and how it fares.
+    """Where one activity of a group is tried, and how it fares; it rolls out the part that begins
+    with rollout `first`, or is `finalizing` the group.
 
     `losses` counts the servers that it found gone, `here` those since it was moved: rollouts move
     as often as they must, while a `finalizing` group tries only the first place twice. After the
@@ -39,6 +43,7 @@ class Attempt:
     engine: EngineTarget
     address: str = ""
     finalizing: bool = False
+    first: int = 0
     losses: int = 0
     here: int = 0
     forgiven: object = None
@@ -47,10 +52,12 @@ class Attempt:
 
 class Places:
     """The servers that the run listed last, except those that are avoided: engines by index and
-    epoch, env servers by address.
+    epoch, env servers by address. `workers` says how many servers an env has, by its name; one
+    that is not in it has one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workers: Mapping[str, int] | None = None) -> None:
+        self._workers = workers or {}
         self.engines: list[EngineTarget] = []
         self.envs: dict[str, EnvTarget] = {}
         self._avoided: set[object] = set()
@@ -60,26 +67,35 @@ class Places:
         usable = [e for e in self.engines if (e.index, e.epoch) not in self._avoided]
         return min(usable, key=lambda e: (load.get(e.index, 0), e.index), default=None)
 
-    def _target(self, work: GroupWork) -> EnvTarget | None:
-        """The server for a group: one for its kind alone, else the env's."""
-        return self.envs.get(f"{work.kind}/{work.env}") or self.envs.get(work.env)
+    def _targets(self, work: GroupWork) -> list[EnvTarget]:
+        """The servers for a group: those for its kind alone, else the env's."""
+        for server in (f"{work.kind}/{work.env}", work.env):
+            named = workers_of(server, self._workers.get(work.env, 1))
+            if targets := [self.envs[name] for name in named if name in self.envs]:
+                return targets
+        return []
 
-    def address(self, work: GroupWork) -> str:
-        """Address of the env server for a group; '' if it may not take work."""
-        target = self._target(work)
-        return "" if target is None or target.address in self._avoided else target.address
+    def address(self, work: GroupWork, load: Mapping[str, int] = NO_LOAD) -> str:
+        """Address of the env server for a group that has the least `load` (by address); '' if none
+        may take work.
+        """
+        addresses = [target.address for target in self._targets(work)]
+        usable = [address for address in addresses if address not in self._avoided]
+        return min(usable, key=lambda address: load.get(address, 0), default="")
 
     def leave(self, attempt: Attempt, kind: str, reason: str) -> LostServer | None:
         """Avoids the server that the attempt found gone; returns what to report to the run."""
         attempt.losses += 1
         attempt.here += 1
-        again, engine, target = attempt.here == 1, attempt.engine, self._target(attempt.work)
+        again, engine = attempt.here == 1, attempt.engine
+        targets = {target.address: target for target in self._targets(attempt.work)}
+        target = targets.get(attempt.address)
         gone: object = attempt.address
         lost = None
         if kind == names.ENGINE_LOST:
             gone = engine.index, engine.epoch
             lost = LostServer("engine", engine.index, engine.epoch, reason)
-        elif target is not None and target.address == attempt.address and target.epoch > 0:
+        elif target is not None and target.epoch > 0:
             lost = LostServer("env", target.index, target.epoch, reason)
         self._avoided.add(gone)
         attempt.forgiven = gone if again or lost is None else None

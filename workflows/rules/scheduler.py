@@ -20,11 +20,13 @@ from ratchet.workflows.protocol.state import Lease, Shares
 from ratchet.workflows.rules.flights import Flight, Flights
 from ratchet.workflows.rules.placement import Places
 from ratchet.workflows.rules.rate_limits import BurstCap, RateLimiter, burst_of
+from ratchet.workflows.rules.requeued import Requeued
 from ratchet.workflows.rules.sources import (
     TrainSource,
     eval_group,
     eval_work,
     interleave,
+    train_counter,
     train_group,
 )
 
@@ -55,6 +57,14 @@ def _mean(counts: Mapping[int, int]) -> float:
     )
 
 
+def _env_workers(config: RunConfig) -> dict[str, int]:
+    """How many servers an env may have, by its name."""
+    counts: dict[str, int] = {}
+    for env in (*config.train.env, *config.eval.env):
+        counts[env.name] = max(counts.get(env.name, 1), env.workers)
+    return counts
+
+
 class Scheduler:
     """Permits, modes and cursors of one dispatch generation."""
 
@@ -71,9 +81,8 @@ class Scheduler:
         frozen = (env.name for env in config.train.env if config.is_frozen(env.name))
         self.flights = Flights(frozenset(frozen))
         self.next_train = lease.next_train
-        self.put_backs = lease.put_backs
-        self._ahead = set(lease.ahead)
-        self.places = Places()
+        self.requeued = Requeued(lease, self._line_of)
+        self.places = Places(_env_workers(config))
         self.eval_cursors = dict(lease.evals)
         self.limiter = RateLimiter(None, config.largest_part, lease.tokens, lease.tokens_at)
         self.burst_cap = BurstCap(lease.burst_base, lease.burst_at)
@@ -89,6 +98,7 @@ class Scheduler:
             return False
         self.control = control
         self.places.engines, self.places.envs = control.engines, control.envs
+        self.requeued.on_control(control)
         self.limiter.per_minute = control.tasks_per_minute
         # A finished epoch never returns: without this the cursor would grow with every eval.
         self.eval_cursors = {e.epoch: self.eval_cursors.get(e.epoch, 0) for e in control.evals}
@@ -157,8 +167,8 @@ class Scheduler:
         """What has not been admitted."""
         return Lease(
             next_train=self.next_train,
-            put_backs=self.put_backs,
-            ahead=sorted(self._ahead),
+            put_backs=self.requeued.below,
+            ahead=sorted(self.requeued.ahead),
             tokens=self.limiter.tokens,
             tokens_at=self.limiter.at,
             burst_base=self.burst_cap.base,
@@ -212,10 +222,14 @@ class Scheduler:
         """The least loaded engine that may take work."""
         return self.places.engine(self.flights.load)
 
+    def address(self, work: GroupWork) -> str:
+        """Address of the least loaded env server that may take a group; '' if there is none."""
+        return self.places.address(work, self.flights.served)
+
     def next_eval(self) -> GroupWork | None:
         """The next eval group whose env is up; None if there is no such work."""
-        evals = interleave(self.control.evals, self.eval_cursors)
-        return next((work for work in evals if self.places.address(work)), None)
+        up = [e for e in self.control.evals if self.places.address(eval_work(e, 0))]
+        return next(interleave(up, self.eval_cursors), None)
 
     def next_put_back(self, kind: str) -> GroupWork | None:
         """The put-back group of `kind` that waits longest; None if there is none, or if it is a
@@ -223,17 +237,23 @@ class Scheduler:
         """
         if kind == "train" and self.control.train_limit == 0:
             return None
-        first = self.put_backs - self.control.put_backs_before
-        assert first >= 0, "a put-back group was dropped before it was admitted"
-        for place, group in enumerate(self.control.put_backs[first:], start=self.put_backs):
-            if place in self._ahead or not group.startswith(f"{kind}/"):
-                continue
-            work = self._put_back_work(group)
-            if work is None:
-                self._take_put_back(group)
-            elif self.places.address(work):
-                return work
-        return None
+        dropped = self.control.put_backs_before - self.requeued.below
+        assert dropped <= 0, "a put-back group was dropped before it was admitted"
+        while True:
+            for group in self.requeued.heads(kind):
+                if (work := self._put_back_work(group)) is None:
+                    self.requeued.take(group)
+                    break
+                if self.places.address(work):
+                    return work
+            else:
+                return None
+
+    def _line_of(self, group: str) -> str:
+        """What requeued groups wait for together: an env, or an eval of one."""
+        if group.startswith("eval/"):
+            return eval_group(group)[0]
+        return self._source.env_of(train_counter(group)[0])
 
     def _put_back_work(self, group: str) -> GroupWork | None:
         """The work of a put-back group; None if its eval is over."""
@@ -242,18 +262,6 @@ class Scheduler:
         name, example = eval_group(group)
         epoch = next((e for e in self.control.evals if e.epoch == name), None)
         return eval_work(epoch, example) if epoch is not None else None
-
-    def _take_put_back(self, group: str) -> bool:
-        """Crosses a group off the put-back list; False if it is not on it."""
-        waiting = self.control.put_backs[self.put_backs - self.control.put_backs_before :]
-        places = [k for k, name in enumerate(waiting, start=self.put_backs) if name == group]
-        if not (left := [place for place in places if place not in self._ahead]):
-            return False
-        self._ahead.add(left[0])
-        while self.put_backs in self._ahead:
-            self._ahead.discard(self.put_backs)
-            self.put_backs += 1
-        return True
 
     def next_train_group(self) -> GroupWork | None:
         """The next train group that the limit allows; None if there is none."""
@@ -322,7 +330,7 @@ class Scheduler:
 
     def _enter(self, flight: Flight) -> None:
         group = flight.work.group
-        if not self._take_put_back(group):
+        if not self.requeued.take(group):
             if flight.work.kind == "eval":
                 self.eval_cursors[eval_group(group)[0]] = flight.work.example + 1
             else:

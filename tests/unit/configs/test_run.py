@@ -14,6 +14,7 @@ from ratchet.configs.run import data_of
         ({"log_level": "debug"}, True),
         ({"start_timeout_s": 900}, True),
         ({"ratio": 3}, True),
+        ({"workers": 4}, True),
         ({"args": {"n": 1}}, False),
     ],
 )

@@ -330,6 +330,11 @@ class Generation:
         """A permit is held by a rollout that runs, and no server is avoided without a reason."""
         held = sum(flight.executing for flight in self.decides.flights.values())
         assert held == sum(work.size - work.told for work in self.parts)
+        served = Counter[str]()
+        for work in self.parts:
+            served[work.attempt.address] += work.size - work.told
+        del served[""]
+        assert self.decides.flights.served == +served, "an env server's load is not what it serves"
         for engine in self.scheduler.control.engines:
             key = (engine.index, engine.epoch)
             rests = any(w.doing == "rest" and _at(w.attempt.engine, key) for w in self.works)

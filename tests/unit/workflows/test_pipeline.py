@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ratchet.activities.contracts import names
+from ratchet.activities.storage.retention import settled_below
 from ratchet.configs.load import validate
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.rules.sources import train_counter
@@ -41,6 +42,7 @@ options = st.fixed_dictionaries(
         "rate": st.sampled_from([None, None, 60]),
         "burst": st.sampled_from([None, None, 4, "auto"]),
         "stopped": st.sampled_from([False, False, True]),
+        "workers": st.sampled_from([1, 2, 3]),
     }
 )
 
@@ -54,7 +56,7 @@ def config(of: dict[str, Any]) -> RunConfig:
             "inference": {"engines": 2},
             "train": {
                 "env": [
-                    {"id": "a", "ratio": 2, "group_size": 2},
+                    {"id": "a", "ratio": 2, "group_size": 2, "workers": of["workers"]},
                     {"id": "b", "group_size": 4, "curriculum": pool},
                 ],
                 "max_lag": of["lag"],
@@ -315,6 +317,7 @@ class Pipeline(RuleBasedStateMachine):
 
     world: World
     stopped: bool
+    settled = 0
 
     @initialize(of=options)
     def begin(self, of: dict[str, Any]) -> None:
@@ -351,6 +354,15 @@ class Pipeline(RuleBasedStateMachine):
             generation.check()
         self.world.check()
         assert max(Counter(self.world.waiting).values(), default=1) == 1
+
+    @invariant()
+    def what_is_settled_never_comes_back(self) -> None:
+        """Whatever retention takes for settled was shipped or came to nothing, and stays so."""
+        state = self.world.state
+        settled = settled_below({"dispatch": asdict(state.dispatch), "train": asdict(state.train)})
+        assert settled >= self.settled, "a settled group is named again"
+        assert self.world.spent.keys() >= set(range(settled)), "a group in use counts as settled"
+        self.settled = settled
 
     def teardown(self) -> None:
         if hasattr(self, "world"):

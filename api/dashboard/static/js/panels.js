@@ -154,7 +154,7 @@ export const PANELS = [
 	{
 		id: "lag", section: "Speed and system",
 		title: "Event-loop lag",
-		note: "99th percentile of the event-loop lag of each role's worst worker, seconds.",
+		note: "99th percentile of the event-loop lag of each role's worst worker, or for env of its worst env server, seconds.",
 		unit: "s",
 		zero: true,
 		series: ({ roles }) => roles.map((role) => gauge(role, (g) => g.event_loop_lag?.p99, { role, worst: true })),

@@ -1,11 +1,13 @@
 """A real env server: starts, answers, notices what it cannot serve, and can be killed."""
 
 import asyncio
+import json
 import logging
 import os
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,12 @@ async def test_start_answer_kill(tmp_path: Path) -> None:
                 await asyncio.sleep(0.2)
         async with EnvConnections().use(spec.address) as connection:
             assert await connection.client.health(timeout=30)
+            assert spec.lag is not None
+            async with asyncio.timeout(60):
+                while not spec.lag.exists():
+                    await asyncio.sleep(0.1)
+            sample = json.loads(spec.lag.read_text())
+            assert abs(sample["time"] - time.time()) < 99 and sample["event_loop_lag"]["n"] >= 1
             os.kill(process.pid, signal.SIGSTOP)
             assert await probe(spec.address, 0.5) == "silent"
             os.kill(process.pid, signal.SIGCONT)

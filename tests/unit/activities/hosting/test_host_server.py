@@ -26,10 +26,12 @@ from ratchet.activities.contracts import names
 from ratchet.activities.contracts.hosting import HostInput, HostReport
 from ratchet.activities.contracts.logs import LOG_BYTES
 from ratchet.activities.hosting import activities as hosting
-from ratchet.activities.hosting import reaper
+from ratchet.activities.hosting import reaper, server_lag
 from ratchet.activities.hosting.activities import HostActivities
 from ratchet.activities.hosting.spec import ServerSpec
 from ratchet.activities.runtime.context import WorkerContext
+from ratchet.activities.storage import series
+from ratchet.activities.storage.store import ArtifactStore
 from ratchet.worker.compat import Worker
 from tests.unit.activities.hosting import servers
 
@@ -131,6 +133,7 @@ class Stack:
             model=f"m-{epoch}",
             start_timeout_s=servers.WITHIN_S,
             lost_after_s=self.lost_after_s,
+            lag=ctx.home / "lag.json",
         )
 
     def worker(self) -> Worker:
@@ -185,10 +188,16 @@ async def test_up_down_and_up_again_until_the_run_ends(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosting, "RUN_CHECK_EVERY_S", 0.5)
+    monkeypatch.setattr(server_lag, "LOOKS_EVERY_S", 0.05)
+    (tmp_path / "lag.json").write_text('{"time": 1.5, "event_loop_lag": {"max": 0.25}}')
     stack = Stack(client, tmp_path, _serve)
     async with stack.worker():
         await stack.open()
         (up,) = await stack.reports(1)
+        async with asyncio.timeout(servers.WITHIN_S):
+            while not (kept := series.page(ArtifactStore(str(tmp_path)), stack.run_id, 0.0, 9)[0]):
+                await asyncio.sleep(0.1)
+        assert [sample["time"] for sample in kept] == [1.5], "what the server measures of itself"
         assert (up.state, up.epoch, up.model, up.queue) == ("up", 11, "m-11", "own")
         log = tmp_path / "logs" / f"{stack.run_id}-engine-0.log"
         os.truncate(log, LOG_BYTES + 1)

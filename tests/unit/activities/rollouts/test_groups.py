@@ -244,3 +244,30 @@ async def test_slots_and_flag_come_from_the_run(tmp_path: Path) -> None:
     assert broken.error == "require_full_group: 1 of 4 rollouts failed: Lost: worker died"
     whole = await finalize(2, "whole", [0.0, 1.0], 2)
     assert (whole.survivors, whole.trainable, whole.error) == (2, 2, "")
+
+
+@pytest.mark.parametrize("kind", ["train", "eval"])
+async def test_a_group_that_was_just_written_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    """And a later call, which reads it, has the same result."""
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    envs, slots = {"env": [{"id": "reverse-text"}]}, {"pre_batch": [], "post_batch": []}
+    config = validate({"max_steps": 1, "train": envs, "eval": envs, "filters": slots})
+    ctx.store.put_json(keys.config("r"), config.model_dump(mode="json"))
+    read: list[str] = []
+    get = ctx.store.get
+
+    def watched(ref: ArtifactRef, *, schema: int = 1) -> bytes:
+        read.append(ref.key)
+        return get(ref, schema=schema)
+
+    monkeypatch.setattr(ctx.store, "get", watched)
+    work = GroupWork("train/0" if kind == "train" else "eval/0-0/a/0", kind, "reverse-text", 0, 3)
+    for index, rollout in enumerate([_rollout(0.25), _rollout(1.0), _rollout(0.0, error=BROKEN)]):
+        ctx.store.put_json(keys.rollout("r", work.group, index), rollout)
+    given, rooms = FinalizeGroupInput("r", work, 3), RolloutActivities(ctx)
+    first = await ActivityEnvironment().run(rooms.finalize_group, given)
+    assert keys.group("r", work.group) not in read and len(read) >= 3
+    again = await ActivityEnvironment().run(rooms.finalize_group, given)
+    assert again == first and keys.group("r", work.group) in read

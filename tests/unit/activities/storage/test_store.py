@@ -1,13 +1,20 @@
 """The artifact store: commit markers, fencing, verification."""
 
+import io
 import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ratchet.activities.rollouts import groups
 from ratchet.activities.storage import keys
-from ratchet.activities.storage.batch import Sample, decode_batch, encode_batch
+from ratchet.activities.storage.batch import Sample, _schema, decode_batch, encode_batch
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact, StoreUnavailable
 
 
@@ -126,10 +133,6 @@ def test_batch_survives_its_file_bit_for_bit() -> None:
 
 
 def test_batch_of_another_schema_and_misaligned_samples_are_refused() -> None:
-    import io
-
-    import pyarrow.parquet as pq
-
     table = pq.read_table(io.BytesIO(encode_batch([sample()])))
     sink = io.BytesIO()
     pq.write_table(table.replace_schema_metadata({"ratchet.batch.schema": "99"}), sink)
@@ -159,3 +162,39 @@ def test_documents_of_a_later_schema_are_refused(store: ArtifactStore, key: str)
     ref = store.put_json(key, {"schema": groups.SCHEMA + 1, "group": "train/0"})
     with pytest.raises(CorruptArtifact, match=rf"{key}.*schema 2 is later than 1"):
         store.get_json(ref)
+
+
+def _streams(length: int) -> Any:
+    numbers = st.floats(allow_nan=False, allow_infinity=False)
+    return st.lists(numbers, min_size=length, max_size=length)
+
+
+@st.composite
+def _samples(draw: st.DrawFn) -> Sample:
+    length = draw(st.integers(0, 5))
+    streams = _streams(length)
+    return Sample(
+        group=draw(st.text(max_size=4)),
+        rollout=draw(st.integers(0, 9)),
+        env="a",
+        reward=draw(st.floats(allow_nan=False)),
+        temperature=1.0,
+        token_ids=draw(st.lists(st.integers(0, 2**31 - 1), min_size=length, max_size=length)),
+        loss_mask=draw(st.lists(st.booleans(), min_size=length, max_size=length)),
+        logprobs=draw(streams),
+        advantages=draw(streams),
+        versions=draw(st.lists(st.integers(-1, 9), min_size=length, max_size=length)),
+        rl_weights=draw(st.none() | streams),
+        ref_kl_weights=None,
+        ref_logprobs=draw(st.none() | streams),
+    )
+
+
+@given(st.lists(_samples(), max_size=4))
+def test_a_batch_comes_back_and_has_the_bytes_of_ever(samples: list[Sample]) -> None:
+    """A batch that an older build wrote is adopted only if its bytes are the same."""
+    data = encode_batch(samples)
+    table = pa.Table.from_pylist([asdict(sample) for sample in samples], schema=_schema())
+    pq.write_table(table, sink := io.BytesIO(), compression="zstd")
+    assert data == sink.getvalue()
+    assert repr(decode_batch(data)) == repr(samples), "to the type of each item"

@@ -319,3 +319,32 @@ async def test_socket_paths_are_short_and_fresh(tmp_path: Path) -> None:
     ctx.store.put_json(keys.config(host.run_id), CONFIG)
     spec = await trainer_spec(ctx, host, 2)
     assert spec.address.startswith("unix:///") and await spec.probe() is False
+
+
+def test_a_checkpoint_takes_old_rollouts_along(tmp_path: Path) -> None:
+    """As many steps' as the config says, and nothing that the oldest kept checkpoint names."""
+    ctx = context(tmp_path, tmp_path, retention={"rollouts": 2})
+    groups = [keys.group(RUN, f"train/{number}") for number in range(6)]
+
+    def state(step: int, ready: str) -> str:
+        generations = [{"lease": {"next_train": 6}}]
+        parts = {"steps": {"step": step}, "dispatch": {"generations": generations}}
+        return json.dumps({"state": {**parts, "train": {"ready": [ready]}, "evals": {}}})
+
+    def save(step: int, ready: str) -> list[str]:
+        (folder := tmp_path / f"step-{step}").mkdir()
+        (folder / keys.RUN_STATE_FILE).write_text(state(step, ready))
+        ctx.store.put_folder(keys.checkpoint(RUN, step), folder, attempt="t")
+        target = TrainerTarget(1, "unix://none")
+        input = SaveCheckpointInput(RUN, step, target, state(step, ready))
+        TrainerActivities(ctx)._prune(input, ctx.config(RUN))
+        return ctx.store.committed_keys(groups[0].rpartition("/")[0])
+
+    for key in groups:
+        ctx.store.put(key, b"")
+    for step, number in enumerate((0, 1, 2, 3, 4), start=1):
+        cut = {"step": step, "groups": [f"train/{number}"]}
+        ctx.store.put_json(keys.step_groups(RUN, step, "ab"), cut)
+    assert save(2, "train/1") == groups, "all steps are new"
+    assert save(4, "train/4") == groups[1:], "the checkpoint of step 2 may need one"
+    assert save(5, "train/5") == groups[3:], "steps 4 and 5 are kept"

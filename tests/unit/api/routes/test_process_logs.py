@@ -34,13 +34,14 @@ async def page(served: Served, run_id: str, **asked: Any) -> Any:
 async def test_each_source_is_the_log_of_its_process(served: Served) -> None:
     """Sections that share a server share a log; else `env:NAME` is the training one."""
     train = {"batch_size": 16, "group_size": 4, "env": [{"id": "a"}, {"id": "b"}]}
-    evals = {"env": [{"id": "a"}, {"id": "b", "args": {"n": 1}}, {"id": "c"}]}
+    evals = {"env": [{"id": "a"}, {"id": "b", "args": {"n": 1}}, {"id": "c", "workers": 2}]}
     run_id = (await served.start("logged", train=train, eval=evals))["id"]
     wrote = {
         "env:a": env_log(run_id, "train", "a"),
         "env:b": env_log(run_id, "train", "b"),
         "env:eval/b": env_log(run_id, "eval", "b"),
         "env:c": env_log(run_id, "eval", "c"),
+        "env:c:2": env_log(run_id, "eval", "c:2"),
         "orchestrator": orchestrator_log(run_id),
     }
     for source, path in wrote.items():

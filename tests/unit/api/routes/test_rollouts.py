@@ -193,6 +193,13 @@ async def test_a_step_without_rollouts_says_why(served: Served) -> None:
     assert pruned["data"] == [] and "retention.batches has removed" in pruned["note"]
     beyond = (await served.http.get(f"{url}?step=900&kind=train")).json()
     assert beyond["note"] == "no batch of step 900 has been written"
+    cut(served, run, 6, "train/2", "train/3")
+    group(served, run, "train/3", "easy", [1.0])
+    assert (await served.http.get(f"{url}?step=6")).json()["note"] is None
+    cut(served, run, 4, "train/0", "train/1")
+    gone = (await served.http.get(f"{url}?step=4")).json()
+    assert gone["data"] == []
+    assert gone["note"] == "retention.rollouts has removed those of step 4"
     for query in ("step=0", "step=5&kind=eval", "kind=train"):
         assert (await served.http.get(f"{url}?{query}")).json()["note"] is None, query
 

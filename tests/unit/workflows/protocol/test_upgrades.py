@@ -111,7 +111,7 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-ENV_KEYS_OF_5: dict[str, Any] = {"start_timeout_s": None, "log_level": "warning"}
+ENV_KEYS_OF_5: dict[str, Any] = {"start_timeout_s": None, "log_level": "warning", "workers": 1}
 
 
 def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
@@ -129,6 +129,8 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     assert config["when_all_fail"] == "continue", "a run of which everything failed went on"
     assert sampled["eval"].pop("client") == "tokens", "evals asked as train rollouts do"
     assert sampled["train"].pop("max_empty_batches") == 10 and sampled["eval"].pop("at_end") is True
+    retention = dict(config["retention"])
+    assert retention.pop("rollouts") == "all"
     added = {
         "when_all_fail": "continue",
         "monitor": {"heartbeat_url": None},
@@ -137,7 +139,8 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     }
     assert {key: config[key] for key in added} == added
     config = {key: value for key, value in config.items() if key not in added}
-    return {**config, **sampled, "model": model, "trainer": trainer, "inference": inference}
+    parts = {"model": model, "trainer": trainer, "inference": inference, "retention": retention}
+    return {**config, **sampled, **parts}
 
 
 def _without_revision(model: dict[str, Any]) -> dict[str, Any]:

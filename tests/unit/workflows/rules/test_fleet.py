@@ -100,6 +100,20 @@ def test_train_and_eval_that_differ_get_a_server_each() -> None:
     assert before == [(0, "a"), (1, "b"), (2, "c"), (3, "d")], "as runs of older builds have them"
 
 
+def test_workers_of_an_env_are_servers_each() -> None:
+    """Sections that share servers share as many as the larger number."""
+    train = [{"id": "a", "workers": 3}, {"id": "b"}, {"id": "c", "args": {"n": 1}, "workers": 2}]
+    evals = [{"id": "a"}, {"id": "b", "workers": 2}, {"id": "c"}]
+    made = config(train={"env": train}, eval={"env": evals})
+    hosts = [h for h in hosts_of(made) if h.role == "env"]
+    names = ["a", "a:2", "a:3", "b", "b:2", "train/c", "train/c:2", "eval/c"]
+    assert [(h.index, h.name) for h in hosts] == list(enumerate(names))
+    served = [[(kind, env.name) for kind, env in sections_of(made, name)] for name in names]
+    both = [("train", "a"), ("eval", "a")]
+    assert served[:3] == [both] * 3 and served[3:5] == [[("train", "b"), ("eval", "b")]] * 2
+    assert served[5:] == [[("train", "c")]] * 2 + [[("eval", "c")]]
+
+
 @pytest.mark.parametrize(
     "over",
     [

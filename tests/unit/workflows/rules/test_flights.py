@@ -74,6 +74,11 @@ class Changes(RuleBasedStateMachine):
         else:
             self.flights.move(flight, engine)
 
+    @precondition(lambda self: self._running)
+    @rule(data=st.data(), address=st.sampled_from(["", "tcp://a", "tcp://a2"]))
+    def serve(self, data: st.DataObject, address: str) -> None:
+        self.flights.serve(*data.draw(st.sampled_from(self._running)), address)
+
     @precondition(lambda self: any(not f.busy for f in self.flights.values()))
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
@@ -83,14 +88,19 @@ class Changes(RuleBasedStateMachine):
     def counts_are_those_of_a_walk(self) -> None:
         flights, every = self.flights, [*self.flights.values()]
         inflight, load, versions = Counter[str](), Counter[int](), Counter[int]()
+        served = Counter[str]()
         for flight in every:
             assert flight.ended == sum(part.ended for part in flight.parts.values())
             inflight[f"{flight.work.kind}/{flight.work.env}"] += flight.executing
             load[flight.engine.index] += SIZE - flight.ended
+            for part in flight.parts.values():
+                served[part.address] += part.size - part.ended
             if flight.work.kind == "train" and flight.work.env != "c":
                 versions[flight.version] += 1
         assert flights.inflight() == inflight and flights.versions() == versions
         assert +flights.load == +load
+        del served[""]
+        assert flights.served == +served, "and what nobody serves is forgotten"
         for kind in ("train", "eval"):
             mine = [f for f in every if f.work.kind == kind]
             assert flights.executing(kind) == sum(f.executing for f in mine)

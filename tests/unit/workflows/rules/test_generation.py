@@ -11,7 +11,7 @@ import pytest
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.contracts.rollouts import GroupResult
-from ratchet.workflows.protocol.messages import DispatchInput, LostServer
+from ratchet.workflows.protocol.messages import DispatchInput, EnvTarget, LostServer
 from ratchet.workflows.protocol.state import Lease
 from ratchet.workflows.rules.generation import GROUPS_PER_REPORT, Generation
 from ratchet.workflows.rules.placement import MAX_RELOCATIONS, Attempt
@@ -272,6 +272,40 @@ def test_activity_that_finds_no_server_for_good_is_given_up() -> None:
         assert not attempt.failure and g.on_failed(attempt, names.ENV_LOST, "gone")
         assert attempt.losses == number
     assert attempt.failure == f"abandoned after {MAX_RELOCATIONS} relocations: gone"
+
+
+def test_killing_one_of_an_envs_servers_loses_no_rollout() -> None:
+    """Rollouts are spread over three; those of the one that goes end on the others."""
+    made = config(train={"env": [{"id": "a", "workers": 3}], "batch_size": 8, "group_size": 2})
+    names_of_a = ("a", "a:2", "a:3")
+    servers = {name: EnvTarget(k, 1, f"tcp://{name}") for k, name in enumerate(names_of_a)}
+    first = control(0, permits=18, train_limit=9, envs=servers)
+    arg = DispatchInput("run", 7, made.model_dump(mode="json"), EXAMPLES, Queues(), Lease(), first)
+    g = Generation(made, arg)
+    parts = admitted_and_placed(g)
+    addresses = [attempt.address for _, attempt in parts]
+    assert addresses == [target.address for target in servers.values()] * 3, "spread evenly"
+    gone = [(part, attempt) for part, attempt in parts if attempt.address == "tcp://a:2"]
+    for _, attempt in gone:
+        assert g.on_failed(attempt, names.ENV_LOST, "gone") and g.has_place(attempt)
+    del servers["a:2"]
+    g.on_control(control(1, permits=18, train_limit=9, envs=servers))
+    for _, attempt in gone:
+        g.on_rested(attempt)
+        g.place(attempt)
+    assert [attempt.address for _, attempt in gone] == ["tcp://a", "tcp://a:3", "tcp://a"]
+    for part, _ in parts:
+        finish(g, part)
+    assert [(name, "", "") for name in names_of([part for part, _ in parts])] == delivered(g)
+    assert not g.flights.served and g.report().lost == []
+
+
+def admitted_and_placed(g: Generation) -> list[tuple[Part, Attempt]]:
+    """Every part that may start, and where it is tried."""
+    result = []
+    while isinstance(part := g.scheduler.admit(0.0), Part):
+        result.append((part, g.attempt(part)))
+    return result
 
 
 def test_env_that_is_lost_while_a_group_is_finalized_is_a_failure_like_any_other() -> None:

@@ -67,6 +67,28 @@ def test_env_server_is_reported_by_its_epoch_and_found_again_at_another_address(
     assert p.address(of("a")) == "tcp://a2"
 
 
+def test_least_loaded_of_an_envs_servers_is_used_and_one_that_is_lost_leaves_the_others() -> None:
+    p = Places({"a": 3})
+    p.envs = {
+        "a": EnvTarget(0, 1, "tcp://a"),
+        "a:3": EnvTarget(2, 1, "tcp://a3"),
+        "a:4": EnvTarget(4, 1, "tcp://a4"),
+        "b": EnvTarget(3, 1, "tcp://b"),
+    }
+    assert p.address(of("a")) == p.address(of("a"), {"tcp://a3": 1}) == "tcp://a"
+    assert p.address(of("a"), {"tcp://a": 4, "tcp://a3": 2}) == "tcp://a3"
+    assert p.address(of("b"), {"tcp://b": 9}) == "tcp://b"
+    attempt = Attempt(WORK, ENGINES[0], "tcp://a3")
+    p.leave(attempt, ENV_LOST, "gone")
+    assert p.address(of("a"), {"tcp://a": 99}) == "tcp://a"
+    p.forgive(attempt)
+    assert p.leave(attempt, ENV_LOST, "gone") == LostServer("env", 2, 1, "gone")
+    p.forgive(attempt)
+    assert p.address(of("a"), {"tcp://a": 99}) == "tcp://a"
+    p.envs["a:3"] = EnvTarget(2, 2, "tcp://a3-again")
+    assert p.address(of("a"), {"tcp://a": 99}) == "tcp://a3-again"
+
+
 @pytest.mark.parametrize("target", [EnvTarget(0, 0, "tcp://a"), EnvTarget(0, 2, "tcp://a2"), None])
 def test_env_server_that_is_not_ours_or_not_the_present_one_is_never_reported(
     target: EnvTarget | None,
