@@ -18,10 +18,12 @@ from docs.step_metrics import undescribed
 from ratchet.activities.contracts import health
 from ratchet.api.client import cli
 from ratchet.api.client.metric_names import HEADLINE
+from ratchet.configs.live import LIVE_KEYS
 from ratchet.configs.load import load
 from tests import ROOT
 
 README = (ROOT / "README.md").read_text()
+STEERING = (ROOT / "docs" / "steering.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -89,6 +91,12 @@ def test_configs_of_your_run_are_valid(tmp_path: Path) -> None:
     (env,) = blocks(ROOT / "docs" / "your-run.md", "toml")
     (tmp_path / "config.toml").write_text(f"max_steps = 1\n{env}")
     assert load(tmp_path / "config.toml").train.env[0].args == {"difficulty": 3}
+
+
+def test_the_keys_that_may_change_are_those_of_the_page() -> None:
+    (section,) = re.findall(r"## Change the config of a running run\n(.*?)\n## ", STEERING, re.S)
+    named = re.findall(r"`([a-z_<>.]+)`", "".join(re.findall(r"^\| (`.*)$", section, re.M)))
+    assert sorted(named) == sorted(key.removesuffix(".*") for key in LIVE_KEYS)
 
 
 def test_metrics_that_the_product_reads_are_described() -> None:

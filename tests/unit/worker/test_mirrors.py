@@ -572,4 +572,4 @@ def test_the_number_of_samples_is_the_command_s() -> None:
 def test_a_number_of_samples_below_0_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(["--to", "wandb", "--samples=-1"])
-    assert "'-1' is no count" in capsys.readouterr().err
+    assert "'-1' is not a count" in capsys.readouterr().err

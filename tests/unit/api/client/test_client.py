@@ -325,7 +325,7 @@ async def test_keys_are_sent_and_answers_of_others_are_known(
         monkeypatch.setenv("RATCHET_API_KEY", f"{secret}\n")
         with Ratchet(address) as client:
             client.runs.list()
-            with pytest.raises(Refused, match="no scope 'write'"):
+            with pytest.raises(Refused, match="does not have the scope 'write'"):
                 client.runs.stop("x")
 
     async with listening(guarded) as http:

@@ -27,7 +27,7 @@ def test_names_and_patterns_each_once_and_in_order() -> None:
         ("reward/all/mena", "did you mean reward/all/mean, reward/all/max?"),
         ("train", "did you mean time/train"),
         ("lag/*", "no metric of this run matches 'lag/*'; `--keys '*'` shows all 6"),
-        ("zzzz", "measures no 'zzzz'; `--keys '*'` shows all"),
+        ("zzzz", "does not measure 'zzzz'; `--keys '*'` shows all"),
     ],
 )
 def test_what_is_none_is_an_error_with_the_nearest(wrong: str, said: str) -> None:

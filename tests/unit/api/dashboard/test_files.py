@@ -149,7 +149,7 @@ def test_the_pages_read_the_tables_of_the_service(client: TestClient) -> None:
     assert tuple(found["STATUSES"]) == STATUSES and tuple(found["ENDED"]) == ENDED
     assert [verb["name"] for verb in found["CONTROLS"]] == [*CONTROLS]
     for shown, verb in zip(found["CONTROLS"], CONTROLS.values(), strict=True):
-        assert tuple(shown["offered"]) == verb.offered and tuple(shown["fields"]) == verb.told
+        assert tuple(shown["offered"]) == verb.offered and tuple(shown["fields"]) == verb.fields
         assert verb.dismiss not in (verb.confirm or verb.label, "Cancel"), (
             "buttons say what they do"
         )

@@ -74,7 +74,7 @@ async def test_what_is_not_there_says_who_has_it(served: Served) -> None:
     assert "someone else runs the env server at tcp://127.0.0.1:5000" in body["detail"]
     for wrong in ("env:nope", "env:train/reverse-text", "env:../a", "engine:0", "env:"):
         body = problem(await served.http.get(f"{path}{wrong}"), 422, "invalid-request")
-        assert "there is orchestrator, env:a, env:far" in body["detail"]
+        assert "its sources: orchestrator, env:a, env:far" in body["detail"]
     write(served, orchestrator_log(run_id), "x\n")
     problem(await served.http.get(f"{path}orchestrator&after=x"), 422, "invalid-request")
 
