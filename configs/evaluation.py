@@ -34,7 +34,7 @@ def _problems(config: dict[str, Any], models: list[str], envs: Sequence[str]) ->
     problems = []
     for k, name in enumerate(models):
         if name in models[:k]:
-            text = f"{name!r} is given twice; a model compared with itself shows nothing"
+            text = f"{name!r} is named twice; a model compared with itself shows nothing"
             problems.append(Problem("", "model", name, text))
     known = [name for name, _ in _sections(config, "eval")]
     if not known:
@@ -54,7 +54,7 @@ def evaluations(
 ) -> list[dict[str, Any]]:
     """A plain config for each of `models` (none: its own), of its eval envs or those named.
 
-    What the config says of training is left out. Raises ConfigError for a model that is given twice
+    What the config says of training is left out. Raises ConfigError for a model that is named twice
     and for an env that is no eval env; anything else is found when the configs are validated.
     """
     if not isinstance(config, dict):

@@ -29,7 +29,8 @@ def _started(client: Ratchet, runs: list[Run]) -> None:
         out.print(f"{run.id} evaluates {run.model}: {run.status}  {where}", soft_wrap=True)
     base, *others = runs
     for run in others:
-        text = f"once both have ended: ratchet runs compare {run.id} {base.id}"
+        page = f"{client.address}/dashboard/#/compare?runs={base.id},{run.id}"
+        text = f"once both have ended: ratchet runs compare {run.id} {base.id}, or {page}"
         printing.console(stderr=True).print(text, style="dim", soft_wrap=True)
 
 

@@ -87,7 +87,7 @@ class Runs:
         config's own) on the config's eval envs, or those named. Nothing is trained.
 
         Each is a run, which begins once the one before has ended. Before the first one starts,
-        workers check them all. Raises ConfigError for a model that is given twice or an env that is
+        workers check them all. Raises ConfigError for a model that is named twice or an env that is
         no eval env.
         """
         plain = evaluations(_plain(config), models, envs)

@@ -214,6 +214,25 @@ async def evals_alone(stage: Stage) -> None:
     await (await stage.start(max_steps=3, eval=evals)).result()
 
 
+async def evaluation(stage: Stage) -> None:
+    """Nothing is trained: a long evaluation, paused on its way, and another one after it."""
+    evals = {"env": [TEXT], "num_examples": 40, "group_size": 2}
+    permits = {"max_inflight_rollouts": 2, "generation_events": 100}
+    alone = {"max_steps": 0, "train": {"env": []}, "eval": evals, "dispatch": permits}
+    stage.rollout_s = 0.1
+    handle = await stage.start(**alone)
+    second = f"{stage.kind}-2"
+    short = config(**{**alone, "eval": {**evals, "num_examples": 2}, "after": stage.kind})
+    arg = RunInput(second, short, stage.queues, created_at="2026-01-01")
+    after = await stage._start(TRAINING_RUN, arg, second)
+    await until(lambda: stage.executing > 0)
+    await handle.signal("pause", "cancel")
+    await until(lambda: stage.serving == 0)
+    await handle.signal("resume")
+    await handle.result()
+    await after.result()
+
+
 async def stopped(stage: Stage) -> None:
     """A stop with a reason, and a signal that nobody knows."""
     handle = await stage.start(max_steps=1000)
@@ -520,6 +539,16 @@ KINDS: tuple[Kind, ...] = (
     Kind(failed_groups, ("TaskError: broken reward",)),
     Kind(empty_batch, ('"ref":null',)),
     Kind(evals_alone, ('"overlap":false', '"train_limit":0')),
+    Kind(
+        evaluation,
+        (
+            '"max_steps":0',
+            "EXECUTION_CONTINUED_AS_NEW",
+            '"pause":"cancel"',
+            "run evaluation to end",
+            "all evals are done",
+        ),
+    ),
     Kind(stopped, ("no_such_signal", "stopped at step")),
     Kind(drained_pause, ("host/engine/0.1", '"pause":"drain"')),
     Kind(cancelled_pause, ('"cancelled":"pause"', '"pause":"cancel"')),

@@ -70,7 +70,7 @@ def test_a_version_is_named_in_short() -> None:
 
 def test_what_cannot_be_is_refused_before_anything_starts() -> None:
     twice = refused(CONFIG, ["reverse-1a2b3c@4", "x", "run:reverse-1a2b3c@4"])
-    assert "'run:reverse-1a2b3c@4' is given twice" in twice["model"]
+    assert "'run:reverse-1a2b3c@4' is named twice" in twice["model"]
     unknown = refused(CONFIG, [], ["guess"])["env"]
     assert unknown == "'guess' is no env of the config; its eval envs: reverse-text, guess-hard"
     trained = refused(CONFIG, [], ["chain-sum"])["env"]

@@ -49,6 +49,7 @@ async def test_it_says_where_the_runs_are_and_how_they_are_compared(
         first, second = (line.split() for line in done.out.splitlines())
         assert first[1:3] == ["evaluates", "ratchet/tiny:"] and "/dashboard/#/runs/" in first[-1]
         assert f"ratchet runs compare {second[0]} {first[0]}" in done.err
+        assert f"{address}/dashboard/#/compare?runs={first[0]},{second[0]}" in done.err
         listed = await ratchet(address, "runs", "list")
         line = next(line for line in listed.out.splitlines() if line.startswith(first[0]))
         assert " eval " in line, "it has no steps"
@@ -81,7 +82,7 @@ async def test_nothing_starts_where_one_model_is_no_good(served: Served, tmp_pat
             assert refused.status == 1 and "was removed" in refused.err
         async with config_file(tmp_path, "asked-wrongly") as path:
             for words, text in (
-                (["--model", "a/b", "--model", "a/b"], "model: 'a/b' is given twice"),
+                (["--model", "a/b", "--model", "a/b"], "model: 'a/b' is named twice"),
                 (["--env", "nothing"], "its eval envs: reverse-text, guess-hard"),
                 (["after=nobody"], "there is no run 'nobody' to begin after"),
             ):
