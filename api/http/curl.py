@@ -6,7 +6,7 @@ from typing import Any
 
 ADDRESS = "localhost:8080"
 PLACES = {"run_id": "RUN", "rid": "ROLLOUT", "name": "config.json"}
-"""Placeholders for the parameters in a path, as in the README."""
+"""Placeholders for the parameters in a path, as in the docs."""
 CONFIG = "configs/examples/reverse_text.toml"
 TOML = "application/toml"
 

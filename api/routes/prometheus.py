@@ -143,6 +143,19 @@ def run_gauges(runs: list[Execution], ended: Mapping[str, int]) -> list[GaugeMet
     return [by_status, *reported.values(), restarts]
 
 
+def machine_gauges(roles: Iterable[str], states: Iterable[str]) -> list[GaugeMetricFamily]:
+    """How many workers poll by role, and how many engines there are by state."""
+    return [
+        _tally("workers", "Worker processes that poll Temporal.", "role", roles),
+        _tally("engines", "Inference engines of runs.", "state", states),
+    ]
+
+
+def away_gauge() -> GaugeMetricFamily:
+    """Whether what all other gauges are made of was there."""
+    return _gauge("temporal_up", "Whether Temporal answers the API.", [])
+
+
 async def _families(services: Services) -> list[GaugeMetricFamily]:
     runs, ended, workers, engines = await asyncio.gather(
         services.run_list.open(),
@@ -151,9 +164,7 @@ async def _families(services: Services) -> list[GaugeMetricFamily]:
         engines_of(services),
     )
     roles, states = (worker.role for worker in workers), (engine.state for engine in engines)
-    polling = _tally("workers", "Worker processes that poll Temporal.", "role", roles)
-    serving = _tally("engines", "Inference engines of runs.", "state", states)
-    return [*run_gauges(runs, ended), polling, serving]
+    return [*run_gauges(runs, ended), *machine_gauges(roles, states)]
 
 
 def install(app: FastAPI) -> Requests:
@@ -177,7 +188,7 @@ def install(app: FastAPI) -> Requests:
     )
     async def metrics(services: Served) -> Response:
         """Metrics in Prometheus' text format. While Temporal is away, only those of the API."""
-        away = _gauge("temporal_up", "Whether Temporal answers the API.", [])
+        away = away_gauge()
         try:
             families = await shared.get("", lambda: _families(services))
             away.add_metric([], 1)

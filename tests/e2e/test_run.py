@@ -18,6 +18,7 @@ import pytest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client
 
+from docs.step_metrics import undescribed
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.worker.stack import GRACE_S, Stack
 from tests import ROOT
@@ -34,6 +35,7 @@ def test_kills_of_every_kind_do_not_stop_a_run_that_learns(trained: Trained) -> 
     steps = get(where, f"/v1/runs/{run_id}/metrics")["data"]
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     rewards = [step["metrics"]["reward/all/mean"] for step in steps]
+    assert not undescribed(steps[-1]["metrics"])
     assert rewards[0] < 0.35
     assert rewards[-1] > rewards[0] + 0.15, rewards
     evals = get(where, f"/v1/runs/{run_id}/evals")["data"]

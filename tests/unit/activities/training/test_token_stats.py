@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from docs.step_metrics import undescribed
 from ratchet.activities.training.loss import (
     LossInputs,
     LossTerms,
@@ -85,6 +86,7 @@ def test_the_trust_region_of_ref_kl_stands_beside_that_of_rl() -> None:
     rest = [value for place, value in enumerate(golden) if place != 3]
     assert found["ref_kl/unmasked_mismatch_kl/mean"] == pytest.approx(sum(rest) / 5)
     assert found["ref_kl/mismatch_kl/mean"] == pytest.approx(sum(golden) / 6)
+    assert not undescribed(found)
     assert not any(key.startswith("is_masked") for key in found), "no member of the rl component"
 
 

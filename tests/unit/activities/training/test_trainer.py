@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.step_metrics import undescribed
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.training.client import NonFinite
 from ratchet.activities.training.model import load_model, rescore
@@ -96,6 +97,7 @@ def test_nll_of_ce_members_whatever_their_weights(tmp_path: Path, policy: Path) 
     assert metrics["nll_ce"] == pytest.approx(expected, rel=1e-4)
     assert metrics["loss_ce"] == pytest.approx(weighted, rel=1e-4)
     assert metrics["tokens_ce"] == 2 * len(samples)
+    assert not undescribed(metrics)
     assert "nll_ce" not in loaded(policy).train(1, encode_batch(make_batch(4)), tmp_path / "v2")
 
 

@@ -50,7 +50,7 @@ async def test_json_body_starts_a_run(served: Served) -> None:
 
 
 async def test_temporal_shows_what_a_run_is_and_lists_runs_alone(served: Served) -> None:
-    """The README names the filters."""
+    """The page on steering names the filters."""
     run = await served.start("seen")
     assert (run["envs"], run["model"]) == (["reverse-text"], "ratchet/tiny")
     execution = await served.env.client.get_workflow_handle(run["id"]).describe()
@@ -64,7 +64,7 @@ async def test_temporal_shows_what_a_run_is_and_lists_runs_alone(served: Served)
     cut = details_of("x", full)
     assert 15_900 < len(cut.encode()) <= 16_000 and "…\n\nSteer it" in cut
     assert "--workflow-id x --name trigger_eval" in cut, "the commands stay whole"
-    page = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "steering.md").read_text()
     for query in ('WorkflowType="TrainingRun"', "ParentWorkflowId is null"):
         assert f"`{query}`" in page
 
@@ -76,7 +76,7 @@ async def test_temporal_shows_what_a_run_is_and_lists_runs_alone(served: Served)
 
 
 async def test_every_signal_has_its_tctl_spelling() -> None:
-    page = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "steering.md").read_text()
     signals = [verb.signal for verb in CONTROLS.values() if verb.signal]
     for command in ("temporal workflow signal --workflow-id", "tctl workflow signal --workflow_id"):
         assert sorted(re.findall(rf"^{command} RUN --name (\w+)", page, re.M)) == sorted(signals)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from docs.step_metrics import undescribed
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.training import PolicyResult
 from ratchet.configs.run import RunConfig
@@ -107,6 +108,7 @@ def test_a_group_that_was_given_up_goes_on_by_its_cause(cause: Any, requeued: li
     run.leases.on_cancelled(type(group)(**{**group.__dict__, "cancelled": cause}))
     assert run.state.dispatch.requeued == requeued
     counts = run.leases.metrics()
+    assert not undescribed(counts)
     assert counts["off_policy/dropped/in_flight"] == (cause == "stale")
     assert counts["dispatcher/cancelled/overload"] == (cause == "overload")
     by_env = {name: n for name, n in counts.items() if name.startswith("cancelled/")}

@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from docs.step_metrics import undescribed
 from ratchet.activities.contracts.rollouts import FilterTally, GroupResult
 from ratchet.workflows.protocol.state import EvalEpoch, EvalProgress, RunState, TrainProgress
 from ratchet.workflows.rules.curriculum import Curriculum
@@ -246,6 +247,7 @@ def test_errors_are_counted_by_env_over_all_that_arrived() -> None:
     taken.on_group(failing(8, "b", Timeout=1))
     taken.on_group(replace(failing(9, "a"), survivors=0, trainable=0, errored=2, ref=None))
     found = taken.metrics()
+    assert not undescribed(found)
     assert (found["errors/a/rate"], found["errors/b/rate"]) == (2 / 10, 5 / 10)
     assert found["errors/all/rate"] == 7 / 20
     assert (found["errors/b/rollouts"], found["errors/b/groups"]) == (5, 2)

@@ -1,4 +1,6 @@
-"""The `temporal` commands of the README, typed as they stand into a shell that knows the stack."""
+"""The page on steering: its `temporal` commands, typed as they stand into a shell that knows the
+stack.
+"""
 
 import asyncio
 import json
@@ -17,13 +19,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def commands() -> list[str]:
-    """The README's lines that steer a run by `temporal`."""
-    text = (ROOT / "README.md").read_text()
+    """Its lines that steer a run by `temporal`."""
+    text = (ROOT / "docs" / "steering.md").read_text()
     steering = r"^temporal workflow (?:signal|update execute) .*--workflow-id RUN.*$"
     return re.findall(steering, text, re.MULTILINE)
 
 
-async def test_temporal_is_usable_as_the_readme_has_it(served: Served, tmp_path: Path) -> None:
+async def test_temporal_is_usable_as_the_page_has_it(served: Served, tmp_path: Path) -> None:
     run_id = (await served.start("typed"))["id"]
     await served.until(run_id, status="running")
     port = int(served.env.client.service_client.config.target_host.rpartition(":")[2])

@@ -1,0 +1,1 @@
+"""What builds the site and the pages of docs/reference."""

@@ -1,0 +1,118 @@
+"""The pages: the README is short, commands parse, and what the product reads is described."""
+
+import importlib.util
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from docs.hooks import TOP
+from docs.step_metrics import undescribed
+from ratchet.activities.contracts import health
+from ratchet.api.client import cli
+from ratchet.api.client.metric_names import HEADLINE
+from ratchet.configs.live import LIVE_KEYS
+from ratchet.configs.load import load
+from tests import ROOT
+
+README = (ROOT / "README.md").read_text()
+STEERING = (ROOT / "docs" / "steering.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.M | re.S)
+
+
+def test_the_readme_is_short_and_has_the_command_that_ci_runs() -> None:
+    assert len(README.encode()) <= 7 * 1024
+    (commands, lines, *_) = blocks(ROOT / "README.md", "sh")
+    made = re.findall(r"^make (\S+)", commands, re.M)
+    assert made == ["demo", "test"]
+    assert f"\nmake {made[1]}\n" in (ROOT / ".ci" / "run").read_text()
+    assert len(re.findall(r"^ratchet ", lines, re.M)) == 5
+
+
+def typed() -> list[tuple[str, list[str]]]:
+    """Every `ratchet` command of the pages."""
+    lines = [
+        (page.name, line)
+        for page in PAGES
+        for text in blocks(page, "sh")
+        for line in text.splitlines()
+    ]
+    split = [
+        (name, shlex.split(line, comments=True))
+        for name, line in lines
+        if line.startswith("ratchet ")
+    ]
+    return [(name, words[1:]) for name, words in split]
+
+
+@pytest.mark.parametrize(
+    ("page", "words"), typed(), ids=lambda it: it if isinstance(it, str) else ""
+)
+def test_commands_parse(page: str, words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "config.toml").touch()
+    # Optional parts are in brackets; files of the reader are not there.
+    words = [word.strip("[]") for word in words]
+    words = [str(tmp_path / "config.toml") if word.endswith(".toml") else word for word in words]
+    words = ["30" if word == "N" else word for word in words]
+    command: Any = typer.main.get_command(cli.app)
+    context = None
+    while isinstance(command, TyperGroup):
+        context = command.make_context(
+            command.name, [*words], parent=context, resilient_parsing=True
+        )
+        name = next(word for word in words if not word.startswith("--"))
+        command, words = command.commands[name], words[words.index(name) + 1 :]
+    command.make_context(command.name, words, parent=context)
+
+
+def test_targets_and_modules_that_pages_name_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][\w -]*):", makefile, re.M)) | {"setup"}
+    known = {name for names in targets for name in names.split()}
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        text = page.read_text()
+        assert set(re.findall(r"(?:`|^)make ([a-z][\w-]+)", text, re.M)) <= known, page
+        for module in re.findall(r"-m (ratchet[\w.]+)", text):
+            assert importlib.util.find_spec(module), (page, module)
+
+
+def test_configs_of_your_run_are_valid(tmp_path: Path) -> None:
+    (env,) = blocks(ROOT / "docs" / "your-run.md", "toml")
+    (tmp_path / "config.toml").write_text(f"max_steps = 1\n{env}")
+    assert load(tmp_path / "config.toml").train.env[0].args == {"difficulty": 3}
+
+
+def test_the_keys_that_may_change_are_those_of_the_page() -> None:
+    (section,) = re.findall(r"## Change the config of a running run\n(.*?)\n## ", STEERING, re.S)
+    named = re.findall(r"`([a-z_<>.]+)`", "".join(re.findall(r"^\| (`.*)$", section, re.M)))
+    assert sorted(named) == sorted(key.removesuffix(".*") for key in LIVE_KEYS)
+
+
+def test_metrics_that_the_product_reads_are_described() -> None:
+    panels = (ROOT / "api" / "dashboard" / "static" / "js" / "panels.js").read_text()
+    drawn = re.findall(r'\["([\w/]+)", "', panels)
+    assert len(drawn) > 10
+    assert not undescribed([*HEADLINE, *drawn, health.STEP_TIME])
+
+
+@pytest.mark.parametrize("link", ["docs/data.md#nowhere", "docs/nowhere.md"])
+def test_a_broken_link_fails_the_build(link: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for page in ("properdocs.yml", *TOP):
+        shutil.copy(ROOT / page, tmp_path / page)
+    with (tmp_path / "README.md").open("a") as readme:
+        readme.write(f"\n[here]({link})\n")
+    command = Path(sys.executable).with_name("properdocs")
+    done = subprocess.run([command, "build"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and link.removeprefix("docs/") in done.stderr
