@@ -230,6 +230,9 @@ async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_pat
             assert row.step == 2 and runs.metrics(run_id).damaged == [1]
             assert [row.step for row in runs.metrics(run_id, after="1")] == [2]
             assert runs.metrics_csv(run_id).splitlines()[0] == "step,time,loss"
+            sides = {"step": 0, "to_step": 0, "env": "easy", "k": 1}
+            with pytest.raises(Refused, match="eval"):
+                runs.compare_evals(run_id, run_id, **sides)
             assert not runs.evals(run_id).data and not runs.batches(run_id, after="0").data
             assert runs.health(run_id).run_id == run_id
             assert not runs.gauges(run_id, role="trainer").data
