@@ -258,10 +258,20 @@ def test_experts_of_a_mixture_are_refused() -> None:
 def test_the_preflight_refuses_targets_of_another_model(policy: Path) -> None:
     good = check_config({"name": str(policy)}, lora={"targets": ["q_proj"]})
     assert check_model(good) == []
-    for model in ({"name": str(policy)}, {}, {"name": "ratchet/smollm2-135m"}):
-        (problem,) = check_model(check_config(model, lora={"targets": ["c_attn"]}))
-        assert problem.pointer == "/trainer/lora/targets" and problem.key == "trainer.lora.targets"
-        assert "'c_attn'" in problem.message and "q_proj" in problem.message
+    refuses_targets({"name": str(policy)})
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("model", [{}, {"name": "ratchet/smollm2-135m"}], ids=["tiny", "smollm2"])
+def test_the_preflight_refuses_targets_of_another_shipped_model(model: dict[str, str]) -> None:
+    refuses_targets(model)
+
+
+def refuses_targets(model: dict[str, str]) -> None:
+    (problem,) = check_model(check_config(model, lora={"targets": ["c_attn"]}))
+    assert problem.pointer == "/trainer/lora/targets" and problem.key == "trainer.lora.targets"
+    assert "'c_attn'" in problem.message and "q_proj" in problem.message
 
 
 def test_names_that_no_model_has_are_refused_with_the_config() -> None:
