@@ -3,6 +3,7 @@
 A verdict that found nothing to check is a violation itself: it proves nothing.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -233,37 +234,45 @@ def versions(evidence: Evidence, seen: Sequence[int] = ()) -> Verdict:
 
 @dataclass(frozen=True)
 class Pushes:
-    """Labels that engines had, with (version, engine, epoch); and those that were refused."""
+    """Labels that engines had, with (version, engine, epoch), and when they were verified (Unix
+    time); and those that were refused.
+    """
 
     verified: Mapping[str, tuple[int, int, int]]
     refused: Collection[str]
+    at: Mapping[str, float] = field(default_factory=dict)
 
 
 def pushes(evidence: Evidence) -> Pushes:
     """What became of every push. One that failed, however, verified nothing."""
     verified: dict[str, tuple[int, int, int]] = {}
+    at: dict[str, float] = {}
     refused: set[str] = set()
     for activity in evidence.of(names.SYNC_WEIGHTS):
         given = activity.input
         if activity.outcome == "completed":
             engine = (given["version"], given["engine_index"], given["engine_epoch"])
-            verified[activity.result["label"]] = engine
+            label = activity.result["label"]
+            verified[label], at[label] = engine, activity.ended_at
             refused |= set(activity.result["rejected"])
         else:
             labels = (push_label(given["version"], given["push"], n) for n in range(PUSH_TRIES))
             refused |= set(labels)
-    return Pushes(verified, refused)
+    return Pushes(verified, refused, at)
 
 
 @dataclass(frozen=True)
 class ServedRollout:
-    """A rollout that a batch holds: which engine made it, and the labels of its tokens."""
+    """A rollout of a batch that was cut at `cut_at` (Unix time): which engine made it, and the
+    labels of its tokens.
+    """
 
     group: str
     index: int
     engine: tuple[int, int]
     labels: tuple[str, ...]
     versions: tuple[int, ...]
+    cut_at: float = math.inf
 
 
 def gate(found: Pushes, rollouts: Iterable[ServedRollout]) -> Verdict:
@@ -279,6 +288,8 @@ def gate(found: Pushes, rollouts: Iterable[ServedRollout]) -> Verdict:
             if at is not None:
                 text = f"{where}: push {label} verified engine {at[1:]}, not {rollout.engine}"
                 verdict.expect(at[1:] == rollout.engine, text)
+                text = f"{where}: its batch was cut before push {label} was verified"
+                verdict.expect(found.at.get(label, 0.0) <= rollout.cut_at, text)
         told = {int(label.partition(".")[0]) for label in rollout.labels}
         text = f"{where}: tokens of versions {rollout.versions}, labels {rollout.labels}"
         verdict.expect(set(rollout.versions) == told, text)

@@ -100,4 +100,5 @@ def served(store: ArtifactStore, evidence: Evidence) -> Iterator[ServedRollout]:
                         (document["engine"]["index"], document["engine"]["epoch"]),
                         tuple(document["labels"]),
                         tuple(sorted({v for s in samples for v in s["versions"] if v >= 0})),
+                        activity.scheduled_at,
                     )
