@@ -1,6 +1,6 @@
-"""Preflight of the model and trainer sections: does what they name exist, and can a run use it?
+"""Preflight of the sections `model` and `trainer`: does what they name exist, and can a run use it?
 
-Reads files only; neither torch nor transformers is imported.
+Reads files only; imports neither torch nor transformers.
 """
 
 import importlib.util
@@ -33,9 +33,9 @@ WEIGHTS = "*.safetensors"
 
 
 def check_model(config: RunConfig, *, restored: bool = False) -> list[CheckProblem]:
-    """Everything wrong with model and trainer of a run, but for another run's version; blocks for
-    about HUB_TIMEOUT_S at most. An estimate of memory ends no run that is `restored`: it has
-    trained before.
+    """All problems of a run's model and trainer, except those of another run's version
+    (`check_version`). Blocks for about HUB_TIMEOUT_S at most. A `restored` run is not refused for
+    an estimate of memory: it has trained before.
     """
     problems = _check_model(config)
     if config.trains:
@@ -45,9 +45,7 @@ def check_model(config: RunConfig, *, restored: bool = False) -> list[CheckProbl
 
 
 def check_version(config: RunConfig, store: ArtifactStore) -> list[CheckProblem]:
-    """What is wrong with the version of another run that a run begins with; nothing where it begins
-    with a model of another kind.
-    """
+    """The problems of another run's version that a run begins with; none for any other model."""
     if (version := version_named(config.model.name)) is None:
         return []
     try:
@@ -60,7 +58,7 @@ def check_version(config: RunConfig, store: ArtifactStore) -> list[CheckProblem]
 
 
 def shape_of(config: RunConfig, store: ArtifactStore) -> memory.Shape | None:
-    """The sizes of a model that has passed the checks; None of a kind of which nothing is known."""
+    """The sizes of a model that has passed the checks; None for a model of an unknown kind."""
     name = config.model.name
     if name == DEFAULT_POLICY:
         return recipe_of(config.model.warm_start_env).shape
@@ -75,7 +73,7 @@ def shape_of(config: RunConfig, store: ArtifactStore) -> memory.Shape | None:
 
 
 def estimates(config: RunConfig, shape: memory.Shape) -> dict[str, dict[str, int]]:
-    """What a run will take, in bytes by part, of memory and of the store's disk."""
+    """The memory and the store's disk space that a run will take, in bytes by part."""
     _, gpu = memory_for_trainer(config)
     trainer = {"trainer memory": memory.trainer_parts(shape, config, gpu=gpu)}
     return {
@@ -86,14 +84,14 @@ def estimates(config: RunConfig, shape: memory.Shape) -> dict[str, dict[str, int
 
 
 def check_disk(config: RunConfig, shape: memory.Shape, store: ArtifactStore) -> list[CheckProblem]:
-    """Whether the store can hold what the run keeps at once, where it has a limit."""
+    """A problem if the run keeps more at once than the store has free, where it has a limit."""
     free = store.free_bytes()
     message = None if free is None else disk.problem(shape, config, free=free, where=store.url)
     return [] if message is None else [_problem(message, DISK_POINTER)]
 
 
 def _check_ranks(config: RunConfig) -> list[CheckProblem]:
-    """Each of several ranks has a GPU of the machine to itself, or a core."""
+    """Each of several ranks needs a GPU of the machine to itself, or a core."""
     ranks = config.trainer.ranks
     if ranks == 1:
         return []
@@ -234,12 +232,12 @@ def _memory_for(share: float) -> tuple[int, bool]:
 
 def memory_for_trainer(config: RunConfig) -> tuple[int, bool]:
     """Bytes that a trainer may take on this machine, and whether they are a GPU's."""
-    # Engines and the trainer share every GPU.
+    # Engines share every GPU with the trainer.
     return _memory_for(1 - config.inference.gpu_memory_utilization)
 
 
 def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckProblem]:
-    """Of a model of another kind nothing is known, and nothing refused."""
+    """Problems of memory; none for a model of an unknown kind, which cannot be estimated."""
     if shape is None:
         return []
     room, gpu = memory_for_trainer(config)
@@ -247,7 +245,7 @@ def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckPr
     found = {}
     if config.trains:
         found[MEMORY_POINTER] = memory.problem(shape, config, room=room, gpu=gpu)
-    # Flags may share an engine out, or quantize it.
+    # Flags may split an engine over devices, or quantize it.
     if not config.inference.extra_args:
         found[ENGINE_POINTER] = memory.engine_problem(shape, config, room=engine_room, gpu=gpu)
     return [_problem(message, pointer) for pointer, message in found.items() if message]
@@ -258,7 +256,7 @@ def _check_length(config: RunConfig, longest: int) -> list[CheckProblem]:
         return []
     shown = config.context - config.trainer.seq_len
     what = f", with {shown} of the algorithm's demo_tokens," if shown else ""
-    message = f"{config.trainer.seq_len}{what} is more than the {longest} positions the model has"
+    message = f"{config.trainer.seq_len}{what} is more than the model's {longest} positions"
     return [_problem(message, "/trainer/seq_len")]
 
 

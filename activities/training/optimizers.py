@@ -3,7 +3,7 @@
 Invariants:
 
 - Every trained parameter belongs to exactly one part, and all parts share one learning rate.
-- `state` and `restore` are inverse to each other: what is restored continues with the same bits.
+- `restore` is the inverse of `state`: a restored optimizer continues with the same bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ON_CPU = ("step",)
-"""State that torch keeps on the CPU wherever the parameter lies."""
+"""State that torch keeps on the CPU, also for parameters on a GPU."""
 RANDOM = "rng"
 """In place of a moment, in a checkpoint: the state of a generator of random numbers."""
 
@@ -81,7 +81,7 @@ class Optimizer:
         for key, value in tensors.items():
             moment, _, name = key.partition("/")
             if name in self._parameters:
-                # Older builds kept moments in the dtype that they computed in.
+                # Older builds kept moments in the dtype of their passes.
                 like = value if moment in ON_CPU else self._parameters[name]
                 own = value if isinstance(value, DTensor) else value.to(like, copy=True)
                 moments.setdefault(name, {})[moment] = own

@@ -10,5 +10,5 @@ class Sft(Algorithm):
     name = "sft"
 
     async def score_rollout(self, rollout: RolloutView) -> Credit:
-        """The component of its tokens."""
+        """Puts the sampled tokens into ce."""
         return routed("ce", rollout)
