@@ -9,7 +9,7 @@ from ratchet.configs.algorithm import OpdConfig
 
 
 class Opd(Algorithm):
-    """All sampled tokens in ref_kl with weight 1; no advantages, rewards are only watched."""
+    """All sampled tokens in ref_kl with weight 1; no advantages, rewards are only recorded."""
 
     name = "opd"
 

@@ -21,7 +21,7 @@ from ratchet.configs.algorithm import OpsdConfig
 
 
 class Opsd(Algorithm):
-    """All sampled tokens in ref_kl with weight 1; no advantages, rewards are only watched."""
+    """All sampled tokens in ref_kl with weight 1; no advantages, rewards are only recorded."""
 
     name = "opsd"
 

@@ -5,7 +5,7 @@ from ratchet.activities.scoring.algorithms.streams import routed
 
 
 class Sft(Algorithm):
-    """All sampled tokens in ce with weight 1; no advantages, rewards are only watched."""
+    """All sampled tokens in ce with weight 1; no advantages, rewards are only recorded."""
 
     name = "sft"
 
