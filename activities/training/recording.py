@@ -124,9 +124,7 @@ class _Recording:
             "that the run began with"
         )
         if begin and begin not in checkpoints:
-            raise NotReplayable(
-                f"{self._run} has no checkpoint of step {begin}; {choices}"
-            )
+            raise NotReplayable(f"{self._run} has no checkpoint of step {begin}; {choices}")
         if not begin < end <= newest:
             raise NotReplayable(
                 f"{self._run} cannot be replayed from step {begin} to {end}: the newest step with "
