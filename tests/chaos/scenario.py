@@ -247,13 +247,13 @@ class Session:
 
     def _keep(self, story: report.Story, found: history.Evidence) -> None:
         """Writes what was seen beside the logs, for whoever looks into a violation."""
-        told = [vars(signal) for signal in found.signals]
+        result = [vars(signal) for signal in found.signals]
         done = [vars(activity) for activity in found.activities]
         seen = {
             "faults": [as_json(witness) for witness in story.witnesses],
             "looks": [vars(look) for look in story.looks],
             "restarts": story.restarts,
-            "signals": told,
+            "signals": result,
             "activities": done,
         }
         (self.base.stack.home / "logs" / "evidence.json").write_text(json.dumps(seen))

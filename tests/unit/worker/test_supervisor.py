@@ -417,7 +417,7 @@ def test_down_ends_a_supervisor_that_has_only_begun(
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-async def test_a_crash_loop_is_told(
+async def test_a_crash_loop_is_reported(
     minded: Stack, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = await state_of(minded, "broken", lambda state: state.state == "crash-looping")

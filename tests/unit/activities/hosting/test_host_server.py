@@ -327,8 +327,8 @@ async def _waits(stack: Stack, tries: Callable[[], int]) -> None:
         enough = tries() + 5
         while tries() < enough:
             await asyncio.sleep(0.05)
-    (told,) = await stack.run.query(FakeRun.waited_for)
-    assert "No space left on device" in told and "free some space there" in told
+    (reported,) = await stack.run.query(FakeRun.waited_for)
+    assert "No space left on device" in reported and "free some space there" in reported
     assert await stack.run.query(FakeRun.seen) == []
 
 
@@ -339,7 +339,7 @@ async def _comes_up_in_its_first_epoch(stack: Stack) -> None:
     await stack.run.terminate()
 
 
-async def test_full_disk_under_a_builder_is_waited_out_and_told_once(
+async def test_full_disk_under_a_builder_is_waited_out_and_reported_once(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosting, "DISK_RETRIED_S", 0.1)

@@ -256,7 +256,7 @@ def _start(rooms: Paced, first: int = 0, last: int | None = None) -> asyncio.Tas
     return asyncio.create_task(environment.run(rooms.run_rollouts, given))
 
 
-async def test_the_activity_tells_of_each_part_under_its_own_name(tmp_path: Path) -> None:
+async def test_the_activity_reports_each_part_under_its_own_name(tmp_path: Path) -> None:
     server, rooms = _world(tmp_path, 6)
     low, high = _start(rooms, 0, 3), _start(rooms, 3, 6)
     rooms.end(1, 3, 5)
@@ -271,7 +271,7 @@ async def test_the_activity_tells_of_each_part_under_its_own_name(tmp_path: Path
     assert rooms.releases is not None and not rooms.releases._owners
 
 
-async def test_a_retry_tells_of_what_it_adopted(tmp_path: Path) -> None:
+async def test_a_retry_reports_what_it_adopted(tmp_path: Path) -> None:
     server, rooms = _world(tmp_path, 3)
     for index in (0, 2):
         rooms.ctx.store.put_json(
@@ -284,7 +284,7 @@ async def test_a_retry_tells_of_what_it_adopted(tmp_path: Path) -> None:
     assert (await running).ok == 3 and len(server.told) == 1
 
 
-async def test_a_rollout_that_was_not_committed_is_not_told(tmp_path: Path) -> None:
+async def test_a_rollout_that_was_not_committed_is_not_reported(tmp_path: Path) -> None:
     server, rooms = _world(tmp_path, 3)
     rooms.broken = {0}
     running = _start(rooms)

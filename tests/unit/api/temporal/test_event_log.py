@@ -63,7 +63,7 @@ async def test_events_rise_and_their_ids_lead_back_to_their_places(name: str) ->
     assert bool(builder.successor) != (bool(found) and found[-1].type == "run.ended")
 
 
-async def test_a_run_is_told_from_its_creation_to_its_end() -> None:
+async def test_a_run_is_reported_from_its_creation_to_its_end() -> None:
     found, _ = await told("plain/run")
     assert (found[0].type, found[-1].type) == ("run.created", "run.ended")
     steps = [event.data["step"] for event in found if event.type == "run.step"]
@@ -81,13 +81,15 @@ async def test_a_lost_engine_is_seen_going_and_coming_back() -> None:
     assert ("server.up", 2, "info") in engine[down:]
 
 
-async def test_a_change_is_told() -> None:
+async def test_a_change_is_reported() -> None:
     found, _ = await told("changed_config/run")
     assert [e.data["changes"] for e in found if e.type == "run.config"]
 
 
 @pytest.mark.parametrize("name", sorted({name.rpartition("/")[0] for name in NAMES}))
-async def test_every_eval_is_told_from_its_beginning_to_its_end_and_each_once(name: str) -> None:
+async def test_every_eval_is_reported_from_its_beginning_to_its_end_and_each_once(
+    name: str,
+) -> None:
     begun: list[str] = []
     ended: list[str] = []
     executions = [one for one in NAMES if one.rpartition("/")[0] == name]
