@@ -105,7 +105,7 @@ ALONE = Ranks()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All rows of a sharded tensor, for which all ranks must call this; any other tensor unchanged."""
+    """All rows of a sharded tensor (all ranks must call this); any other tensor unchanged."""
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -365,7 +365,7 @@ class Trainer:
         if lora is not None and base is None:
             raise ValueError(
                 f"the checkpoint of step {state['step']} holds an adapter alone, which goes with "
-                "the weights of version 0, but was loaded without them"
+                "the weights of version 0, and was loaded without them"
             )
         if base is not None and (found := adapters.identity(base)) != state["base"]:
             raise ValueError(

@@ -34,7 +34,7 @@ class HierarchicalGrpo(Algorithm):
         ]
 
     def _key(self, rollout: RolloutView, agent: str) -> tuple[str, int | None]:
-        """The set that an agent is compared with: its role in this episode, or (None) in the group."""
+        """The peers of an agent: its role in this episode, or (None) in the group."""
         return agent, rollout.index if agent in self._episode_agents else None
 
     async def score_group(
