@@ -344,7 +344,7 @@ class RolloutActivities:
             self._storing.discard(task)
 
     async def _label(self, input: RunRolloutsInput) -> str | None:
-        """The label of the engine's weights, if the rollout's tokens do not carry it; else None."""
+        """The label of the engine's weights where a rollout's tokens do not carry it."""
         if not self.ctx.config(input.run_id).asks_by_chat(input.work.kind):
             return None
         try:

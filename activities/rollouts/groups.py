@@ -267,7 +267,7 @@ def batch_samples(
 
 
 def _largest(member: dict[str, Any]) -> float | None:
-    """The largest advantage by magnitude of a rollout's sampled tokens; None without any."""
+    """The advantage of a rollout's sampled tokens that is farthest from 0; None without any."""
     values = [value for sample in member["samples"] for value in sample.get("advantages") or ()]
     return max(values, key=abs, default=None)
 
@@ -302,7 +302,7 @@ def _metrics(member: dict[str, Any]) -> dict[str, float]:
 
 
 def _versions(member: dict[str, Any]) -> tuple[int, int] | None:
-    """The lowest and highest policy version that sampled a rollout's tokens."""
+    """Lowest and highest policy version that sampled a rollout's tokens."""
     found = [v for sample in member["samples"] for v in sample["versions"] if v >= 0]
     return (min(found), max(found)) if found else None
 

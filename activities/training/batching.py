@@ -68,7 +68,7 @@ class MicroBatch:
         return replace(self, **{k: v.to(device) for k, v in held.items() if hasattr(v, "to")})
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """The place of each sample: (row, start, stop), in the order of `indices`."""
+        """Where each sample lies: (row, start, stop), in the order of `indices`."""
         if self.positions is None:
             return [(row, 0, length) for row, length in enumerate(self.lengths)]
         stops = list(accumulate(self.lengths[: len(self.indices)]))

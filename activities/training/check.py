@@ -33,9 +33,9 @@ WEIGHTS = "*.safetensors"
 
 
 def check_model(config: RunConfig, *, restored: bool = False) -> list[CheckProblem]:
-    """All problems of a run's model and trainer, except those of another run's version
-    (`check_version`). Blocks for about HUB_TIMEOUT_S at most. A `restored` run is not refused for
-    an estimate of memory: it has trained before.
+    """Everything wrong with model and trainer of a run, but for another run's version; blocks for
+    about HUB_TIMEOUT_S at most. An estimate of memory ends no run that is `restored`: it has
+    trained before.
     """
     problems = _check_model(config)
     if config.trains:
@@ -91,7 +91,7 @@ def check_disk(config: RunConfig, shape: memory.Shape, store: ArtifactStore) -> 
 
 
 def _check_ranks(config: RunConfig) -> list[CheckProblem]:
-    """Each of several ranks needs a GPU of the machine to itself, or a core."""
+    """Each of several ranks has a GPU of the machine to itself, or a core."""
     ranks = config.trainer.ranks
     if ranks == 1:
         return []

@@ -46,7 +46,7 @@ def disk_parts(shape: Shape, config: RunConfig) -> dict[str, int]:
     return {
         "versions": (1 + held) * version,
         "checkpoints": checkpoints * checkpoint,
-        # One copy that the trainer writes, and one in the store.
+        # Once as the trainer writes it, and once as the store takes it.
         "being written": 2 * max(checkpoint, version),
     }
 

@@ -81,7 +81,7 @@ class Optimizer:
         for key, value in tensors.items():
             moment, _, name = key.partition("/")
             if name in self._parameters:
-                # Older builds kept moments in the dtype of their passes.
+                # Older builds kept moments in the dtype that they computed in.
                 like = value if moment in ON_CPU else self._parameters[name]
                 own = value if isinstance(value, DTensor) else value.to(like, copy=True)
                 moments.setdefault(name, {})[moment] = own
