@@ -232,7 +232,7 @@ def _memory_for(share: float) -> tuple[int, bool]:
 
 def memory_for_trainer(config: RunConfig) -> tuple[int, bool]:
     """Bytes that a trainer may take on this machine, and whether they are a GPU's."""
-    # Engines share every GPU with the trainer.
+    # Engines and the trainer share every GPU.
     return _memory_for(1 - config.inference.gpu_memory_utilization)
 
 
@@ -245,7 +245,7 @@ def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckPr
     found = {}
     if config.trains:
         found[MEMORY_POINTER] = memory.problem(shape, config, room=room, gpu=gpu)
-    # Flags may split an engine over devices, or quantize it.
+    # Flags may share an engine out, or quantize it.
     if not config.inference.extra_args:
         found[ENGINE_POINTER] = memory.engine_problem(shape, config, room=engine_room, gpu=gpu)
     return [_problem(message, pointer) for pointer, message in found.items() if message]

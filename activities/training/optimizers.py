@@ -3,7 +3,7 @@
 Invariants:
 
 - Every trained parameter belongs to exactly one part, and all parts share one learning rate.
-- `restore` is the inverse of `state`: a restored optimizer continues with the same bits.
+- `state` and `restore` are inverse to each other: what is restored continues with the same bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ON_CPU = ("step",)
-"""State that torch keeps on the CPU, also for parameters on a GPU."""
+"""State that torch keeps on the CPU wherever the parameter lies."""
 RANDOM = "rng"
 """In place of a moment, in a checkpoint: the state of a generator of random numbers."""
 
