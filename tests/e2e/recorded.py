@@ -363,7 +363,7 @@ class Recorded:
 
     @workflow.run
     async def run(self, arg: RunInput, last: dict[str, Any], result: int = 0) -> None:
-        """Tells the steps after `told`; `last` is what the run says of itself in the end."""
+        """Emits the steps after `result`; `last` is the run's status at its end."""
         steps = int(last["step"])
         until = min(result + STEPS_TOLD, steps)
         now = dict(workflow.memo_value(MEMO_KEY, {}))

@@ -1,4 +1,4 @@
-"""Figures of the report, on a story told by hand."""
+"""Figures of the report, on a history written by hand."""
 
 import pytest
 

@@ -299,7 +299,7 @@ def test_a_kill_between_two_steps_loses_and_doubles_nothing(api: FakeApi, tmp_pa
         until(lambda: len(lines(out, "a")) >= 32)
         api.steps("a", 30, 31)
         until(lambda: len(lines(out, "a")) >= 34)
-        # Whatever is told twice is told before what comes after it.
+        # A record that is sent twice is sent before the next one.
         api.steps("a", 32, 32)
         until(lambda: 32 in steps_of(out, "a"))
     assert numbered(out, "a")

@@ -1,4 +1,4 @@
-"""The orchestrator's log of a run: when its pipeline is told, what it says, how large it gets."""
+"""The orchestrator's log of a run: when its pipeline is logged, what it says, how large it gets."""
 
 import logging
 import stat

@@ -260,7 +260,7 @@ def test_the_systemd_unit_of_the_docs_starts_a_supervisor() -> None:
     unit.read_string(docs.split("```ini\n")[1].split("```")[0])
     service = unit["Service"]
     assert service["ExecStart"].endswith(f"-m {supervisor.__name__}")
-    # It ends with 0 where it was told to end, which must not bring it back.
+    # It ends with 0 if it was asked to end, which must not restart it.
     assert service["Restart"] == "on-failure" and service["KillMode"] == "mixed"
     assert float(service["TimeoutStopSec"]) > stacks.SUPERVISOR_ENDS_WITHIN_S
 

@@ -40,7 +40,7 @@ TEMPORAL = shutil.which("temporal") or str(Path(sys.executable).parent / "tempor
 
 @workflow.defn
 class FakeRun:
-    """Collects reports until it is told to end."""
+    """Collects reports until it is asked to end."""
 
     def __init__(self) -> None:
         self.reports: list[HostReport] = []
@@ -320,7 +320,7 @@ async def test_heartbeats_reach_the_service(client: Client, tmp_path: Path) -> N
 
 
 async def _waits(stack: Stack, tries: Callable[[], int]) -> None:
-    """Until the run was told of a wait, and then for some tries more; it is told of no other."""
+    """Until a wait was reported to the run, and some tries more; no other wait is reported."""
     async with asyncio.timeout(servers.WITHIN_S):
         while not await stack.run.query(FakeRun.waited_for):
             await asyncio.sleep(0.05)

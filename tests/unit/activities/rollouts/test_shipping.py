@@ -1,4 +1,4 @@
-"""What is told and kept of a batch beside its rows: its groups, and rewards that are unusual."""
+"""What is reported and kept of a batch besides its rows: its groups, and unusual rewards."""
 
 from pathlib import Path
 

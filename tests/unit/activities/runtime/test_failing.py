@@ -1,4 +1,4 @@
-"""What a workflow is told when storage fails under an activity."""
+"""What a workflow gets when storage fails under an activity."""
 
 import errno
 import os

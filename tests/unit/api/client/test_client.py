@@ -201,7 +201,7 @@ def test_every_verb_has_a_method_with_the_fields_of_its_body() -> None:
 
 @on_server
 async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_path: Path) -> None:
-    """With each of its parameters; what is damaged is told with the page that leaves it out."""
+    """With each of its parameters; a page that omits something damaged says so."""
     run_id = (await served.start("whole"))["id"]
     await served.until(run_id, step=3)
     for step in (1, 2):

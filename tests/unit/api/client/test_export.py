@@ -125,7 +125,7 @@ async def test_a_connection_that_breaks_begins_the_file_again(
                 await asyncio.to_thread(client.runs.export_model, RUN, to, on_bytes=result.append)
     assert way.broken == 2
     assert (to / "model.safetensors").read_bytes() == weights_of(RUN, 2)
-    assert max(result) == result[-1], "what is told ends with all of it"
+    assert max(result) == result[-1], "the last report is of everything"
 
 
 @on_server

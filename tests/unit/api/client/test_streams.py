@@ -137,7 +137,7 @@ async def test_a_stream_that_breaks_loses_and_repeats_nothing(served: Served) ->
     assert found == expected and found[-1].type == "run.ended"
     assert [e.data["step"] for e in found if e.type == "run.step"] == [*range(3, 24)]
     assert troubles[0] and troubles[-1] == ""
-    # However many tries it takes, a loss is told once, and so is its end.
+    # For any number of tries, a loss is reported once, and so is its end.
     assert [bool(why) for why in troubles] == [True, False] * (len(troubles) // 2)
 
 
@@ -190,7 +190,7 @@ async def test_where_no_stream_passes_pages_have_the_same_events(
             asyncio.to_thread(all_events, address, run_id, silence_s=0.3)
         )
         await make_steps(served, run_id, 4, 5)
-        # All that there is has been told, and it is asked what comes after that.
+        # Every event was sent, and the client asks for what follows.
         asked = pages
         await eventually(lambda: asyncio.sleep(0, pages), lambda now: now >= asked + 3)
         await make_steps(served, run_id, 6)

@@ -1,4 +1,4 @@
-"""A store that cannot be reached, and artifacts that are damaged: told as such, route by route."""
+"""A store that cannot be reached, and damaged artifacts: how each route reports them."""
 
 import logging
 from dataclasses import replace

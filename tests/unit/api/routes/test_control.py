@@ -1,4 +1,4 @@
-"""Cancel, checkpoint, resume of what has ended, and fork: what is told, started and refused."""
+"""Cancel, checkpoint, resume of what has ended, and fork: what is reported, started and refused."""
 
 import asyncio
 import json

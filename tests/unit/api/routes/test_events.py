@@ -1,4 +1,4 @@
-"""Events: told once and in order, over pages, reconnects, restarts of the API and of the run."""
+"""Events: sent once and in order, over pages, reconnects, restarts of the API and of the run."""
 
 import asyncio
 import json
@@ -288,7 +288,7 @@ async def test_a_page_that_is_not_read_in_time_says_that_there_is_more(
     async with asgi(app) as http:
         before = await everything(http, run_id)
         with monkeypatch.context() as slow:
-            # Nothing more is read for now, nor what another process was told at all.
+            # Nothing more is read for now, nor anything that another process received.
             app.state.services.histories.close()
             slow.setattr(histories.Reader, "start", lambda reader: None)
             await steps(served, run_id, 4, 5, 6)
@@ -321,7 +321,7 @@ async def test_a_page_passes_over_no_more_than_it_may(
 
 @workflow.defn(name=TRAINING_RUN)
 class JustContinued:
-    """A run whose newest execution has told nothing as yet."""
+    """A run whose newest execution has no events yet."""
 
     @workflow.run
     async def run(self, arg: RunInput) -> None:

@@ -1,4 +1,4 @@
-"""What single processes of a run wrote: read where it lies, and told where it does not."""
+"""What single processes of a run wrote: read where it is, and else refused with its place."""
 
 import asyncio
 from pathlib import Path

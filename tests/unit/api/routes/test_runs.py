@@ -46,7 +46,7 @@ async def test_a_running_run_shows_what_it_does(served: Served) -> None:
             queued_eval=5,
             waiting_for="a free permit",
         )
-        # The one that was told last is not the one that wrote last.
+        # The latest report is not the latest write.
         result = {"time": time.time() - 1.0, "heard": time.time() - heard, **asdict(gauges)}
         served.store.write_live(keys.live(run["id"], source), {**result, "tokens_per_s": 100.25})
     shown = await served.until(run["id"], status="running")

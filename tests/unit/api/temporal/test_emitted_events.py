@@ -121,7 +121,7 @@ async def test_a_server_that_comes_back_says_once_how_long_there_was_none() -> N
     history = History()
     assert "lost_at" not in (await history.report(0, "starting", 1)).data
     assert "back_after_s" not in (await history.report(5, "up", 1)).data
-    # Its worker was killed: nobody told of the loss but the next one.
+    # Its worker was killed: only the next one reported the loss.
     starting = await history.report(60, "starting", 2, seen_at=clock(31))
     assert starting.data["lost_at"] == "2026-01-01T12:00:31.000Z"
     assert starting.message.endswith("the previous one was last seen at 12:00:31 UTC")
