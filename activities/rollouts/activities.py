@@ -1,4 +1,4 @@
-"""Activities of the rollout room: run rollouts, score groups, sum evals up, ship batches.
+"""Activities of the rollout room: run rollouts, score groups, sum up evals, ship batches.
 
 Invariants: a finished rollout is committed before anything else happens to it, and adopted by
 every later attempt; it survives a store that fails for up to a minute, and a lost env server. A
@@ -65,9 +65,9 @@ HEARTBEAT_S = 2.0
 ABORTED = "Cancelled: rollout aborted"
 """An env server's answer for rollouts that it was asked to abort, or that end with it."""
 ABORTED_S = 15.0
-"""A server that ends is gone within this time: its keeper allows it less."""
+"""A server that is ending has ended within this time: its keeper allows less."""
 SCORING_THREADS = 64
-"""For algorithms that may block, as those of users; others wait in the event loop."""
+"""Threads for algorithms that may block, such as a user's; others wait in the event loop."""
 
 
 class _EngineTrouble(Exception):
@@ -187,7 +187,7 @@ class RolloutActivities:
 
     @staticmethod
     def _raise_first(outcomes: Sequence[BaseException | None]) -> None:
-        """Raises what went wrong with a group's rollouts: bugs first, then the engine."""
+        """Raises the error of a group's rollouts, if any: bugs first, then errors of the engine."""
         failures = [outcome for outcome in outcomes if outcome is not None]
         for failure in failures:
             if not isinstance(failure, _EngineTrouble):
@@ -227,7 +227,9 @@ class RolloutActivities:
         }
 
     def _load_render(self, run_id: str) -> Render:
-        """The policy's prompts for algorithms; blocks while the tokenizer is fetched and loads."""
+        """A function that renders the policy's prompts for algorithms; blocks while the tokenizer
+        is fetched and loaded.
+        """
         ref = self.ctx.store.require(keys.weights(run_id, 0))
         folder = self.ctx.store.fetch_folder(ref, self.ctx.scratch("weights"))
         return load_renderer(str(folder), renderer_of(self.ctx.config(run_id).model, folder))
@@ -306,8 +308,9 @@ class RolloutActivities:
     async def _executing(
         self, engine: str, played_by: FrozenModelConfig | None, limit: float
     ) -> AsyncIterator[str]:
-        """Raises TimeoutError once the block has executed for `limit` seconds: with a seat at the
-        frozen model that plays, whose URL it yields, else by the clock of the policy's engine.
+        """Raises TimeoutError once the block has executed for `limit` seconds. If a frozen model
+        plays, waits for a slot there first and yields its URL; otherwise the clock of the policy's
+        engine counts.
         """
         if played_by is None:
             async with self._clocks.setdefault(engine, EngineClock(engine)).limit(limit):
@@ -318,16 +321,19 @@ class RolloutActivities:
 
     @staticmethod
     async def _require_alive(connection: EnvConnection) -> None:
-        """Raises ENV_LOST if the server ends, whose rollouts it gives up before it goes.
+        """Raises ENV_LOST if the server ends: before that it aborts its rollouts.
 
-        One that lives on gave up this rollout alone: code of its environment cancelled itself.
+        A server that stays up has aborted this rollout only: its environment's code cancelled
+        itself.
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(connection.lost.wait(), ABORTED_S)
             raise final(names.ENV_LOST, connection.reason)
 
     async def _stored(self, run_id: str, document: dict[str, Any]) -> dict[str, Any]:
-        """The document that the store holds; rides out a store that fails for a while."""
+        """Commits a rollout and returns the document that the store holds; retries while the store
+        fails, for a limited time.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._storing.add(task)
@@ -350,7 +356,7 @@ class RolloutActivities:
     async def _read(
         self, input: RunRolloutsInput, episode: Any, served: samples.Served | None
     ) -> samples.Rollout:
-        """The rollout of an episode; a frozen model's words are laid out in the policy's tokens."""
+        """The rollout of an episode; a frozen model's text is rendered in the policy's tokens."""
         config = self.ctx.config(input.run_id)
         if config.sampler(input.work.env, input.work.kind) is None:
             return samples.from_episode(episode, served=served)
@@ -360,7 +366,7 @@ class RolloutActivities:
         return await asyncio.to_thread(samples.from_episode, episode, layout.samples)
 
     def _commit(self, run_id: str, document: dict[str, Any], attempt: str) -> dict[str, Any]:
-        """Commits a rollout; if another attempt was first, its document is the one that counts."""
+        """Commits a rollout and returns the committed document, which may be another attempt's."""
         key = keys.rollout(run_id, document["group"], document["index"])
         ref = self.ctx.store.put_json(key, document, attempt=attempt)
         if ref.attempt == attempt:
@@ -408,11 +414,11 @@ class RolloutActivities:
 
     @activity.defn(name=names.FINALIZE_GROUP)
     async def finalize_group(self, input: FinalizeGroupInput) -> GroupResult:
-        """Scores a group and commits it; the first commit is what every later call returns.
+        """Scores a group and commits it; every later call returns the first commit.
 
-        Raises ApplicationError BAD_INPUT if the env's algorithm has no credit for it, ENGINE_LOST
-        if the policy was to be asked and is not at `engine`, and ReferenceLost, to be tried again,
-        if a frozen model does not answer.
+        Raises ApplicationError BAD_INPUT if the env's algorithm can give it no credit, ENGINE_LOST
+        if the algorithm needs the policy and `engine` no longer serves it, and ReferenceLost, which
+        is retried, if a frozen model does not answer.
         """
         self.algorithms.references.bind()
         async with heartbeats():
@@ -431,13 +437,13 @@ class RolloutActivities:
                 ref = await asyncio.to_thread(
                     self.ctx.store.put_json, key, document, attempt=attempt
                 )
-            # What was just written need not be read.
+            # A document of this attempt is at hand already.
             if ref.attempt != attempt:
                 document = await asyncio.to_thread(self.ctx.store.get_json, ref)
             return groups.result(document, ref)
 
     async def _task_for_algorithm(self, input: FinalizeGroupInput) -> dict[str, Any] | None:
-        """The group's task, where its algorithm looks at it."""
+        """The group's task, if its algorithm needs it; else None."""
         work = input.work
         config = self.ctx.config(input.run_id).algorithm(work.env)
         if not needs_task(config):
@@ -471,7 +477,7 @@ class RolloutActivities:
         post_batch: groups.Judge | None,
         task: dict[str, Any] | None,
     ) -> dict[str, Any]:
-        """The document of a group; a caller that is cancelled cancels the requests for it, too."""
+        """The document of a group. Cancelling the caller cancels its requests, too."""
         work = input.work
         config = self.ctx.config(input.run_id)
         env = config.env(work.env, work.kind)
@@ -489,7 +495,7 @@ class RolloutActivities:
             state=input.algo_state,
             task=task,
         )
-        # Groups that wait for a model hold no thread: there may be many, for a long time.
+        # Groups that wait for a model need no thread: they may be many, and wait long.
         waits = work.kind == "train" and teacher_of(config.algorithm(work.env)) is not None
         try:
             return await (score() if waits else aside(self._scoring, score))

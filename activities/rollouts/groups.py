@@ -24,7 +24,7 @@ SCHEMA = 1
 
 
 class Judge(Protocol):
-    """What a slot of filters says of a rollout, given its scored samples and its reward."""
+    """The verdict of a slot of filters on a rollout, from its scored samples and its reward."""
 
     def __call__(self, samples: Sequence[Mapping[str, Any]], *, reward: float) -> Verdict: ...
 
@@ -52,8 +52,8 @@ async def _give_credit(
     judge: Judge | None,
     state: Mapping[str, float] | None,
 ) -> None:
-    """Gives credit to rollouts that did not err [n] and has them judged: `filters` names what hit
-    a rollout, `filtered` says whether that removes it. Those left may get other credit then.
+    """Gives credit to rollouts that did not err [n] and filters them: `filters` names the filters
+    that hit a rollout, `filtered` says whether one removes it. Survivors may then get other credit.
     """
     credit = await algorithms.before_filters(algorithm, views, state)
     for member, input in zip(members, credit, strict=True):
@@ -157,7 +157,7 @@ async def scored(
 
 
 def score(*args: Any, **options: Any) -> dict[str, Any]:
-    """`scored` in an event loop of its own; blocks, so it is not for the thread of another."""
+    """`scored` in a new event loop; blocks, so call it from a thread without a running loop."""
     return asyncio.run(scored(*args, **options))
 
 
@@ -167,8 +167,8 @@ def valid_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def survivors_of(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rollouts of a group that did not err and that no pre-batch filter removed; none of a
-    group that was rejected for those that did.
+    """The rollouts of a group that did not err and that no pre-batch filter removed; none if the
+    group was rejected.
     """
     if document.get("rejected", False):
         return []
@@ -176,8 +176,8 @@ def survivors_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _pre_batch(member: dict[str, Any]) -> Verdict:
-    """What pre-batch filters said of a rollout; evals and groups of before there were filters
-    have no verdict.
+    """The verdict of the pre-batch filters on a rollout; evals and groups of older builds, which
+    had no filters, have none.
     """
     return Verdict(tuple(member.get("filters", ())), member.get("filtered", False))
 
@@ -185,8 +185,8 @@ def _pre_batch(member: dict[str, Any]) -> Verdict:
 def result(document: dict[str, Any], ref: ArtifactRef) -> GroupResult:
     """A committed group as workflows see it.
 
-    Rewards and weight labels are of all rollouts that did not err: those that filters removed had
-    their part in the others' advantages.
+    Rewards and weight labels are of all rollouts that did not err: those that filters removed
+    contributed to the others' advantages.
     """
     valid, survivors = valid_of(document), survivors_of(document)
     trainable = [member for member in survivors if not member.get("post_filtered", False)]
@@ -194,7 +194,7 @@ def result(document: dict[str, Any], ref: ArtifactRef) -> GroupResult:
     errors = errors_of(document)
     rewards = [member["reward"] for member in valid]
     rejected = document.get("rejected", False)
-    # Filters never saw a rejected group, so it must not thin out the shares of what they hit.
+    # Filters never saw a rejected group, so it must not lower the shares of what they hit.
     tally = tally_of([] if rejected else [_pre_batch(member) for member in valid])
     first, _ = commonest(errors)
     if rejected:
@@ -275,9 +275,9 @@ def _largest(member: dict[str, Any]) -> float | None:
 def _timing(member: dict[str, Any]) -> dict[str, float]:
     """Seconds per phase, from a rollout's clock.
 
-    env is what of the generation was not the model; total is the wall time, and overhead what of
-    it is no phase: boot, finalization, waits between. A rollout whose end was not kept has the sum
-    of its phases as total, and no overhead.
+    env is the part of the generation without the model. total is the wall time, and overhead the
+    part of it outside of all phases: boot, finalization, waits. For a rollout whose end was not
+    recorded, total is the sum of its phases, and there is no overhead.
     """
     timing: dict[str, float] = dict(member.get("timing", {}))
     start, end = timing.pop("start", None), timing.pop("end", None)
@@ -292,7 +292,7 @@ def _timing(member: dict[str, Any]) -> dict[str, float]:
 
 
 def _metrics(member: dict[str, Any]) -> dict[str, float]:
-    """The env's own metrics of a rollout, as far as they are numbers."""
+    """Those of the env's own metrics of a rollout that are numbers."""
     found: dict[str, Any] = member.get("metrics", {})
     return {
         name: float(value)
@@ -340,12 +340,12 @@ def batch_group(
 
 
 def errors_of(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the rollouts of a group ended with that have no reward."""
+    """The errors of the rollouts of a group that have no reward."""
     return [member["error"] for member in document["rollouts"] if member["error"] is not None]
 
 
 def eval_rollouts(document: dict[str, Any]) -> list[EvalRollout]:
-    """What eval metrics need of a group."""
+    """The part of a group that eval metrics need."""
     return [
         EvalRollout(
             example=document["group"],
@@ -360,7 +360,7 @@ def eval_rollouts(document: dict[str, Any]) -> list[EvalRollout]:
 
 
 def served_versions(document: dict[str, Any]) -> set[int]:
-    """Policy versions that sampled the tokens of a group; or that may have."""
+    """Policy versions that sampled the tokens of a group, or may have."""
     members = survivors_of(document)
     sampled = [v for member in members for sample in member["samples"] for v in sample["versions"]]
     labels = [label for member in members for label in member["labels"]]
@@ -368,5 +368,5 @@ def served_versions(document: dict[str, Any]) -> set[int]:
 
 
 def mixed_of(document: dict[str, Any]) -> int:
-    """Rollouts of a group for which it is unknown which weights sampled which tokens."""
+    """The number of rollouts of a group whose tokens cannot be assigned to weights."""
     return sum(member.get("mixed", False) for member in survivors_of(document))

@@ -26,7 +26,7 @@ UNLABELLED = (
     "env server that imports ratchet_compat"
 )
 UNNAMED_AGENT = "agent"
-"""verifiers' name for the agent of an env in which nobody else plays."""
+"""verifiers' name for the only agent of an env."""
 
 
 class UnusableTrace(Exception):
@@ -130,7 +130,7 @@ def _plain(spans: Any) -> list[dict[str, Any]] | None:
 
 
 def _node_versions(sampled: int, spans: list[dict[str, Any]] | None) -> tuple[list[int], set[str]]:
-    """Version of each sampled token [sampled] of one node, and the labels it had."""
+    """Version of each sampled token [sampled] of one node, and its labels."""
     if spans is None:
         raise UnusableTrace(UNLABELLED)
     versions = [-1] * sampled
@@ -421,7 +421,7 @@ def to_document(rollout: Rollout) -> dict[str, Any]:
         "labels": rollout.labels,
         "tokens": sum(len(sample.token_ids) for sample in rollout.samples),
         "sampled_tokens": rollout.sampled_tokens,
-        # A deep copy would look at every token.
+        # A deep copy would visit every token.
         "samples": [dict(vars(sample)) for sample in rollout.samples],
         **rollout.record,
     }

@@ -22,11 +22,11 @@ COUNTED = ("progress/samples", "progress/tokens", ROLLOUTS)
 
 
 def delivered(store: ArtifactStore, run_id: str, group: str) -> ArtifactRef:
-    """A group that was finalized; raises CorruptArtifact if it is not there any more."""
+    """The document of a finalized group; raises CorruptArtifact if the store no longer has it."""
     key = keys.group(run_id, group)
     ref = store.committed(key)
     if ref is None:
-        raise CorruptArtifact(f"{key}: it was committed, and its marker is gone")
+        raise CorruptArtifact(f"{key}: it was committed, but its marker is missing")
     return ref
 
 
@@ -38,11 +38,11 @@ def ship(
     *,
     attempt: str,
 ) -> BatchResult:
-    """The batch of `given.groups`, without the rollouts that `judge` removes, the names of these
-    groups, and its metrics.
+    """Writes the batch of `given.groups` without the rollouts that `judge` removes, the names of
+    these groups, and the batch's metrics.
 
     If nothing is left, no batch is written. Raises ApplicationError (not retryable) if the store's
-    groups are not those of `given.digest`, or if its batch of that step is of others;
+    groups are not those of `given.digest`, or if its batch of that step was written from others;
     CorruptArtifact if a group is damaged.
     """
     if (before := _shipped(store, input)) is not None:
@@ -98,7 +98,7 @@ def _put(store: ArtifactStore, input: ShipBatchInput, data: bytes, attempt: str)
 
 
 def _shipped(store: ArtifactStore, input: ShipBatchInput) -> BatchResult | None:
-    """What an attempt before this one wrote; None if it did not come to the end."""
+    """The batch that an earlier attempt wrote; None if that attempt did not finish."""
     kept = store.committed(keys.batch_metrics(input.run_id, input.step, input.digest))
     if kept is None:
         return None
@@ -106,7 +106,7 @@ def _shipped(store: ArtifactStore, input: ShipBatchInput) -> BatchResult | None:
     if not metrics["progress/samples"]:
         return _result(None, metrics, kept)
     batch = store.committed(keys.batch(input.run_id, input.step))
-    # Releases that count no rollouts write metrics before the batch.
+    # Older builds, whose metrics count no rollouts, wrote metrics before the batch.
     return _result(batch, metrics, kept) if batch and ROLLOUTS in metrics else None
 
 

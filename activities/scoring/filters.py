@@ -2,8 +2,8 @@
 
 Invariants: every filter of a slot is evaluated for every rollout, so that a hit that is only
 counted never hides one that removes; the verdict does not depend on the order of the slot. The
-limits themselves are never a hit: all comparisons are strict. Rules over log-probabilities skip
-tokens without one, such as those of a frozen model.
+limits themselves are no hit: all comparisons are strict. Rules about log-probabilities skip tokens
+without one, such as those of a frozen model.
 """
 
 import math
@@ -37,7 +37,7 @@ class SampledTokens:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Types of the filters that hit a rollout, and whether one of them removes it."""
+    """The types of the filters that hit a rollout, and whether one of them removes it."""
 
     hits: tuple[str, ...] = ()
     removed: bool = False
@@ -122,7 +122,7 @@ def needs_vocabulary(slot: Sequence[FilterConfig]) -> bool:
 
 
 def vocab_size_of(model: Mapping[str, Any]) -> int | None:
-    """The vocabulary's size by a model's config.json (of its text part, if it has several)."""
+    """The vocabulary's size from a model's config.json (from its text part, if it has several)."""
     for section in (model, model.get("text_config") or {}):
         size = section.get("vocab_size")
         if isinstance(size, int) and size > 0:

@@ -1,6 +1,6 @@
-"""Preflight of the model and trainer sections: does what they name exist, and can a run use it?
+"""Preflight of the sections `model` and `trainer`: does what they name exist, and can a run use it?
 
-Reads files only; neither torch nor transformers is imported.
+Reads files only; imports neither torch nor transformers.
 """
 
 import importlib.util
@@ -45,9 +45,7 @@ def check_model(config: RunConfig, *, restored: bool = False) -> list[CheckProbl
 
 
 def check_version(config: RunConfig, store: ArtifactStore) -> list[CheckProblem]:
-    """What is wrong with the version of another run that a run begins with; nothing where it begins
-    with a model of another kind.
-    """
+    """The problems of another run's version that a run begins with; none for any other model."""
     if (version := version_named(config.model.name)) is None:
         return []
     try:
@@ -60,7 +58,7 @@ def check_version(config: RunConfig, store: ArtifactStore) -> list[CheckProblem]
 
 
 def shape_of(config: RunConfig, store: ArtifactStore) -> memory.Shape | None:
-    """The sizes of a model that has passed the checks; None of a kind of which nothing is known."""
+    """The sizes of a model that has passed the checks; None for a model of an unknown kind."""
     name = config.model.name
     if name == DEFAULT_POLICY:
         return recipe_of(config.model.warm_start_env).shape
@@ -75,7 +73,7 @@ def shape_of(config: RunConfig, store: ArtifactStore) -> memory.Shape | None:
 
 
 def estimates(config: RunConfig, shape: memory.Shape) -> dict[str, dict[str, int]]:
-    """What a run will take, in bytes by part, of memory and of the store's disk."""
+    """The memory and the store's disk space that a run will take, in bytes by part."""
     _, gpu = memory_for_trainer(config)
     trainer = {"trainer memory": memory.trainer_parts(shape, config, gpu=gpu)}
     return {
@@ -86,7 +84,7 @@ def estimates(config: RunConfig, shape: memory.Shape) -> dict[str, dict[str, int
 
 
 def check_disk(config: RunConfig, shape: memory.Shape, store: ArtifactStore) -> list[CheckProblem]:
-    """Whether the store can hold what the run keeps at once, where it has a limit."""
+    """A problem if the run keeps more at once than the store has free, where it has a limit."""
     free = store.free_bytes()
     message = None if free is None else disk.problem(shape, config, free=free, where=store.url)
     return [] if message is None else [_problem(message, DISK_POINTER)]
@@ -239,7 +237,7 @@ def memory_for_trainer(config: RunConfig) -> tuple[int, bool]:
 
 
 def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckProblem]:
-    """Of a model of another kind nothing is known, and nothing refused."""
+    """Problems of memory; none for a model of an unknown kind, which cannot be estimated."""
     if shape is None:
         return []
     room, gpu = memory_for_trainer(config)
@@ -258,7 +256,7 @@ def _check_length(config: RunConfig, longest: int) -> list[CheckProblem]:
         return []
     shown = config.context - config.trainer.seq_len
     what = f", with {shown} of the algorithm's demo_tokens," if shown else ""
-    message = f"{config.trainer.seq_len}{what} is more than the {longest} positions the model has"
+    message = f"{config.trainer.seq_len}{what} is more than the model's {longest} positions"
     return [_problem(message, "/trainer/seq_len")]
 
 

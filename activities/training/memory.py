@@ -1,7 +1,7 @@
-"""What a trainer's process will take of memory, by part, from a model's config alone.
+"""Estimates the memory that a trainer and an engine take, by part, from a model's config alone.
 
-Pure: neither torch nor weights are needed. Sizes are bytes. Counted is a decoder as Llama and Qwen
-have it: grouped-query attention, gated feed-forward, two norms a layer, untied embeddings.
+Pure: needs neither torch nor weights. Sizes are in bytes. The model is a decoder like Llama and
+Qwen: grouped-query attention, gated feed-forward, two norms a layer, untied embeddings.
 """
 
 from collections.abc import Mapping
@@ -24,10 +24,10 @@ BLOCK_LOGITS = {"cpu": 2**24, "cuda": 2**27}
 """Logits held at once, 64 MiB on a CPU and 512 MiB on a GPU in float32. A GPU needs more rows at
 once for the speed of one multiplication."""
 BFLOAT16_KERNELS = 400 * 2**20
-"""What a CPU with AVX512-BF16 holds beside, whatever the model: measured with models of 30 and 86
-million parameters."""
+"""What a CPU with AVX512-BF16 holds in addition for any model, as measured with models of 30 and
+86 million parameters."""
 KEPT_BACK = 0.1
-"""Share of what a pass takes that the allocator holds in pieces, as measured on three models."""
+"""Share of a pass's memory that the allocator loses to fragments, as measured on three models."""
 KEPT_BACK_BY_ADAPTERS = 0.5
 """The same on a CPU, where an adapter's small tensors lie between the large ones: 0.3 to 0.7, as
 measured on three models. A GPU's allocator keeps small ones in blocks of their own."""
@@ -274,8 +274,8 @@ def problem(shape: Shape, config: RunConfig, *, room: int, gpu: bool) -> str | N
 
 
 def exhausted(shape: Shape | None, config: RunConfig, said: str, *, room: int, gpu: bool) -> str:
-    """What to do about a trainer that ran out of memory, in words; `said` is what was heard of it,
-    `shape` None for a model of which nothing is known.
+    """What to do about a trainer that ran out of memory, in words; `said` is how that was reported,
+    `shape` None for a model of an unknown kind.
     """
     begin = f"{names.OUT_OF_MEMORY} ({said}), of which there are {room / GIB:.1f} GiB for it"
     last = "take a shorter trainer.seq_len, a smaller model or a machine with more memory"

@@ -67,7 +67,7 @@ def deliveries(evidence: Evidence) -> list[Delivery]:
     """
     seen: dict[int, int] = {}
     found: list[Delivery] = []
-    for signal in evidence.told("dispatch_report"):
+    for signal in evidence.signals_named("dispatch_report"):
         if signal.workflow != evidence.run_id:
             continue
         report = signal.value
@@ -211,14 +211,14 @@ def batches(evidence: Evidence, final_step: int) -> Verdict:
 
 
 def versions(evidence: Evidence, seen: Sequence[int] = ()) -> Verdict:
-    """The policy version never falls: not as told, not in what dispatch admits at, and not in what
-    a client has `seen`.
+    """The policy version never falls: neither in reports, nor where dispatch admits, nor in what a
+    client has `seen`.
     """
     verdict = Verdict("versions monotonic")
     last = -1
     for _, memo in evidence.memos:
         version = memo.get("policy_version", -1)
-        verdict.expect(version >= last, f"the run told version {version} after {last}")
+        verdict.expect(version >= last, f"the run reported version {version} after {last}")
         last = version
     for before, version in pairwise(seen):
         verdict.expect(version >= before, f"clients saw version {version} after {before}")
@@ -290,14 +290,14 @@ def gate(found: Pushes, rollouts: Iterable[ServedRollout]) -> Verdict:
                 verdict.expect(at[1:] == rollout.engine, text)
                 text = f"{where}: its batch was cut before push {label} was verified"
                 verdict.expect(found.at.get(label, 0.0) <= rollout.cut_at, text)
-        told = {int(label.partition(".")[0]) for label in rollout.labels}
+        labelled = {int(label.partition(".")[0]) for label in rollout.labels}
         text = f"{where}: tokens of versions {rollout.versions}, labels {rollout.labels}"
-        verdict.expect(set(rollout.versions) == told, text)
+        verdict.expect(set(rollout.versions) == labelled, text)
     return verdict
 
 
 def ended(memo: Mapping[str, Any]) -> Verdict:
-    """The run ended as it was told to, with a checkpoint of its last step."""
+    """The run ended as it was asked to, with a checkpoint of its last step."""
     verdict = Verdict("run ended well")
     text = f"status {memo.get('status')}: {memo.get('error') or memo.get('end_reason')}"
     verdict.expect(memo.get("status") == "succeeded", text)

@@ -49,7 +49,7 @@ def test_killing_one_of_two_env_servers_loses_no_rollout(stack: Stack) -> None:
     folder = keys.group(run_id, "train/0").rpartition("/")[0]
     assert keys.group(run_id, "train/0") not in store.committed_keys(folder), "an old one is gone"
     assert 0 < len(store.committed_keys(folder)) < 8 * STEPS
-    told = get(where, f"/v1/runs/{run_id}/gauges", role="env")["data"]
-    sources = {sample["source"] for sample in told}
+    result = get(where, f"/v1/runs/{run_id}/gauges", role="env")["data"]
+    sources = {sample["source"] for sample in result}
     for server in ("env-server-reverse-text-2-", "env-server-reverse-text-"):
         assert any(source.startswith(server) for source in sources), sources

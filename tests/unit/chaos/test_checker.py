@@ -98,7 +98,7 @@ def test_next_epoch_has_the_same_examples_again() -> None:
     assert examples(found).good
 
 
-def test_put_back_group_keeps_its_example() -> None:
+def test_requeued_group_keeps_its_example() -> None:
     found = good_run()
     found.activities.append(rollouts("train/1.1", 1))
     assert examples(found).good

@@ -1,4 +1,4 @@
-"""Cancel, checkpoint, resume of what has ended, and fork: what is told, started and refused."""
+"""Cancel, checkpoint, resume of what has ended, and fork: what is reported, started and refused."""
 
 import asyncio
 import json
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 async def memo(served: Served, run_id: str) -> dict[str, Any]:
     described = await served.env.client.get_workflow_handle(run_id).describe()
-    told: dict[str, Any] = (await described.memo())["ratchet"]
-    return told
+    result: dict[str, Any] = (await described.memo())["ratchet"]
+    return result
 
 
 async def ended(served: Served, name: str = "stops", verb: str = "cancel") -> str:
@@ -33,8 +33,8 @@ async def test_cancel_ends_a_run_and_twice_is_once(served: Served) -> None:
     run_id = (await served.start("cancels"))["id"]
     await served.until(run_id, status="running")
     url = f"/v1/runs/{run_id}/cancel"
-    told = await served.http.post(url, json={})
-    assert told.status_code == 202 and told.json()["status"] == "stopping"
+    result = await served.http.post(url, json={})
+    assert result.status_code == 202 and result.json()["status"] == "stopping"
     await served.until(run_id, status="cancelled")
     again = await served.http.post(url)
     assert again.status_code == 202 and again.json()["status"] == "cancelled"
@@ -43,7 +43,7 @@ async def test_cancel_ends_a_run_and_twice_is_once(served: Served) -> None:
     assert body["run_status"] == "succeeded"
 
 
-async def test_checkpoint_is_told(served: Served) -> None:
+async def test_checkpoint_is_reported(served: Served) -> None:
     run_id = (await served.start("saves"))["id"]
     await served.until(run_id, status="running")
     url = f"/v1/runs/{run_id}/checkpoint"
@@ -60,9 +60,9 @@ async def test_an_ended_run_goes_on_as_its_next_attempt(served: Served, tmp_path
     created = (await served.http.get(f"/v1/runs/{run_id}")).json()["created_at"]
     for step in (1, 2):
         put_checkpoint(served.store, run_id, step, tmp_path)
-    told = await served.http.post(f"/v1/runs/{run_id}/resume")
-    assert told.status_code == 202, told.text
-    assert told.json()["id"] == run_id and told.json()["attempt"] == 2
+    result = await served.http.post(f"/v1/runs/{run_id}/resume")
+    assert result.status_code == 202, result.text
+    assert result.json()["id"] == run_id and result.json()["attempt"] == 2
     run = await served.until(run_id, status="running")
     assert run["attempt"] == 2 and run["created_at"] == created and run["finished_at"] is None
     second = f"{run_id}+2"
@@ -262,7 +262,9 @@ async def test_a_refused_fork_points_into_its_own_body(served: Served, tmp_path:
 JSON = {"content-type": "application/json"}
 
 
-async def test_a_damaged_checkpoint_is_told_and_passed_over(served: Served, tmp_path: Path) -> None:
+async def test_a_damaged_checkpoint_is_reported_and_passed_over(
+    served: Served, tmp_path: Path
+) -> None:
     source = (await served.start("damaged"))["id"]
     for step in (2, 3):
         put_checkpoint(served.store, source, step, tmp_path)

@@ -60,13 +60,13 @@ def group(served: Served, run: str, name: str, env: str, rewards: list[float | N
                 "samples": [sample],
             }
         )
-        told = {
+        result = {
             "messages": [{"role": "assistant", "content": "b", "sampled": True}],
             "rewards": {"exact": reward},
             "temperature": 1.0,
             "labels": ["4.0a"],
         }
-        served.store.put_json(keys.rollout(run, name, index), told)
+        served.store.put_json(keys.rollout(run, name, index), result)
     value = {"group": name, "kind": kind, "env": env, "example": 7, "rollouts": members}
     served.store.put_json(keys.group(run, name), value)
 
@@ -136,7 +136,7 @@ PARTS = [{"type": "text", "text": "of an"}, {"type": "image"}, {"type": "text", 
         ({"prompts": [{"messages": [{"role": "user", "content": None}]}]}, None),
     ],
 )
-def test_a_prompt_is_told_by_its_beginning(rollout: dict[str, Any], begins: str | None) -> None:
+def test_a_prompt_is_named_by_its_beginning(rollout: dict[str, Any], begins: str | None) -> None:
     assert prompt_of(rollout) == begins
 
 
@@ -145,9 +145,9 @@ async def test_a_list_shows_how_prompts_begin(served: Served) -> None:
     """That of the group's first rollout that has one."""
     run = (await served.start("prompted"))["id"]
     group(served, run, "train/1", "easy", [None, 1.0])
-    told = {"messages": [{"role": "user", "content": "reverse it"}]}
+    result = {"messages": [{"role": "user", "content": "reverse it"}]}
     group(served, run, "train/2", "easy", [None])
-    served.store.put_json(keys.rollout(run, "train/2", 0), told)
+    served.store.put_json(keys.rollout(run, "train/2", 0), result)
     page = (await served.http.get(f"/v1/runs/{run}/rollouts")).json()["data"]
     assert [item["prompt"] for item in page] == ["reverse it", None, None]
 
