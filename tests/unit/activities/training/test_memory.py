@@ -157,6 +157,11 @@ def test_what_is_told_to_help_helps(room: int, gpu: bool) -> None:
         keys = {"activation_checkpointing": True}
     elif "; set trainer.micro" in text:
         keys = {"micro_batch_tokens": 512}
+    elif "; set trainer.offload" in text:
+        keys = {"offload_optimizer": True}
+    elif "; set all of" in text:
+        keys = {"activation_checkpointing": True, "micro_batch_tokens": 512}
+        keys |= {"offload_optimizer": True}
     else:
         assert "a smaller model" in text
         return
