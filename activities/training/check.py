@@ -26,6 +26,7 @@ from ratchet.configs.run import RunConfig
 
 HUB_TIMEOUT_S = 8.0
 RANKS_POINTER = "/trainer/ranks"
+OFFLOAD_POINTER = "/trainer/offload_optimizer"
 MEMORY_POINTER = "/trainer/micro_batch_tokens"
 ENGINE_POINTER = "/inference/gpu_memory_utilization"
 DISK_POINTER = "/retention/weights"
@@ -34,13 +35,13 @@ WEIGHTS = "*.safetensors"
 
 def check_model(config: RunConfig, *, restored: bool = False) -> list[CheckProblem]:
     """Everything wrong with model and trainer of a run, but for another run's version; blocks for
-    about HUB_TIMEOUT_S at most. An estimate of memory ends no run that is `restored`: it has
-    trained before.
+    about HUB_TIMEOUT_S at most. An estimate of memory ends no run that is `restored`, nor does a
+    machine without the GPU that it had: it has trained before.
     """
     problems = _check_model(config)
     if config.trains:
         problems += _check_trainer(config)
-    estimated = (MEMORY_POINTER, ENGINE_POINTER)
+    estimated = (MEMORY_POINTER, ENGINE_POINTER, OFFLOAD_POINTER)
     return [p for p in problems if not (restored and p.pointer in estimated)]
 
 
@@ -76,6 +77,8 @@ def estimates(config: RunConfig, shape: memory.Shape) -> dict[str, dict[str, int
     """The memory and the store's disk space that a run will take, in bytes by part."""
     _, gpu = memory_for_trainer(config)
     trainer = {"trainer memory": memory.trainer_parts(shape, config, gpu=gpu)}
+    if gpu and config.trainer.offload_optimizer:
+        trainer["trainer memory beside the GPU"] = memory.host_parts(shape, config)
     return {
         **(trainer if config.trains else {}),
         "engine memory": memory.engine_parts(shape, config, gpu=gpu),
@@ -106,8 +109,19 @@ def _check_ranks(config: RunConfig) -> list[CheckProblem]:
     return [_problem(message, RANKS_POINTER)]
 
 
+def _check_offload(config: RunConfig) -> list[CheckProblem]:
+    """Moments are moved out of a GPU's memory, into that of its machine."""
+    if not config.trainer.offload_optimizer or memory_for_trainer(config)[1]:
+        return []
+    message = (
+        "the trainer's machine has no GPU, so that the optimizer's moments are in its memory "
+        "anyway; set it to false"
+    )
+    return [_problem(message, OFFLOAD_POINTER)]
+
+
 def _check_trainer(config: RunConfig) -> list[CheckProblem]:
-    problems = _check_ranks(config)
+    problems = _check_ranks(config) + _check_offload(config)
     loss = config.trainer.loss
     if loss.type == "custom":
         # The module itself is imported by the trainer process alone.
@@ -245,6 +259,8 @@ def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckPr
     found = {}
     if config.trains:
         found[MEMORY_POINTER] = memory.problem(shape, config, room=room, gpu=gpu)
+        if gpu and config.trainer.offload_optimizer:
+            found[OFFLOAD_POINTER] = memory.host_problem(shape, config, room=machine.memory())
     # Flags may share an engine out, or quantize it.
     if not config.inference.extra_args:
         found[ENGINE_POINTER] = memory.engine_problem(shape, config, room=engine_room, gpu=gpu)

@@ -73,6 +73,7 @@ SINCE_LOAD: Any = {
         "matmul_precision": True,
         "packing": True,
         "activation_checkpointing": True,
+        "offload_optimizer": True,
         "threads": True,
         "deterministic": True,
         "lora": True,
@@ -190,7 +191,9 @@ class Trainer:
             shards.require_plain(self._model)
             self._cost = model_cost(self._model.config.get_text_config())
             self._scorer = sharded(self._model, self._head, self._ranks)
-        self._optimizer = Optimizer(self._model, run.trainer.optim)
+        self._optimizer = Optimizer(
+            self._model, run.trainer.optim, offload=run.trainer.offload_optimizer
+        )
         self._batch_sha, self._revision, self._metrics = "", 0, {}
         self._token_logprobs = None
         warnings: list[str] = []

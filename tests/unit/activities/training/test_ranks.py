@@ -380,6 +380,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "sgd": {"optim": {"type": "sgd", "lr": 1e-2}},
     "signsgd": {"optim": {"type": "signsgd", "lr": 1e-3}},
     "muon": {"optim": {"type": "muon", "lr": 1e-2}},
+    "offloaded": {"offload_optimizer": True},
     "lora": {"lora": LORA},
 }
 
