@@ -55,7 +55,7 @@ from ratchet.activities.scoring.algorithms.rendering import load_renderer
 from ratchet.activities.scoring.check import AlgorithmLibrary
 from ratchet.activities.scoring.references import ReferenceLost
 from ratchet.activities.scoring.threads import aside
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import documents, keys
 from ratchet.configs.algorithm import needs_task, teacher_of
 from ratchet.configs.env import TrainEnvConfig
 from ratchet.configs.filters import FilterConfig
@@ -136,7 +136,7 @@ class RolloutActivities:
     def _adopt(self, input: RunRolloutsInput) -> dict[int, dict[str, Any]]:
         """Rollouts of the group that an earlier attempt committed."""
         return {
-            index: self.ctx.store.get_json(ref)
+            index: documents.read(self.ctx.store, ref)
             for index in input.indexes
             if (ref := self._committed_rollout(input.run_id, input.work.group, index))
         }
@@ -368,11 +368,8 @@ class RolloutActivities:
     def _commit(self, run_id: str, document: dict[str, Any], attempt: str) -> dict[str, Any]:
         """Commits a rollout and returns the committed document, which may be another attempt's."""
         key = keys.rollout(run_id, document["group"], document["index"])
-        ref = self.ctx.store.put_json(key, document, attempt=attempt)
-        if ref.attempt == attempt:
-            return document
-        committed: dict[str, Any] = self.ctx.store.get_json(ref)
-        return committed
+        ref = documents.put(self.ctx.store, key, document, attempt=attempt)
+        return document if ref.attempt == attempt else documents.read(self.ctx.store, ref)
 
     # -- heartbeats and gauges --------------------------------------------------------------
 
@@ -435,11 +432,11 @@ class RolloutActivities:
                 document = await self._score_group(input, judge, post_batch, task)
                 document["scoring_s"] = time.monotonic() - began
                 ref = await asyncio.to_thread(
-                    self.ctx.store.put_json, key, document, attempt=attempt
+                    documents.put, self.ctx.store, key, document, attempt=attempt
                 )
             # A document of this attempt is at hand already.
             if ref.attempt != attempt:
-                document = await asyncio.to_thread(self.ctx.store.get_json, ref)
+                document = await asyncio.to_thread(documents.read, self.ctx.store, ref)
             return groups.result(document, ref)
 
     async def _task_for_algorithm(self, input: FinalizeGroupInput) -> dict[str, Any] | None:
@@ -514,7 +511,7 @@ class RolloutActivities:
         refs = [
             self._committed_rollout(input.run_id, work.group, index) for index in range(work.size)
         ]
-        rollouts = [None if found is None else store.get_json(found) for found in refs]
+        rollouts = [None if found is None else documents.read(store, found) for found in refs]
         if work.kind != "train":
             return rollouts, None
         return rollouts, self.algorithms.algorithm(input.run_id, work.env, input.engine)
@@ -527,7 +524,7 @@ class RolloutActivities:
 
     def _finalize_eval(self, input: FinalizeEvalInput) -> EvalResult:
         store = self.ctx.store
-        key = keys.eval_record(input.run_id, input.epoch)
+        key, attempt = keys.eval_record(input.run_id, input.epoch), attempt_token()
         ref = store.committed(key)
         if ref is None:
             missing = set(input.missing)
@@ -536,20 +533,21 @@ class RolloutActivities:
                 for example in range(input.num_examples)
                 if example not in missing
             ]
-            documents = [
-                store.get_json(shipping.delivered(store, input.run_id, group)) for group in names_of
+            evaluated = [
+                documents.read(store, shipping.delivered(store, input.run_id, group))
+                for group in names_of
             ]
-            valid = [rollout for doc in documents for rollout in groups.eval_rollouts(doc)]
-            errors = [error for doc in documents for error in groups.errors_of(doc)]
+            valid = [rollout for doc in evaluated for rollout in groups.eval_rollouts(doc)]
+            errors = [error for doc in evaluated for error in groups.errors_of(doc)]
             total = input.num_examples * input.group_size
             lost = sum(error["type"] == LOST for error in errors)
             cancelled = lost + len(missing) * input.group_size
             errored = total - len(valid) - cancelled
             error, frames = failures.commonest(errors)
-            served = set().union(*(groups.served_versions(doc) for doc in documents))
+            served = set().union(*(groups.served_versions(doc) for doc in evaluated))
             rewards = [rollout.reward for rollout in valid]
             of_example = evals.by_example(valid)
-            record = {
+            record: dict[str, Any] = {
                 "epoch": input.epoch,
                 "env": input.env,
                 "step": input.step,
@@ -563,7 +561,7 @@ class RolloutActivities:
                 "error": error or None,
                 "frames": frames,
                 "reward_mean": sum(rewards) / len(rewards) if rewards else None,
-                "mixed": sum(groups.mixed_of(doc) for doc in documents),
+                "mixed": sum(groups.mixed_of(doc) for doc in evaluated),
                 "versions": [min(served, default=input.step), max(served, default=input.step)],
                 "groups": names_of,
                 "rewards": [
@@ -572,8 +570,10 @@ class RolloutActivities:
                 ],
                 "metrics": evals.summarize(valid, errored, cancelled, input.group_size),
             }
-            ref = store.put_json(key, record, attempt=attempt_token())
-        record = store.get_json(ref)
+            ref = store.put_json(key, record, attempt=attempt)
+        # What was just written need not be read.
+        if ref.attempt != attempt:
+            record = store.get_json(ref)
         low, high = record["versions"]
         return EvalResult(
             epoch=record["epoch"],

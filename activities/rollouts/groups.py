@@ -7,6 +7,7 @@ scored samples. Pure functions over JSON; `activities.py` does the reading and w
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from ratchet.activities.rollouts.samples import version_of
 from ratchet.activities.scoring import algorithms
 from ratchet.activities.scoring.batches import BatchGroup, BatchRollout, tally_of
 from ratchet.activities.scoring.evals import EvalRollout
-from ratchet.activities.scoring.filters import Verdict, sampled_tokens
+from ratchet.activities.scoring.filters import Verdict, sampled_advantages
 from ratchet.activities.storage.batch import Sample
 
 SCHEMA = 1
@@ -36,7 +37,7 @@ def _write_credit(member: dict[str, Any], credit: algorithms.Credit) -> None:
     masks = [sample["loss_mask"] for sample in member["samples"]]
     for sample, streams in zip(member["samples"], algorithms.lay_out(credit, masks), strict=True):
         sample.update(streams)
-    found = sampled_tokens(member["samples"]).advantages
+    found = sampled_advantages(member["samples"])
     # A rounded mean of equal numbers need not be that number.
     member["advantage"] = (found[0] if len(set(found)) == 1 else fmean(found)) if found else None
 
@@ -65,7 +66,9 @@ async def _give_credit(
     rest = [views[place] for place in left]
     final = await algorithms.after_filters(algorithm, rest, [credit[place] for place in left])
     for place, input in zip(left, final, strict=True):
-        _write_credit(members[place], input)
+        # Most algorithms have nothing to add by then.
+        if input is not credit[place]:
+            _write_credit(members[place], input)
 
 
 async def scored(
@@ -134,13 +137,7 @@ async def scored(
         for member in valid:
             if post_batch is not None and not member["filtered"]:
                 member["post_filtered"] = _judged(post_batch, member).removed
-    sampled = [
-        version
-        for member in valid
-        for sample in member["samples"]
-        for version in sample["versions"]
-        if version >= 0
-    ]
+    sampled = set().union(*map(_versions_of, valid))
     return {
         "schema": SCHEMA,
         "group": work.group,
@@ -154,6 +151,11 @@ async def scored(
         "observed": observed,
         "rollouts": members,
     }
+
+
+def _versions_of(member: Mapping[str, Any]) -> set[int]:
+    """Policy versions that sampled a rollout's tokens, as far as they are known."""
+    return set().union(*(sample["versions"] for sample in member["samples"])) - {-1}
 
 
 def score(*args: Any, **options: Any) -> dict[str, Any]:
@@ -228,8 +230,8 @@ def result(document: dict[str, Any], ref: ArtifactRef) -> GroupResult:
 
 def _advantage_range(members: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
     """Lowest and highest advantage of the sampled tokens of rollouts; None if they have none."""
-    streams = [sampled_tokens(member["samples"]).advantages or () for member in members]
-    values = [value for stream in streams for value in stream]
+    streams = [sampled_advantages(member["samples"]) or () for member in members]
+    values = [value for stream in streams for value in set(stream)]
     return (min(values), max(values)) if values else None
 
 
@@ -268,8 +270,9 @@ def batch_samples(
 
 def _largest(member: dict[str, Any]) -> float | None:
     """The advantage of a rollout's sampled tokens that is farthest from 0; None without any."""
-    values = [value for sample in member["samples"] for value in sample.get("advantages") or ()]
-    return max(values, key=abs, default=None)
+    streams = [sample.get("advantages") or () for sample in member["samples"]]
+    # Each value once, in order, so that of two that are as far the first one counts.
+    return max(dict.fromkeys(chain(*streams)), key=abs, default=None)
 
 
 def _timing(member: dict[str, Any]) -> dict[str, float]:
@@ -303,7 +306,7 @@ def _metrics(member: dict[str, Any]) -> dict[str, float]:
 
 def _versions(member: dict[str, Any]) -> tuple[int, int] | None:
     """Lowest and highest policy version that sampled a rollout's tokens."""
-    found = [v for sample in member["samples"] for v in sample["versions"] if v >= 0]
+    found = _versions_of(member)
     return (min(found), max(found)) if found else None
 
 
@@ -362,9 +365,8 @@ def eval_rollouts(document: dict[str, Any]) -> list[EvalRollout]:
 def served_versions(document: dict[str, Any]) -> set[int]:
     """Policy versions that sampled the tokens of a group, or may have."""
     members = survivors_of(document)
-    sampled = [v for member in members for sample in member["samples"] for v in sample["versions"]]
     labels = [label for member in members for label in member["labels"]]
-    return {version for version in sampled if version >= 0} | set(map(version_of, labels))
+    return set(map(version_of, labels)).union(*map(_versions_of, members))
 
 
 def mixed_of(document: dict[str, Any]) -> int:

@@ -12,7 +12,7 @@ from ratchet.activities.contracts.rollouts import BatchResult, ShipBatchInput
 from ratchet.activities.rollouts import groups
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.scoring import batches, subsets
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 from ratchet.configs.filters import FiltersConfig
@@ -55,11 +55,11 @@ def ship(
             f"the groups of step {input.step} in {store.url} are not the ones that were "
             f"delivered (digest {digest[:16]}, expected {input.digest[:16]})",
         )
-    documents = [store.get_json(ref) for ref in refs]
-    judged = [(document, groups.judge_survivors(document, judge)) for document in documents]
+    found = [documents.read(store, ref) for ref in refs]
+    judged = [(document, groups.judge_survivors(document, judge)) for document in found]
     rows = [row for doc, verdicts in judged for row in groups.batch_samples(doc, verdicts)]
     tokens = sum(len(row.token_ids) for row in rows)
-    decoded = sum(sum(row.loss_mask) for row in rows)
+    decoded = sum(row.loss_mask.count(True) for row in rows)
     counted = [groups.batch_group(doc, verdicts) for doc, verdicts in judged]
     metrics = subsets.summarize(counted) | batches.summarize(
         counted,
@@ -71,12 +71,12 @@ def ship(
     metrics[ROLLOUTS] = float(
         sum(not verdict.removed for _, verdicts in judged for verdict in verdicts.values())
     )
-    metrics[batches.SCORING] = max((doc.get("scoring_s", 0.0) for doc in documents), default=0.0)
+    metrics[batches.SCORING] = max((doc.get("scoring_s", 0.0) for doc in found), default=0.0)
     metrics["progress/samples"] = float(len(rows))
     metrics["progress/tokens"] = float(tokens)
     metrics["progress/prefill_tokens"] = float(tokens - decoded)
     metrics["progress/decode_tokens"] = float(decoded)
-    metrics["progress/problems"] = float(len(documents))
+    metrics["progress/problems"] = float(len(found))
     batch = _put(store, input, encode_batch(rows), attempt) if rows else None
     cut = {"step": input.step, "groups": input.groups}
     store.put_json(keys.step_groups(input.run_id, input.step, digest), cut, attempt=attempt)

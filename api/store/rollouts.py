@@ -17,7 +17,7 @@ from typing import Any
 from cachetools import LRUCache, TLRUCache, cachedmethod
 
 from ratchet.activities.contracts.refs import ArtifactRef
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.fencing import variants
 from ratchet.activities.storage.retention import number_of
 from ratchet.activities.storage.store import CorruptArtifact
@@ -312,7 +312,7 @@ class Rollouts:
 
     @cachedmethod(lambda self: self._kept, lambda _, key, attempt: key, lambda self: self._lock)
     def _items_in(self, key: str, attempt: str) -> _Group:
-        return _group(self._store.get_json(self._store.require(key)), attempt)
+        return _group(documents.read(self._store, self._store.require(key)), attempt)
 
     def _items(self, run_id: str, at: GroupAt, deadline: float) -> list[RolloutItem]:
         try:
@@ -350,7 +350,7 @@ class Rollouts:
         for index in range(ASKED):
             try:
                 ref = self._store.committed(keys.rollout(attempt, group, index))
-                document: dict[str, Any] = self._store.get_json(ref) if ref is not None else {}
+                document = documents.read(self._store, ref) if ref is not None else {}
             except CorruptArtifact:
                 continue
             if text := prompt_of(document):
@@ -418,13 +418,14 @@ class Rollouts:
         if matched is None or at is None:
             return None
         index = int(matched[2])
-        document = self._store.get_json(self._store.require(keys.group(at.attempt, at.group)))
+        ref = self._store.require(keys.group(at.attempt, at.group))
+        document = documents.read(self._store, ref)
         found, deadline = _group(document, at.attempt), time.monotonic() + SCAN_S
         members = self._with_step(run_id, at, found, deadline)
         if index >= len(members):
             return None
         stored = self._store.committed(keys.rollout(at.attempt, at.group, index))
-        reported: dict[str, Any] = self._store.get_json(stored) if stored is not None else {}
+        reported = documents.read(self._store, stored) if stored is not None else {}
         scored = document["rollouts"][index]
         samples = scored.get("samples") or reported.get("samples") or []
         trained = scored.get("samples") if document["kind"] == "train" else None
