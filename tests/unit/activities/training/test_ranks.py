@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from temporalio.exceptions import ApplicationError
@@ -28,9 +28,16 @@ from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.training import PreparePolicyInput, TrainerTarget
 from ratchet.activities.runtime import machine
 from ratchet.activities.storage import keys
-from ratchet.activities.storage.batch import encode_batch
+from ratchet.activities.storage.batch import Sample, encode_batch
 from ratchet.activities.storage.keys import OPTIMIZER_FOLDER
-from ratchet.activities.training.batching import cut, micro_batches
+from ratchet.activities.training import rl_loss as rl_losses
+from ratchet.activities.training.batching import (
+    STREAMS,
+    MicroBatch,
+    cut,
+    member_counts,
+    micro_batches,
+)
 from ratchet.activities.training.bits import first_difference
 from ratchet.activities.training.check import check_model
 from ratchet.activities.training.client import (
@@ -40,14 +47,16 @@ from ratchet.activities.training.client import (
     TrainerFailed,
     TrainerGone,
 )
+from ratchet.activities.training.loss import LossInputs, MemberCounts, total_loss
 from ratchet.activities.training.memory import Shape, trainer_parts
 from ratchet.activities.training.model import load_model, rescore
 from ratchet.activities.training.process import TrainerServer, rank_socket
 from ratchet.activities.training.ranks import ALONE
 from ratchet.activities.training.server import process_spec
 from ratchet.activities.training.shards import write_weights
+from ratchet.activities.training.totals import Totals
 from ratchet.activities.training.trainer import Trainer
-from ratchet.configs.trainer import TrainerConfig
+from ratchet.configs.trainer import DefaultLossConfig, TrainerConfig
 from tests.unit.activities.training.conftest import make_batch
 from tests.unit.activities.training.rank_processes import Launched, ranks_of, with_ranks
 from tests.unit.activities.training.test_activities import RUN, context, run
@@ -108,6 +117,7 @@ def near(ours: Path, theirs: Path, atol: float = 1e-5) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 12), st.sampled_from([1, 2, 3, 4]), st.booleans())
+@example(seed=0, size=1, workers=2, packing=False)
 def test_each_sample_is_trained_by_one_rank_and_all_make_as_many_passes(
     seed: int, size: int, workers: int, packing: bool
 ) -> None:
@@ -123,6 +133,26 @@ def test_each_sample_is_trained_by_one_rank_and_all_make_as_many_passes(
     assert set(sampled) <= {0}, "a dummy trains nothing"
     total = sum(int(batch.loss_mask.sum()) for batch in flat)
     assert total == sum(sum(cut(sample, 32).loss_mask) for sample in samples)
+    counts = member_counts(samples, 32)
+    each = [added_up(made, samples, counts) for made in own]
+    scored = [(place, len(row)) for totals in each for place, row in totals.scores.items()]
+    assert sorted(scored) == [(i, min(len(s.token_ids), 32)) for i, s in enumerate(samples)]
+    assert sum(totals.sums["tokens"] for totals in each) == total
+    alone = list(micro_batches(samples, 32, 64, packing=packing))
+    loss = added_up(alone, samples, counts).sums["loss"]
+    assert sum(totals.sums["loss"] for totals in each) == pytest.approx(loss, abs=1e-5)
+
+
+def added_up(made: list[MicroBatch], samples: list[Sample], counts: MemberCounts) -> Totals:
+    """What a trainer adds up of its micro-batches that gives every token some log-probability."""
+    totals, rl_loss = Totals(), rl_losses.build(DefaultLossConfig())
+    for batch in made:
+        streams = {name: getattr(batch, name) for name in STREAMS}
+        given = (batch.logprobs - 0.1, batch.logprobs, batch.advantages, batch.loss_mask)
+        inputs = LossInputs(*given, **streams)
+        share = total_loss(inputs, rl_loss(inputs, batch.spans()), counts)
+        totals.add(batch, samples, inputs, torch.ones_like(batch.logprobs), share)
+    return totals
 
 
 def test_one_process_is_started_as_before_and_several_by_the_launcher(tmp_path: Path) -> None:
