@@ -412,9 +412,10 @@ class Rollouts:
             try:
                 items = self._items(run_id, at, deadline)
             except CorruptArtifact as damage:
-                logger.error("group %s of %s is left out: %s", at.group, at.attempt, damage)
                 items = []
-                if passed < PAST:
+                # Retention may have deleted it meanwhile: its marker goes first.
+                if passed < PAST and self._has(at.attempt, at.group):
+                    logger.error("group %s of %s is left out: %s", at.group, at.attempt, damage)
                     damaged.append(at.group)
             if not items:
                 last = rollout_id(at.group, PAST)
@@ -432,12 +433,22 @@ class Rollouts:
         return page(None)
 
     def full(self, run_id: str, rid: str) -> RolloutFull | None:
-        """A rollout with all messages and sampled tokens; None if the id is unknown."""
+        """A rollout with all messages and sampled tokens; None if the id is unknown, or retention
+        deletes the group meanwhile.
+        """
         matched = RID.fullmatch(rid)
         at = self._find(run_id, matched[1].replace(":", "/")) if matched else None
         if matched is None or at is None:
             return None
-        index = int(matched[2])
+        try:
+            return self._full(run_id, at, int(matched[2]))
+        except (FileNotFoundError, CorruptArtifact):
+            # A group's marker is deleted before anything of its rollouts.
+            if self._has(at.attempt, at.group):
+                raise
+            return None
+
+    def _full(self, run_id: str, at: GroupAt, index: int) -> RolloutFull | None:
         document = self._store.get_json(self._store.require(keys.group(at.attempt, at.group)))
         found, deadline = _group(document, at.attempt), time.monotonic() + SCAN_S
         members = self._with_step(run_id, at, found, deadline)

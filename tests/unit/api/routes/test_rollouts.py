@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import Sample, encode_batch
 from ratchet.activities.storage.store import ArtifactStore
@@ -446,6 +447,32 @@ def test_a_page_of_deleted_groups_leads_on(tmp_path: Path, monkeypatch: pytest.M
         store.delete(store.require(keys.group("x", name)))
     monkeypatch.setattr("ratchet.api.store.rollouts.SCAN_S", -1.0)
     assert paged(reader, Wanted(), 5, lambda _: None) == ["train/1"]
+
+
+class Pruned(ArtifactStore):
+    """Deletes a group right before, or right after, its marker is read again."""
+
+    when = ""
+
+    def require(self, key: str) -> ArtifactRef:
+        ref = super().require(key)
+        if self.when:
+            self.delete(ref)
+        return super().require(key) if self.when == "before" else ref
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_rollout_that_retention_deletes_meanwhile_is_unknown(tmp_path: Path, when: str) -> None:
+    store = Pruned(str(tmp_path))
+    store.put_json(keys.config("x"), {})
+    for name in ("train/1", "train/2"):
+        finalized(store, "x", name)
+    reader = Rollouts(Records(store))
+    assert reader.full("x", "train:1:0") is not None
+    store.when = when
+    assert reader.full("x", "train:1:0") is None
+    page = reader.page("x", Wanted(group="train/2"), None, 5)
+    assert page.data == [] and page.damaged == [] and not page.has_more
 
 
 def test_evals_are_paged_through_attempts(tmp_path: Path) -> None:
