@@ -66,7 +66,7 @@ class MicroBatch:
         return replace(self, **{k: v.to(device) for k, v in held.items() if hasattr(v, "to")})
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """Where each sample lies: (row, start, stop), in the order of `indices`; none of a dummy."""
+        """Where each sample of `indices` lies: (row, start, stop), in their order."""
         lengths = self.lengths[: len(self.indices)]
         if self.positions is None:
             return [(row, 0, length) for row, length in enumerate(lengths)]
