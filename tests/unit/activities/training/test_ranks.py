@@ -165,6 +165,11 @@ def test_one_process_is_started_as_before_and_several_by_the_launcher(tmp_path: 
     assert several.argv[at("torch.distributed.run") - 1] == "-m"
     assert several.argv[at("--nproc-per-node") + 1] == several.argv[at("--ranks") + 1] == "2"
     assert several.argv[at("--max-restarts") + 1] == "0", "a lost rank is a lost trainer"
+    assert several.argv[at("--rdzv-backend") + 1] == "static", "it unpickles nothing"
+    assert several.argv[at("--master-addr") + 1] == "127.0.0.1"
+    again = process_spec(tmp_path, host, 2, TrainerConfig(ranks=2))
+    ports = {spec.argv[spec.argv.index("--master-port") + 1] for spec in (several, again)}
+    assert len(ports) == 2, "trainers of one machine do not meet"
     assert "--deterministic" in several.argv
     assert several.env["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
 
@@ -283,6 +288,9 @@ async def test_two_ranks_train_as_one_process_does_and_go_on_where_it_stood(
     config = with_ranks(CONFIG, 2)
     async with ranks_of(tmp_path / "s", 2) as trainer:
         client = trainer.client
+        listening = {rank: listens(trainer.rank(rank)) for rank in (0, 1)}
+        assert all(ip == "127.0.0.1" for ips in listening.values() for ip in ips), listening
+        assert len(listens(psutil.Process(trainer.launcher.pid))) == 1, "docs/security.md"
         await client.load(policy, config, checkpoint=False)
         trained = await train(client, range(1, 3), tmp_path / "two", config=config)
         for ours, theirs in zip(trained, expected, strict=False):
@@ -342,6 +350,12 @@ async def test_two_ranks_train_as_one_process_does_and_go_on_where_it_stood(
     samples = make_batch(7)
     ours = rescore(load_model(checkpoint), samples, seq_len=32, micro_batch_tokens=256)
     assert all(-20 < value <= 0 for row in ours for value in row)
+
+
+def listens(process: psutil.Process) -> list[str]:
+    """The addresses at which a process takes TCP connections."""
+    made = process.net_connections(kind="tcp")
+    return [one.laddr.ip for one in made if one.status == psutil.CONN_LISTEN]
 
 
 def may_write(process: psutil.Process, most: int) -> None:
