@@ -48,7 +48,7 @@ from ratchet.activities.training.client import (
     TrainerGone,
 )
 from ratchet.activities.training.loss import LossInputs, MemberCounts, total_loss
-from ratchet.activities.training.memory import Shape, trainer_parts
+from ratchet.activities.training.memory import Shape, problem, trainer_parts
 from ratchet.activities.training.model import load_model, rescore
 from ratchet.activities.training.process import TrainerServer, rank_socket
 from ratchet.activities.training.ranks import ALONE
@@ -199,6 +199,26 @@ def test_a_gpu_holds_a_share_and_a_machine_holds_all() -> None:
     ends = 4 * 2 * shape.vocab * shape.hidden
     assert gpu["gathered weights"] >= ends and "gathered weights" not in one
     assert cpu["libraries"] == 4 * 450 * 2**20 and cpu["launcher"] > 0
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 8}])
+def test_a_gpu_of_several_holds_all_weights_while_they_are_loaded(
+    lora: dict[str, Any] | None,
+) -> None:
+    shape = Shape(layers=36, hidden=2560, heads=4096, kv_heads=1024, inner=9728, vocab=151936)
+
+    def parts(ranks: int, gpu: bool = True) -> dict[str, int]:
+        run = check_config({}, ranks=ranks, lora=lora, micro_batch_tokens=256, seq_len=256)
+        return trainer_parts(shape, run, gpu=gpu)
+
+    whole = 4 * shape.parameters
+    assert parts(64)["loading"] > 0 and sum(parts(64).values()) == whole
+    assert sum(parts(2).values()) >= whole
+    assert "loading" not in parts(1) and "loading" not in parts(64, gpu=False)
+    run = check_config({}, ranks=64, lora=lora, micro_batch_tokens=256, seq_len=256)
+    assert problem(shape, run, room=whole, gpu=True) is None
+    told = problem(shape, run, room=whole - 1, gpu=True)
+    assert told is not None and "loading" in told and "a smaller model" in told
 
 
 def test_weights_are_written_in_files_with_an_index(tmp_path: Path, policy: Path) -> None:
