@@ -187,7 +187,10 @@ async def test_a_step_has_the_groups_that_were_cut_for_it(served: Served) -> Non
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_step_without_rollouts_says_why(served: Served) -> None:
+async def test_a_step_without_rollouts_says_why(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ratchet.api.store.step_groups.LISTING_SHARE", 0)
     run = (await served.start("pruned"))["id"]
     served.store.put_json(keys.step_record(run, 5), {"step": 5, "time": 1.0, "metrics": {}})
     url = f"/v1/runs/{run}/rollouts"
