@@ -68,10 +68,11 @@ class MicroBatch:
         return replace(self, **{k: v.to(device) for k, v in held.items() if hasattr(v, "to")})
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """Where each sample lies: (row, start, stop), in the order of `indices`."""
+        """Where each sample of `indices` lies: (row, start, stop), in their order."""
+        lengths = self.lengths[: len(self.indices)]
         if self.positions is None:
-            return [(row, 0, length) for row, length in enumerate(self.lengths)]
-        stops = list(accumulate(self.lengths[: len(self.indices)]))
+            return [(row, 0, length) for row, length in enumerate(lengths)]
+        stops = list(accumulate(lengths))
         starts = [0, *stops][: len(stops)]
         return [(0, start, stop) for start, stop in zip(starts, stops, strict=True)]
 

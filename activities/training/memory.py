@@ -144,9 +144,13 @@ def _layer(shape: Shape, low: int) -> int:
 
 def trainer_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]:
     """Bytes of each part at the peak of a training step: of one rank, which has a GPU to itself, or
-    of all ranks, which share a machine without one.
+    of all ranks, which share a machine without one. `loading` is what the peak before the first
+    step has beyond that: each of several GPUs takes all weights, before they are sharded. On a CPU
+    ranks map them from one file.
     """
     ranks, parts = config.trainer.ranks, _rank_parts(shape, config, gpu=gpu)
+    if gpu and ranks > 1:
+        parts["loading"] = max(4 * shape.parameters - sum(parts.values()), 0)
     if gpu or ranks == 1:
         return parts
     return {**{name: ranks * size for name, size in parts.items()}, "launcher": LAUNCHER}

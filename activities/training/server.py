@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from ratchet.activities.contracts.hosting import HostInput
-from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.hosting.spec import ServerSpec, free_port
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.training.client import TrainerClient, TrainerFailed, TrainerGone
@@ -70,7 +70,9 @@ def launched(process: list[str], ranks: int) -> list[str]:
     """A module with its arguments, started `ranks` times by torch's launcher, which ends all of
     them when one ends.
     """
-    launcher = [LAUNCHER, "--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0"]
+    # Not --standalone, whose launcher unpickles for as long as it runs what its port is sent.
+    launcher = [LAUNCHER, "--rdzv-backend", "static", "--master-addr", "127.0.0.1"]
+    launcher += ["--master-port", str(free_port()), "--max-restarts", "0"]
     launcher += ["--nproc-per-node", str(ranks), "--log-dir", os.devnull, "-m", *process]
     return module_command(*launcher, "--ranks", str(ranks))
 
