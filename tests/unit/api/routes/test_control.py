@@ -217,6 +217,17 @@ async def test_fork_starts_another_run_from_a_checkpoint(served: Served, tmp_pat
     assert newest["lineage"]["step"] == 3 and newest["name"] == "forked"
 
 
+async def test_a_fork_begins_at_once(served: Served, tmp_path: Path) -> None:
+    """What its source once waited for is no concern of it."""
+    first = (await served.start("goes-first"))["id"]
+    source = (await served.start("waited", after=first))["id"]
+    put_checkpoint(served.store, source, 2, tmp_path)
+    answer = await served.http.post(f"/v1/runs/{source}/fork")
+    assert answer.status_code == 201, answer.text
+    saved = configs.document(served.store, answer.json()["id"])
+    assert configs.document(served.store, source)["after"] == first and saved["after"] is None
+
+
 async def test_a_fork_needs_no_version_that_its_source_began_with(
     served: Served, tmp_path: Path
 ) -> None:
@@ -247,6 +258,7 @@ async def test_a_refused_fork_points_into_its_own_body(served: Served, tmp_path:
         ({"config": {"model": {"dtype": "bfloat16"}}}, "/config/model"),
         ({"config": {"trainer": {"lora": {"rank": 8}}}}, "/config/trainer/lora"),
         ({"config": {"max_steps": 3}}, "/config/max_steps"),
+        ({"config": {"after": source}}, "/config/after"),
         ({"config": {"train": {"env": {"chess": {"ratio": 1}}}}}, "/env/chess"),
         ({"name": "No Slug"}, "/name"),
         ({"name": "bad-env"}, "/config/train/env/0/id"),
