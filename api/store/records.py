@@ -122,17 +122,21 @@ class Records:
     # -- evals ------------------------------------------------------------------------------
 
     def evals(self, run_id: str) -> list[dict[str, Any]]:
-        """Records of all evals, by step and env. An epoch's id is '<step>-<k>/<env>'.
+        """Records of all evals, by step and env. An epoch's id is '<step>-<k>/<env>'."""
+        return [record for _, record in self.held_evals(run_id)]
+
+    def held_evals(self, run_id: str) -> list[tuple[str, dict[str, Any]]]:
+        """The same, each with the attempt that recorded it, whose config it was made by.
 
         Where a restored run evaluated a step again, its own record counts.
         """
-        result: dict[tuple[Any, Any, str], dict[str, Any]] = {}
+        result: dict[tuple[Any, Any, str], tuple[str, dict[str, Any]]] = {}
         for span in self.spans(run_id):
             for record in self._evals_of(span.attempt):
                 step = record.get("step") or 0
                 if span.last is None or step <= span.last:
                     epoch = record["epoch"]
-                    result[step, record.get("env"), epoch] = record
+                    result[step, record.get("env"), epoch] = span.attempt, record
         return [result[key] for key in sorted(result, key=lambda key: (key[0], key[2]))]
 
     def _evals_of(self, attempt: str) -> list[dict[str, Any]]:
