@@ -79,6 +79,7 @@ QUEUED_AT_MOST = timedelta(days=7)
 LOOKS_EVERY = timedelta(minutes=5)
 """How often a run looks at the one that it is to begin after, at least."""
 OWN_ENV_SERVERS = "own-env-servers"
+EVALUATES_AGAIN = "evaluates-again"
 CLOSE_AT_MOST = timedelta(seconds=60)
 RESTORED_FROM = ("step", "reward", "eval", "checkpoint")
 """What a run that is being restored shows of its source, until it is restored."""
@@ -432,6 +433,7 @@ class TrainingRun:
                     await self._revise()
                     await self._maybe_continue_as_new()
                     await self._pausing.wake()
+                    self._evaluate_again()
                 self._shipping.on_hold = False
                 await self._steps()
                 if not self._config.trains:
@@ -506,6 +508,15 @@ class TrainingRun:
                 progress=lambda: evals.rollouts,
             )
             await self._maybe_continue_as_new()
+
+    def _evaluate_again(self) -> None:
+        """An evaluation that paused since all rollouts failed has nothing to show without this."""
+        if self._config.trains or self._config.when_all_fail != "pause":
+            return
+        failed = self._evals.without_reward()
+        if failed and workflow.patched(EVALUATES_AGAIN):
+            self._evals.open_again(failed)
+            self._news.wake()
 
     async def _evals_done(self) -> None:
         await self._log.wait(

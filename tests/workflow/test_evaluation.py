@@ -92,6 +92,21 @@ async def test_an_evaluation_that_fails_alike_rests_until_it_is_resumed(temporal
         assert {found["failed"] for found in result["eval"].values()} == {12}
 
 
+async def test_an_evaluation_that_paused_without_a_reward_evaluates_again(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        world.eval_error = "TaskError: no such column"
+        handle = await start(world, **ALONE)
+        await status(handle, "paused")
+        world.eval_error = ""
+        await handle.signal("resume")
+        result = await handle.result()
+        assert result["status"] == "succeeded"
+        rewards = {env: found["reward"] for env, found in result["eval"].items()}
+        assert rewards == {"reverse-text": 0.5, "other": 0.5}
+
+
 async def test_a_run_begins_once_the_one_before_it_has_ended(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.flowing.clear()

@@ -79,6 +79,20 @@ class Evals:
             self._log.note(f"trigger_eval: {', '.join(full)} already wait; ignored")
         self._open([env for env in envs if env not in full])
 
+    def without_reward(self) -> list[str]:
+        """Envs whose last result has no reward, and of which no eval is open."""
+        open_now = {progress.epoch.env for progress in self._part.open}
+        return [
+            env
+            for env, result in self._part.last.items()
+            if result["reward"] is None and env not in open_now
+        ]
+
+    def open_again(self, envs: list[str]) -> None:
+        """Opens another eval of `envs`, of the same step."""
+        self._log.note(f"evaluates again: {', '.join(envs)}")
+        self._open(envs)
+
     def _open(self, envs: list[str]) -> None:
         part, step = self._part, self._state.steps.step
         known = self._state.lifecycle.examples
