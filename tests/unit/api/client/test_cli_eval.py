@@ -132,6 +132,18 @@ async def test_a_failure_names_what_has_started(served: Served, tmp_path: Path) 
         assert "half-started-" in note and "the same idempotency key starts the others" in note
 
 
+@on_server
+async def test_all_are_followed_though_one_fails(served: Served, tmp_path: Path) -> None:
+    """What there is gets shown, and the status says that it is not all."""
+    models = ["--model", "a/b", "--model", "c/d"]
+    async with serving(served) as address, config_file(tmp_path, "fails") as path:
+        done = await ratchet(address, "eval", path, *models, "--env", "reverse-text", "--follow")
+    assert done.status == 1, done.err
+    for model in ("a/b", "c/d"):
+        assert any(line.startswith(f"{model} (fails-") for line in done.out.splitlines()), done.out
+    assert "has no result of this eval yet" in done.out
+
+
 def test_the_client_refuses_before_it_asks() -> None:
     with Ratchet("http://127.0.0.1:1", max_retries=0) as client, pytest.raises(ConfigError):
         client.runs.evaluate(config(), models=["a/b", "a/b"])
