@@ -57,14 +57,13 @@ async def resume_ended(
             run_status=status,
             retry_after_s=1,
         )
+    if memo.get("max_steps") == 0:
+        further = "an evaluation has no checkpoint to resume from. Evaluate again with another run"
+        raise conflict("resume", execution, further)
     last = memo.get("max_steps", 0)
     done = last is not None and (memo.get("step") or 0) >= last
     if status == "succeeded" and done:
-        further = (
-            "all its steps are done. Fork it with a larger max_steps to go on"
-            if last
-            else "all its evals are done. Evaluate again with another run"
-        )
+        further = "all its steps are done. Fork it with a larger max_steps to go on"
         raise conflict("resume", execution, further)
     result = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
     if not result:

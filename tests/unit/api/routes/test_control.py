@@ -162,6 +162,20 @@ async def test_what_cannot_be_resumed_says_why(served: Served, tmp_path: Path) -
     assert (await served.http.post(f"/v1/runs/{stopped}/resume")).status_code == 202
 
 
+ALONE: dict[str, Any] = {"max_steps": 0, "train": {"env": []}}
+
+
+async def test_an_evaluation_that_was_stopped_is_not_resumed(served: Served) -> None:
+    """It may have evals left, and has nothing to go on from."""
+    run_id = (await served.start("stops", **ALONE))["id"]
+    await served.until(run_id, status="running")
+    await served.http.post(f"/v1/runs/{run_id}/stop")
+    await served.until(run_id, status="succeeded")
+    body = problem(await served.http.post(f"/v1/runs/{run_id}/resume"), 409, "run-conflict")
+    assert "an evaluation has no checkpoint to resume from" in body["detail"]
+    assert "Evaluate again with another run" in body["detail"] and "done" not in body["detail"]
+
+
 async def test_a_run_without_an_end_goes_on_after_a_stop(served: Served, tmp_path: Path) -> None:
     """It is never done; a fork may give it an end, above the checkpoint's step."""
     run_id = (await served.start("stops", max_steps=None))["id"]
