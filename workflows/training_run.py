@@ -181,7 +181,10 @@ class TrainingRun:
         self._pausing.on_resume()
 
     def _checkpoint(self, body: ReasonBody) -> None:
-        self._pausing.on_checkpoint()
+        if self._config.trains:
+            self._pausing.on_checkpoint()
+        else:
+            self._log.note("checkpoint: ignored, since an evaluation trains nothing")
 
     def _eval(self, body: EvalBody) -> None:
         self._evals.on_trigger(body.envs)

@@ -165,6 +165,13 @@ async def test_what_cannot_be_resumed_says_why(served: Served, tmp_path: Path) -
 ALONE: dict[str, Any] = {"max_steps": 0, "train": {"env": []}}
 
 
+async def test_an_evaluation_takes_no_checkpoint(served: Served) -> None:
+    run_id = (await served.start("evaluates", **ALONE))["id"]
+    await served.until(run_id, status="running")
+    answer = await served.http.post(f"/v1/runs/{run_id}/checkpoint")
+    assert "it is an evaluation" in problem(answer, 409, "run-conflict")["detail"]
+
+
 async def test_an_evaluation_that_was_stopped_is_not_resumed(served: Served) -> None:
     """It may have evals left, and has nothing to go on from."""
     run_id = (await served.start("stops", **ALONE))["id"]
