@@ -43,6 +43,7 @@ from ratchet.activities.contracts.training import (
 )
 from ratchet.activities.contracts.upgrades import CHECKPOINT_STATE
 from ratchet.activities.contracts.wire import decoded
+from ratchet.configs.model import version_named
 from ratchet.configs.upgrades import config_document, read_config
 from ratchet.workflows.preflight import run_preflight
 from ratchet.workflows.protocol.activities import PREPARE, PREPARE_POLICY, RESTORE_RUN
@@ -79,7 +80,7 @@ QUEUED_AT_MOST = timedelta(days=7)
 LOOKS_EVERY = timedelta(minutes=5)
 """How often a run looks at the one that it is to begin after, at least."""
 OWN_ENV_SERVERS = "own-env-servers"
-EVALUATES_AGAIN = "evaluates-again"
+PREPARES_FIRST = "prepares-first"
 CLOSE_AT_MOST = timedelta(seconds=60)
 RESTORED_FROM = ("step", "reward", "eval", "checkpoint")
 """What a run that is being restored shows of its source, until it is restored."""
@@ -341,24 +342,28 @@ class TrainingRun:
             self._log.checked(found.examples)
         if self._arg.restore is not None:
             await self._restore(self._arg.restore)
+        policy: PolicyResult | None = None
         if self._config.after is not None:
+            # The run whose version it is may delete that while this one waits.
+            of_run = version_named(self._config.model.name) is not None
+            if of_run and workflow.patched(PREPARES_FIRST):
+                self._log.set_status("queued")
+                policy = await self._outages.perform("the policy", self._prepare)
             await self._take_turns(self._config.after)
         self._log.started()
-
-        def prepare() -> Awaitable[PolicyResult]:
-            summary = f"prepare policy {self._config.model.name}"
-            work = PREPARE_POLICY(PreparePolicyInput(self._arg.run_id), queues, summary)
-            name = "the policy to be prepared"
-            return self._log.perform(name, work, PREPARE.timeout, stoppable=True)
-
-        policy = await self._outages.perform("the policy", prepare)
-        self._pushes.begin(policy)
+        self._pushes.begin(policy or await self._outages.perform("the policy", self._prepare))
         hosts = hosts_of(self._config)
         together = shared(hosts_of(self._config))
         if len(together) < len(hosts) and not workflow.patched(OWN_ENV_SERVERS):
             hosts = together
         self._fleet.hosts.extend(hosts)
         await self._servers.open()
+
+    def _prepare(self) -> Awaitable[PolicyResult]:
+        summary = f"prepare policy {self._config.model.name}"
+        work = PREPARE_POLICY(PreparePolicyInput(self._arg.run_id), self._arg.queues, summary)
+        name = "the policy to be prepared"
+        return self._log.perform(name, work, PREPARE.timeout, stoppable=True)
 
     async def _take_turns(self, before: str) -> None:
         """Waits until the run that goes before this one has ended."""
@@ -436,7 +441,7 @@ class TrainingRun:
                     await self._revise()
                     await self._maybe_continue_as_new()
                     await self._pausing.wake()
-                    self._evaluate_again()
+                    self._evals.open_again()
                 self._shipping.on_hold = False
                 await self._steps()
                 if not self._config.trains:
@@ -511,15 +516,6 @@ class TrainingRun:
                 progress=lambda: evals.rollouts,
             )
             await self._maybe_continue_as_new()
-
-    def _evaluate_again(self) -> None:
-        """An evaluation that paused since all rollouts failed has nothing to show without this."""
-        if self._config.trains or self._config.when_all_fail != "pause":
-            return
-        failed = self._evals.without_reward()
-        if failed and workflow.patched(EVALUATES_AGAIN):
-            self._evals.open_again(failed)
-            self._news.wake()
 
     async def _evals_done(self) -> None:
         await self._log.wait(

@@ -85,7 +85,7 @@ def compared(
 
 
 def _last(records: Records, side: Side, env: str) -> tuple[str | None, dict[str, Any] | None]:
-    """The last sound record of an env at a side's step, or at any, and the attempt that holds it."""
+    """The last sound record of an env at a side's step, or at any, and which attempt holds it."""
     found = [
         (attempt, record)
         for attempt, record in records.held_evals(side.run_id)

@@ -130,6 +130,26 @@ async def test_a_run_begins_once_the_one_before_it_has_ended(temporal: Client) -
         assert (await second.result())["status"] == "succeeded"
 
 
+async def test_a_version_is_copied_before_the_run_waits(temporal: Client) -> None:
+    """The run that it is of goes on, and keeps its versions for a while only."""
+    async with world_of(temporal) as world:
+        world.flowing.clear()
+        first = await start(world, **ALONE)
+        model = {"name": "run:reverse-1a2b3c@40"}
+        second = await start(world, **ALONE, after=first.id, model=model)
+        await until(lambda: f"looked at {first.id}" in world.events)
+        started = [
+            event.activity_task_scheduled_event_attributes.activity_type.name
+            for event in (await second.fetch_history()).events
+        ]
+        assert "prepare_policy" in started and HOST_SERVER not in started
+        assert (await status(second, "queued"))["started_at"] is None
+        await first.signal("stop")
+        world.flowing.set()
+        await first.result()
+        assert (await second.result())["status"] == "succeeded"
+
+
 async def test_a_run_that_waits_for_another_can_be_stopped(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.flowing.clear()
