@@ -70,15 +70,13 @@ from ratchet.workflows.run.config_changes import ConfigChanges
 from ratchet.workflows.run.context import Context
 from ratchet.workflows.run.evals import Evals
 from ratchet.workflows.run.generations import Generations
-from ratchet.workflows.run.pausing import Pausing
-from ratchet.workflows.run.servers import Servers, is_running
+from ratchet.workflows.run.pausing import PAUSED_AT_MOST, Pausing
+from ratchet.workflows.run.servers import Servers, is_running, rest_between_looks
 from ratchet.workflows.run.status import RunLog, progress
 from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after, started_within
 from ratchet.workflows.run.trainer import MOST_RECORDED, Trainer
 
 QUEUED_AT_MOST = timedelta(days=7)
-LOOKS_EVERY = timedelta(minutes=5)
-"""How often a run looks at the one that it is to begin after, at least."""
 OWN_ENV_SERVERS = "own-env-servers"
 PREPARES_FIRST = "prepares-first"
 CLOSE_AT_MOST = timedelta(seconds=60)
@@ -371,13 +369,13 @@ class TrainingRun:
         async def over() -> None:
             began = workflow.now()
             while await is_running(before, self._arg.queues):
-                # At the cost of a tenth of what it has waited, its history stays short.
-                rest = max(timedelta(seconds=5), (workflow.now() - began) / 10)
-                await workflow.sleep(min(rest, LOOKS_EVERY), summary=f"run {before} to end")
+                rest = rest_between_looks(workflow.now() - began)
+                await workflow.sleep(rest, summary=f"run {before} to end")
 
         self._log.set_status("queued")
         name = f"run {before} to end, since this one begins after it"
-        await self._log.perform(name, over(), QUEUED_AT_MOST, stoppable=True)
+        # That run may be paused for as long as a run may.
+        await self._log.perform(name, over(), PAUSED_AT_MOST, stoppable=True)
 
     async def _restore(self, restore: RestoreInput) -> None:
         """Continues, as a new execution, from a checkpoint."""

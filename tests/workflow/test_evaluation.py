@@ -1,11 +1,13 @@
 """Evaluations on a real server: runs without a trainer, and one that begins after another."""
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 from temporalio.client import Client, WorkflowHandle
 
 from ratchet.activities.contracts.names import HOST_SERVER
+from ratchet.workflows.run.pausing import PAUSED_AT_MOST
 from tests.workflow.running import start, status, until, world_of
 from tests.workflow.world import World
 
@@ -123,7 +125,10 @@ async def test_a_run_begins_once_the_one_before_it_has_ended(temporal: Client) -
             for event in history.events
         ]
         assert HOST_SERVER not in started and "prepare_policy" not in started
-        assert "to end" in (await second.query("status"))["waiting_for"]["name"]
+        waits = (await second.query("status"))["waiting_for"]
+        assert "to end" in waits["name"]
+        since, until_ = (datetime.fromisoformat(waits[key]) for key in ("since", "until"))
+        assert until_ - since >= PAUSED_AT_MOST, "the one before it may be paused for long"
         await first.signal("stop")
         world.flowing.set()
         await first.result()
