@@ -162,6 +162,27 @@ async def test_what_cannot_be_resumed_says_why(served: Served, tmp_path: Path) -
     assert (await served.http.post(f"/v1/runs/{stopped}/resume")).status_code == 202
 
 
+ALONE: dict[str, Any] = {"max_steps": 0, "train": {"env": []}}
+
+
+async def test_an_evaluation_takes_no_checkpoint(served: Served) -> None:
+    run_id = (await served.start("evaluates", **ALONE))["id"]
+    await served.until(run_id, status="running")
+    answer = await served.http.post(f"/v1/runs/{run_id}/checkpoint")
+    assert "it is an evaluation" in problem(answer, 409, "run-conflict")["detail"]
+
+
+async def test_an_evaluation_that_was_stopped_is_not_resumed(served: Served) -> None:
+    """It may have evals left, and has nothing to go on from."""
+    run_id = (await served.start("stops", **ALONE))["id"]
+    await served.until(run_id, status="running")
+    await served.http.post(f"/v1/runs/{run_id}/stop")
+    await served.until(run_id, status="succeeded")
+    body = problem(await served.http.post(f"/v1/runs/{run_id}/resume"), 409, "run-conflict")
+    assert "an evaluation has no checkpoint to resume from" in body["detail"]
+    assert "Evaluate again with another run" in body["detail"] and "done" not in body["detail"]
+
+
 async def test_a_run_without_an_end_goes_on_after_a_stop(served: Served, tmp_path: Path) -> None:
     """It is never done; a fork may give it an end, above the checkpoint's step."""
     run_id = (await served.start("stops", max_steps=None))["id"]
@@ -217,6 +238,17 @@ async def test_fork_starts_another_run_from_a_checkpoint(served: Served, tmp_pat
     assert newest["lineage"]["step"] == 3 and newest["name"] == "forked"
 
 
+async def test_a_fork_begins_at_once(served: Served, tmp_path: Path) -> None:
+    """What its source once waited for is no concern of it."""
+    first = (await served.start("goes-first"))["id"]
+    source = (await served.start("waited", after=first))["id"]
+    put_checkpoint(served.store, source, 2, tmp_path)
+    answer = await served.http.post(f"/v1/runs/{source}/fork")
+    assert answer.status_code == 201, answer.text
+    saved = configs.document(served.store, answer.json()["id"])
+    assert configs.document(served.store, source)["after"] == first and saved["after"] is None
+
+
 async def test_a_fork_needs_no_version_that_its_source_began_with(
     served: Served, tmp_path: Path
 ) -> None:
@@ -247,6 +279,7 @@ async def test_a_refused_fork_points_into_its_own_body(served: Served, tmp_path:
         ({"config": {"model": {"dtype": "bfloat16"}}}, "/config/model"),
         ({"config": {"trainer": {"lora": {"rank": 8}}}}, "/config/trainer/lora"),
         ({"config": {"max_steps": 3}}, "/config/max_steps"),
+        ({"config": {"after": source}}, "/config/after"),
         ({"config": {"train": {"env": {"chess": {"ratio": 1}}}}}, "/env/chess"),
         ({"name": "No Slug"}, "/name"),
         ({"name": "bad-env"}, "/config/train/env/0/id"),

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from temporalio.api.workflowservice.v1 import PauseWorkflowExecutionRequest
 
+from ratchet.activities.contracts.hosting import keepers
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.contracts.rollouts import Gauges
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Series
 from ratchet.api.__main__ import rebuild_index
 from ratchet.api.app import create_app
-from tests.unit.api.conftest import Served, asgi, connection, eventually
+from ratchet.configs.load import validate
+from tests.unit.api.conftest import Served, asgi, config, connection, eventually
 from tests.unit.api.routes.test_create import problem
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -278,6 +280,24 @@ async def test_a_running_run_says_which_workers_are_missing(served: Served) -> N
     assert [*found] == ["trainer"] and 34 <= found["trainer"] < 60
     await served.http.post(f"/v1/runs/{run_id}/pause")
     assert (await served.until(run_id, status="paused"))["silent"] == {}
+
+
+async def test_no_worker_is_missed_for_what_a_run_does_not_have(served: Served) -> None:
+    """An evaluation has no trainer, though a trainer worker prepared its weights."""
+    alone = {"max_steps": 0, "train": {"env": []}, "eval": {"env": [{"id": "reverse-text"}]}}
+    run_id = (await served.start("lone", **alone))["id"]
+    await served.until(run_id, status="running")
+    now = time.time()
+    for source in ("trainer-a-1-aaaaaa", "env-a-2-bbbbbb", "inference-a-3-cccccc"):
+        Series(run_id, source).add({"time": now - 34}).write(served.store)
+
+    async def look() -> list[str]:
+        return [*(await served.http.get(f"/v1/runs/{run_id}")).json()["silent"]]
+
+    assert await eventually(look, bool) == ["env", "inference"]
+    env = {"id": "reverse-text", "address": "tcp://127.0.0.1:9"}
+    elsewhere = validate(config(**{**alone, "eval": {"env": [env]}}))
+    assert keepers(elsewhere) == {"inference"}
 
 
 async def test_gauges_are_paged_by_time(served: Served) -> None:
