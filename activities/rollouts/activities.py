@@ -27,7 +27,6 @@ from temporalio import activity
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import (
-    LOST,
     BatchResult,
     EvalResult,
     FinalizeEvalInput,
@@ -38,7 +37,14 @@ from ratchet.activities.contracts.rollouts import (
     ShipBatchInput,
 )
 from ratchet.activities.envs.rendering import renderer_of
-from ratchet.activities.rollouts import chat, failures, frozen, groups, samples, shipping
+from ratchet.activities.rollouts import (
+    chat,
+    evaluations,
+    frozen,
+    groups,
+    samples,
+    shipping,
+)
 from ratchet.activities.rollouts.clock import EngineClock
 from ratchet.activities.rollouts.connections import EnvConnection, EnvConnections
 from ratchet.activities.rollouts.gauges import RunGauges
@@ -48,7 +54,7 @@ from ratchet.activities.rollouts.tasks import TaskLibrary
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
-from ratchet.activities.scoring import evals, filters
+from ratchet.activities.scoring import filters
 from ratchet.activities.scoring.algorithms import CreditError, Render
 from ratchet.activities.scoring.algorithms.base import Algorithm
 from ratchet.activities.scoring.algorithms.rendering import load_renderer
@@ -520,73 +526,8 @@ class RolloutActivities:
     async def finalize_eval(self, input: FinalizeEvalInput) -> EvalResult:
         """Sums up an eval epoch from its finalized groups and commits the record."""
         async with heartbeats():
-            return await asyncio.to_thread(self._finalize_eval, input)
-
-    def _finalize_eval(self, input: FinalizeEvalInput) -> EvalResult:
-        store = self.ctx.store
-        key, attempt = keys.eval_record(input.run_id, input.epoch), attempt_token()
-        ref = store.committed(key)
-        if ref is None:
-            missing = set(input.missing)
-            names_of = [
-                f"eval/{input.epoch}/{example}"
-                for example in range(input.num_examples)
-                if example not in missing
-            ]
-            evaluated = [
-                documents.read(store, shipping.delivered(store, input.run_id, group))
-                for group in names_of
-            ]
-            valid = [rollout for doc in evaluated for rollout in groups.eval_rollouts(doc)]
-            errors = [error for doc in evaluated for error in groups.errors_of(doc)]
-            total = input.num_examples * input.group_size
-            lost = sum(error["type"] == LOST for error in errors)
-            cancelled = lost + len(missing) * input.group_size
-            errored = total - len(valid) - cancelled
-            error, frames = failures.commonest(errors)
-            served = set().union(*(groups.served_versions(doc) for doc in evaluated))
-            rewards = [rollout.reward for rollout in valid]
-            of_example = evals.by_example(valid)
-            record: dict[str, Any] = {
-                "epoch": input.epoch,
-                "env": input.env,
-                "step": input.step,
-                "examples": input.num_examples,
-                "group_size": input.group_size,
-                "rollouts": total,
-                "errored": errored,
-                "cancelled": cancelled,
-                "valid_rate": len(valid) / total,
-                "errors": failures.by_type(errors),
-                "error": error or None,
-                "frames": frames,
-                "reward_mean": sum(rewards) / len(rewards) if rewards else None,
-                "mixed": sum(groups.mixed_of(doc) for doc in evaluated),
-                "versions": [min(served, default=input.step), max(served, default=input.step)],
-                "groups": names_of,
-                "rewards": [
-                    of_example.get(f"eval/{input.epoch}/{example}", [])
-                    for example in range(input.num_examples)
-                ],
-                "metrics": evals.summarize(valid, errored, cancelled, input.group_size),
-            }
-            ref = store.put_json(key, record, attempt=attempt)
-        # What was just written need not be read.
-        if ref.attempt != attempt:
-            record = store.get_json(ref)
-        low, high = record["versions"]
-        return EvalResult(
-            epoch=record["epoch"],
-            env=record["env"],
-            step=record["step"],
-            reward_mean=record["reward_mean"],
-            rollouts=record["rollouts"],
-            errored=record["errored"],
-            versions=(low, high),
-            cancelled=record.get("cancelled", 0),
-            error=record.get("error") or "",
-            alike=record["rollouts"] == record["errored"] and len(record.get("errors", ())) == 1,
-        )
+            work = functools.partial(evaluations.finalize, self.ctx.store, input)
+            return await asyncio.to_thread(work, attempt=attempt_token())
 
     @activity.defn(name=names.SHIP_BATCH)
     async def ship_batch(self, input: ShipBatchInput) -> BatchResult:
