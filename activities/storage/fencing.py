@@ -65,13 +65,12 @@ def commit(
     apart: Collection[str] = (),
 ) -> ArtifactRef:
     """Commits a folder under `key`, or adopts an equal artifact there; under the variant of `epoch`
-    if a different one exists. Files named in `apart` may differ in an adopted one. The store may
-    take the files themselves: nobody writes to them any more.
+    if a different one exists. Files named in `apart` may differ in an adopted one.
 
     Raises Nondeterministic if the variant is different, too.
     """
     for name in (key, variant(key, epoch)):
-        ref = store.put_folder(name, folder, attempt=attempt, given=True)
+        ref = store.put_folder(name, folder, attempt=attempt)
         if ref.attempt == attempt or holds(store, ref, folder, apart):
             return ref
     raise Nondeterministic(

@@ -11,10 +11,6 @@ from typing import Any
 
 NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 """Errors of filesystems that cannot sync a folder; most of them are on a network."""
-NO_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EMLINK, errno.EEXIST)
-"""Errors where a file cannot be given a second name, but a copy of it may do."""
-PRIVATE = 0o600
-"""As temporary files are made."""
 CHUNK = 2**20
 
 
@@ -52,23 +48,6 @@ def replace(path: Path, data: Iterable[bytes], *, sync: bool, name_too: bool = T
         raise
     if sync and name_too:
         sync_folder(path.parent)
-
-
-def take(source: Path, path: Path) -> bool:
-    """Gives a file the name `path`, too, once its bytes are on disk; False if that takes a copy."""
-    if source.is_symlink():
-        return False
-    make_folder(path.parent, sync=True)
-    with source.open("rb") as file:
-        os.fsync(file.fileno())
-    try:
-        os.link(source, path)
-    except OSError as error:
-        if error.errno not in NO_LINK:
-            raise
-        return False
-    path.chmod(PRIVATE)
-    return True
 
 
 def make_folder(folder: Path, *, sync: bool) -> None:

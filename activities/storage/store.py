@@ -41,7 +41,6 @@ from ratchet.activities.storage.files import (
     replace,
     staged,
     sync_folder,
-    take,
 )
 from ratchet.activities.storage.usable import MARK, Mark, require_exclusive
 from ratchet.activities.storage.usable import StoreUnavailable as StoreUnavailable
@@ -200,20 +199,15 @@ class ArtifactStore:
         attempt: str,
         schema: int = 1,
         without: Collection[str] = (),
-        given: bool = False,
     ) -> ArtifactRef:
-        """Commits all files of a local folder as one artifact, except those named in `without`.
-
-        With `given`, nobody writes to these files any more: a store on the same filesystem takes
-        them as they are, so that their bytes are written once.
-        """
+        """Commits all files of a local folder as one artifact, except those named in `without`."""
         if result := self.committed(key):
             return result
         names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
         path = f"{key}@{attempt.replace('/', '-')}"
         try:
             files = {
-                name: self._upload(f"{path}/{name}", folder / name, given=given)
+                name: self._upload(f"{path}/{name}", folder / name)
                 for name in names
                 if name not in without
             }
@@ -513,15 +507,13 @@ class ArtifactStore:
             else:
                 self.fs.pipe_file(self.path(path), data)
 
-    def _upload(self, path: str, source: Path, *, given: bool = False) -> tuple[str, int]:
-        """Writes a local file, or takes it if it is `given`; returns hash and size of what was
-        written. Its name gets to disk with its folder, by `_sync_below` or with the manifest.
+    def _upload(self, path: str, source: Path) -> tuple[str, int]:
+        """Writes a local file; returns hash and size of what was written. Its name gets to disk
+        with its folder, by `_sync_below` or with the manifest.
         """
         with self._reaching(f"copy {source} to", path):
             if not self.local:
                 self.fs.put_file(str(source), self.path(path))
-                return digest(source), source.stat().st_size
-            if given and take(source, Path(self.path(path))):
                 return digest(source), source.stat().st_size
             sha = hashlib.sha256()
             replace(Path(self.path(path)), chunks(source, sha), sync=True, name_too=False)

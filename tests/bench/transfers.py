@@ -1,9 +1,8 @@
 """`make bench-transfers`: what the parts of a weight transfer on one host cost, without an engine.
 
 A folder of MODELS ("tiny smollm2"), in float32, is written as a trainer exports it, committed
-(`prepare`), fetched (`receive`) and loaded as an engine loads it: through the store, on the
-filesystem of the trainer's folder, and by way of /dev/shm, which would have to be written beside
-the store, since that has every version. Medians of COUNT (5), in turn. The last line of stdout is
+(`prepare`), fetched (`receive`) and loaded as an engine loads it: through the store, and by way of
+/dev/shm, which would have to be written beside the store, since that has every version. Medians of COUNT (5), in turn. The last line of stdout is
 one JSON object: by model its bytes and, of each part, wall and CPU seconds.
 """
 
@@ -68,10 +67,8 @@ def measure(model: str, count: int, home: Path) -> dict[str, Any]:
             for folder in (exported, memory):
                 folder.mkdir()
             parts.time("export", save_file, weights, exported / FILE)
-            put, copied = store.put_folder, f"copied/{number}"
-            refs = [parts.time("prepare_by_copy", put, copied, exported, attempt="a")]
-            key = f"taken/{number}"
-            taken = parts.time("prepare", put, key, exported, attempt="a", given=True)
+            key = f"weights/{number}"
+            taken = parts.time("prepare", store.put_folder, key, exported, attempt="a")
             shutil.rmtree(exported)
             held = parts.time("receive", store.fetch_folder, taken)
             parts.time("load", _load, held)
@@ -79,8 +76,7 @@ def measure(model: str, count: int, home: Path) -> dict[str, Any]:
             parts.time("shared_memory_write", save_file, weights, memory / FILE)
             parts.time("shared_memory_load", _load, memory)
             shutil.rmtree(memory)
-            for ref in (*refs, taken):
-                store.delete(ref)
+            store.delete(taken)
     return {"bytes": taken.size, **parts.medians()}
 
 

@@ -1,11 +1,7 @@
 """The artifact store: commit markers, fencing, verification."""
 
-import errno
 import io
 import json
-import os
-import shutil
-import stat
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -151,33 +147,6 @@ def test_marker_is_readable_json(tmp_path: Path) -> None:
     store.put("a/b.json", b"{}", attempt="7")
     marker = json.loads((tmp_path / "a" / "b.json.commit").read_text())
     assert marker["attempt"] == "7" and marker["size"] == 2
-
-
-@pytest.mark.parametrize("refusal", [None, errno.EXDEV, errno.EPERM])
-def test_files_that_were_given_are_not_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int | None
-) -> None:
-    store, source, link = ArtifactStore(f"{tmp_path}/store"), tmp_path / "given", os.link
-    (source / "sub").mkdir(parents=True)
-    (source / "sub" / "a").write_bytes(b"weights")
-    (source / "named").symlink_to(source / "sub" / "a")
-    was = (source / "sub" / "a").stat()
-
-    def refused(name: Any, path: Any) -> None:
-        if refusal is not None and not str(path).endswith(".commit"):
-            raise OSError(refusal, "no")
-        link(name, path)
-
-    monkeypatch.setattr(os, "link", refused)
-    ref = store.put_folder("w/v1", source, attempt="1", given=True)
-    kept = store.fetch_folder(ref)
-    assert ((kept / "sub" / "a").stat().st_ino == was.st_ino) == (refusal is None)
-    assert not (kept / "named").is_symlink() and (kept / "named").read_bytes() == b"weights"
-    assert all(stat.S_IMODE((kept / n).stat().st_mode) == 0o600 for n in ("sub/a", "named"))
-    # Another attempt's folder is its own, and goes without those of the first.
-    assert store.put_folder("w/v1", source, attempt="2", given=True) == ref
-    shutil.rmtree(source)
-    store.verify(ref)
 
 
 def test_batch_that_was_cut_off_is_refused() -> None:
