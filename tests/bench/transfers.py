@@ -2,8 +2,9 @@
 
 A folder of MODELS ("tiny smollm2"), in float32, is written as a trainer exports it, committed
 (`prepare`), fetched (`receive`) and loaded as an engine loads it: through the store, and by way of
-/dev/shm, which would have to be written beside the store, since that has every version. Medians of COUNT (5), in turn. The last line of stdout is
-one JSON object: by model its bytes and, of each part, wall and CPU seconds.
+/dev/shm, which would have to be written beside the store, since that has every version. Medians of
+COUNT (5), in turn. The last line of stdout is one JSON object: by model its bytes and, of each
+part, wall and CPU seconds.
 """
 
 import json
