@@ -39,11 +39,7 @@ def marked(store: ArtifactStore, prefix: str) -> Iterator[str]:
 def _whole(store: ArtifactStore, key: str) -> tuple[bool, str]:
     """Whether the content behind a marker is what was committed, and what is wrong otherwise."""
     try:
-        ref = store.require(key)
-        if store.fs.isdir(store.path(ref.path)):
-            store.fetch_folder(ref)
-        else:
-            store.get(ref)
+        store.verify(store.require(key))
     except (CorruptArtifact, FileNotFoundError, json.JSONDecodeError) as error:
         return False, f"{key}: {type(error).__name__}: {error}"
     return True, ""

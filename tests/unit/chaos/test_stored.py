@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.batch import Sample, encode_batch
 from ratchet.activities.storage.store import MARKER, ArtifactStore
 from tests.chaos import stored
@@ -14,9 +14,10 @@ from tests.unit.chaos.evidence import RUN, STEPS, good_run
 
 @pytest.fixture
 def store(tmp_path: Path) -> ArtifactStore:
-    """A store with one artifact and one folder of the run."""
+    """A store with one artifact, one group and one folder of the run."""
     made = ArtifactStore(f"file://{tmp_path}/store")
     made.put_json(f"runs/{RUN}/a.json", {"x": 1}, attempt="t")
+    documents.put(made, f"runs/{RUN}/groups/0.json", {"rollouts": []}, attempt="t")
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "part").write_text("content")
@@ -46,7 +47,9 @@ def test_reference_to_another_content_than_the_committed(store: ArtifactStore) -
     assert "referred to as" in stored.artifacts(store, found).violations[0]
 
 
-@pytest.mark.parametrize("place", ["a.json@*", "checkpoints/*@t/part", "checkpoints/*/manifest*"])
+@pytest.mark.parametrize(
+    "place", ["a.json@*", "groups/0.json@*", "checkpoints/*@t/part", "checkpoints/*/manifest*"]
+)
 @pytest.mark.parametrize("how", ["flip", "truncate", "remove"])
 def test_damage_behind_a_marker(store: ArtifactStore, place: str, how: str) -> None:
     path = next(Path(store.path(f"runs/{RUN}")).glob(place))
