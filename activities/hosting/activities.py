@@ -220,7 +220,9 @@ class HostActivities:
         lag = asyncio.create_task(record_lag(self.ctx.store, host, spec.lag)) if spec.lag else None
         try:
             await self._until_healthy(spec, process, run_check)
-            log.info("%s is up after %.1f s", spec.name, time.monotonic() - started)
+            seconds = time.monotonic() - started
+            where = (host.run_id, host.host_id, epoch)
+            log.info("%s %s (epoch %d) is up after %.1f s", *where, seconds)
             known = {"address": spec.address, "queue": self.ctx.own_queue, "model": spec.model}
             report = self._report(host, epoch, "up", **known)
             up = asyncio.create_task(self._report_up(spec, host, report))

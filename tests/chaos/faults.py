@@ -91,7 +91,8 @@ async def _kill(world: World, spec: Spec) -> tuple[float, str]:
 
 
 async def _stall(world: World, spec: Spec) -> tuple[float, str]:
-    process = await target(world, cast(Role, spec.role))
+    # One that still starts is waited for longer than it is stopped.
+    process = await target(world, cast(Role, spec.role), up=True)
     created, at = process.create_time(), time.time()
     usual = SERVER_STALL_S if spec.role in SERVERS else LONG_STALL_S
     until = time.monotonic() + STALL_S.get(spec.role, usual)

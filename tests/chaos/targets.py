@@ -5,7 +5,7 @@ records of their keepers, so that nothing of another stack is ever touched.
 """
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 import psutil
 
@@ -48,12 +48,15 @@ def recorded_name(role: Role) -> str:
     return role if role in ("api", "temporal") else f"worker-{role.removesuffix('-worker')}"
 
 
-def find(stack: Stack, role: Role) -> psutil.Process | None:
-    """The live process of `role`; None if there is none at the moment."""
+def find(stack: Stack, role: Role, *, up: bool = False) -> psutil.Process | None:
+    """The live process of `role`, a server only once its host says it is `up`, if that is wanted;
+    None if there is none at the moment.
+    """
     if role in SERVICES:
         return stack.alive(recorded_name(role))
     for record in reaper.records(stack.home):
-        if record.kept and record.host.startswith(HOST_ROLE[role]):
+        wanted = record.kept and record.host.startswith(HOST_ROLE[role])
+        if wanted and (not up or said_up(stack, cast(Server, role), record)):
             pid = record.server[0]
             if role != "engine-core":
                 return _process(pid, record.server[1])
@@ -61,6 +64,13 @@ def find(stack: Stack, role: Role) -> psutil.Process | None:
                 if "EngineCore" in command_of(below):
                     return _process(below, None)
     return None
+
+
+def said_up(stack: Stack, role: Server, record: reaper.HostRecord) -> bool:
+    """Whether the host of a server has found it healthy, by its worker's log."""
+    log = stack.home / "logs" / f"{recorded_name(OWNER[role])}.log"
+    line = f"{record.run} {record.host} (epoch {record.epoch}) is up"
+    return log.exists() and line in log.read_text(errors="replace")
 
 
 def _process(pid: int, started: int | None) -> psutil.Process | None:

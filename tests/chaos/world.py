@@ -52,10 +52,12 @@ class NotLanded(Exception):
     """The fault could not be carried out; the message says why."""
 
 
-async def target(world: World, role: Role) -> psutil.Process:
-    """The process of `role`, once there is one; raises NotLanded after TARGET_WITHIN_S."""
+async def target(world: World, role: Role, *, up: bool = False) -> psutil.Process:
+    """The process of `role`, once there is one (a server: once it is `up`, if that is wanted);
+    raises NotLanded after TARGET_WITHIN_S.
+    """
     deadline = time.monotonic() + TARGET_WITHIN_S
-    while (process := find(world.stack, role)) is None:
+    while (process := find(world.stack, role, up=up)) is None:
         if time.monotonic() > deadline:
             raise NotLanded(f"no {role} ran for {TARGET_WITHIN_S:.0f} s")
         await asyncio.sleep(0.2)

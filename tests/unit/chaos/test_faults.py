@@ -1,6 +1,7 @@
 """Faults and their witnesses, on processes, connections and disks of the tests' own."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from temporalio.api.common.v1 import ActivityType
 from temporalio.api.enums.v1 import PendingActivityState
 from temporalio.api.workflow.v1 import PendingActivityInfo
 
+from ratchet.activities.hosting import keeper
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
 from tests.chaos import checkpoint_faults, disk, faults
@@ -74,6 +76,29 @@ async def test_kill_is_witnessed_and_the_supervisor_starts_the_service_again(
     again = find(stack, "api")
     assert again is not None and again.pid != process.pid
     assert [name for _, name in supervisor.restarts] == ["api"]
+
+
+async def test_server_counts_as_up_once_its_host_has_said_so_of_its_epoch(
+    stack: ChaosStack, tmp_path: Path
+) -> None:
+    stack._start("worker-env", SLEEP, dict(os.environ))
+    server = stack.alive("worker-env")
+    assert server is not None
+    pids = [(pid, keeper.start_time(pid)) for pid in (os.getpid(), server.pid)]
+    about = {"run": "run", "host": "env/0", "epoch": 2, "machine": keeper.machine(), "mark": ""}
+    record = {**about, "keeper": pids[0], "server": pids[1], "grace_s": 1.0}
+    (tmp_path / "hosts").mkdir()
+    (tmp_path / "hosts" / "a.json").write_text(json.dumps(record))
+    log = tmp_path / "logs" / "worker-env.log"
+    log.write_text("run env/0 (epoch 1) is up after 3.0 s\n")
+    try:
+        found = find(stack, "env-server")
+        assert found is not None and found.pid == server.pid
+        assert find(stack, "env-server", up=True) is None, "it still starts"
+        log.write_text("run env/0 (epoch 2) is up after 3.0 s\n")
+        assert find(stack, "env-server", up=True) == found
+    finally:
+        server.kill()
 
 
 async def test_stall_is_witnessed_by_the_kernel_and_ends(stack: ChaosStack, tmp_path: Path) -> None:
