@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from ratchet.activities.inference.held import Held
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys
 from ratchet.configs.run import RunConfig
+from ratchet.configs.upgrades import config_document
 
 SEQUENCE = Sequence([5, 6, 7], [-1.5, -2.5])
 CANARY = Canary([SEQUENCE], {})
@@ -268,3 +270,47 @@ async def test_engine_whose_first_weights_were_pruned_starts_from_version_0(tmp_
     spec = await engine_spec(ctx, host, 1)
     served = Path(spec.argv[list(spec.argv).index("--model") + 1])
     assert (served / "config.json").read_text() == '{"version": 0}'
+
+
+def _adapted(rank: int = 24, **inference: object) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "max_steps": 1,
+            "train": {"env": [{"id": "reverse-text"}], "max_lag": 2, "max_off_policy_steps": 5},
+            "trainer": {"lora": {"rank": rank}},
+            "inference": inference,
+        }
+    )
+
+
+def test_an_engine_holds_adapters_of_as_many_versions_as_may_be_in_flight() -> None:
+    argv = partial(engine_argv, weights=Path("/w"), bind="b", port=80, model="m", cpu=True)
+    own = ["--max-loras", "9"]
+    found = argv(_adapted(transfer="auto", extra_args=own))
+    first = found.index("--enable-lora")
+    flags = ["--max-lora-rank", "32", "--max-loras", "4", "--max-cpu-loras", "7"]
+    assert found[first:] == ["--enable-lora", *flags, *own]
+    assert "--enable-lora" not in argv(_adapted())
+
+
+async def test_an_engine_of_adapters_starts_from_their_base(tmp_path: Path) -> None:
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="own")
+    refs = {}
+    for version in (0, 9):
+        folder = ctx.scratch(f"w{version}")
+        (folder / "config.json").write_text(f'{{"version": {version}}}')
+        refs[version] = ctx.store.put_folder(keys.weights("r", version), folder, attempt="a")
+    host = HostInput("r", "engine", 0, "q", weights=refs[9])
+    found = {}
+    for transfer in ("store", "adapter"):
+        stored = config_document(_adapted(transfer=transfer))
+        ctx.store.put_json(keys.config(transfer), stored)
+        for version in (0, 9):
+            ref = ctx.store.fetch_folder(refs[version])
+            ctx.store.put_folder(keys.weights(transfer, version), ref, attempt="a")
+        kept = ctx.store.require(keys.weights(transfer, 9))
+        spec = await engine_spec(ctx, replace(host, run_id=transfer, weights=kept), 1)
+        served = Path(spec.argv[list(spec.argv).index("--model") + 1])
+        told = json.loads((served / "config.json").read_text())["version"]
+        found[transfer] = told, spec.env.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING")
+    assert found == {"store": (9, None), "adapter": (0, "1")}
