@@ -245,8 +245,8 @@ class RunConfig(Section):
             raise ValueError(problem)
         if self.inference.transfer == "adapter" and (why := self.trainer.merged_only):
             raise ValueError(
-                f"inference.transfer is 'adapter', and {why}; set it to 'auto' or 'store', by which "
-                "all weights are pushed"
+                f"inference.transfer is 'adapter', and {why}; set it to 'auto' or 'store', by "
+                "which all weights are pushed"
             )
         if self.trainer.micro_batch_tokens < self.trainer.seq_len:
             raise ValueError(

@@ -303,7 +303,9 @@ class TrainerConfig(Section):
         if "lm_head" in (target.rpartition(".")[2] for target in named):
             return "the output head is among trainer.lora.targets, and engines serve none there"
         if lora.rank > MOST_SERVED_RANK:
-            return f"vLLM serves ranks up to {MOST_SERVED_RANK}, and trainer.lora.rank is {lora.rank}"
+            return (
+                f"vLLM serves ranks up to {MOST_SERVED_RANK}, and trainer.lora.rank is {lora.rank}"
+            )
         if self.ranks > 1:
             return f"trainer.ranks is {self.ranks}, and several ranks export merged weights only"
         return None
@@ -382,10 +384,11 @@ class InferenceConfig(Section):
     engines: int = Field(default=1, ge=1, le=64, description="Engines, one process group each.")
     transfer: Literal["store", "adapter", "auto"] = Field(
         default="store",
-        description="How new weights get to engines. 'store': all of them (merged with the adapter, "
-        "if one is trained), as files by the artifact store. 'adapter': the adapter alone, each "
-        "version under a name of its own, beside the one before; rollouts in flight go on under the "
-        "one that they began with. 'auto': 'adapter' where it is possible, else 'store'.",
+        description="How new weights get to engines. 'store': all of them (merged with the "
+        "adapter, if one is trained), as files by the artifact store. 'adapter': the adapter "
+        "alone, each version under a name of its own, beside the one before; rollouts in flight "
+        "go on under the one that they began with. 'auto': 'adapter' where it is possible, else "
+        "'store'.",
     )
     max_num_seqs: int = Field(default=64, ge=1, description="Sequences an engine runs at once.")
     kv_cache_gib: float = Field(

@@ -1,4 +1,4 @@
-"""LoRA adapters through the artifact store: each version is an adapter of its own name in the engine.
+"""LoRA adapters through the artifact store: in an engine each version has a name of its own.
 
 The engine was started with version 0, the base, which no push changes. Facts about vLLM 0.32 that
 this relies on:

@@ -10,9 +10,9 @@ Facts about vLLM 0.32 that this relies on:
   with the latter and eager execution nothing is warmed up.
 - Even with eager execution the first request for log-probabilities compiles a small kernel
   (seconds, and a C++ compiler), unless TORCHDYNAMO_DISABLE is set; this makes nothing slower.
-- Adapters are loaded and unloaded at run time only with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. One step
-  samples with at most --max-loras of them, and --max-cpu-loras are kept in memory; one more is read
-  from its files again when a request names it. --max-lora-rank takes the RANKS alone.
+- Adapters are loaded and unloaded at run time only with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. One
+  step samples with at most --max-loras of them, and --max-cpu-loras are kept in memory; one more
+  is read from its files again when a request names it. --max-lora-rank takes the RANKS alone.
 - Thread binding 'auto' pins every engine of a machine to the same cores, so it is off, and the
   thread count is set instead.
 

@@ -137,23 +137,23 @@ def plan(
     steps: list[Step] = []
     for name, shape in tensors.items():
         try:
-            if factor := ADAPTED.fullmatch(name):
-                steps.append(_factor_step(model, name, shape, *factor.groups(), dtype))
+            if (found := ADAPTED.fullmatch(name)) is not None:
+                steps.append(_factor_step(model, name, shape, found[1], found[2], dtype))
                 continue
             held, index = held_name(model, name)
             path, _, leaf = held.rpartition(".")
             layer = _submodule(model, path)
-            found = parts_of(layer, leaf, name, shape, index)
+            own = parts_of(layer, leaf, name, shape, index)
         except Unreadable as error:
             unread[name] = str(error)
         else:
-            parts.setdefault((path, leaf), []).extend(found)
-    for (path, leaf), found in parts.items():
+            parts.setdefault((path, leaf), []).extend(own)
+    for (path, leaf), held_there in parts.items():
         layer = _submodule(model, path)
         if leaf == "weight" and _is_packed(layer):
-            steps += _packed_steps(layer, found, dtype)
+            steps += _packed_steps(layer, held_there, dtype)
         else:
-            steps += _steps(layer, leaf, found, dtype)
+            steps += _steps(layer, leaf, held_there, dtype)
     return steps, unread
 
 

@@ -127,9 +127,7 @@ def export(
     write_canary(folder, canary(model, canary_sequences(model, tokenizer)), {})
 
 
-def _as_served(
-    tensors: Mapping[str, Any], handle: Any, served: str
-) -> Iterator[tuple[str, Any]]:
+def _as_served(tensors: Mapping[str, Any], handle: Any, served: str) -> Iterator[tuple[str, Any]]:
     import torch
 
     config = handle.peft_config[NAME]

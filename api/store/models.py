@@ -19,7 +19,6 @@ from ratchet.api.schemas.problems import ApiProblem, shown
 from ratchet.api.store.artifacts import problem_of
 from ratchet.api.store.records import Records
 
-
 ALONE = (
     ". Of version {} the adapter alone is kept: export it and version 0, and merge them with peft"
 )

@@ -365,9 +365,9 @@ FACTORS = {
 }
 
 
-def _with_adapters(ids: list[int | None], slot: int, ranks: int = 1) -> nn.Module:
+def _with_adapters(ids: list[int | None], slot: int) -> nn.Module:
     """A model of which FACTORS are in a slot; `ids` are the adapters by slot."""
-    model: Any = _rank(0, ranks)
+    model: Any = _rank(0, 1)
     layer = model.inner.attn.qkv_proj = Adapted(model.inner.attn.qkv_proj)
     for part, kind in ((0, "q_proj"), (2, "v_proj")):
         name = f"base_model.model.model.attn.{kind}.lora_"
@@ -404,8 +404,10 @@ async def test_an_adapter_that_cannot_be_read_is_named_with_its_reason() -> None
     gone.lora_manager.list_adapters = lambda: {7: None, 9: None}
     verdict = await _judge([gone], exported=exported)
     assert verdict.unread[name] == "the adapter is in none of the engine's slots"
-    parted = await _judge([_with_adapters([9], slot=0, ranks=2)], exported=FACTORS)
-    assert parted.unread[name] == "ranks of the engine hold it in parts"
+    parted: Any = _with_adapters([9], slot=0)
+    parted.inner.attn.qkv_proj.tp_size = 2
+    shared = await _judge([parted], exported=FACTORS)
+    assert shared.unread[name] == "ranks of the engine hold it in parts"
     plain: Any = _rank(0, 1)
     without = await _judge([plain], exported=exported)
     assert without.unread[name] == "a Linear of the engine takes no adapter"
