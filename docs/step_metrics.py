@@ -126,6 +126,12 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("time/ship_batch", "s", "The batch is written."),
         Metric("time/train", "s", "The trainer trains."),
         Metric("time/sync_weights", "s", "The engines take the weights."),
+        Metric(
+            "time/trainer",
+            "s",
+            "The trainer trains the batch, also before its step begins, while earlier weights are "
+            "pushed.",
+        ),
         Metric("time/checkpoint", "s", "The checkpoint before this step."),
         Metric("seconds_train", "s", "The trainer process computes the step."),
         Metric("seconds_export", "s", "The trainer process exports the weights."),

@@ -73,12 +73,13 @@ from ratchet.workflows.run.pausing import Pausing
 from ratchet.workflows.run.servers import Servers, is_running
 from ratchet.workflows.run.status import RunLog, progress
 from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after, started_within
-from ratchet.workflows.run.trainer import MOST_RECORDED, Trainer
+from ratchet.workflows.run.trainer import Trainer
 
 QUEUED_AT_MOST = timedelta(days=7)
 LOOKS_EVERY = timedelta(minutes=5)
 """How often a run looks at the one that it is to begin after, at least."""
 OWN_ENV_SERVERS = "own-env-servers"
+OVERLAPPED_PUSHES = "overlapped-pushes"
 CLOSE_AT_MOST = timedelta(seconds=60)
 RESTORED_FROM = ("step", "reward", "eval", "checkpoint")
 """What a run that is being restored shows of its source, until it is restored."""
@@ -399,6 +400,7 @@ class TrainingRun:
         restoring.continue_as(replace(self._arg, restore=None, state=state))
 
     def _start_loops(self) -> None:
+        self._shipping.overlaps = workflow.patched(OVERLAPPED_PUSHES)
         loops = [self._servers.keep_engine(host) for host in self._fleet.of("engine")]
         loops += [self._generations.keep_open(), self._generations.keep_informed()]
         loops += [self._generations.watch(), self._stepping.keep_shipping()]
@@ -465,19 +467,21 @@ class TrainingRun:
         self._go_on_as_new()
 
     async def _steps(self) -> None:
-        state, config = self._state, self._config
-        steps, interval = state.steps, config.checkpoint.interval
+        state, config, steps = self._state, self._config, self._state.steps
         while steps.step < config.last_step:
             if not config.eval.overlap:
                 await self._evals_done()
-            await self._stepping.until_shipped(or_else=self._asked)
-            due = False
-            if not self._asked():
+            if not self._stepping.is_ahead:
+                await self._stepping.until_shipped(or_else=self._asked)
+            stepped = self._stepping.is_ahead or not self._asked()
+            if stepped:
                 await self._stepping.step()
                 self._evals.fire(steps.step)
                 self._log.publish()
-                due = steps.step % interval == 0 and steps.step < config.last_step
-            due = due or len(state.trainer.batches) >= MOST_RECORDED
+            if self._stepping.is_ahead:
+                # Only between two steps there is time for anything else.
+                continue
+            due = self._shipping.is_checkpoint_due(steps.step) and stepped
             if due or state.requests.checkpoint:
                 self._pausing.on_saved()
                 await self._save()
@@ -501,7 +505,7 @@ class TrainingRun:
         while evals.open:
             await self._log.wait(
                 lambda: f"{len(evals.open)} evals to finish",
-                lambda: not evals.open or self._is_long(),
+                lambda: not evals.open or self._context.is_long(),
                 stalled_after(self._config),
                 progress=lambda: evals.rollouts,
             )
@@ -518,13 +522,8 @@ class TrainingRun:
 
     # -- ending and continuing --------------------------------------------------------------
 
-    def _is_long(self) -> bool:
-        """Whether the history of this execution has grown long."""
-        info, limit = workflow.info(), self._config.dispatch.generation_events
-        return info.is_continue_as_new_suggested() or info.get_current_history_length() >= limit
-
     async def _maybe_continue_as_new(self) -> None:
-        if not (self._is_long() or self._config_changes.made):
+        if not (self._context.is_long() or self._config_changes.made):
             return
         self._shipping.on_hold = True
         await self._settle()

@@ -524,6 +524,7 @@ async def test_states_without_data_say_what_to_do(site: Site, tmp_path: Path) ->
     async with reading(site.browser, site.api) as reader:
         await reader.page.goto(f"{site.api}/dashboard/#/runs/none-such")
         await reader.page.get_by_role("heading", name="No such run").wait_for()
+        assert await reader.page.get_by_role("alert").count() == 1
         await reader.page.get_by_role("link", name="All runs").click()
         await reader.page.wait_for_selector("tbody tr")
     with serving(tmp_path, "127.0.0.1:1", "away") as away:

@@ -141,6 +141,19 @@ async def refused_gate(stage: Stage) -> None:
     await (await stage.start(max_steps=3)).result()
 
 
+async def overlapped_push(stage: Stage) -> None:
+    """The next batch trains while weights are pushed; the trainer is lost, the gate refuses."""
+    stage.holds = {"push 2", "step 2"}
+    stage.lose_trainer_at, stage.refuse_gate_at = {3}, {2}
+    handle = await stage.start(max_steps=1000, checkpoint={"interval": 10})
+    await until(lambda: 3 in stage.batches)
+    stage.holds = {"push 2"}
+    await stage.trained_to(3)
+    await handle.signal("stop")
+    stage.holds = set()
+    await handle.result()
+
+
 async def killed_engine(stage: Stage) -> None:
     """An engine dies, and a group finds it gone."""
     stage.lose_engine_in = {"train/5"}
@@ -528,6 +541,10 @@ KINDS: tuple[Kind, ...] = (
     Kind(released_permits, (names.RELEASED, '"ended":{"train/0/0":')),
     Kind(lost_trainer, (names.TRAINER_LOST, "TIMER_STARTED")),
     Kind(refused_gate, (names.GATE_FAILED, "ACTIVITY_TASK_CANCEL_REQUESTED")),
+    Kind(
+        overlapped_push,
+        ("overlapped-pushes", names.TRAINER_LOST, names.GATE_FAILED, "stopped at step 3"),
+    ),
     Kind(killed_engine, (names.ENGINE_LOST, "relocate train/5", "killed by the test")),
     Kind(rest_cut_short, ("forgive-after-cancelled-rest", "relocate train/2", "train/2.1")),
     Kind(lost_env, (names.ENV_LOST, '"role":"env"', "ACTIVITY_TASK_CANCEL_REQUESTED")),

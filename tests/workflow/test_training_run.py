@@ -41,7 +41,7 @@ async def test_run_steps_the_policy_version_to_max_steps(temporal: Client) -> No
         assert world.checkpoints == [2, 4, 6]
         assert sorted((e.step, e.num_examples) for e in world.evals) == [(0, 4), (3, 4), (6, 4)]
         assert world.needed[1] == [0], "of the eval that is open, or was the best so far"
-        assert {*world.needed[4]} <= {0, 3} and 3 in world.needed[4]
+        assert {*world.needed[5]} <= {0, 3} and 3 in world.needed[5]
         assert world.most_executing <= 8
         described = await handle.describe()
         attributes = {key.name: value for key, value in described.typed_search_attributes}

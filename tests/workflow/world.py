@@ -77,8 +77,9 @@ class World:
 
     Rollouts end only while `flowing` is set: a test that cancels some clears it first, so that no
     rollout can end before its cancellation arrives. `holds` keeps single ones from ending, batches
-    from being trained, servers from coming up and the policy from being prepared: it has beginnings
-    of their names, like 'train/0/3', 'step 4', 'trainer/0' or 'policy'.
+    from being trained, pushes from ending, servers from coming up and the policy from being
+    prepared: it has beginnings of their names, like 'train/0/3', 'step 4', 'push 4', 'trainer/0' or
+    'policy'.
 
     As engines do, a push labels all that is sampled from then on, also where its gate refuses it:
     `labels` are the engines' present ones, `sampled` those of the tokens of groups. `played_by` are
@@ -88,6 +89,7 @@ class World:
     client: Client
     queues: Queues
     rollout_s: float = 0.02
+    push_s: float = 0.0
     flowing: asyncio.Event = field(default_factory=_set)
     holds: set[str] = field(default_factory=set)
     problems: list[CheckProblem] = field(default_factory=list)
@@ -431,6 +433,8 @@ class World:
         adapter = adapter_name(base_of(arg.model), label) if self.adapters and arg.version else ""
         for group in () if adapter else self.playing.get(arg.engine_index, ()):
             self.sampled[group].add(label)
+        await asyncio.sleep(self.push_s)
+        await self._let_go(f"push {arg.version}")
         if arg.version in self.refuse_gate_at:
             self.refused.add(label)
             self.refuse_gate_at.discard(arg.version)

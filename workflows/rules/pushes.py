@@ -37,8 +37,8 @@ class Push:
 class Pushes:
     """Acts on the weights of a run's state. `wake` is called when dispatch needs an update.
 
-    `to_serving` counts pushes in progress to engines that had traffic before: what they sample
-    until the gate decides may have to be discarded.
+    `undecided` are the labels of pushes in progress: what is sampled under them may have to be
+    discarded.
     """
 
     def __init__(self, part: ServersState, fleet: Fleet, wake: Callable[[], None]) -> None:
@@ -47,8 +47,22 @@ class Pushes:
         self._wake = wake
         # Engines by index and epoch that still roll out, though they should get other weights.
         self._had_traffic: set[tuple[int, int]] = set()
-        self.in_flight = 0
-        self.to_serving = 0
+        self._open: list[Push] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Pushes in progress."""
+        return len(self._open)
+
+    @property
+    def to_serving(self) -> int:
+        """Pushes in progress to engines that had traffic before."""
+        return sum(push.serving for push in self._open)
+
+    @property
+    def undecided(self) -> frozenset[str]:
+        """Labels that the gate has neither accepted nor refused."""
+        return frozenset(label for push in self._open for label in push.labels)
 
     def begin(self, policy: PolicyResult) -> None:
         """Version 0 is ready."""
@@ -85,8 +99,7 @@ class Pushes:
         host.pushes = 1 + max(engine.pushes for engine in self._fleet.of("engine"))
         serving = host.verified >= 0 or (host.index, host.epoch) in self._had_traffic
         push = Push(replace(host), self._part.target_version, self._part.weights, serving)
-        self.in_flight += 1
-        self.to_serving += push.serving
+        self._open.append(push)
         return push
 
     def on_verified(self, host: HostState, push: Push, rejected: list[str]) -> None:
@@ -108,8 +121,7 @@ class Pushes:
 
     def end(self, push: Push) -> None:
         """A push is over, verified or not."""
-        self.in_flight -= 1
-        self.to_serving -= push.serving
+        self._open.remove(push)
 
     def forget_labels(self, version: int) -> None:
         """Drops rejected labels of versions so far below that no group has them."""

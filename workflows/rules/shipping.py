@@ -1,7 +1,7 @@
-"""When the next batch is cut. Pure.
+"""When the next batch is cut, and when it trains. Pure.
 
-Invariant: no batch is cut while weights are being pushed: what was sampled from weights that the
-gate may still refuse reaches no trainer.
+Invariant: a group enters a batch only once the gate has accepted each label of its tokens: what was
+sampled from weights that it may still refuse reaches no trainer. Labels decide, not versions.
 """
 
 from ratchet.configs.run import RunConfig
@@ -10,9 +10,14 @@ from ratchet.workflows.rules.leases import Leases
 from ratchet.workflows.rules.pushes import Pushes
 from ratchet.workflows.rules.sinks import TrainSink
 
+MOST_RECORDED = 150
+"""Batches after which there is a checkpoint whatever its interval, to keep the state small."""
+
 
 class Shipping:
-    """Decides for one run. While `on_hold` no batch is cut."""
+    """Decides for one run. While `on_hold` no batch is cut. With `overlaps` batches are cut and
+    trained while weights are being pushed; runs of older builds wait for the end of each push.
+    """
 
     def __init__(
         self, config: RunConfig, state: RunState, sink: TrainSink, leases: Leases, pushes: Pushes
@@ -23,6 +28,7 @@ class Shipping:
         self._leases = leases
         self._pushes = pushes
         self.on_hold = False
+        self.overlaps = False
 
     @property
     def next_batch(self) -> int:
@@ -42,10 +48,36 @@ class Shipping:
             return False
         if state.outages.holds or state.lifecycle.status != "running":
             return False
-        if state.servers.target_version > version or self._pushes.to_serving:
+        pushing = state.servers.target_version > version or self._pushes.to_serving
+        if pushing and not self.overlaps:
             return False
         if version < step - 1 - self._config.train.max_lag:
             return False
         self._leases.requeue_refused()
         self._leases.requeue_stale(step)
-        return self._sink.full
+        return self._sink.full(self.undecided)
+
+    @property
+    def undecided(self) -> frozenset[str]:
+        """Labels that no group of a batch may have yet."""
+        return self._pushes.undecided if self.overlaps else frozenset()
+
+    def is_checkpoint_due(self, step: int) -> bool:
+        """Whether the state of `step` is saved before the next step."""
+        scheduled = step % self._config.checkpoint.interval == 0 and step < self._config.last_step
+        return scheduled or len(self._state.trainer.batches) >= MOST_RECORDED
+
+    def may_train_ahead(self) -> bool:
+        """Whether the batch after the one whose weights are being pushed is there, and nothing has
+        to be done between the two steps.
+        """
+        state, requests = self._state, self._state.requests
+        asked = requests.stop or requests.pause or requests.checkpoint or state.live.pending
+        return (
+            self.overlaps
+            and len(state.steps.shipped) > 1
+            and not asked
+            and not self.is_checkpoint_due(state.steps.step + 1)
+            and self._config.eval.overlap
+            and not state.outages.holds
+        )

@@ -96,13 +96,16 @@ class TrainSink:
         """Tokens waiting to be trained on."""
         return sum(group.tokens for group in self.progress.ready)
 
-    @property
-    def full(self) -> bool:
-        """Whether a batch can be cut."""
+    def full(self, undecided: frozenset[str] = frozenset()) -> bool:
+        """Whether a batch can be cut of groups without tokens of `undecided` labels."""
+        groups = self._decided(undecided)
         if self._tokens is not None:
-            return self.collected_tokens >= self._tokens
+            return sum(group.tokens for group in groups) >= self._tokens
         assert self._rollouts is not None
-        return self.collected >= self._rollouts
+        return sum(self._counted(group) for group in groups) >= self._rollouts
+
+    def _decided(self, undecided: frozenset[str]) -> list[GroupResult]:
+        return [group for group in self.progress.ready if undecided.isdisjoint(group.labels)]
 
     def filled(self) -> str:
         """The progress of the next batch, in words."""
@@ -110,14 +113,17 @@ class TrainSink:
             return f"{self.collected_tokens} of {self._tokens} tokens"
         return f"{self.collected} of {self._rollouts}"
 
-    def cut(self) -> list[GroupResult]:
-        """The next batch: the shortest prefix of ready groups that fills it."""
-        assert self.full
-        progress = self.progress
+    def cut(self, undecided: frozenset[str] = frozenset()) -> list[GroupResult]:
+        """The next batch: the first ready groups that fill it, but those with tokens of `undecided`
+        labels, which stay.
+        """
+        assert self.full(undecided)
+        progress, decided = self.progress, self._decided(undecided)
         taken: list[GroupResult] = []
         rollouts = tokens = 0
         while tokens < self._tokens if self._tokens else rollouts < (self._rollouts or 0):
-            taken.append(progress.ready.pop(0))
+            taken.append(decided[len(taken)])
+            progress.ready.remove(taken[-1])
             rollouts += self._counted(taken[-1])
             tokens += taken[-1].tokens
         progress.shipped_rollouts += rollouts
@@ -251,9 +257,9 @@ class Arrivals:
         if after is not None:
             self.part.baselines[group.env] = after
 
-    def cut(self) -> list[GroupResult]:
-        """The next batch, to be written."""
-        return self.sink.cut()
+    def cut(self, undecided: frozenset[str] = frozenset()) -> list[GroupResult]:
+        """The next batch, to be written, without tokens of `undecided` labels."""
+        return self.sink.cut(undecided)
 
     def on_written(self) -> None:
         """The batch cut last is written: none of its groups will be requeued any more."""

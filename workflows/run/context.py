@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from temporalio import workflow
+
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import RunInput
 from ratchet.workflows.protocol.state import RunState
@@ -34,3 +36,8 @@ class Context:
         log, news = RunLog(arg.run_id, config, state), News()
         outages = Outages(state, log, news)
         return Context(arg, config, state, Fleet(state.servers.hosts), log, news, outages)
+
+    def is_long(self) -> bool:
+        """Whether the history of this execution has grown long."""
+        info, limit = workflow.info(), self.config.dispatch.generation_events
+        return info.is_continue_as_new_suggested() or info.get_current_history_length() >= limit

@@ -48,7 +48,7 @@ class RunLog:
         self._config = config
         self._state = state
         state.lifecycle.attempt = attempt_of(run_id)
-        self._waiting: Waiting | None = None
+        self._waits: list[Waiting] = []
         self._notes: list[str] = []
         self._background: dict[int, asyncio.Task[None]] = {}
         self._tasks_started = 0
@@ -59,8 +59,8 @@ class RunLog:
 
     @property
     def waiting(self) -> Waiting | None:
-        """What the run waits for now."""
-        return self._waiting
+        """What the run waits for now, of several at once the one that began first."""
+        return self._waits[0] if self._waits else None
 
     @property
     def busy(self) -> bool:
@@ -94,21 +94,24 @@ class RunLog:
         A rising `progress` renews the bound. Without `stoppable` neither a stop nor a pause
         interrupts.
         """
-        while not self._interrupted(stoppable):
-            if predicate():
-                self._waiting = None
-                return
-            mark, recoveries = progress() if progress else 0, self.recoveries
-            self._name_wait(name(), at_most)
-            if await self._within(SHOWN_AFTER, name, predicate, stoppable):
-                continue
-            self.publish()
-            if await self._within(at_most, name, predicate, stoppable):
-                continue
-            stands = progress is None or progress() == mark
-            if stands and not self._state.outages.holds and self.recoveries == recoveries:
-                raise RunFailed("run", f"waited {at_most} for {name()}", code="stalled")
-        self._waiting = None
+        waiting: Waiting | None = None
+        try:
+            while not self._interrupted(stoppable):
+                if predicate():
+                    return
+                mark, recoveries = progress() if progress else 0, self.recoveries
+                waiting = self._name_wait(waiting, name(), at_most)
+                if await self._within(SHOWN_AFTER, name, predicate, stoppable):
+                    continue
+                self.publish()
+                if await self._within(at_most, name, predicate, stoppable):
+                    continue
+                stands = progress is None or progress() == mark
+                if stands and not self._state.outages.holds and self.recoveries == recoveries:
+                    raise RunFailed("run", f"waited {at_most} for {name()}", code="stalled")
+        finally:
+            if waiting is not None:
+                self._waits.remove(waiting)
         if self.failure is not None:
             raise self.failure
         raise Stopped if self._state.requests.stop else Paused
@@ -169,10 +172,13 @@ class RunLog:
         pausing = bool(requests.pause) and status == "running"
         return self.failure is not None or (stoppable and (stopping or pausing))
 
-    def _name_wait(self, name: str, at_most: timedelta) -> None:
-        now = workflow.now()
-        self._waiting = Waiting(name, now.isoformat(), (now + at_most).isoformat())
+    def _name_wait(self, before: Waiting | None, name: str, at_most: timedelta) -> Waiting:
+        now, waits = workflow.now(), self._waits
+        waiting = Waiting(name, now.isoformat(), (now + at_most).isoformat())
+        place = len(waits) if before is None else waits.index(before)
+        waits[place : place + 1] = [waiting]
         self.show()
+        return waiting
 
     # -- reporting --------------------------------------------------------------------------
 
@@ -191,7 +197,7 @@ class RunLog:
         at = workflow.now()
         if now or self._viewed is None or at - self._viewed >= VIEWED_AFTER:
             self._viewed = at
-            view = pipeline(self._config, self._state, self._waiting)
+            view = pipeline(self._config, self._state, self.waiting)
             workflow.logger.info("pipeline", extra={LOG_VIEW: view})
 
     def warn(self, text: str) -> None:
@@ -203,11 +209,11 @@ class RunLog:
 
     def show(self) -> None:
         """Updates the details on the run's page."""
-        workflow.set_current_details(details(self._config, self._state, self._waiting, self._notes))
+        workflow.set_current_details(details(self._config, self._state, self.waiting, self._notes))
 
     def memo(self, **ended: Any) -> dict[str, Any]:
         """The run as the API shows it."""
-        return memo(self._config, self._state, self._waiting, **{**self.before, **ended})
+        return memo(self._config, self._state, self.waiting, **{**self.before, **ended})
 
     def continue_as(self, arg: RunInput) -> NoReturn:
         """Continues as a new execution, which shows the run correctly from its first moment."""

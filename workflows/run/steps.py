@@ -3,17 +3,20 @@
     ready groups -> batch n shipped | train step n -> weights n pushed, verified -> version n
 
 Batch n ships once the policy version is at least n - 1 - max_lag, so that it is written while the
-one before is trained. Invariants:
+one before is trained, and trains while the weights of the one before are pushed. Invariants:
 
 - A shipped batch is trained exactly once and in order.
-- No batch is cut while weights are being pushed: what was sampled from weights that the gate may
-  still refuse reaches no trainer.
+- What was sampled under a label that the gate may still refuse reaches no trainer.
 - The version rises by one, and only after every engine that is up was verified at it.
+- Between two steps the trainer stands at the run's step, unless it trains ahead: then nothing else
+  is done between them.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Callable
-from datetime import timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError
@@ -21,7 +24,7 @@ from temporalio.exceptions import ActivityError
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import FilterTally, GroupResult
-from ratchet.activities.contracts.training import StepRecord
+from ratchet.activities.contracts.training import StepRecord, TrainStepResult
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.activities import RECORD_STEP, SHIP_BATCH
 from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
@@ -78,6 +81,15 @@ def step_line(step: int, seconds: float, metrics: dict[str, float]) -> str:
     return " | ".join(parts)
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A batch that was trained, and when."""
+
+    result: TrainStepResult
+    began: datetime
+    ended: datetime
+
+
 class Steps:
     """Ships the batches of one run and steps its policy version."""
 
@@ -106,7 +118,9 @@ class Steps:
         self._outages = context.outages
         self._log = context.log
         self._news = context.news
+        self._is_long = context.is_long
         self.shipping = False
+        self._ahead: asyncio.Task[Trained] | None = None
         self._waited = timedelta()
         self._low = False
 
@@ -141,7 +155,8 @@ class Steps:
     async def _ship(self, step: int) -> None:
         """Writes batch `step`; if the filters leave nothing of it, its step needs another."""
         began = workflow.now()
-        groups, filters = self._arrivals.cut(), self._sink.take_filters()
+        groups = self._arrivals.cut(self._rule.undecided)
+        filters = self._sink.take_filters()
         arg = ship_input(self._arg.run_id, step, groups, filters)
         summary = f"ship batch {step} · {len(groups)} groups"
         try:
@@ -224,41 +239,83 @@ class Steps:
         )
         self._waited += workflow.now() - began
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next batch is being trained, or was, before its step began."""
+        return self._ahead is not None
+
     async def step(self) -> None:
-        """Batch n → train → push and verify → version n."""
-        part, step = self._part, self._part.step + 1
-        await self.until_shipped()
+        """Batch n → train → push and verify → version n; batch n + 1 may train meanwhile."""
+        try:
+            await self._step()
+        except BaseException:
+            await self._abandon()
+            raise
+
+    async def _abandon(self) -> None:
+        """Cancels what is trained ahead: its batch trains again once the run goes on."""
+        if self._ahead is not None:
+            ahead, self._ahead = self._ahead, None
+            ahead.cancel()
+            await workflow.wait([ahead])
+
+    async def _train(self, batch: ShippedBatch) -> Trained:
+        began = workflow.now()
+        result = await self._trainer.train(batch.step, batch.ref)
+        return Trained(result, began, workflow.now())
+
+    async def _until_synced(self, step: int) -> None:
+        """Waits until the engines are verified at `step`, and trains the next batch meanwhile."""
+
+        async def wait(or_else: Callable[[], bool]) -> None:
+            await self._log.wait(
+                lambda: f"policy v{step}: weights being pushed and verified",
+                lambda: self._fleet.synced(step) or or_else(),
+                START_AT_MOST,
+                stoppable=False,
+            )
+
+        await wait(self._may_train_ahead)
+        if not self._fleet.synced(step):
+            self._ahead = asyncio.create_task(self._train(self._part.shipped[1]))
+            await wait(lambda: False)
+
+    def _may_train_ahead(self) -> bool:
+        return self._rule.may_train_ahead() and not self._is_long()
+
+    async def _step(self) -> None:
+        part, step, began = self._part, self._part.step + 1, workflow.now()
+        if self._ahead is None:
+            await self.until_shipped()
+            began = workflow.now()
         waited, self._waited = self._waited.total_seconds(), timedelta()
         batch = part.shipped[0]
         assert batch.step == step
-        batch_at = workflow.now()
-        trained = await self._trainer.train(step, batch.ref)
+        trained = await (self._ahead or self._train(batch))
+        self._ahead = None
         trained_at = workflow.now()
+        self._trainer.record(TrainedBatch(step, batch.ref, self._state.live.revision))
         await self._sweep_before_push(step)
         # It may have been pushed before the run paused.
-        if self._pushes.offer(step, trained.weights):
+        if self._pushes.offer(step, trained.result.weights):
             self._log.note(OTHER_BITS.format(step))
-        await self._log.wait(
-            lambda: f"policy v{step}: weights being pushed and verified",
-            lambda: self._fleet.synced(step),
-            START_AT_MOST,
-            stoppable=False,
-        )
+        await self._until_synced(step)
         part.shipped.pop(0)
-        self._trainer.record(TrainedBatch(step, batch.ref, self._state.live.revision))
         part.step, part.version = step, step
         self._pushes.forget_labels(step)
         part.reward = batch.metrics["reward/all/mean"]
-        self._watch_drift(step, trained.metrics.get("mismatch_kl", 0.0))
+        self._watch_drift(step, trained.result.metrics.get("mismatch_kl", 0.0))
         self._news.wake()
         # The slowest group may have been scored while the trainer was still busy.
         scoring = min(waited, batch.metrics.get(SCORING, 0.0))
         times = {
             "time/wait_for_batch": waited - scoring,
             SCORING: scoring,
-            "time/train": (trained_at - batch_at).total_seconds(),
+            "time/train": (trained_at - began).total_seconds(),
             "time/sync_weights": (workflow.now() - trained_at).total_seconds(),
-            "time/step": waited + (workflow.now() - batch_at).total_seconds(),
+            "time/step": waited + (workflow.now() - began).total_seconds(),
+            # Also what it trained before this step began, while the weights before were pushed.
+            "time/trainer": (trained.ended - trained.began).total_seconds(),
         }
         self._log.write_line(step_line(step, times["time/step"], batch.metrics))
         if (checkpoint := part.totals.pop(CHECKPOINT, None)) is not None:
@@ -267,12 +324,12 @@ class Steps:
             step,
             {
                 **batch.metrics,
-                **trained.metrics,
+                **trained.result.metrics,
                 **times,
                 "time/ship_batch": batch.seconds,
                 **self._counts(batch),
             },
-            [ref for ref in (batch.metrics_ref, trained.metrics_ref) if ref is not None],
+            [ref for ref in (batch.metrics_ref, trained.result.metrics_ref) if ref is not None],
         )
 
     def on_checkpoint(self, seconds: float) -> None:

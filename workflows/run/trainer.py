@@ -36,8 +36,6 @@ from ratchet.workflows.run.servers import Servers
 
 MAX_LOSSES = 10
 COMES_UP_WITHIN = timedelta(minutes=30)
-MOST_RECORDED = 150
-"""Batches after which there is a checkpoint whatever its interval, to keep the state small."""
 OTHER_BITS = "v{} is pushed again: its trainer produced different bits"
 
 
@@ -77,8 +75,11 @@ class Trainer:
         return step == 0 or bool(checkpoint and checkpoint.step == step)
 
     def record(self, batch: TrainedBatch) -> None:
-        """A step is over: its batch is needed to rebuild a trainer."""
-        self._part.batches.append(batch)
+        """A batch was trained: it is needed to rebuild a trainer. If its weights were not verified
+        before the run paused, it trains once more.
+        """
+        part = self._part
+        part.batches = [*(each for each in part.batches if each.step < batch.step), batch]
 
     def forgive(self) -> None:
         """A pause resets the count of losses."""

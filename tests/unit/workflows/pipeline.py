@@ -50,7 +50,9 @@ class Log:
 class World:
     """TrainingRun, and what it keeps score of. `mail` holds reports under way to it."""
 
-    def __init__(self, config: RunConfig, examples: dict[str, int]) -> None:
+    def __init__(
+        self, config: RunConfig, examples: dict[str, int], *, overlaps: bool = True
+    ) -> None:
         self.config = config
         hosts = [
             replace(h, up=True, verified=0, epoch=1, address=f"{h.name}@1")
@@ -74,6 +76,9 @@ class World:
         self.leases.ends_train = True
         self.pushes = Pushes(state.servers, context.fleet, news.wake)
         self.shipping = Shipping(config, state, self.sink, self.leases, self.pushes)
+        self.shipping.overlaps = overlaps
+        # The batch that trains, or has trained, while the weights of the one before are pushed.
+        self.ahead = 0
         self.fleet = context.fleet
         self.arrivals = Arrivals(config, state.arrivals, self.sink, self.curriculum)
         self.evals = Evals(context)
@@ -237,9 +242,10 @@ class World:
         if not self.shipping.may_ship():
             return False
         assert step <= self.config.max_steps and step - 1 - train.max_lag <= state.steps.version
-        assert state.lifecycle.status == "running" and not (state.requests.pause or self.pushing)
+        assert state.lifecycle.status == "running" and not state.requests.pause
+        assert self.shipping.overlaps or not self.pushing
         unverified = {label for push in self.under_way.values() for label in push.labels}
-        groups = self.arrivals.cut()
+        groups = self.arrivals.cut(self.shipping.undecided)
         for group in groups:
             assert step - 1 - group.version_start <= train.max_off_policy_steps, "a stale group"
             assert not set(group.labels) & self.refused, "refused weights"
@@ -263,7 +269,17 @@ class World:
         steps = self.state.steps
         assert steps.shipped[0].step == steps.step + 1
         steps.next_version = steps.step + 1
+        self.ahead = 0
         self.offer(steps.step + 1)
+
+    def train_ahead(self) -> None:
+        """The batch after the one whose weights are being pushed begins to train, if it may."""
+        steps, requests = self.state.steps, self.state.requests
+        if self.pushing and not self.ahead and self.shipping.may_train_ahead():
+            assert self.config.train.max_lag > 0, "it was cut for a version that is not there"
+            assert not (requests.pause or requests.stop)
+            self.ahead = steps.shipped[1].step
+            assert self.ahead == steps.step + 2
 
     def offer(self, version: int) -> None:
         """The trainer stands at the bits of `version`, which are others each time."""

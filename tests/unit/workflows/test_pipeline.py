@@ -43,6 +43,7 @@ options = st.fixed_dictionaries(
         "burst": st.sampled_from([None, None, 4, "auto"]),
         "stopped": st.sampled_from([False, False, True]),
         "workers": st.sampled_from([1, 2, 3]),
+        "older": st.sampled_from([False, False, True]),
     }
 )
 
@@ -222,6 +223,7 @@ def train(world: World, rng: Random) -> None:
     if rng.random() < 0.25 and world.state.steps.step:
         world.offer(world.state.servers.target_version)
     elif world.pushing:
+        world.train_ahead()
         world.rise()
     elif world.state.steps.shipped:
         world.push()
@@ -322,7 +324,7 @@ class Pipeline(RuleBasedStateMachine):
     @initialize(of=options)
     def begin(self, of: dict[str, Any]) -> None:
         self.stopped = of["stopped"]
-        self.world = World(config(of), dict(EXAMPLES))
+        self.world = World(config(of), dict(EXAMPLES), overlaps=not of["older"])
         self.world.open()
 
     @rule(event=st.sampled_from(sorted(EVENTS)), seed=seeds)

@@ -140,6 +140,7 @@ export function show(root, asked) {
 				health.update();
 				if (failed) fill(alarm);
 				failed = false;
+				if (tab === null) open(asked.tab, asked.params);
 				await view?.update?.();
 				return run;
 			} catch (error) {
@@ -147,7 +148,10 @@ export function show(root, asked) {
 					failed = true;
 					fill(alarm, trouble(error, error.status === 404 && linkTo("#/runs", "All runs")));
 					if (error.status === 404 && !data.run) {
+						// Its module may still be on the way.
+						tab = null;
 						view?.destroy?.();
+						view = null;
 						fill(tabs);
 						fill(place);
 					}
@@ -158,6 +162,7 @@ export function show(root, asked) {
 		(event) => view?.onEvent?.(event),
 		() => {
 			const name = tab;
+			if (name === null) return;
 			tab = null;
 			open(name, asks);
 		},

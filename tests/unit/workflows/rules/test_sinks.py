@@ -103,7 +103,7 @@ def test_token_batch_is_the_shortest_prefix_that_ships_its_tokens(
     assert [g.group for g in order] == [
         f"train/{n}" for n, (_, trainable) in enumerate(outcomes) if trainable
     ]
-    while sink.full:
+    while sink.full():
         cut = sink.cut()
         assert cut == order[: len(cut)]
         del order[: len(cut)]
@@ -130,7 +130,7 @@ def test_a_token_or_backfilled_batch_is_never_short_of_admissions(
     source, rest = TrainSource(config(), EXAMPLES), arrivals(outcomes)
     counter = 0
     for version in range(10):
-        while not sink.full:
+        while not sink.full():
             assert counter < source.counter_for(sink.rollouts_wanted(version)), "a deadlock"
             more = rest.pop(0) if rest else delivered(f"train/{100 + counter}", tokens=10)
             sink.add(more)
@@ -153,7 +153,7 @@ def test_backfilled_batch_is_full_of_rollouts_that_train(outcomes: list[tuple[in
     sink = TrainSink(config(train=BACKFILL), TrainProgress())
     for group in arrivals(outcomes):
         sink.add(group)
-    while sink.full:
+    while sink.full():
         cut = sink.cut()
         assert sum(g.trainable for g in cut) >= 8 > sum(g.trainable for g in cut[:-1])
     assert sink.collected == sum(g.trainable for g in sink.progress.ready) < 8
