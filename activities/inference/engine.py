@@ -13,6 +13,8 @@ Facts about vLLM 0.32 that this relies on:
 - Adapters are loaded and unloaded at run time only with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. One
   step samples with at most --max-loras of them, and --max-cpu-loras are kept in memory; one more
   is read from its files again when a request names it. --max-lora-rank takes the RANKS alone.
+- Without --lora-target-modules the output head takes adapters, too, and then a request for
+  log-probabilities of its prompt ends a CPU engine.
 - Thread binding 'auto' pins every engine of a machine to the same cores, so it is off, and the
   thread count is set instead.
 
@@ -31,6 +33,7 @@ import httpx
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.hosting.spec import ServerSpec, free_port
+from ratchet.activities.inference import fingerprints
 from ratchet.activities.inference.devices import DEVICES
 from ratchet.activities.inference.load import report_load
 from ratchet.activities.runtime.children import module_command
@@ -39,7 +42,7 @@ from ratchet.activities.runtime.tls import shared_context
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.configs.run import RunConfig
-from ratchet.configs.trainer import MOST_SERVED_RANK
+from ratchet.configs.trainer import ALL_LINEAR, MOST_SERVED_RANK, LoraConfig
 
 ADVERTISE = "RATCHET_ADVERTISE_HOST"
 PROBE_LIMIT_S = 3.0
@@ -80,10 +83,10 @@ def engine_argv(
         argv += ["--kv-cache-memory-bytes", str(int(inference.kv_cache_gib * 2**30))]
     else:
         argv += ["--gpu-memory-utilization", str(inference.gpu_memory_utilization)]
-    return argv + adapter_argv(config) + inference.extra_args
+    return argv + adapter_argv(config, weights) + inference.extra_args
 
 
-def adapter_argv(config: RunConfig) -> list[str]:
+def adapter_argv(config: RunConfig, base: Path) -> list[str]:
     """What an engine is started with to hold several adapters: those of as many versions as batches
     may lag behind, with the newest and the one before, and in memory as old as rollouts may be.
     """
@@ -93,7 +96,19 @@ def adapter_argv(config: RunConfig) -> list[str]:
     rank = min(rank for rank in RANKS if rank >= lora.rank)
     at_once, kept = config.train.max_lag + 2, config.train.max_off_policy_steps + 2
     sizes = {"--max-lora-rank": rank, "--max-loras": at_once, "--max-cpu-loras": kept}
-    return ["--enable-lora", *(text for flag, n in sizes.items() for text in (flag, str(n)))]
+    flags = [text for flag, n in sizes.items() for text in (flag, str(n))]
+    return ["--enable-lora", *flags, "--lora-target-modules", *adapted_kinds(lora, base)]
+
+
+def adapted_kinds(lora: LoraConfig, base: Path) -> list[str]:
+    """The last parts of the names of layers that an adapter of the weights in `base` may change."""
+    if lora.targets != ALL_LINEAR:
+        return sorted({target.rpartition(".")[2] for target in lora.targets})
+    held = fingerprints.read(base)
+    assert held is not None, "a trainer of adapters refuses a base without fingerprints"
+    # Embeddings and the output head are matrices, too, but in no numbered layer.
+    matrices = [name.split(".")[:-1] for name, shape in held.shapes.items() if len(shape) == 2]
+    return sorted({name[-1] for name in matrices if any(part.isdecimal() for part in name)})
 
 
 def engine_env(*, cpu: bool) -> dict[str, str]:
