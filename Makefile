@@ -22,7 +22,7 @@ LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
 GPU_PYTHON ?= $(BIN)/python
 REDOCLY := $(VENV)/redocly
 
-.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status env images pin-images docs reference pictures lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches replay
+.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status env images pin-images docs reference pictures lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers replay
 
 setup: $(VENV)/.ready
 
@@ -151,8 +151,9 @@ record-histories: setup
 #   SECONDS=60 WATCHERS=200 RATE=100   for bench-load, about 4 min
 #   COUNT=200 MODELS="random smollm2" DTYPES="float32 bfloat16"   for bench-gate, hours with SmolLM2
 #   FLIGHTS="100 1000 4000" COUNT=500   for bench-admission, seconds
-#   TOKENS=1000000 LENGTH=1000   for bench-batches, seconds
-bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches: setup
+#   TOKENS=1000000 LENGTH=1000 SIZE=8   for bench-batches, half a minute
+#   COUNT=5 MODELS="tiny smollm2"   for bench-transfers, a minute
+bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers: setup
 	@$(BIN)/python -m tests.bench.$(@:bench-%=%)
 
 up: setup

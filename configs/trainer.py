@@ -267,6 +267,13 @@ class TrainerConfig(Section):
         description="Keep only the inputs of each layer and recompute the rest in the backward "
         "pass: much less memory for activations, about a third more time, the same bits.",
     )
+    offload_optimizer: bool = Field(
+        default=False,
+        description="On a GPU, keep the optimizer's moments in the machine's memory, and bring "
+        "those of one parameter at a time to the GPU for its step: with AdamW 8 bytes less a "
+        "parameter of 16, the same bits, slower steps. Refused without a GPU, where the moments "
+        "are in the machine's memory anyway.",
+    )
     threads: int | None = Field(
         default=None,
         ge=1,
@@ -280,6 +287,21 @@ class TrainerConfig(Section):
         "an operation without such a kernel fails the run. It changes nothing on a CPU, where bits "
         "are always the same.",
     )
+
+    @model_validator(mode="after")
+    def _there_is_something_to_offload(self) -> "TrainerConfig":
+        if self.offload_optimizer and not self.keeps_moments:
+            raise ValueError(
+                f"offload_optimizer moves the optimizer's moments, and {self.optim.type!r} keeps "
+                "none with these settings; set it to false"
+            )
+        return self
+
+    @property
+    def keeps_moments(self) -> bool:
+        """Whether the optimizer has a state of the parameters' size."""
+        optim = self.optim
+        return optim.type != "signsgd" and not (optim.type == "sgd" and optim.momentum == 0)
 
     @model_validator(mode="after")
     def _min_lr_is_below_lr(self) -> "TrainerConfig":

@@ -87,7 +87,7 @@ def ask(
     """Sends many requests of one mode to an operation, half of them about what is `known`; returns
     the statuses that it answered with. Raises Unsatisfiable where none is of the mode.
     """
-    told: set[int] = set()
+    reported: set[int] = set()
 
     @settings(
         max_examples=examples // 2,
@@ -108,14 +108,14 @@ def ask(
         # Bytes: what no header of a well-behaved client holds is sent all the same.
         sent = {name: value.encode("latin-1") for name, value in {**headers, **further}.items()}
         response = case.call(timeout=30, headers=sent)
-        told.add(response.status_code)
+        reported.add(response.status_code)
         odd_ones = bool(further) or response.content == UNREAD
         case.validate_response(response, checks=[not_a_server_error] if odd_ones else checks)
 
     # Not by a drawn coin: hypothesis begins with the least there is, which each half is to have.
     one(True)
     one(False)
-    return told
+    return reported
 
 
 def fuzz(
@@ -148,16 +148,16 @@ def fuzz(
         ends = "delete" if operation.method == "delete" else operation.path.rpartition("/")[2]
         known = {**about, "run_id": about.get(ends, about["run_id"])}
         asked = (known, checks, headers, odd, examples)
-        told = ask(operation, GenerationMode.POSITIVE, *asked)
+        reported = ask(operation, GenerationMode.POSITIVE, *asked)
         # An operation that is given nothing can be given nothing wrong.
         with suppress(Unsatisfiable):
-            told |= ask(operation, GenerationMode.NEGATIVE, *asked)
-        answered[operation.label] = told
+            reported |= ask(operation, GenerationMode.NEGATIVE, *asked)
+        answered[operation.label] = reported
         after(operation.label)
     return answered
 
 
 def undone(answered: dict[str, set[int]]) -> set[str]:
     """Operations of which no request was carried out, so that little is known of them."""
-    done = {name for name, told in answered.items() if any(status < 300 for status in told)}
+    done = {name for name, reported in answered.items() if any(status < 300 for status in reported)}
     return answered.keys() - done - UNLIKELY

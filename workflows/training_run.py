@@ -43,6 +43,7 @@ from ratchet.activities.contracts.training import (
 )
 from ratchet.activities.contracts.upgrades import CHECKPOINT_STATE
 from ratchet.activities.contracts.wire import decoded
+from ratchet.configs.model import version_named
 from ratchet.configs.upgrades import config_document, read_config
 from ratchet.workflows.preflight import run_preflight
 from ratchet.workflows.protocol.activities import PREPARE, PREPARE_POLICY, RESTORE_RUN
@@ -69,16 +70,15 @@ from ratchet.workflows.run.config_changes import ConfigChanges
 from ratchet.workflows.run.context import Context
 from ratchet.workflows.run.evals import Evals
 from ratchet.workflows.run.generations import Generations
-from ratchet.workflows.run.pausing import Pausing
-from ratchet.workflows.run.servers import Servers, is_running
+from ratchet.workflows.run.pausing import PAUSED_AT_MOST, Pausing
+from ratchet.workflows.run.servers import Servers, is_running, rest_between_looks
 from ratchet.workflows.run.status import RunLog, progress
 from ratchet.workflows.run.steps import START_AT_MOST, Steps, stalled_after, started_within
 from ratchet.workflows.run.trainer import Trainer
 
 QUEUED_AT_MOST = timedelta(days=7)
-LOOKS_EVERY = timedelta(minutes=5)
-"""How often a run looks at the one that it is to begin after, at least."""
 OWN_ENV_SERVERS = "own-env-servers"
+PREPARES_FIRST = "prepares-first"
 OVERLAPPED_PUSHES = "overlapped-pushes"
 CLOSE_AT_MOST = timedelta(seconds=60)
 RESTORED_FROM = ("step", "reward", "eval", "checkpoint")
@@ -181,7 +181,10 @@ class TrainingRun:
         self._pausing.on_resume()
 
     def _checkpoint(self, body: ReasonBody) -> None:
-        self._pausing.on_checkpoint()
+        if self._config.trains:
+            self._pausing.on_checkpoint()
+        else:
+            self._log.note("checkpoint: ignored, since an evaluation trains nothing")
 
     def _eval(self, body: EvalBody) -> None:
         self._evals.on_trigger(body.envs)
@@ -338,17 +341,17 @@ class TrainingRun:
             self._log.checked(found.examples)
         if self._arg.restore is not None:
             await self._restore(self._arg.restore)
+        policy: PolicyResult | None = None
         if self._config.after is not None:
+            # The run whose version it is may delete that while this one waits.
+            of_run = version_named(self._config.model.name) is not None
+            if of_run and workflow.patched(PREPARES_FIRST):
+                self._log.set_status("queued")
+                policy = await self._outages.perform("the policy", self._prepare)
             await self._take_turns(self._config.after)
         self._log.started()
-
-        def prepare() -> Awaitable[PolicyResult]:
-            summary = f"prepare policy {self._config.model.name}"
-            work = PREPARE_POLICY(PreparePolicyInput(self._arg.run_id), queues, summary)
-            name = "the policy to be prepared"
-            return self._log.perform(name, work, PREPARE.timeout, stoppable=True)
-
-        policy = await self._outages.perform("the policy", prepare)
+        if policy is None:
+            policy = await self._outages.perform("the policy", self._prepare)
         self._pushes.begin(policy)
         hosts = hosts_of(self._config)
         together = shared(hosts_of(self._config))
@@ -357,19 +360,25 @@ class TrainingRun:
         self._fleet.hosts.extend(hosts)
         await self._servers.open()
 
+    def _prepare(self) -> Awaitable[PolicyResult]:
+        summary = f"prepare policy {self._config.model.name}"
+        work = PREPARE_POLICY(PreparePolicyInput(self._arg.run_id), self._arg.queues, summary)
+        name = "the policy to be prepared"
+        return self._log.perform(name, work, PREPARE.timeout, stoppable=True)
+
     async def _take_turns(self, before: str) -> None:
         """Waits until the run that goes before this one has ended."""
 
         async def over() -> None:
             began = workflow.now()
             while await is_running(before, self._arg.queues):
-                # At the cost of a tenth of what it has waited, its history stays short.
-                rest = max(timedelta(seconds=5), (workflow.now() - began) / 10)
-                await workflow.sleep(min(rest, LOOKS_EVERY), summary=f"run {before} to end")
+                rest = rest_between_looks(workflow.now() - began)
+                await workflow.sleep(rest, summary=f"run {before} to end")
 
         self._log.set_status("queued")
         name = f"run {before} to end, since this one begins after it"
-        await self._log.perform(name, over(), QUEUED_AT_MOST, stoppable=True)
+        # That run may be paused for as long as a run may.
+        await self._log.perform(name, over(), PAUSED_AT_MOST, stoppable=True)
 
     async def _restore(self, restore: RestoreInput) -> None:
         """Continues, as a new execution, from a checkpoint."""
@@ -434,6 +443,7 @@ class TrainingRun:
                     await self._revise()
                     await self._maybe_continue_as_new()
                     await self._pausing.wake()
+                    self._evals.open_again()
                 self._shipping.on_hold = False
                 await self._steps()
                 if not self._config.trains:

@@ -132,6 +132,8 @@ class Verb:
     """Statuses in which the API refuses it."""
     offered: tuple[RunStatus, ...] = ("running",)
     """Statuses in which the dashboard offers it; with 'succeeded', only while steps are left."""
+    of_training: bool = False
+    """Whether it means nothing to an evaluation, which has no trainer."""
     signal: str = ""
     """Its signal; empty for Temporal's own cancellation."""
     spellings: tuple[str, ...] = ()
@@ -240,6 +242,7 @@ CONTROLS: dict[str, Verb] = {
             text="Writes a checkpoint after the current step.",
             about="Requests a checkpoint at the next step boundary; `checkpoint` of the run, and "
             "its events, show when it is committed.",
+            of_training=True,
             signal="checkpoint",
             spellings=("save_checkpoint",),
             example={"reason": "before the GPUs are taken"},

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ratchet.activities.contracts.refs import ArtifactRef
-from ratchet.activities.contracts.roles import SERVERS, ServerRole
+from ratchet.activities.contracts.roles import SERVERS, ServerRole, WorkerRole
 from ratchet.activities.contracts.upgrades import HOST_INPUT
 from ratchet.activities.contracts.versioned import versioned
 from ratchet.configs.run import RunConfig
@@ -116,3 +116,8 @@ def planned_hosts(config: RunConfig) -> list[PlannedHost]:
         for name, role in SERVERS.items()
         for index, (server, address) in enumerate(role.plan(config).items())
     ]
+
+
+def keepers(config: RunConfig) -> set[WorkerRole]:
+    """The roles of workers that host some server of the run for as long as it runs."""
+    return {SERVERS[host.role].kept_by for host in planned_hosts(config) if host.managed}

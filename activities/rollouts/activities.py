@@ -1,4 +1,4 @@
-"""Activities of the rollout room: run rollouts, score groups, sum evals up, ship batches.
+"""Activities of the rollout room: run rollouts, score groups, sum up evals, ship batches.
 
 Invariants: a finished rollout is committed before anything else happens to it, and adopted by
 every later attempt; it survives a store that fails for up to a minute, and a lost env server. A
@@ -27,7 +27,6 @@ from temporalio import activity
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import (
-    LOST,
     BatchResult,
     EvalResult,
     FinalizeEvalInput,
@@ -39,7 +38,14 @@ from ratchet.activities.contracts.rollouts import (
 )
 from ratchet.activities.contracts.training import label_of
 from ratchet.activities.envs.rendering import renderer_of
-from ratchet.activities.rollouts import chat, failures, frozen, groups, samples, shipping
+from ratchet.activities.rollouts import (
+    chat,
+    evaluations,
+    frozen,
+    groups,
+    samples,
+    shipping,
+)
 from ratchet.activities.rollouts.clock import EngineClock
 from ratchet.activities.rollouts.connections import EnvConnection, EnvConnections
 from ratchet.activities.rollouts.gauges import RunGauges
@@ -49,14 +55,14 @@ from ratchet.activities.rollouts.tasks import TaskLibrary
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
-from ratchet.activities.scoring import evals, filters
+from ratchet.activities.scoring import filters
 from ratchet.activities.scoring.algorithms import CreditError, Render
 from ratchet.activities.scoring.algorithms.base import Algorithm
 from ratchet.activities.scoring.algorithms.rendering import load_renderer
 from ratchet.activities.scoring.check import AlgorithmLibrary
 from ratchet.activities.scoring.references import ReferenceLost
 from ratchet.activities.scoring.threads import aside
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import documents, keys
 from ratchet.configs.algorithm import needs_task, teacher_of
 from ratchet.configs.env import TrainEnvConfig
 from ratchet.configs.filters import FilterConfig
@@ -66,9 +72,9 @@ HEARTBEAT_S = 2.0
 ABORTED = "Cancelled: rollout aborted"
 """An env server's answer for rollouts that it was asked to abort, or that end with it."""
 ABORTED_S = 15.0
-"""A server that ends is gone within this time: its keeper allows it less."""
+"""A server that is ending has ended within this time: its keeper allows less."""
 SCORING_THREADS = 64
-"""For algorithms that may block, as those of users; others wait in the event loop."""
+"""Threads for algorithms that may block, such as a user's; others wait in the event loop."""
 
 
 class _EngineTrouble(Exception):
@@ -137,7 +143,7 @@ class RolloutActivities:
     def _adopt(self, input: RunRolloutsInput) -> dict[int, dict[str, Any]]:
         """Rollouts of the group that an earlier attempt committed."""
         return {
-            index: self.ctx.store.get_json(ref)
+            index: documents.read(self.ctx.store, ref)
             for index in input.indexes
             if (ref := self._committed_rollout(input.run_id, input.work.group, index))
         }
@@ -188,7 +194,7 @@ class RolloutActivities:
 
     @staticmethod
     def _raise_first(outcomes: Sequence[BaseException | None]) -> None:
-        """Raises what went wrong with a group's rollouts: bugs first, then the engine."""
+        """Raises the error of a group's rollouts, if any: bugs first, then errors of the engine."""
         failures = [outcome for outcome in outcomes if outcome is not None]
         for failure in failures:
             if not isinstance(failure, _EngineTrouble):
@@ -228,7 +234,9 @@ class RolloutActivities:
         }
 
     def _load_render(self, run_id: str) -> Render:
-        """The policy's prompts for algorithms; blocks while the tokenizer is fetched and loads."""
+        """A function that renders the policy's prompts for algorithms; blocks while the tokenizer
+        is fetched and loaded.
+        """
         ref = self.ctx.store.require(keys.weights(run_id, 0))
         folder = self.ctx.store.fetch_folder(ref, self.ctx.scratch("weights"))
         return load_renderer(str(folder), renderer_of(self.ctx.config(run_id).model, folder))
@@ -307,8 +315,9 @@ class RolloutActivities:
     async def _executing(
         self, engine: str, played_by: FrozenModelConfig | None, limit: float
     ) -> AsyncIterator[str]:
-        """Raises TimeoutError once the block has executed for `limit` seconds: with a seat at the
-        frozen model that plays, whose URL it yields, else by the clock of the policy's engine.
+        """Raises TimeoutError once the block has executed for `limit` seconds. If a frozen model
+        plays, waits for a slot there first and yields its URL; otherwise the clock of the policy's
+        engine counts.
         """
         if played_by is None:
             async with self._clocks.setdefault(engine, EngineClock(engine)).limit(limit):
@@ -319,16 +328,19 @@ class RolloutActivities:
 
     @staticmethod
     async def _require_alive(connection: EnvConnection) -> None:
-        """Raises ENV_LOST if the server ends, whose rollouts it gives up before it goes.
+        """Raises ENV_LOST if the server ends: before that it aborts its rollouts.
 
-        One that lives on gave up this rollout alone: code of its environment cancelled itself.
+        A server that stays up has aborted this rollout only: its environment's code cancelled
+        itself.
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(connection.lost.wait(), ABORTED_S)
             raise final(names.ENV_LOST, connection.reason)
 
     async def _stored(self, run_id: str, document: dict[str, Any]) -> dict[str, Any]:
-        """The document that the store holds; rides out a store that fails for a while."""
+        """Commits a rollout and returns the document that the store holds; retries while the store
+        fails, for a limited time.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._storing.add(task)
@@ -355,7 +367,7 @@ class RolloutActivities:
     async def _read(
         self, input: RunRolloutsInput, episode: Any, served: samples.Served | None
     ) -> samples.Rollout:
-        """The rollout of an episode; a frozen model's words are laid out in the policy's tokens."""
+        """The rollout of an episode; a frozen model's text is rendered in the policy's tokens."""
         config = self.ctx.config(input.run_id)
         if config.sampler(input.work.env, input.work.kind) is None:
             label = label_of(input.engine.model)
@@ -366,13 +378,10 @@ class RolloutActivities:
         return await asyncio.to_thread(samples.from_episode, episode, layout.samples)
 
     def _commit(self, run_id: str, document: dict[str, Any], attempt: str) -> dict[str, Any]:
-        """Commits a rollout; if another attempt was first, its document is the one that counts."""
+        """Commits a rollout and returns the committed document, which may be another attempt's."""
         key = keys.rollout(run_id, document["group"], document["index"])
-        ref = self.ctx.store.put_json(key, document, attempt=attempt)
-        if ref.attempt == attempt:
-            return document
-        committed: dict[str, Any] = self.ctx.store.get_json(ref)
-        return committed
+        ref = documents.put(self.ctx.store, key, document, attempt=attempt)
+        return document if ref.attempt == attempt else documents.read(self.ctx.store, ref)
 
     # -- heartbeats and gauges --------------------------------------------------------------
 
@@ -414,11 +423,11 @@ class RolloutActivities:
 
     @activity.defn(name=names.FINALIZE_GROUP)
     async def finalize_group(self, input: FinalizeGroupInput) -> GroupResult:
-        """Scores a group and commits it; the first commit is what every later call returns.
+        """Scores a group and commits it; every later call returns the first commit.
 
-        Raises ApplicationError BAD_INPUT if the env's algorithm has no credit for it, ENGINE_LOST
-        if the policy was to be asked and is not at `engine`, and ReferenceLost, to be tried again,
-        if a frozen model does not answer.
+        Raises ApplicationError BAD_INPUT if the env's algorithm can give it no credit, ENGINE_LOST
+        if the algorithm needs the policy and `engine` no longer serves it, and ReferenceLost, which
+        is retried, if a frozen model does not answer.
         """
         self.algorithms.references.bind()
         async with heartbeats():
@@ -435,15 +444,15 @@ class RolloutActivities:
                 document = await self._score_group(input, judge, post_batch, task)
                 document["scoring_s"] = time.monotonic() - began
                 ref = await asyncio.to_thread(
-                    self.ctx.store.put_json, key, document, attempt=attempt
+                    documents.put, self.ctx.store, key, document, attempt=attempt
                 )
-            # What was just written need not be read.
+            # A document of this attempt is at hand already.
             if ref.attempt != attempt:
-                document = await asyncio.to_thread(self.ctx.store.get_json, ref)
+                document = await asyncio.to_thread(documents.read, self.ctx.store, ref)
             return groups.result(document, ref)
 
     async def _task_for_algorithm(self, input: FinalizeGroupInput) -> dict[str, Any] | None:
-        """The group's task, where its algorithm looks at it."""
+        """The group's task, if its algorithm needs it; else None."""
         work = input.work
         config = self.ctx.config(input.run_id).algorithm(work.env)
         if not needs_task(config):
@@ -477,7 +486,7 @@ class RolloutActivities:
         post_batch: groups.Judge | None,
         task: dict[str, Any] | None,
     ) -> dict[str, Any]:
-        """The document of a group; a caller that is cancelled cancels the requests for it, too."""
+        """The document of a group. Cancelling the caller cancels its requests, too."""
         work = input.work
         config = self.ctx.config(input.run_id)
         env = config.env(work.env, work.kind)
@@ -495,7 +504,7 @@ class RolloutActivities:
             state=input.algo_state,
             task=task,
         )
-        # Groups that wait for a model hold no thread: there may be many, for a long time.
+        # Groups that wait for a model need no thread: they may be many, and wait long.
         waits = work.kind == "train" and teacher_of(config.algorithm(work.env)) is not None
         try:
             return await (score() if waits else aside(self._scoring, score))
@@ -514,7 +523,7 @@ class RolloutActivities:
         refs = [
             self._committed_rollout(input.run_id, work.group, index) for index in range(work.size)
         ]
-        rollouts = [None if found is None else store.get_json(found) for found in refs]
+        rollouts = [None if found is None else documents.read(store, found) for found in refs]
         if work.kind != "train":
             return rollouts, None
         return rollouts, self.algorithms.algorithm(input.run_id, work.env, input.engine)
@@ -523,70 +532,8 @@ class RolloutActivities:
     async def finalize_eval(self, input: FinalizeEvalInput) -> EvalResult:
         """Sums up an eval epoch from its finalized groups and commits the record."""
         async with heartbeats():
-            return await asyncio.to_thread(self._finalize_eval, input)
-
-    def _finalize_eval(self, input: FinalizeEvalInput) -> EvalResult:
-        store = self.ctx.store
-        key = keys.eval_record(input.run_id, input.epoch)
-        ref = store.committed(key)
-        if ref is None:
-            missing = set(input.missing)
-            names_of = [
-                f"eval/{input.epoch}/{example}"
-                for example in range(input.num_examples)
-                if example not in missing
-            ]
-            documents = [
-                store.get_json(shipping.delivered(store, input.run_id, group)) for group in names_of
-            ]
-            valid = [rollout for doc in documents for rollout in groups.eval_rollouts(doc)]
-            errors = [error for doc in documents for error in groups.errors_of(doc)]
-            total = input.num_examples * input.group_size
-            lost = sum(error["type"] == LOST for error in errors)
-            cancelled = lost + len(missing) * input.group_size
-            errored = total - len(valid) - cancelled
-            error, frames = failures.commonest(errors)
-            served = set().union(*(groups.served_versions(doc) for doc in documents))
-            rewards = [rollout.reward for rollout in valid]
-            of_example = evals.by_example(valid)
-            record = {
-                "epoch": input.epoch,
-                "env": input.env,
-                "step": input.step,
-                "examples": input.num_examples,
-                "group_size": input.group_size,
-                "rollouts": total,
-                "errored": errored,
-                "cancelled": cancelled,
-                "valid_rate": len(valid) / total,
-                "errors": failures.by_type(errors),
-                "error": error or None,
-                "frames": frames,
-                "reward_mean": sum(rewards) / len(rewards) if rewards else None,
-                "mixed": sum(groups.mixed_of(doc) for doc in documents),
-                "versions": [min(served, default=input.step), max(served, default=input.step)],
-                "groups": names_of,
-                "rewards": [
-                    of_example.get(f"eval/{input.epoch}/{example}", [])
-                    for example in range(input.num_examples)
-                ],
-                "metrics": evals.summarize(valid, errored, cancelled, input.group_size),
-            }
-            ref = store.put_json(key, record, attempt=attempt_token())
-        record = store.get_json(ref)
-        low, high = record["versions"]
-        return EvalResult(
-            epoch=record["epoch"],
-            env=record["env"],
-            step=record["step"],
-            reward_mean=record["reward_mean"],
-            rollouts=record["rollouts"],
-            errored=record["errored"],
-            versions=(low, high),
-            cancelled=record.get("cancelled", 0),
-            error=record.get("error") or "",
-            alike=record["rollouts"] == record["errored"] and len(record.get("errors", ())) == 1,
-        )
+            work = functools.partial(evaluations.finalize, self.ctx.store, input)
+            return await asyncio.to_thread(work, attempt=attempt_token())
 
     @activity.defn(name=names.SHIP_BATCH)
     async def ship_batch(self, input: ShipBatchInput) -> BatchResult:

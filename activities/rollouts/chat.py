@@ -14,7 +14,7 @@ from ratchet.activities.runtime.tls import shared_context
 from ratchet.configs.env import SamplingConfig
 
 READ_S = 60.0
-"""An engine that is being given new weights answers once it has them."""
+"""An engine that is loading new weights answers only once it has them."""
 
 
 def request(

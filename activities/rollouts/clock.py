@@ -18,7 +18,7 @@ from ratchet.activities.inference.load import READ_LIMIT_S, executing_share
 
 TICK_S = 1.0
 SHORTEST_TICK_S = 0.25
-"""So that a rollout near its limit does not make its engine answer all the time."""
+"""Least time between two readings, so that a rollout near its limit does not flood its engine."""
 
 
 @dataclass(eq=False)

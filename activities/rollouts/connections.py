@@ -1,4 +1,4 @@
-"""Connections to env servers, one a server and worker process.
+"""Connections to env servers, one for each server and worker process.
 
 An env client waits for ever when its server dies, so while anyone uses a connection its server is
 watched: `lost` is set, with the reason, as soon as nothing listens at the address any more, or
@@ -92,8 +92,8 @@ class EnvConnections:
                 closing.add_done_callback(self._closing.discard)
 
     async def _close_if_idle(self, connection: EnvConnection) -> None:
-        # Waits first: the next group usually needs it, and the requests to give abandoned
-        # rollouts up must have left before the socket closes. A cancelled wait closes at once:
+        # Waits first: the next group usually needs it, and requests that abort abandoned rollouts
+        # must have been sent before the socket closes. A cancelled wait closes at once:
         # a process cannot end while a socket is open.
         try:
             await asyncio.sleep(IDLE_S)

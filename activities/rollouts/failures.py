@@ -1,4 +1,4 @@
-"""A rollout's error for people: its type, its message, where in the user's code it arose.
+"""A rollout's error for people: its type, its message, and its place in the user's code.
 
 An error is {'type', 'message'} and, where the env server sent a traceback, 'frames': the last three
 of the user's own, innermost last, each {'file', 'line', 'function'}.
@@ -29,7 +29,7 @@ _ANOTHER = "During handling of the above exception, another exception occurred:"
 def frames_of(traceback: str | None) -> list[dict[str, Any]]:
     """The user's own frames of a printed traceback; of all frames if none is theirs.
 
-    Of an error with a cause those of the cause, since what it was wrapped in is not theirs.
+    For an error with a cause, those of the cause: the exception around it is not theirs.
     """
     parts = [
         part for caused in (traceback or "").split(_CAUSED) for part in caused.split(_ANOTHER)[::-1]
@@ -40,7 +40,7 @@ def frames_of(traceback: str | None) -> list[dict[str, Any]]:
 
 
 def is_theirs(frame: Mapping[str, Any]) -> bool:
-    """Whether a frame is of the user's own code."""
+    """Whether a frame belongs to the user's own code."""
     return not _NOT_THEIRS.search(frame["file"])
 
 
@@ -64,12 +64,12 @@ def text_of(error: Mapping[str, Any]) -> str:
 
 
 def by_type(errors: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many errors there are of each type."""
+    """The number of errors of each type."""
     return dict(sorted(Counter(str(error["type"]) for error in errors).items()))
 
 
 def commonest(errors: Iterable[Mapping[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """The error that there is most of, in one line, and its frames; '' if there is none."""
+    """The most frequent error in one line, and its frames; '' if there is none."""
     texts = [(text_of(error), error) for error in errors]
     if not texts:
         return "", []

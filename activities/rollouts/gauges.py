@@ -1,7 +1,7 @@
 """Gauges of one rollout worker process and run, for dashboards: the latest, and a series of them.
 
-Nothing decides anything by them. The live record is written at most once a second; a sample is
-taken every SAMPLE_S while rollouts run, and when the last of them has ended.
+No decision depends on them. The live record is written at most once a second; a sample is taken
+every SAMPLE_S while rollouts run, and when the last of them has ended.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class RunGauges:
         self._sample_time = 0.0
 
     def hear(self, gauges: Gauges) -> None:
-        """Takes what Dispatch says with its latest work; it counts the rollouts of all workers."""
+        """Takes the gauges that Dispatch sent with its latest work; they are of all workers."""
         self._dispatch, self._heard = gauges, time.time()
 
     def finished(self, sampled_tokens: int) -> None:
@@ -81,18 +81,18 @@ class RunGauges:
         if not force and (self._writing.locked() or now - self._written < WRITE_S):
             return
         self._written = now
-        # One at a time, so that a slow write never puts back what a later one stored.
+        # One at a time, so that a slow write never overwrites a later one.
         async with self._writing:
             try:
                 chunk = await self._sample(now, end=force)
                 live = {"time": time.time(), "rollouts": self.rollouts, **self._value()}
                 await asyncio.to_thread(self._store, live, chunk)
             except Exception:
-                # No rollout is worth losing over a gauge.
+                # A gauge that fails must not fail a rollout.
                 activity.logger.warning("gauges were not stored", exc_info=True)
 
     def _value(self) -> dict[str, Any]:
-        """This process's own numbers, then those of Dispatch, which were `heard` (Unix seconds)."""
+        """This process's numbers, then those of Dispatch and when they arrived (`heard`, Unix)."""
         return {
             "worker_inflight": self.inflight,
             "sampled_tokens": self.tokens,

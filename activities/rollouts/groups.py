@@ -7,6 +7,7 @@ scored samples. Pure functions over JSON; `activities.py` does the reading and w
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -17,14 +18,14 @@ from ratchet.activities.rollouts.samples import version_of
 from ratchet.activities.scoring import algorithms
 from ratchet.activities.scoring.batches import BatchGroup, BatchRollout, tally_of
 from ratchet.activities.scoring.evals import EvalRollout
-from ratchet.activities.scoring.filters import Verdict, sampled_tokens
+from ratchet.activities.scoring.filters import Verdict, sampled_advantages
 from ratchet.activities.storage.batch import Sample
 
 SCHEMA = 1
 
 
 class Judge(Protocol):
-    """What a slot of filters says of a rollout, given its scored samples and its reward."""
+    """The verdict of a slot of filters on a rollout, from its scored samples and its reward."""
 
     def __call__(self, samples: Sequence[Mapping[str, Any]], *, reward: float) -> Verdict: ...
 
@@ -36,7 +37,7 @@ def _write_credit(member: dict[str, Any], credit: algorithms.Credit) -> None:
     masks = [sample["loss_mask"] for sample in member["samples"]]
     for sample, streams in zip(member["samples"], algorithms.lay_out(credit, masks), strict=True):
         sample.update(streams)
-    found = sampled_tokens(member["samples"]).advantages
+    found = sampled_advantages(member["samples"])
     # A rounded mean of equal numbers need not be that number.
     member["advantage"] = (found[0] if len(set(found)) == 1 else fmean(found)) if found else None
 
@@ -52,8 +53,8 @@ async def _give_credit(
     judge: Judge | None,
     state: Mapping[str, float] | None,
 ) -> None:
-    """Gives credit to rollouts that did not err [n] and has them judged: `filters` names what hit
-    a rollout, `filtered` says whether that removes it. Those left may get other credit then.
+    """Gives credit to rollouts that did not err [n] and filters them: `filters` names the filters
+    that hit a rollout, `filtered` says whether one removes it. Survivors may then get other credit.
     """
     credit = await algorithms.before_filters(algorithm, views, state)
     for member, input in zip(members, credit, strict=True):
@@ -65,7 +66,9 @@ async def _give_credit(
     rest = [views[place] for place in left]
     final = await algorithms.after_filters(algorithm, rest, [credit[place] for place in left])
     for place, input in zip(left, final, strict=True):
-        _write_credit(members[place], input)
+        # Most algorithms have nothing to add by then.
+        if input is not credit[place]:
+            _write_credit(members[place], input)
 
 
 async def scored(
@@ -134,13 +137,7 @@ async def scored(
         for member in valid:
             if post_batch is not None and not member["filtered"]:
                 member["post_filtered"] = _judged(post_batch, member).removed
-    sampled = [
-        version
-        for member in valid
-        for sample in member["samples"]
-        for version in sample["versions"]
-        if version >= 0
-    ]
+    sampled = set().union(*map(_versions_of, valid))
     return {
         "schema": SCHEMA,
         "group": work.group,
@@ -156,8 +153,13 @@ async def scored(
     }
 
 
+def _versions_of(member: Mapping[str, Any]) -> set[int]:
+    """Policy versions that sampled a rollout's tokens, as far as they are known."""
+    return set().union(*(sample["versions"] for sample in member["samples"])) - {-1}
+
+
 def score(*args: Any, **options: Any) -> dict[str, Any]:
-    """`scored` in an event loop of its own; blocks, so it is not for the thread of another."""
+    """`scored` in a new event loop; blocks, so call it from a thread without a running loop."""
     return asyncio.run(scored(*args, **options))
 
 
@@ -167,8 +169,8 @@ def valid_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def survivors_of(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rollouts of a group that did not err and that no pre-batch filter removed; none of a
-    group that was rejected for those that did.
+    """The rollouts of a group that did not err and that no pre-batch filter removed; none if the
+    group was rejected.
     """
     if document.get("rejected", False):
         return []
@@ -176,8 +178,8 @@ def survivors_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _pre_batch(member: dict[str, Any]) -> Verdict:
-    """What pre-batch filters said of a rollout; evals and groups of before there were filters
-    have no verdict.
+    """The verdict of the pre-batch filters on a rollout; evals and groups of older builds, which
+    had no filters, have none.
     """
     return Verdict(tuple(member.get("filters", ())), member.get("filtered", False))
 
@@ -185,8 +187,8 @@ def _pre_batch(member: dict[str, Any]) -> Verdict:
 def result(document: dict[str, Any], ref: ArtifactRef) -> GroupResult:
     """A committed group as workflows see it.
 
-    Rewards and weight labels are of all rollouts that did not err: those that filters removed had
-    their part in the others' advantages.
+    Rewards and weight labels are of all rollouts that did not err: those that filters removed
+    contributed to the others' advantages.
     """
     valid, survivors = valid_of(document), survivors_of(document)
     trainable = [member for member in survivors if not member.get("post_filtered", False)]
@@ -194,7 +196,7 @@ def result(document: dict[str, Any], ref: ArtifactRef) -> GroupResult:
     errors = errors_of(document)
     rewards = [member["reward"] for member in valid]
     rejected = document.get("rejected", False)
-    # Filters never saw a rejected group, so it must not thin out the shares of what they hit.
+    # Filters never saw a rejected group, so it must not lower the shares of what they hit.
     tally = tally_of([] if rejected else [_pre_batch(member) for member in valid])
     first, _ = commonest(errors)
     if rejected:
@@ -228,8 +230,8 @@ def result(document: dict[str, Any], ref: ArtifactRef) -> GroupResult:
 
 def _advantage_range(members: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
     """Lowest and highest advantage of the sampled tokens of rollouts; None if they have none."""
-    streams = [sampled_tokens(member["samples"]).advantages or () for member in members]
-    values = [value for stream in streams for value in stream]
+    streams = [sampled_advantages(member["samples"]) or () for member in members]
+    values = [value for stream in streams for value in set(stream)]
     return (min(values), max(values)) if values else None
 
 
@@ -268,16 +270,17 @@ def batch_samples(
 
 def _largest(member: dict[str, Any]) -> float | None:
     """The advantage of a rollout's sampled tokens that is farthest from 0; None without any."""
-    values = [value for sample in member["samples"] for value in sample.get("advantages") or ()]
-    return max(values, key=abs, default=None)
+    streams = [sample.get("advantages") or () for sample in member["samples"]]
+    # Each value once, in order, so that of two that are as far the first one counts.
+    return max(dict.fromkeys(chain(*streams)), key=abs, default=None)
 
 
 def _timing(member: dict[str, Any]) -> dict[str, float]:
     """Seconds per phase, from a rollout's clock.
 
-    env is what of the generation was not the model; total is the wall time, and overhead what of
-    it is no phase: boot, finalization, waits between. A rollout whose end was not kept has the sum
-    of its phases as total, and no overhead.
+    env is the part of the generation without the model. total is the wall time, and overhead the
+    part of it outside of all phases: boot, finalization, waits. For a rollout whose end was not
+    recorded, total is the sum of its phases, and there is no overhead.
     """
     timing: dict[str, float] = dict(member.get("timing", {}))
     start, end = timing.pop("start", None), timing.pop("end", None)
@@ -292,7 +295,7 @@ def _timing(member: dict[str, Any]) -> dict[str, float]:
 
 
 def _metrics(member: dict[str, Any]) -> dict[str, float]:
-    """The env's own metrics of a rollout, as far as they are numbers."""
+    """Those of the env's own metrics of a rollout that are numbers."""
     found: dict[str, Any] = member.get("metrics", {})
     return {
         name: float(value)
@@ -303,7 +306,7 @@ def _metrics(member: dict[str, Any]) -> dict[str, float]:
 
 def _versions(member: dict[str, Any]) -> tuple[int, int] | None:
     """Lowest and highest policy version that sampled a rollout's tokens."""
-    found = [v for sample in member["samples"] for v in sample["versions"] if v >= 0]
+    found = _versions_of(member)
     return (min(found), max(found)) if found else None
 
 
@@ -340,12 +343,12 @@ def batch_group(
 
 
 def errors_of(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the rollouts of a group ended with that have no reward."""
+    """The errors of the rollouts of a group that have no reward."""
     return [member["error"] for member in document["rollouts"] if member["error"] is not None]
 
 
 def eval_rollouts(document: dict[str, Any]) -> list[EvalRollout]:
-    """What eval metrics need of a group."""
+    """The part of a group that eval metrics need."""
     return [
         EvalRollout(
             example=document["group"],
@@ -360,13 +363,12 @@ def eval_rollouts(document: dict[str, Any]) -> list[EvalRollout]:
 
 
 def served_versions(document: dict[str, Any]) -> set[int]:
-    """Policy versions that sampled the tokens of a group; or that may have."""
+    """Policy versions that sampled the tokens of a group, or may have."""
     members = survivors_of(document)
-    sampled = [v for member in members for sample in member["samples"] for v in sample["versions"]]
     labels = [label for member in members for label in member["labels"]]
-    return {version for version in sampled if version >= 0} | set(map(version_of, labels))
+    return set(map(version_of, labels)).union(*map(_versions_of, members))
 
 
 def mixed_of(document: dict[str, Any]) -> int:
-    """Rollouts of a group for which it is unknown which weights sampled which tokens."""
+    """The number of rollouts of a group whose tokens cannot be assigned to weights."""
     return sum(member.get("mixed", False) for member in survivors_of(document))

@@ -1,7 +1,7 @@
-"""Patience with a store that fails: results that took long to produce are not lost to one error.
+"""Retries against a store that fails: one error does not lose results that took long to produce.
 
-Invariant: only StoreUnavailable is waited out, since `work` must not be repeated on a failure that
-may have other reasons. It is repeated whole, so it must be idempotent, as commits are.
+Invariant: only StoreUnavailable is retried, since any other failure may have reasons that a retry
+does not change. `work` is repeated as a whole, so it must be idempotent, as commits are.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from ratchet.activities.storage.store import StoreUnavailable
 PATIENCE_S = 60.0
 """Well below what an activity of rollouts may take beyond the rollouts themselves."""
 REST_S = (1.0, 2.0)
-"""Between tries; drawn from this range, as hundreds of rollouts may wait for the same disk."""
+"""Wait between tries, drawn from this range: hundreds of rollouts may wait for the same disk."""
 
 T = TypeVar("T")
 
 
 async def patiently(work: Callable[[], T]) -> T:
-    """What `work` returns, called in a thread; again and again while the store cannot be used.
+    """The result of `work`, called in a thread and repeated while the store cannot be used.
 
-    After PATIENCE_S it raises what the last try raised. A caller that is cancelled tries no more.
+    After PATIENCE_S it raises the error of the last try. Cancelling the caller ends the retries.
     """
     retrying = AsyncRetrying(
         retry=retry_if_exception_type(StoreUnavailable),

@@ -44,9 +44,9 @@ class Releases:
 
     @contextmanager
     def part(self, workflow_id: str, key: str, size: int) -> Iterator[Callable[[int], None]]:
-        """The time in which an activity of `workflow_id` runs part `key` of `size` rollouts.
+        """A context in which an activity of `workflow_id` runs part `key` of `size` rollouts.
 
-        Yields a function that takes how many of them have ended so far, adopted ones included.
+        Yields a function that takes the number of them that have ended, adopted ones included.
         """
         owner = self._owners.setdefault(workflow_id, _Owner())
         owner.parts += 1
@@ -55,7 +55,7 @@ class Releases:
             if count >= size:
                 owner.pending.pop(key, None)
             elif count > 0:
-                # An abandoned attempt may still run here, and count fewer.
+                # An abandoned attempt may still run in this process and count fewer.
                 owner.pending[key] = max(count, owner.pending.get(key, 0))
                 if owner.sender is None or owner.sender.done():
                     owner.sender = asyncio.create_task(self._send(workflow_id, owner))
@@ -71,7 +71,7 @@ class Releases:
                     owner.sender.cancel()
 
     async def _send(self, workflow_id: str, owner: _Owner) -> None:
-        """Sends what is pending until nothing is."""
+        """Sends the pending signal until none is pending."""
         handle = self._client.get_workflow_handle(workflow_id)
         while owner.pending:
             await asyncio.sleep(LINGER_S)

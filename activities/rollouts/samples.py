@@ -26,7 +26,7 @@ UNLABELLED = (
     "env server that imports ratchet_compat"
 )
 UNNAMED_AGENT = "agent"
-"""verifiers' name for the agent of an env in which nobody else plays."""
+"""verifiers' name for the only agent of an env."""
 
 
 class UnusableTrace(Exception):
@@ -94,7 +94,7 @@ class Rollout:
     @property
     def sampled_tokens(self) -> int:
         """Tokens the policy sampled."""
-        return sum(sum(sample.loss_mask) for sample in self.samples)
+        return sum(sample.loss_mask.count(True) for sample in self.samples)
 
 
 def version_of(label: str) -> int:
@@ -130,15 +130,17 @@ def _plain(spans: Any) -> list[dict[str, Any]] | None:
 
 
 def _node_versions(sampled: int, spans: list[dict[str, Any]] | None) -> tuple[list[int], set[str]]:
-    """Version of each sampled token [sampled] of one node, and the labels it had."""
+    """Version of each sampled token [sampled] of one node, and its labels."""
     if spans is None:
         raise UnusableTrace(UNLABELLED)
     versions = [-1] * sampled
     for span in spans:
-        for place in range(span["start"], span["end"]):
-            if place >= sampled:
-                raise UnusableTrace("a weight version spans more tokens than were sampled")
-            versions[place] = version_of(str(span["version"]))
+        start, end = span["start"], span["end"]
+        if start >= end:
+            continue
+        if end > sampled:
+            raise UnusableTrace("a weight version spans more tokens than were sampled")
+        versions[start:end] = [version_of(str(span["version"]))] * (end - start)
     if -1 in versions:
         raise UnusableTrace("a sampled token has no weight version")
     return versions, {str(span["version"]) for span in spans if span["end"] > span["start"]}
@@ -221,11 +223,15 @@ def trace_samples(
                 known = served.versions(count) if served else _node_versions(count, spans_of)
                 result, names = known
                 labels |= names
-            values, own = iter(node.logprobs or [0.0] * count), iter(result)
-            ids += [int(token) for token in node.token_ids]
+            ids += node.token_ids
             mask += node_mask
-            logprobs += [float(next(values)) if on else 0.0 for on in node_mask]
-            versions += [next(own) if on else -1 for on in node_mask]
+            if count:
+                values, own = iter(node.logprobs or [0.0] * count), iter(result)
+                logprobs += [float(next(values)) if on else 0.0 for on in node_mask]
+                versions += [next(own) if on else -1 for on in node_mask]
+            else:
+                logprobs += [0.0] * len(node_mask)
+                versions += [-1] * len(node_mask)
         if any(mask):
             prompt, prompt_tokens = _prompt(branch.nodes)
             if prompt not in prompts:
@@ -246,7 +252,7 @@ def _node_mask(node: "MessageNode", fresh: bool, *, strict: bool) -> list[bool]:
         return [False] * len(node.token_ids)
     if len(node.logprobs) != sum(node.mask) and (strict or node.logprobs):
         raise UnusableTrace("a sampled token has no log-probability")
-    return [bool(on) for on in node.mask]
+    return list(node.mask)
 
 
 # -- the whole rollout ----------------------------------------------------------------------
@@ -374,7 +380,7 @@ def from_episode(
                 )
                 samples += own
                 labels |= names
-                tokens = sum(sum(sample.loss_mask) for sample in own)
+                tokens = sum(sample.loss_mask.count(True) for sample in own)
                 about = {"agent": _agent(trace), "reward": trace.reward, "sampled_tokens": tokens}
                 by_agent.append(about)
         except UnusableTrace as unusable:
@@ -431,7 +437,7 @@ def to_document(rollout: Rollout) -> dict[str, Any]:
         "labels": rollout.labels,
         "tokens": sum(len(sample.token_ids) for sample in rollout.samples),
         "sampled_tokens": rollout.sampled_tokens,
-        # A deep copy would look at every token.
+        # A deep copy would visit every token.
         "samples": [dict(vars(sample)) for sample in rollout.samples],
         **rollout.record,
     }

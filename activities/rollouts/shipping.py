@@ -12,7 +12,7 @@ from ratchet.activities.contracts.rollouts import BatchResult, ShipBatchInput
 from ratchet.activities.rollouts import groups
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.scoring import batches, subsets
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 from ratchet.configs.filters import FiltersConfig
@@ -22,11 +22,11 @@ COUNTED = ("progress/samples", "progress/tokens", ROLLOUTS)
 
 
 def delivered(store: ArtifactStore, run_id: str, group: str) -> ArtifactRef:
-    """A group that was finalized; raises CorruptArtifact if it is not there any more."""
+    """The document of a finalized group; raises CorruptArtifact if the store no longer has it."""
     key = keys.group(run_id, group)
     ref = store.committed(key)
     if ref is None:
-        raise CorruptArtifact(f"{key}: it was committed, and its marker is gone")
+        raise CorruptArtifact(f"{key}: it was committed, but its marker is missing")
     return ref
 
 
@@ -38,11 +38,11 @@ def ship(
     *,
     attempt: str,
 ) -> BatchResult:
-    """The batch of `given.groups`, without the rollouts that `judge` removes, the names of these
-    groups, and its metrics.
+    """Writes the batch of `given.groups` without the rollouts that `judge` removes, the names of
+    these groups, and the batch's metrics.
 
     If nothing is left, no batch is written. Raises ApplicationError (not retryable) if the store's
-    groups are not those of `given.digest`, or if its batch of that step is of others;
+    groups are not those of `given.digest`, or if its batch of that step was written from others;
     CorruptArtifact if a group is damaged.
     """
     if (before := _shipped(store, input)) is not None:
@@ -55,11 +55,11 @@ def ship(
             f"the groups of step {input.step} in {store.url} are not the ones that were "
             f"delivered (digest {digest[:16]}, expected {input.digest[:16]})",
         )
-    documents = [store.get_json(ref) for ref in refs]
-    judged = [(document, groups.judge_survivors(document, judge)) for document in documents]
+    found = [documents.read(store, ref) for ref in refs]
+    judged = [(document, groups.judge_survivors(document, judge)) for document in found]
     rows = [row for doc, verdicts in judged for row in groups.batch_samples(doc, verdicts)]
     tokens = sum(len(row.token_ids) for row in rows)
-    decoded = sum(sum(row.loss_mask) for row in rows)
+    decoded = sum(row.loss_mask.count(True) for row in rows)
     counted = [groups.batch_group(doc, verdicts) for doc, verdicts in judged]
     metrics = subsets.summarize(counted) | batches.summarize(
         counted,
@@ -71,12 +71,12 @@ def ship(
     metrics[ROLLOUTS] = float(
         sum(not verdict.removed for _, verdicts in judged for verdict in verdicts.values())
     )
-    metrics[batches.SCORING] = max((doc.get("scoring_s", 0.0) for doc in documents), default=0.0)
+    metrics[batches.SCORING] = max((doc.get("scoring_s", 0.0) for doc in found), default=0.0)
     metrics["progress/samples"] = float(len(rows))
     metrics["progress/tokens"] = float(tokens)
     metrics["progress/prefill_tokens"] = float(tokens - decoded)
     metrics["progress/decode_tokens"] = float(decoded)
-    metrics["progress/problems"] = float(len(documents))
+    metrics["progress/problems"] = float(len(found))
     batch = _put(store, input, encode_batch(rows), attempt) if rows else None
     cut = {"step": input.step, "groups": input.groups}
     store.put_json(keys.step_groups(input.run_id, input.step, digest), cut, attempt=attempt)
@@ -98,7 +98,7 @@ def _put(store: ArtifactStore, input: ShipBatchInput, data: bytes, attempt: str)
 
 
 def _shipped(store: ArtifactStore, input: ShipBatchInput) -> BatchResult | None:
-    """What an attempt before this one wrote; None if it did not come to the end."""
+    """The batch that an earlier attempt wrote; None if that attempt did not finish."""
     kept = store.committed(keys.batch_metrics(input.run_id, input.step, input.digest))
     if kept is None:
         return None
@@ -106,7 +106,7 @@ def _shipped(store: ArtifactStore, input: ShipBatchInput) -> BatchResult | None:
     if not metrics["progress/samples"]:
         return _result(None, metrics, kept)
     batch = store.committed(keys.batch(input.run_id, input.step))
-    # Releases that count no rollouts write metrics before the batch.
+    # Older builds, whose metrics count no rollouts, wrote metrics before the batch.
     return _result(batch, metrics, kept) if batch and ROLLOUTS in metrics else None
 
 

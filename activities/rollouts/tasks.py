@@ -33,7 +33,7 @@ WHOLE = 20_000
 @dataclass
 class _Loaded:
     """JSON lines of the first tasks, each from its place in `starts` to the next; `complete` if the
-    taskset has no more. They are in a file without a name, whose pages come and go.
+    taskset has no more. They are in an unnamed file, so the kernel may drop its pages from memory.
     """
 
     data: mmap.mmap | bytes
@@ -49,7 +49,7 @@ class _Loaded:
 
 
 class TaskLibrary:
-    """Hands out task data; one a worker process."""
+    """Hands out task data; one for each worker process."""
 
     def __init__(self, ctx: WorkerContext) -> None:
         self.ctx = ctx
@@ -101,7 +101,7 @@ class TaskLibrary:
             async with asyncio.timeout(limit_s):
                 _, err = await process.communicate(json.dumps(request).encode())
         except TimeoutError:
-            # It loaded for the preflight, which waits no longer than this.
+            # The preflight, which waits as long, has loaded it.
             raise StoreUnavailable(
                 f"taskset {env.id!r} is not loaded after {limit_s:.0f} s; check the "
                 "connection or the disk that it is read from, or start a run with a longer "
@@ -126,6 +126,6 @@ def _read(path: Path, count: int) -> _Loaded:
         path.unlink()
         for line in file:
             starts.append(starts[-1] + len(line))
-        # Nothing cannot be mapped.
+        # An empty file cannot be mapped.
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if starts[-1] else b""
     return _Loaded(data, starts, complete=len(starts) - 1 < count)

@@ -61,7 +61,8 @@ class StoreActivities:
         store = self.ctx.store
         config, revision = read_config(input.config), input.revision
         ref = configs.save(store, input.run_id, config, revision=revision, attempt=attempt)
-        if configs.load(store, input.run_id, revision) != config:
+        # What was just written need not be read.
+        if ref.attempt != attempt and configs.load(store, input.run_id, revision) != config:
             raise final(
                 names.CORRUPT,
                 f"{ref.key}: a different config is stored as revision {revision} of run "

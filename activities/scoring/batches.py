@@ -5,8 +5,8 @@ so that every problem weighs the same. Shares of rollouts weigh every rollout th
 '<metric>/<scope>/<statistic>', where scope is 'all' or an env's name. `subsets.py` has the same
 families over single rollouts.
 
-Everything counts all rollouts that did not err, whatever filters decided; only 'filters' and
-'off_policy' leave out those that pre-batch filters removed, which never reached the batch.
+All metrics count every rollout that did not err, also those that filters remove. Only 'filters' and
+'off_policy' omit what pre-batch filters removed, which never reached the batch.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from ratchet.activities.contracts.rollouts import FilterTally
 from ratchet.activities.scoring.filters import Verdict
 
 PROMPT_TOO_LONG = "prompt_too_long"
-"""The stop condition of a rollout that was cut off by its prompt, not by what it sampled."""
+"""The stop condition of a rollout that was cut off by its prompt, not by its sampled tokens."""
 
 SCORING = "time/scoring"
 """Seconds in which the slowest of a batch's groups was scored, including by its teacher."""
@@ -37,7 +37,7 @@ HEADLINE = (
 
 @dataclass(frozen=True)
 class BatchRollout:
-    """What a batch counts of one rollout that did not err. Lengths are in tokens, times in seconds.
+    """What metrics need of one rollout that did not err. Lengths are in tokens, times in seconds.
 
     `advantage`: the one farthest from 0; None if its algorithm gives none. `versions`: lowest and
     highest that sampled its tokens; None if unknown.
@@ -61,18 +61,18 @@ class BatchRollout:
 
     @property
     def collected(self) -> bool:
-        """Whether it reached the batch."""
+        """Whether the rollout reached the batch."""
         return not self.pre_batch.removed
 
     @property
     def shipped(self) -> bool:
-        """Whether it trains."""
+        """Whether the rollout trains."""
         return self.collected and not self.post_batch.removed
 
 
 @dataclass(frozen=True)
 class BatchGroup:
-    """One group of a batch: its rollouts that did not err, and how many of `size` did."""
+    """One group of a batch: its rollouts that did not err, and how many of its `size` did."""
 
     env: str
     size: int
@@ -82,7 +82,7 @@ class BatchGroup:
 
 
 def _group_means(groups: Sequence[BatchGroup]) -> dict[str, list[float]]:
-    """Per metric the mean of each group that has it; timing only where it was measured."""
+    """For each metric the mean of each group that has it; timing only where it was measured."""
     means = {
         "reward": [fmean(r.reward for r in group.rollouts) for group in groups],
         "seq_len": [fmean(r.seq_len for r in group.rollouts) for group in groups],
@@ -101,7 +101,7 @@ def _group_means(groups: Sequence[BatchGroup]) -> dict[str, list[float]]:
 
 
 def _own_means(groups: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, list[float]]:
-    """Per name the means of the groups [of rollouts] in which any rollout has it."""
+    """For each name the means of the groups [of rollouts] in which any rollout has it."""
     result: dict[str, list[float]] = {}
     for rollouts in groups:
         values: dict[str, list[float]] = {}
@@ -145,8 +145,8 @@ def _scope(groups: Sequence[BatchGroup], scope: str, post_batch: Sequence[str]) 
 
 
 def solve_rates(groups: Sequence[BatchGroup]) -> dict[str, float]:
-    """Shares of groups, of which each has a rollout: solve_none, whose rewards add up to 0,
-    solve_all, whose rewards add up to the group's size, and effective_batch_size, all others.
+    """Shares of groups with at least one rollout: solve_none, whose rewards add up to 0; solve_all,
+    whose rewards add up to the group's size; effective_batch_size, all others.
     """
     sums = [sum(rollout.reward for rollout in group.rollouts) for group in groups]
     none = fmean(total == 0 for total in sums)
@@ -161,7 +161,7 @@ def solve_rates(groups: Sequence[BatchGroup]) -> dict[str, float]:
 def stop_shares(rollouts: Sequence[BatchRollout]) -> dict[str, float]:
     """Shares of rollouts by what stopped them; one that was never stopped counts as 'none'.
 
-    'generation_truncated' counts those cut off while the policy spoke, whatever stopped them.
+    'generation_truncated' counts those cut off while the policy sampled, for any stop condition.
     """
     cut = fmean(r.truncated and r.stop != PROMPT_TOO_LONG for r in rollouts)
     conditions = [rollout.stop or "none" for rollout in rollouts]
@@ -229,11 +229,11 @@ def summarize(
     """Metrics of the batch of `step`.
 
     `pre_batch` and `post_batch` name the filters of each slot, so that those without hits appear
-    as 0. `filtered_out` are groups that filters left nothing of: they are in no batch.
+    as 0. `filtered_out` are groups from which filters removed every rollout: they are in no batch.
 
-    staleness/{mean,max}: versions between what sampled a group's oldest token and version
-    `step - 1`, which the batch trains on top of, over groups of which the policy sampled any
-    token; without such a group the keys are absent. off_policy/…: the same of each rollout, split
+    staleness/{mean,max}: versions between the one that sampled a group's oldest token and version
+    `step - 1`, on top of which the batch trains, over groups with any token of the policy; without
+    such a group the keys are absent. off_policy/…: the same for each rollout, split
     at its newest token. batch/trainable: share of the rollouts in the batch that train;
     batch/empty: 1 if none does.
     """

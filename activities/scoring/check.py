@@ -1,7 +1,7 @@
 """Algorithms of runs on a rollout worker: built once per run and env, and checked before a run.
 
-A user's function is imported here, in the process that will call it; nothing else of the user's is.
-Models that an algorithm queries are passed to it here: a frozen one from its config, the policy
+A user's function is imported here, in the process that will call it; no other code of the user's
+is. Models that an algorithm queries are passed to it here: a frozen one from its config, the policy
 itself at the engine that served the group.
 """
 
@@ -92,7 +92,7 @@ class AlgorithmLibrary:
 
 
 class _NoEngine:
-    """The policy of a group that no engine served; nothing in it is left to be scored."""
+    """The policy of a group that no engine served; such a group has nothing to score."""
 
     async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
         raise ReferenceLost("a group has no engine of the policy to score it", live=True)

@@ -1,4 +1,4 @@
-"""Numbers of one eval epoch, over the rollouts that did not err."""
+"""Metrics of one eval epoch, over the rollouts that did not err."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from ratchet.activities.contracts.eval_stats import Estimate, estimate, pass_at_
 
 @dataclass(frozen=True)
 class EvalRollout:
-    """What an eval counts of one rollout. `example` is the group it belongs to."""
+    """What metrics need of one rollout. `example` is its group."""
 
     example: str
     reward: float
@@ -34,7 +34,7 @@ def _named(name: str, value: Estimate) -> dict[str, float]:
 
 
 def pass_rates(rollouts: Sequence[EvalRollout]) -> dict[str, float]:
-    """'pass@k' for k = 1, 2, 4, … up to the attempts there are, as a mean over examples, with the
+    """'pass@k' for k = 1, 2, 4, … up to the number of attempts, as a mean over examples, with the
     bounds of its interval.
 
     An example counts for the k that its valid attempts allow. {} unless every reward is 0 or 1.

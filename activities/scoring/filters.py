@@ -2,8 +2,8 @@
 
 Invariants: every filter of a slot is evaluated for every rollout, so that a hit that is only
 counted never hides one that removes; the verdict does not depend on the order of the slot. The
-limits themselves are never a hit: all comparisons are strict. Rules over log-probabilities skip
-tokens without one, such as those of a frozen model.
+limits themselves are no hit: all comparisons are strict. Rules about log-probabilities skip tokens
+without one, such as those of a frozen model.
 """
 
 import math
@@ -37,7 +37,7 @@ class SampledTokens:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Types of the filters that hit a rollout, and whether one of them removes it."""
+    """The types of the filters that hit a rollout, and whether one of them removes it."""
 
     hits: tuple[str, ...] = ()
     removed: bool = False
@@ -48,18 +48,23 @@ def sampled_tokens(samples: Sequence[Mapping[str, Any]]) -> SampledTokens:
     token_ids: list[int] = []
     logprobs: list[float] = []
     measured: list[bool] = []
-    advantages: list[float] | None = []
     for sample in samples:
         mask = sample["loss_mask"]
-        token_ids += [token for token, on in zip(sample["token_ids"], mask, strict=True) if on]
-        logprobs += [value for value, on in zip(sample["logprobs"], mask, strict=True) if on]
-        measured += [by >= 0 for by, on in zip(sample["versions"], mask, strict=True) if on]
+        token_ids += compress(sample["token_ids"], mask)
+        logprobs += compress(sample["logprobs"], mask)
+        measured += [by >= 0 for by in compress(sample["versions"], mask)]
+    return SampledTokens(token_ids, logprobs, measured, sampled_advantages(samples))
+
+
+def sampled_advantages(samples: Sequence[Mapping[str, Any]]) -> list[float] | None:
+    """The advantages [N] of SampledTokens alone."""
+    advantages: list[float] = []
+    for sample in samples:
         credit = sample.get("advantages")
         if credit is None:
-            advantages = None
-        elif advantages is not None:
-            advantages += [value for value, on in zip(credit, mask, strict=True) if on]
-    return SampledTokens(token_ids, logprobs, measured, advantages)
+            return None
+        advantages += compress(credit, sample["loss_mask"])
+    return advantages
 
 
 def is_gibberish(tokens: SampledTokens, config: GibberishConfig, vocab_size: int) -> bool:
@@ -68,6 +73,11 @@ def is_gibberish(tokens: SampledTokens, config: GibberishConfig, vocab_size: int
     Source: arXiv:2510.02387, section 5.2.
     """
     least = -math.log(vocab_size) - config.logprob_offset
+    # The extremes rule most rollouts out, at a tenth of the cost.
+    if max(tokens.token_ids, default=-1) <= config.token_id_threshold:
+        return False
+    if min(tokens.logprobs) >= least:
+        return False
     return any(
         reported and token > config.token_id_threshold and logprob < least
         for token, logprob, reported in zip(
@@ -83,6 +93,8 @@ def is_repetition(tokens: SampledTokens, config: RepetitionConfig) -> bool:
     """
     least = math.log(config.prob_threshold)
     run = 0
+    if len(tokens.logprobs) < config.window:
+        return False
     for logprob in compress(tokens.logprobs, tokens.measured):
         run = run + 1 if logprob > least else 0
         if run == config.window:
@@ -122,7 +134,7 @@ def needs_vocabulary(slot: Sequence[FilterConfig]) -> bool:
 
 
 def vocab_size_of(model: Mapping[str, Any]) -> int | None:
-    """The vocabulary's size by a model's config.json (of its text part, if it has several)."""
+    """The vocabulary's size from a model's config.json (from its text part, if it has several)."""
     for section in (model, model.get("text_config") or {}):
         size = section.get("vocab_size")
         if isinstance(size, int) and size > 0:
@@ -137,6 +149,8 @@ def judge(
     reward: float = 0.0,
 ) -> Verdict:
     """The verdict of the filters of a slot on a rollout, given its scored samples and reward."""
+    if not slot:
+        return Verdict()
     tokens = sampled_tokens(samples)
     result = [config for config in slot if _detects(config, tokens, vocab_size, reward)]
     return Verdict(

@@ -1,4 +1,4 @@
-"""The preflight of model references: is each available, with what a run needs from it?
+"""The preflight of model references: is each available, and does it offer what a run needs?
 
 Needs the network, and for models that score the policy's tokens the policy's tokenizer, if this
 machine can load it: otherwise the check of the model itself reports the reason.
@@ -64,7 +64,7 @@ async def _check(
     model: FrozenModelConfig,
     longest: int | None,
 ) -> list[CheckProblem]:
-    """`longest`: tokens of what it may have to score; None if it scores nothing."""
+    """`longest`: the most tokens that it may have to score; None if it scores nothing."""
     try:
         key_is_set = bool(key_of(model.api_key_var))
     except CreditError as error:

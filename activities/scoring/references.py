@@ -48,7 +48,7 @@ _SHOWN = 300
 _ACCESS = (401, 403)
 _BUSY = (429, 502, 503, 504)
 _UNREADABLE = (httpx.LocalProtocolError, httpx.UnsupportedProtocol)
-"""Errors about the request itself, which repeat parts of it; headers are among these."""
+"""Errors about the request itself, whose messages repeat parts of it, headers included."""
 
 
 class ReferenceLost(Exception):
@@ -113,7 +113,7 @@ class Balance:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a reference is served: `root` without '/v1', more such URLs in `others`, and its served
+    """The place of a reference: `root` without '/v1', more such URLs in `others`, and its served
     name. `header_vars` are pairs of a header and the variable with its value.
     """
 
@@ -204,7 +204,7 @@ class References:
         return VllmReference(self, Endpoint(url.rstrip("/"), model, live=True))
 
     async def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Runs `work` in the bound loop, from whichever loop awaits this."""
+        """Runs `work` in the bound loop; any loop may await this."""
         assert self._loop is not None, "bind() comes before requests"
         if asyncio.get_running_loop() is self._loop:
             return await work()
@@ -222,8 +222,8 @@ class References:
     async def ask(
         self, endpoint: Endpoint, method: str, path: str, body: Mapping[str, Any] | None = None
     ) -> httpx.Response:
-        """One request; retried, at another URL if there is one, while the server cannot be reached
-        or reports a server error.
+        """Sends one request; retries it, at another URL if there is one, while the server cannot be
+        reached or reports a server error.
 
         A live engine that is only slow or busy, such as a paused one, is queried for as long as
         the caller waits. Returns an answer below 500 that is not 429. Raises ReferenceLost, and
@@ -403,7 +403,7 @@ def refused(endpoint: Endpoint, answer: httpx.Response) -> CreditError | Referen
 
 
 def read_json(answer: httpx.Response) -> Any:
-    """The answer's JSON, whatever it is; {} if it is none."""
+    """The answer's JSON value, of any type; {} if it is no JSON."""
     try:
         return answer.json()
     except ValueError:

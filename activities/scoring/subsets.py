@@ -1,9 +1,10 @@
-"""Metrics of a batch's rollouts, one rollout one vote: how they spread, and what of it trains.
+"""Metrics of a batch's rollouts, in which each rollout weighs the same: of all, and of those that
+train.
 
-Keys are 'train/<scope>/<subset>/<metric>/<statistic>'. A scope is 'agg', which is every env
-together, or an env's name. Of the subsets, 'all' holds every rollout of the batch's groups that did
-not err, whatever filters said of it, and 'effective' those that train. A subset without rollouts
-has no keys. Statistics are mean, max, min, p10 and p90; rates and shares have none.
+Keys are 'train/<scope>/<subset>/<metric>/<statistic>'. A scope is 'agg', all envs together, or an
+env's name. The subset 'all' holds every rollout of the batch's groups that did not err, also those
+that filters removed; 'effective' holds those that train. A subset without rollouts has no keys.
+Statistics are mean, max, min, p10 and p90; rates and shares have none.
 """
 
 import re
@@ -33,7 +34,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _values(rollouts: Sequence[BatchRollout]) -> dict[str, list[float]]:
-    """Per metric the values of the rollouts that have it; only timing may be missing in some.
+    """For each metric the values of the rollouts that have it; only timing may be missing in some.
 
     Lengths are in tokens, times in seconds.
     """
@@ -55,7 +56,7 @@ def _values(rollouts: Sequence[BatchRollout]) -> dict[str, list[float]]:
 def _subset(
     groups: Sequence[BatchGroup], belongs: Callable[[BatchRollout], bool]
 ) -> dict[str, float]:
-    """Metrics of the rollouts that belong, without the keys' first parts."""
+    """Metrics of one subset, without the keys' first parts."""
     rollouts = [rollout for group in groups for rollout in group.rollouts if belongs(rollout)]
     if not rollouts:
         return {}
@@ -94,8 +95,8 @@ _REWARDS = re.compile(r"train/(?P<env>[^/]+)/all/reward/min")
 def rewards_outside(
     metrics: Mapping[str, float], low: float, high: float
 ) -> dict[str, tuple[float, float]]:
-    """Lowest and highest reward of each env of which one lies outside of [low, high], by what
-    `summarize` has made of a batch.
+    """Lowest and highest reward of each env in which one of them is outside of [low, high], from
+    the result of `summarize`.
     """
     result = {}
     for name, least in metrics.items():

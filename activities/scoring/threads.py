@@ -1,4 +1,4 @@
-"""Work that may block, in an event loop of its own on a thread of a bounded pool.
+"""Runs work that may block in a separate event loop, on a thread of a bounded pool.
 
 Invariant: work does not outlive its caller, except for the step in which it blocks.
 """
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def aside(executor: Executor, work: Callable[[], Awaitable[T]]) -> T:
-    """What `work` returns, awaited on a thread of `executor`; cancelling this cancels the work."""
+    """The result of `work`, awaited on a thread of `executor`; cancelling this cancels the work."""
     running: Future[Callable[[], object]] = Future()
 
     async def main() -> T:
@@ -23,7 +23,7 @@ async def aside(executor: Executor, work: Callable[[], Awaitable[T]]) -> T:
         return await work()
 
     def cancel(known: Future[Callable[[], object]]) -> None:
-        # A loop that has closed has no work left to cancel.
+        # A closed loop has no work left to cancel.
         with contextlib.suppress(RuntimeError):
             known.result()()
 
@@ -32,6 +32,6 @@ async def aside(executor: Executor, work: Callable[[], Awaitable[T]]) -> T:
             executor, lambda: asyncio.run(main())
         )
     except asyncio.CancelledError:
-        # Called as soon as the work runs, if it does not run yet.
+        # If the work does not run yet, the callback is called as soon as it does.
         running.add_done_callback(cancel)
         raise

@@ -14,11 +14,10 @@ import io
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ratchet.activities.storage.columns import PER_TOKEN, STREAMS, column, list_type, plain
+
 SCHEMA_VERSION = 2
 READABLE = ("1", "2")
-
-STREAMS = ("advantages", "rl_weights", "ce_weights", "ref_kl_weights", "ref_logprobs")
-"""Per-token lists that may be absent."""
 
 
 @dataclass(frozen=True)
@@ -72,23 +71,17 @@ class Sample:
 def _schema() -> Any:
     import pyarrow as pa
 
-    types = {
+    own = {
         "group": pa.string(),
         "rollout": pa.int32(),
         "env": pa.string(),
         "reward": pa.float64(),
         "temperature": pa.float64(),
-        "token_ids": pa.list_(pa.int32()),
-        "loss_mask": pa.list_(pa.bool_()),
-        "logprobs": pa.list_(pa.float64()),
-        "advantages": pa.list_(pa.float64()),
-        "versions": pa.list_(pa.int32()),
-        "rl_weights": pa.list_(pa.float64()),
-        "ce_weights": pa.list_(pa.float64()),
-        "ref_kl_weights": pa.list_(pa.float64()),
-        "ref_logprobs": pa.list_(pa.float64()),
     }
-    assert list(types) == [field.name for field in fields(Sample)]
+    types = {
+        field.name: list_type(field.name) if field.name in PER_TOKEN else own[field.name]
+        for field in fields(Sample)
+    }
     return pa.schema(types.items(), metadata={"ratchet.batch.schema": str(SCHEMA_VERSION)})
 
 
@@ -98,7 +91,11 @@ def encode_batch(samples: list[Sample]) -> bytes:
     import pyarrow.parquet as pq
 
     schema = _schema()
-    columns = [pa.array([getattr(s, field.name) for s in samples], field.type) for field in schema]
+    columns = []
+    for field in schema:
+        values = [getattr(sample, field.name) for sample in samples]
+        per_token = field.name in PER_TOKEN
+        columns.append(column(field.name, values) if per_token else pa.array(values, field.type))
     table = pa.Table.from_arrays(columns, schema=schema)
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
@@ -118,22 +115,6 @@ def decode_batch(data: bytes) -> list[Sample]:
             f"batch schema {version} is unknown (this build reads {', '.join(READABLE)}): another "
             "version of Ratchet wrote the batch; train on it with that version"
         )
-    columns = [_values(column) for column in table.columns]
+    columns = [plain(one) for one in table.columns]
     rows = zip(*columns, strict=True)
     return [Sample(**dict(zip(table.column_names, row, strict=True))) for row in rows]
-
-
-def _values(column: Any) -> list[Any]:
-    """The values of a column. Lists are cut out of all their items, since pyarrow makes an object
-    of its own of each item that it is asked for.
-    """
-    import pyarrow as pa
-
-    array = column.combine_chunks()
-    if not pa.types.is_list(array.type):
-        values: list[Any] = array.to_pylist()
-        return values
-    items = array.values.to_numpy(zero_copy_only=False).tolist()
-    ends = array.offsets.to_pylist()
-    spans = zip(ends, ends[1:], array.is_valid().to_pylist(), strict=False)
-    return [items[start:stop] if there else None for start, stop, there in spans]

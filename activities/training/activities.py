@@ -1,15 +1,15 @@
 """The trainer room's activities: prepare, load, train, save, check.
 
-The worker holds no tensors. It hands files to a process and commits what comes back; a crash or
-a hung kernel there leaves the heartbeat here alone, and a process that ends while it writes leaves
-nothing committed. Every write is keyed by (run, kind, step), so a repeated activity adopts what an
-earlier attempt committed, if that is what its own process made (`fencing`).
+The worker holds no tensors. It hands files to the trainer process and commits the results. A crash
+or a hung kernel in that process does not stop the heartbeat here, and a process that ends while it
+writes leaves nothing committed. Every write is keyed by (run, kind, step), so a repeated activity
+adopts what an earlier attempt committed, if its own process made the same bits (`fencing`).
 
-A checkpoint is adopted or committed as a whole: the state of a trainer, and the run's durable state
-that came with it. An adopted one may hold the run's state of an earlier moment at the same step.
-That is as good a beginning: within an attempt of a run the step only rises, so that both moments
-have the same batches behind them, and the trainer's bits are compared. What the run did between
-the two moments trains nothing up to that step; whoever restores the checkpoint does it again.
+A checkpoint is adopted or committed as a whole: the trainer's state together with the run's durable
+state. An adopted checkpoint may hold the run's state of an earlier moment at the same step. A run
+can be restored from it just as well: within an attempt the step only rises, so both moments follow
+the same batches, and the trainer's bits are compared. A restored run repeats what the run did
+between the two moments, and nothing of that was trained up to this step.
 """
 
 import asyncio
@@ -66,11 +66,11 @@ from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document, read_config
 
 MAY_DIFFER = (RUN_STATE_FILE, TRAINER_FILE)
-"""Files of a checkpoint that are no part of the trainer's bits: the run's state of the moment, and
-a record that holds how long the last step took. Weights and optimizer must be the same."""
+"""Files of a checkpoint that may differ between two attempts: the run's state at that moment, and a
+record that says how long the last step took. Weights and optimizer must have the same bits."""
 OUTPUT_TAIL = 2000
 HEADLINE = ("loss", "mismatch_kl", "entropy", "grad_norm", "lr")
-"""The trainer's metrics that a workflow is told; the store has all of them."""
+"""The trainer's metrics that a workflow gets; the store has all of them."""
 
 
 def _out_of_memory(store: ArtifactStore, run_id: str, config: RunConfig, said: str) -> str:
@@ -82,7 +82,7 @@ def _out_of_memory(store: ArtifactStore, run_id: str, config: RunConfig, said: s
 
 @contextlib.contextmanager
 def _trainer_errors(store: ArtifactStore, run_id: str, config: RunConfig) -> Iterator[None]:
-    """Turns what the trainer process answers into errors that a workflow branches on."""
+    """Turns errors of the trainer process into those that a workflow branches on."""
     killed = machine.out_of_memory_kills()
     try:
         yield
@@ -100,14 +100,14 @@ def _trainer_errors(store: ArtifactStore, run_id: str, config: RunConfig) -> Ite
     except DiskFailed as error:
         raise final(names.STORE_FAILED, error) from error
     except (NonFinite, TrainerFailed) as error:
-        # A ValueError is about what was asked for, and is the same on every attempt.
+        # A ValueError is about the request itself: every attempt would raise it again.
         if isinstance(error, TrainerFailed) and error.kind != "ValueError":
             raise
         raise final(names.BAD_INPUT, error) from error
 
 
 class TrainerActivities:
-    """Carried out by workers of the trainer role."""
+    """Run by workers of the trainer role."""
 
     def __init__(self, ctx: WorkerContext) -> None:
         self.ctx = ctx
@@ -116,7 +116,7 @@ class TrainerActivities:
 
     @activity.defn(name=names.PREPARE_POLICY)
     async def prepare_policy(self, input: PreparePolicyInput) -> PolicyResult:
-        """Makes, loads or finds the policy the run starts from and commits it as version 0."""
+        """Makes or loads the policy that the run starts from, and commits it as version 0."""
         async with heartbeats():
             key = keys.weights(input.run_id, 0)
             ref = await asyncio.to_thread(self.ctx.store.committed, key)
@@ -155,7 +155,9 @@ class TrainerActivities:
         return keys.policy_cache(digest(recipe_of(env), env, config.seed))
 
     def _version(self, run_id: str, step: int, folder: Path) -> dict[str, Any]:
-        """What an order has of another run's version; raises BAD_INPUT if that is not kept."""
+        """The part of an order that names another run's version; raises BAD_INPUT if the store no
+        longer has it.
+        """
         store = self.ctx.store
         try:
             policies.fetch(store, run_id, step, folder)
@@ -211,9 +213,9 @@ class TrainerActivities:
 
     @activity.defn(name=names.LOAD_TRAINER)
     async def load_trainer(self, input: LoadTrainerInput) -> LoadTrainerResult:
-        """Puts the process into the state of a checkpoint, or of version 0.
+        """Loads a checkpoint, or version 0, into the trainer process.
 
-        Raises CorruptArtifact if that is damaged, NewerSchema if a newer build wrote it.
+        Raises CorruptArtifact if it is damaged, NewerSchema if a newer build wrote it.
         """
         store = self.ctx.store
         async with heartbeats():
@@ -237,11 +239,10 @@ class TrainerActivities:
 
     @activity.defn(name=names.TRAIN_STEP)
     async def train_step(self, input: TrainStepInput) -> TrainStepResult:
-        """Trains one batch by one revision of the config, and commits the weights of the version
-        that results, the metrics, and the log-probabilities that the batch's tokens had before.
+        """Trains one batch by one revision of the config. Commits the weights of the new version,
+        the metrics, and the log-probabilities that the batch's tokens had before the step.
 
-        A step trained again on the same batch adopts all of that of the first time, if its bits are
-        the same.
+        If the same batch was trained before with the same bits, all of that is adopted.
         """
         store, attempt = self.ctx.store, attempt_token()
         async with heartbeats(), self._scratch(f"step-{input.step}") as scratch:
@@ -273,7 +274,7 @@ class TrainerActivities:
             metrics_ref = await asyncio.to_thread(
                 store.put_json, reported, metrics, attempt=attempt
             )
-            # A process that was restored at this very step has none to tell.
+            # A process that was restored at this very step has no scores.
             if scores.exists():
                 await asyncio.to_thread(self._put_scores, scored, scores, attempt)
             await asyncio.to_thread(self._prune_weights, input, config)
@@ -285,7 +286,7 @@ class TrainerActivities:
     ) -> None:
         store, needed = self.ctx.store, {*input.needed}
         if config.trainer.lora is not None:
-            # The checkpoint of an adapter is restored with the merged weights of its step.
+            # An adapter's checkpoint is restored together with the merged weights of its step.
             needed |= retention.checkpointed(store, input.run_id)
         keep = config.retention.weights
         retention.prune_weights(store, input.run_id, input.step, keep, needed)
@@ -296,8 +297,8 @@ class TrainerActivities:
 
     @activity.defn(name=names.SAVE_CHECKPOINT)
     async def save_checkpoint(self, input: SaveCheckpointInput) -> CheckpointResult:
-        """Commits the trainer's state and the run's state as one checkpoint; adopts one that an
-        earlier attempt committed of the same state.
+        """Commits the trainer's state and the run's state as one checkpoint, or adopts the one that
+        an earlier attempt committed with the same bits.
         """
         store = self.ctx.store
         async with heartbeats(), self._scratch(f"checkpoint-{input.step}") as scratch:
@@ -337,7 +338,9 @@ class TrainerActivities:
             )
 
     def _require_space(self, input: SaveCheckpointInput, config: RunConfig) -> None:
-        """Raises NO_SPACE. A checkpoint that was committed has had its space."""
+        """Raises NO_SPACE if a disk cannot hold the checkpoint. One that an earlier attempt
+        committed needs no further space.
+        """
         store = self.ctx.store
         if store.committed(keys.checkpoint(input.run_id, input.step)):
             return
@@ -349,11 +352,11 @@ class TrainerActivities:
         places = {"scratch": shutil.disk_usage(self.ctx.home).free, "store": store.free_bytes()}
         where = {"scratch": str(self.ctx.home), "store": store.url}
         for place, free in places.items():
-            # Both lie on one disk as a rule.
+            # Scratch folder and store usually share one disk, which then holds it twice.
             need = 2 * size
             if free is not None and free < need:
                 raise ApplicationError(
-                    f"checkpoint of step {input.step} needs {need / 2**20:.1f} MiB and "
+                    f"the checkpoint of step {input.step} needs {need / 2**20:.1f} MiB, and "
                     f"{where[place]} has {free / 2**20:.1f} MiB free: free some space there, or "
                     "lower checkpoint.keep_last and retention.weights",
                     type=names.NO_SPACE,
@@ -363,7 +366,9 @@ class TrainerActivities:
 
     @activity.defn(name=names.CHECK_MODEL)
     async def check_model(self, input: CheckInput) -> CheckResult:
-        """Finds what is wrong with the model section; raises nothing for a user's mistake."""
+        """Returns the problems of the sections `model` and `trainer`, and estimates of what they
+        take. A user's mistake is a problem in the result, never an exception.
+        """
         config, store = read_config(input.config), self.ctx.store
         async with heartbeats():
             problems = await asyncio.to_thread(check.check_model, config, restored=input.restored)
@@ -382,6 +387,6 @@ class TrainerActivities:
 
     @contextlib.asynccontextmanager
     async def _scratch(self, name: str) -> AsyncIterator[Path]:
-        """A folder of this attempt's own, gone afterwards."""
+        """A folder for this attempt alone, removed at the end."""
         with working_folder(self.ctx.scratch("training"), name) as folder:
             yield folder

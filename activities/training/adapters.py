@@ -1,12 +1,11 @@
-"""LoRA adapters (Hu et al., arXiv:2106.09685) on a policy, by peft: made, saved, loaded, merged.
+"""LoRA adapters (Hu et al., arXiv:2106.09685) on a policy, by peft: make, save, load, merge.
 
-An adapted model is the model itself, whose targeted layers compute W x + (alpha / rank) B A x and
-whose `modules_to_save` are copies of their own. Invariants:
+An adapted model is the same model: its targeted layers compute W x + (alpha / rank) B A x, and its
+`modules_to_save` are separate copies. Invariants:
 
-- Nothing but the adapter has a gradient, and the base weights never change a bit: `merged` gives
-  them back as they were.
-- Merged weights are W + (alpha / rank) B A in float32, whatever a pass computes in.
-- The files of an adapter are a function of its config and tensors, so that they can be compared.
+- Only the adapter has a gradient. The base weights never change a bit: `merged` restores them.
+- Merged weights are W + (alpha / rank) B A in float32, whatever dtype a pass computes in.
+- The files of an adapter are a function of its config and tensors, so two of them can be compared.
 
 `python -m ratchet.activities.training.adapters` reads {lora, about} from standard input, where
 `about` is a model's config, and prints what is wrong with the adapter, from shapes alone.
@@ -45,19 +44,19 @@ from ratchet.configs.model import ModelConfig
 from ratchet.configs.trainer import ALL_LINEAR, LoraConfig
 
 NAME = "default"
-"""What peft calls the one adapter of a model."""
+"""peft's name for the only adapter of a model."""
 CHECK_TIMEOUT_S = 120.0
 
 
 def adapt(model: Any, lora: LoraConfig, base: ModelConfig) -> Any:
-    """Puts an adapter on a model, in place; returns peft's handle of it. A is drawn from torch's
-    global generator, B is 0. Raises ValueError for what peft cannot adapt.
+    """Adds an adapter to a model in place and returns peft's handle. A is drawn from torch's global
+    generator, B is 0. Raises ValueError for layers that cannot be adapted.
     """
     import peft
     from peft.tuners.lora.layer import ParamWrapper
 
     names = [name for name, _ in model.named_modules()]
-    # peft takes 'norm' for 'q_norm', too.
+    # peft would also match 'q_norm' by 'norm'.
     whole = [name for wanted in lora.modules_to_save for name in _of(names, wanted)]
     adapter = peft.LoraConfig(
         task_type="CAUSAL_LM",
@@ -73,10 +72,10 @@ def adapt(model: Any, lora: LoraConfig, base: ModelConfig) -> Any:
     for module in model.modules():
         if isinstance(module, ParamWrapper):
             raise ValueError(
-                f"targets {lora.targets!r} take in the experts of a mixture, whose weights are no "
-                "linear layers and cannot be merged here; name the layers of attention"
+                f"trainer.lora.targets = {lora.targets!r} includes the experts of a mixture, whose "
+                "weights are no linear layers and cannot be merged; name the layers of attention"
             )
-        # Autocast lowers what goes in; peft would raise it to float32 first, and keep that, too.
+        # Autocast lowers the input; peft would first copy it to float32, and keep the copy as well.
         if hasattr(module, "cast_input_dtype_enabled"):
             module.cast_input_dtype_enabled = False
     model.eval()
@@ -138,7 +137,7 @@ def _as_served(tensors: Mapping[str, Any], handle: Any, served: str) -> Iterator
 
 
 def read(handle: Any, folder: Path) -> None:
-    """Takes the tensors that `write` left; raises ValueError if they are of another adapter."""
+    """Loads the tensors that `write` wrote; raises ValueError if they are of another adapter."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
     from safetensors.torch import load_file
 
@@ -148,8 +147,8 @@ def read(handle: Any, folder: Path) -> None:
     if shapes[0] != shapes[1]:
         name = sorted(set(shapes[0].items()) ^ set(shapes[1].items()))[0][0]
         raise ValueError(
-            f"{folder / ADAPTER_WEIGHTS} holds another adapter than the config and the model make: "
-            f"they differ in {name!r}"
+            f"{folder / ADAPTER_WEIGHTS} holds another adapter than trainer.lora and the model "
+            f"describe: they differ in {name!r}"
         )
     set_peft_model_state_dict(handle, tensors)
 
@@ -163,8 +162,8 @@ def load_merged(model: Any, folder: Path) -> Any:
 
 @contextlib.contextmanager
 def merged(model: Any) -> Iterator[None]:
-    """Within it the model is a plain one with the merged weights, which take memory beside those
-    of the base.
+    """A context in which the model is a plain one with merged weights. They take memory in addition
+    to the base weights.
     """
     import torch
     from peft.tuners.lora import LoraLayer
@@ -196,8 +195,8 @@ def merged(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def merged_rows(model: Any, ranks: Ranks) -> Iterator[None]:
-    """Within it the model, which is sharded over ranks, computes with merged weights, of which each
-    rank makes its own rows. They take memory beside those of the base.
+    """A context in which a model that is sharded over ranks computes with merged weights; each rank
+    merges its own rows. They take memory in addition to the base weights.
     """
     import torch
     from peft.tuners.lora import LoraLayer
@@ -223,7 +222,7 @@ def merged_rows(model: Any, ranks: Ranks) -> Iterator[None]:
 
 
 def plain_state(model: Any) -> dict[str, Any]:
-    """The tensors of a model, of an adapted one by the names that they have without its adapter."""
+    """The tensors of a model; those of an adapted model under their names without the adapter."""
     own = {}
     for name, tensor in model.state_dict().items():
         if ".lora_" in name or ".original_module." in name:
@@ -235,7 +234,7 @@ def plain_state(model: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def dropping(model: Any, lora: LoraConfig | None, seed: int) -> Iterator[None]:
-    """Within it the adapter drops a share of its inputs, chosen by `seed`."""
+    """A context in which the adapter drops a share of its inputs, chosen by `seed`."""
     if lora is None or not lora.dropout:
         yield
         return
@@ -253,9 +252,9 @@ def dropping(model: Any, lora: LoraConfig | None, seed: int) -> Iterator[None]:
 
 
 def identity(base: Path) -> str:
-    """Hex sha256 that names the base weights in a folder: of the fingerprints of all tensors.
+    """Identifies the base weights in a folder: hex sha256 over the fingerprints of all tensors.
 
-    Raises ValueError where an older build, which took none, exported them.
+    Raises ValueError for weights without fingerprints, which an older build exported.
     """
     file = base / FINGERPRINTS_FILE
     if not file.exists():
@@ -270,7 +269,7 @@ def identity(base: Path) -> str:
 
 
 def _named(names: Collection[str]) -> str:
-    """The last parts of modules' names, which is how a config names them."""
+    """The last parts of modules' names, by which a config names them."""
     return ", ".join(sorted({name.rpartition(".")[2] for name in names})) or "none"
 
 
@@ -301,8 +300,8 @@ def problems(model: Any, lora: LoraConfig) -> dict[str, str]:
 
 
 def check(lora: LoraConfig, about: Mapping[str, Any]) -> list[CheckProblem]:
-    """What is wrong with an adapter for a model of the config `about`, from a process of its own,
-    since this one loads no torch. Blocks.
+    """The problems of an adapter for a model with the config `about`. Runs a separate process,
+    since this one does not load torch. Blocks.
     """
     done = subprocess.run(
         module_command("ratchet.activities.training.adapters"),

@@ -1,13 +1,13 @@
-"""Attention over a row of sequences that lie end to end, each seeing only itself.
+"""Attention over a packed row of sequences, in which each sequence attends only to itself.
 
-All that works token by token runs on the packed row, in which a beginning that sequences share
-lies once. For attention the row is cut back into its sequences: those of like length are padded
-together and go through plain causal attention, so the cost is that of the sequences and not of the
-row squared, and no mask is needed.
+Operations per token run on the packed row, which holds a prefix that sequences share only once. For
+attention the row is cut into its sequences again: those of similar length are padded together and
+go through plain causal attention. So the cost is that of the sequences, not of the squared row, and
+no mask is needed.
 
 Invariants:
 
-- No number of one sequence enters another's attention: they are rows of a batch there.
+- No value of one sequence enters another's attention: there they are separate rows of a batch.
 - Without a `layout` the function is transformers' own scaled dot-product attention, to the bit.
 - Gathering is an embedding look-up, whose gradient is summed in a fixed order.
 """
@@ -25,18 +25,18 @@ NAME = "ratchet_packed"
 LIKE = 0.75
 """Sequences are padded together if each has at least this share of the longest one's length."""
 PROBE = (11, 7)
-"""Lengths of the sequences that tell whether a model can be packed."""
+"""Lengths of the sequences that test whether a model can be packed."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a packed row of N tokens is computed by way of U <= N of them, its own ones.
+    """How a packed row of N tokens is computed from U <= N of them, the unique ones ("own").
 
-    groups: which own tokens make the batches of sequences, int64 [b, t] each; padding repeats
-    token 0, and is never read. back: for each own token, its place in the concatenated groups,
-    int64 [U]. Only if sequences share a beginning: own, the places in the row of the own tokens,
-    int64 [U]; of, the own token that stands for each place, int64 [N]; before, the own token in
-    front of each own one, int64 [U], that of a sequence's first being without meaning.
+    groups: the own tokens of each batch of sequences, int64 [b, t] each; padding repeats token 0
+    and is never read. back: the place of each own token in the concatenated groups, int64 [U].
+    Only if sequences share a prefix: own, the place of each own token in the row, int64 [U]; of,
+    the own token that represents each place, int64 [N]; before, the own token in front of each own
+    one, int64 [U], without meaning for the first of a sequence.
     """
 
     groups: tuple[Tensor, ...]
@@ -79,7 +79,7 @@ def layout(lengths: Sequence[int], of: Sequence[int] | None = None) -> Layout:
         groups.append(group)
     if not shared:
         return Layout(tuple(groups), where)
-    # The highest so far: a place is an own token's if none before it is as high.
+    # The highest so far: a place holds an own token if no place before it is as high.
     highest = tokens.cummax(0).values
     fresh = torch.cat([torch.ones(1, dtype=torch.bool), highest[1:] > highest[:-1]])
     own = fresh.nonzero().squeeze(-1)
@@ -87,7 +87,7 @@ def layout(lengths: Sequence[int], of: Sequence[int] | None = None) -> Layout:
 
 
 def _alike(lengths: Sequence[int]) -> list[list[int]]:
-    """Sequences of like length, the longest of each set first."""
+    """Sets of sequences of similar length, the longest of each set first."""
     sets: list[list[int]] = []
     for place in sorted(range(len(lengths)), key=lambda p: -lengths[p]):
         if sets and lengths[place] >= LIKE * lengths[sets[-1][0]]:
@@ -135,10 +135,11 @@ def packed_attention(
 
 
 def enable(model: Any) -> str | None:
-    """Makes a model take a `layout`; returns why it cannot, and then leaves it as it was.
+    """Makes a model accept a `layout`. Returns None, or the reason why it cannot; the model is then
+    unchanged.
 
-    Besides reading the config, two short sequences are scored packed and alone: that finds models
-    that pass no arguments to their attention, or mix tokens outside of it.
+    Besides reading the config, this scores short sequences both packed and separately: that finds
+    models that pass no arguments to their attention, or mix tokens elsewhere.
     """
     import torch
     from transformers import AttentionInterface
@@ -173,7 +174,7 @@ def enable(model: Any) -> str | None:
         ).abs()
         tolerance = 1e-4 if packed.dtype == torch.float32 else 0.1
         if not difference.max().item() <= tolerance:
-            reason = f"packed scores differ from those alone by {difference.max().item():.2g}"
+            reason = f"packed scores differ from unpacked ones by {difference.max().item():.2g}"
     if reason is not None:
         model.set_attn_implementation(before)
     return reason

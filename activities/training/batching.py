@@ -1,17 +1,18 @@
-"""From samples to micro-batches: cut, order, and pad or pack.
+"""Makes micro-batches of samples: cuts, orders, and pads or packs them.
 
 Invariants:
 
 - The micro-batches of a batch are a pure function of the samples and the settings. Another split
-  gives other bits in the gradient, so the split is part of what makes a step reproducible.
-- Every per-token list of a sample is cut alike, and nothing is renormalised after a cut.
-- Every sample appears exactly once, with one of the workers.
+  gives other bits in the gradient, so a step is reproducible only if the split is.
+- All per-token lists of a sample are cut at the same length, and nothing is renormalised after.
+- Every sample appears exactly once, on one of the workers.
 
-A padded micro-batch has one sample per row. A packed one has a single row in which the samples
-lie end to end; `positions` start at 0 with each of them.
+A padded micro-batch has one sample per row. A packed one has a single row with all samples in
+sequence; `positions` start at 0 for each of them.
 
-Streams that a sample lacks are None, and mean: rl_weights 1 on the loss mask, no members of ce and
-ref_kl. A micro-batch has a stream if one of its samples has.
+A stream that a sample lacks is None. Without rl_weights the weight is 1 on the loss mask; without
+the streams of ce or ref_kl no token is a member. A micro-batch has a stream if any of its samples
+has it.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STREAMS = {"rl_weights": 1.0, "ce_weights": 0.0, "ref_kl_weights": 0.0, "ref_logprobs": 0.0}
-"""Optional per-token streams, and what stands in for one next to a sample that has it."""
+"""Optional per-token streams, each with the value that fills in for a sample without it."""
 PACKED_PAD_TOKEN = 1
 WORTH_SHARING = 0.1
-"""Share of a row's tokens that must be alike for each to be computed once."""
+"""Least share of a row's tokens that repeat others for each to be computed only once."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ class MicroBatch:
 
     token_ids [B, T] int64; loss_mask [B, T] bool, False on padding; logprobs and advantages
     [B, T] float32; temperature [B, 1] padded, [1, T] packed, float32; streams [B, T] float32 or
-    None. `indices` are the samples' places in the batch, `lengths` their tokens, both in the order
-    of rows, or along the row. Packed only: positions [1, T] int64 and the layout for attention.
+    None. `indices` are the samples' places in the batch, `lengths` their numbers of tokens, both in
+    the order of rows, or along the row. Packed only: positions [1, T] int64 and the attention
+    layout.
     """
 
     indices: list[int]
@@ -66,10 +68,11 @@ class MicroBatch:
         return replace(self, **{k: v.to(device) for k, v in held.items() if hasattr(v, "to")})
 
     def spans(self) -> list[tuple[int, int, int]]:
-        """Where each sample lies: (row, start, stop), in the order of `indices`."""
+        """Where each sample of `indices` lies: (row, start, stop), in their order."""
+        lengths = self.lengths[: len(self.indices)]
         if self.positions is None:
-            return [(row, 0, length) for row, length in enumerate(self.lengths)]
-        stops = list(accumulate(self.lengths[: len(self.indices)]))
+            return [(row, 0, length) for row, length in enumerate(lengths)]
+        stops = list(accumulate(lengths))
         starts = [0, *stops][: len(stops)]
         return [(0, start, stop) for start, stop in zip(starts, stops, strict=True)]
 
@@ -104,10 +107,10 @@ def _require_trainable(sample: Sample) -> None:
 
 
 def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Which samples share a padded micro-batch, longest first.
+    """Groups samples into padded micro-batches, longest first.
 
-    Rows times longest row is at most `max_tokens`, except that a sample longer than that gets a
-    micro-batch of its own. Ties keep the order of the batch.
+    The number of rows times the longest row is at most `max_tokens`; a sample longer than that gets
+    its own micro-batch. Ties keep the order of the batch.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     bins: list[list[int]] = []
@@ -120,9 +123,9 @@ def plan(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def prepared(samples: Sequence[Sample], seq_len: int) -> list[Sample]:
-    """The samples as they are trained: cut. Raises ValueError for one that cannot be.
+    """The samples as they are trained: cut at `seq_len`.
 
-    Tokens sampled at temperature 0 have no distribution to compare with.
+    Raises ValueError for a sample at temperature 0, which has no distribution to compare with.
     """
     short = [cut(sample, seq_len) for sample in samples]
     for sample in short:
@@ -141,11 +144,12 @@ def micro_batches(
     cost: Cost = TOKENS,
     pad_to_multiple_of: int = 1,
 ) -> Iterator[MicroBatch]:
-    """Micro-batches of a batch for one of `workers`, in a fixed order; some may be dummies, so that
-    each worker has as many. `cost` is what is shared out evenly.
+    """Micro-batches of a batch for one of `workers`, in a fixed order. Dummies give every worker
+    the same number; `cost` is spread evenly over the workers.
 
-    `max_tokens` is the most padded tokens of a micro-batch, or the size of a bin, which is padded
-    to a multiple of `pad_to_multiple_of`. Raises ValueError for samples that cannot be trained.
+    `max_tokens` is the most tokens of a padded micro-batch, padding included, or the size of a bin,
+    which is padded to a multiple of `pad_to_multiple_of`. Raises ValueError for samples that cannot
+    be trained.
     """
     short = prepared(samples, seq_len)
     if not short:
@@ -173,7 +177,7 @@ def _counts(sample: Sample, seq_len: int | None = None) -> MemberCounts:
 
 
 def member_counts(samples: Sequence[Sample], seq_len: int) -> MemberCounts:
-    """Tokens of a batch that each component of the loss is about, after the cut."""
+    """The number of member tokens of each loss component in a batch, after the cut."""
     counts = [_counts(sample, seq_len) for sample in samples]
     return MemberCounts(
         rl=sum(c.rl for c in counts),
@@ -183,7 +187,7 @@ def member_counts(samples: Sequence[Sample], seq_len: int) -> MemberCounts:
 
 
 def _rows(name: str, samples: Sequence[Sample]) -> list[list[float]] | None:
-    """A per-token list of every sample, filled in where a sample lacks it; None if all do."""
+    """A per-token list of every sample, filled where a sample lacks it; None if all lack it."""
     rows = [stream(sample, name) for sample in samples]
     if all(row is None for row in rows):
         return None
@@ -225,10 +229,10 @@ def _collate(indices: list[int], samples: list[Sample]) -> MicroBatch:
 
 
 def _own_tokens(samples: Sequence[Sample]) -> list[int] | None:
-    """For each token of a row, the first one that follows the same tokens in a sample.
+    """For each token of a row, the number of the first equal token after the same prefix.
 
-    They are numbered in the order in which they occur. What a model computes of the two is the
-    same; the temperature is part of what they follow. None: too few are alike to be worth it.
+    A model computes the same for both. They are numbered in the order in which they first occur;
+    prefixes at unlike temperatures are different. None: too few tokens repeat to be worth it.
     """
     known: dict[tuple[Any, int], int] = {}
     result = []
@@ -241,9 +245,9 @@ def _own_tokens(samples: Sequence[Sample]) -> list[int] | None:
 
 
 def pack(indices: list[int], samples: list[Sample], pad_to_multiple_of: int = 1) -> MicroBatch:
-    """One row of samples end to end, padded to a multiple of `pad_to_multiple_of` tokens.
+    """One row of samples in sequence, padded to a multiple of `pad_to_multiple_of` tokens.
 
-    Padding is a sequence of its own, the last of `lengths` then, and a member of no component.
+    Padding is a separate sequence, then the last of `lengths`, and a member of no component.
     """
     import torch
 
@@ -277,7 +281,7 @@ def pack(indices: list[int], samples: list[Sample], pad_to_multiple_of: int = 1)
 
 
 def dummy(batch: MicroBatch) -> MicroBatch:
-    """The same forward pass without a sample, or a member of any component."""
+    """The same forward pass without samples and without members of any component."""
     import torch
 
     return replace(

@@ -1,4 +1,4 @@
-"""Whether two folders hold the same tensors, bit for bit."""
+"""Compares the tensors of two folders bit for bit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WEIGHTS = "model*.safetensors"
 
 @dataclass(frozen=True)
 class Difference:
-    """The first tensor, by name, that is not the same in both folders.
+    """The first tensor, by name, that differs between two folders.
 
-    `what` says how it differs; `elements` of `size` have other bits, and `largest` is the largest
-    absolute difference of two of them (None: one of them is no number).
+    `what` says how it differs; `elements` of `size` have other bits, and `largest` is their largest
+    absolute difference (None: it is not finite).
     """
 
     tensor: str
@@ -30,8 +30,9 @@ class Difference:
 
 
 def first_difference(ours: Path, theirs: Path, pattern: str) -> Difference | None:
-    """Compares what the safetensors files of `pattern` hold in both folders, however it is spread
-    over them; None if it is the same. Rows of one tensor may lie in several files, in their order.
+    """The first difference between the tensors in the safetensors files of both folders that match
+    `pattern`; None if all are the same. How tensors are spread over files does not matter: several
+    files may hold the rows of one tensor, in the order of the files.
     """
     mine, other = _places(ours, pattern), _places(theirs, pattern)
     for name in sorted(mine.keys() | other.keys()):

@@ -1,6 +1,6 @@
-"""Preflight of the model and trainer sections: does what they name exist, and can a run use it?
+"""Preflight of the sections `model` and `trainer`: does what they name exist, and can a run use it?
 
-Reads files only; neither torch nor transformers is imported.
+Reads files only; imports neither torch nor transformers.
 """
 
 import importlib.util
@@ -26,6 +26,7 @@ from ratchet.configs.run import RunConfig
 
 HUB_TIMEOUT_S = 8.0
 RANKS_POINTER = "/trainer/ranks"
+OFFLOAD_POINTER = "/trainer/offload_optimizer"
 MEMORY_POINTER = "/trainer/micro_batch_tokens"
 ENGINE_POINTER = "/inference/gpu_memory_utilization"
 DISK_POINTER = "/retention/weights"
@@ -34,20 +35,18 @@ WEIGHTS = "*.safetensors"
 
 def check_model(config: RunConfig, *, restored: bool = False) -> list[CheckProblem]:
     """Everything wrong with model and trainer of a run, but for another run's version; blocks for
-    about HUB_TIMEOUT_S at most. An estimate of memory ends no run that is `restored`: it has
-    trained before.
+    about HUB_TIMEOUT_S at most. An estimate of memory ends no run that is `restored`, nor does a
+    machine without the GPU that it had: it has trained before.
     """
     problems = _check_model(config)
     if config.trains:
         problems += _check_trainer(config)
-    estimated = (MEMORY_POINTER, ENGINE_POINTER)
+    estimated = (MEMORY_POINTER, ENGINE_POINTER, OFFLOAD_POINTER)
     return [p for p in problems if not (restored and p.pointer in estimated)]
 
 
 def check_version(config: RunConfig, store: ArtifactStore) -> list[CheckProblem]:
-    """What is wrong with the version of another run that a run begins with; nothing where it begins
-    with a model of another kind.
-    """
+    """The problems of another run's version that a run begins with; none for any other model."""
     if (version := version_named(config.model.name)) is None:
         return []
     try:
@@ -60,7 +59,7 @@ def check_version(config: RunConfig, store: ArtifactStore) -> list[CheckProblem]
 
 
 def shape_of(config: RunConfig, store: ArtifactStore) -> memory.Shape | None:
-    """The sizes of a model that has passed the checks; None of a kind of which nothing is known."""
+    """The sizes of a model that has passed the checks; None for a model of an unknown kind."""
     name = config.model.name
     if name == DEFAULT_POLICY:
         return recipe_of(config.model.warm_start_env).shape
@@ -75,9 +74,11 @@ def shape_of(config: RunConfig, store: ArtifactStore) -> memory.Shape | None:
 
 
 def estimates(config: RunConfig, shape: memory.Shape) -> dict[str, dict[str, int]]:
-    """What a run will take, in bytes by part, of memory and of the store's disk."""
+    """The memory and the store's disk space that a run will take, in bytes by part."""
     _, gpu = memory_for_trainer(config)
     trainer = {"trainer memory": memory.trainer_parts(shape, config, gpu=gpu)}
+    if gpu and config.trainer.offload_optimizer:
+        trainer["trainer memory beside the GPU"] = memory.host_parts(shape, config)
     return {
         **(trainer if config.trains else {}),
         "engine memory": memory.engine_parts(shape, config, gpu=gpu),
@@ -86,7 +87,7 @@ def estimates(config: RunConfig, shape: memory.Shape) -> dict[str, dict[str, int
 
 
 def check_disk(config: RunConfig, shape: memory.Shape, store: ArtifactStore) -> list[CheckProblem]:
-    """Whether the store can hold what the run keeps at once, where it has a limit."""
+    """A problem if the run keeps more at once than the store has free, where it has a limit."""
     free = store.free_bytes()
     message = None if free is None else disk.problem(shape, config, free=free, where=store.url)
     return [] if message is None else [_problem(message, DISK_POINTER)]
@@ -108,8 +109,19 @@ def _check_ranks(config: RunConfig) -> list[CheckProblem]:
     return [_problem(message, RANKS_POINTER)]
 
 
+def _check_offload(config: RunConfig) -> list[CheckProblem]:
+    """Moments are moved out of a GPU's memory, into that of its machine."""
+    if not config.trainer.offload_optimizer or memory_for_trainer(config)[1]:
+        return []
+    message = (
+        "the trainer's machine has no GPU, so that the optimizer's moments are in its memory "
+        "anyway; set it to false"
+    )
+    return [_problem(message, OFFLOAD_POINTER)]
+
+
 def _check_trainer(config: RunConfig) -> list[CheckProblem]:
-    problems = _check_ranks(config)
+    problems = _check_ranks(config) + _check_offload(config)
     loss = config.trainer.loss
     if loss.type == "custom":
         # The module itself is imported by the trainer process alone.
@@ -239,7 +251,7 @@ def memory_for_trainer(config: RunConfig) -> tuple[int, bool]:
 
 
 def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckProblem]:
-    """Of a model of another kind nothing is known, and nothing refused."""
+    """Problems of memory; none for a model of an unknown kind, which cannot be estimated."""
     if shape is None:
         return []
     room, gpu = memory_for_trainer(config)
@@ -247,6 +259,8 @@ def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckPr
     found = {}
     if config.trains:
         found[MEMORY_POINTER] = memory.problem(shape, config, room=room, gpu=gpu)
+        if gpu and config.trainer.offload_optimizer:
+            found[OFFLOAD_POINTER] = memory.host_problem(shape, config, room=machine.memory())
     # Flags may share an engine out, or quantize it.
     if not config.inference.extra_args:
         found[ENGINE_POINTER] = memory.engine_problem(shape, config, room=engine_room, gpu=gpu)
@@ -258,7 +272,7 @@ def _check_length(config: RunConfig, longest: int) -> list[CheckProblem]:
         return []
     shown = config.context - config.trainer.seq_len
     what = f", with {shown} of the algorithm's demo_tokens," if shown else ""
-    message = f"{config.trainer.seq_len}{what} is more than the {longest} positions the model has"
+    message = f"{config.trainer.seq_len}{what} is more than the model's {longest} positions"
     return [_problem(message, "/trainer/seq_len")]
 
 

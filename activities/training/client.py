@@ -1,7 +1,7 @@
-"""Speaks with a trainer process over its Unix socket, from an event loop, with bounded waits.
+"""Client of a trainer process over its Unix socket, for an event loop, with bounded waits.
 
-One JSON line `{id, op, args}` there, one `{id, ok, result | error {type, message}}` back, one
-connection a request. Light: imports nothing of torch.
+A request is one JSON line `{id, op, args}`, a reply one `{id, ok, result | error {type, message}}`;
+each request has its own connection. Does not import torch.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ PING_TIMEOUT_S = 5.0
 
 
 class TrainerGone(Exception):
-    """The process, or one of its ranks, does not answer any more: its socket refuses, or closed in
-    mid-request.
+    """The process, or one of its ranks, no longer answers: its socket refuses connections, or
+    closed during a request.
     """
 
 
 class TrainerFailed(Exception):
-    """The process refused or failed a request; `kind` is the type of error it named."""
+    """The process refused a request or failed; `kind` is the type of the error."""
 
     def __init__(self, kind: str, message: str) -> None:
         self.kind = kind
@@ -33,7 +33,7 @@ class TrainerFailed(Exception):
 
 
 class StateMismatch(Exception):
-    """The trainer holds another state than the request builds on."""
+    """The trainer's state is not the one that the request builds on."""
 
 
 class NonFinite(Exception):
@@ -41,11 +41,11 @@ class NonFinite(Exception):
 
 
 class DiskFailed(Exception):
-    """The process could not read or write a file; the same request works once that is mended."""
+    """The process could not read or write a file; the same request succeeds once that is fixed."""
 
 
 class OutOfMemory(Exception):
-    """The process, or its GPU, had no memory left for a request."""
+    """The process or its GPU ran out of memory during a request."""
 
 
 _KINDS: dict[str, type[Exception]] = {
@@ -56,10 +56,10 @@ _KINDS: dict[str, type[Exception]] = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """The step a trainer stands at after a load, and what else decides its last bits.
+    """The step of a trainer after a load, and what else determines its last bits.
 
-    `device` is 'cpu' or 'cuda'; `deterministic` says whether the process is in that mode, which
-    matters to 'cuda' only; `warnings` say what differs from the checkpoint's.
+    `device` is 'cpu' or 'cuda'; `deterministic` is the mode of the process, which matters to 'cuda'
+    only; `warnings` name what differs from the trainer that wrote the checkpoint.
     """
 
     step: int
@@ -78,7 +78,7 @@ class TrainerClient:
         self._ids = itertools.count(1)
 
     async def ping(self, timeout_s: float = PING_TIMEOUT_S) -> int | None:
-        """The step the trainer stands at, None if nothing is loaded; answers during a step."""
+        """The trainer's current step, None if nothing is loaded; answers during a step, too."""
         step: int | None = (await self.call("ping", {}, timeout_s))["step"]
         return step
 
@@ -91,7 +91,7 @@ class TrainerClient:
         base: Path | None = None,
         timeout_s: float = 600.0,
     ) -> Loaded:
-        """Loads a checkpoint folder, or weights at step 0. The checkpoint of an adapter goes with
+        """Loads a checkpoint folder, or weights at step 0. The checkpoint of an adapter needs
         `base`, the folder of version 0.
         """
         args: dict[str, Any] = {"folder": str(folder), "config": config, "checkpoint": checkpoint}
@@ -110,11 +110,11 @@ class TrainerClient:
         token_logprobs: Path | None = None,
         timeout_s: float = 3600.0,
     ) -> dict[str, float]:
-        """Trains the batch file and exports to `out`; returns the metrics of the step.
+        """Trains the batch file and exports the weights to `out`; returns the step's metrics.
 
-        `config` is revision `revision` of the run's config; None: the one that was loaded or came
-        with a step last. The scores of the batch's tokens go to the file `token_logprobs`, unless
-        the process has loaded a checkpoint of this very step, which does not hold them.
+        `config` is revision `revision` of the run's config; None: the one of the last load or step.
+        The process writes the scores of the batch's tokens to the file `token_logprobs`, unless it
+        has loaded a checkpoint of this very step, which does not hold them.
         """
         files = {"batch": str(batch), "out": str(out)}
         if token_logprobs is not None:
@@ -132,17 +132,17 @@ class TrainerClient:
         await self.call("shutdown", {}, timeout_s)
 
     async def call(self, op: str, args: dict[str, Any], timeout_s: float | None) -> Any:
-        """One request; without `timeout_s` it may take any time. Raises TrainerGone, TimeoutError,
-        or what the process answers: StateMismatch, NonFinite, DiskFailed, OutOfMemory, NewerSchema;
-        TrainerFailed for all else.
+        """Sends one request; without `timeout_s` it may take any time. Raises TrainerGone,
+        TimeoutError, or the error that the process replied with: StateMismatch, NonFinite,
+        DiskFailed, OutOfMemory, NewerSchema; TrainerFailed for any other.
 
-        A request that times out goes on in the process; repeating it waits for the first one.
+        A request that times out continues in the process; repeating it waits for the first one.
         """
         async with asyncio.timeout(timeout_s):
             try:
                 reply = await self._exchange(op, args)
             except (ConnectionError, FileNotFoundError) as error:
-                raise TrainerGone(f"trainer at {self.path}: {error}") from None
+                raise TrainerGone(f"trainer process at {self.path}: {error}") from None
         if reply["ok"]:
             return reply["result"]
         kind, message = reply["error"]["type"], reply["error"]["message"]
@@ -158,7 +158,7 @@ class TrainerClient:
         finally:
             writer.close()
         if not line.endswith(b"\n"):
-            raise ConnectionResetError(f"closed its socket during {op!r}")
+            raise ConnectionResetError(f"it closed its socket during {op!r}")
         reply = json.loads(line)
         assert reply["id"] == request["id"], "one connection carries one request"
         return reply

@@ -1,4 +1,4 @@
-"""Finds the function that [trainer.loss] type "custom" names."""
+"""Imports the function that [trainer.loss] with type "custom" names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ratchet.configs.trainer import CustomLossConfig
 
 
 def module_file(config: CustomLossConfig) -> Path | None:
-    """Where the module lies if the config gives a folder; None: it is imported by its name."""
+    """The module's file if the config names its folder; None: it is imported by its name."""
     if config.path is None:
         return None
     module = config.function.partition(":")[0]
@@ -21,12 +21,12 @@ def module_file(config: CustomLossConfig) -> Path | None:
 
 
 def load_function(config: CustomLossConfig) -> Callable[..., Any]:
-    """Imports the function. Raises ValueError, saying what is wrong with it."""
+    """Imports the function. Raises ValueError with the reason if that fails."""
     module, _, name = config.function.partition(":")
     try:
         loaded = _load(module, module_file(config))
     except Exception as error:
-        # The module is the user's code: whatever it raises is theirs to read.
+        # The module is the user's code: they need to see any error of it.
         hint = "; set `path` to its folder" if config.path is None else ""
         said = f"{type(error).__name__}: {error}"[:500]
         raise ValueError(f"trainer.loss: module {module!r} cannot be imported: {said}{hint}") from (

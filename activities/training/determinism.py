@@ -1,16 +1,16 @@
 """Deterministic mode of a process: torch uses only kernels that always give the same bits.
 
-It is switched on once, before anything runs on a GPU, and stays on as long as the process lives:
+It is switched on once, before anything runs on a GPU, and stays on for the life of the process:
 cuBLAS reads its setting when it starts. On a CPU the bits are the same with and without it.
 
-What it takes on a GPU (torch 2.13):
+On a GPU (torch 2.13) it needs:
 
-- `use_deterministic_algorithms`: an operation that has no such kernel raises RuntimeError.
-- A fixed workspace of cuBLAS, which may otherwise sum in another order.
-- cuDNN without benchmarks, which choose kernels by their time.
-- Attention by plain matrix products ("math"). In this mode torch's flash and memory-efficient
-  kernels claim a backward pass in fixed order, too, on CUDA though not on every back end; plain
-  products need no such claim. They hold the square of a sequence's length in memory.
+- `use_deterministic_algorithms`: an operation without a deterministic kernel raises RuntimeError.
+- A fixed workspace for cuBLAS, which may otherwise sum in another order.
+- cuDNN without benchmarks, which choose kernels by their speed.
+- Attention by plain matrix products ("math"), which hold the square of a sequence's length in
+  memory. In this mode torch's flash and memory-efficient kernels promise a backward pass in fixed
+  order as well, but only on CUDA; plain products need no such promise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REFUSED = "does not have a deterministic implementation"
 
 def enable() -> None:
     """Puts this process into deterministic mode."""
-    # Whatever the worker inherited: another size may sum in another order.
+    # Overrides what the worker inherited: another size may sum in another order.
     os.environ[CUBLAS_VARIABLE] = CUBLAS_WORKSPACE
 
     import torch
@@ -33,7 +33,7 @@ def enable() -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     if torch.cuda.is_available():
-        # The switches are the CPU's as well, whose own flash kernel gives other bits than "math".
+        # The switches apply to a CPU, too, whose own flash kernel gives other bits than "math".
         torch.backends.cuda.enable_math_sdp(True)
         torch.backends.cuda.enable_flash_sdp(False)
         torch.backends.cuda.enable_mem_efficient_sdp(False)
@@ -48,8 +48,8 @@ def enabled() -> bool:
 
 
 def refusal(error: Exception) -> str | None:
-    """What the user must know where torch refused an operation in deterministic mode; None if
-    `error` is another one.
+    """The message for the user if torch refused an operation in deterministic mode; None for any
+    other `error`.
     """
     operation, result, _ = str(error).partition(_REFUSED)
     if not isinstance(error, RuntimeError) or not result:

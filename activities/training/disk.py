@@ -1,7 +1,7 @@
-"""What a run takes of the disk that holds its store, by part, from its config alone.
+"""Estimates the disk space that a run takes in its store, by part, from its config alone.
 
-Pure. Sizes are bytes. Counted are weights, the optimizer's moments and adapters; a tokenizer and a
-run's state are small beside them. Rollouts are not counted: how long they are nobody knows before.
+Pure. Sizes are in bytes. Weights, the optimizer's moments and adapters are counted; tokenizer and
+run state are small in comparison. Rollouts are not counted, since their length is not known before.
 """
 
 import math
@@ -12,9 +12,9 @@ from ratchet.configs.run import RunConfig
 from ratchet.configs.trainer import OptimizerConfig
 
 MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1, "signsgd": 0}
-"""Moments of a trained parameter, in float32; Muon has one for matrices and two for others."""
+"""Moments for each trained parameter, in float32; Muon has one for matrices and two for others."""
 FIRST_STEPS = 100
-"""As far as a run is counted: one that keeps all fills any disk, and may be stopped before."""
+"""Steps that the estimate covers: a run that keeps everything would fill any disk in the end."""
 
 
 def checkpoint_bytes(trained: int, optim: OptimizerConfig) -> int:
@@ -23,8 +23,8 @@ def checkpoint_bytes(trained: int, optim: OptimizerConfig) -> int:
 
 
 def disk_parts(shape: Shape, config: RunConfig) -> dict[str, int]:
-    """Bytes of each part at the fullest moment of a run: what retention keeps, with a checkpoint
-    being written beside it; of what it keeps for good, that of its first FIRST_STEPS steps.
+    """Bytes of each part when the run holds most: all that retention keeps while another checkpoint
+    is written. Of what is kept for good, the first FIRST_STEPS steps count.
     """
     kept, steps = config.checkpoint, int(min(config.last_step, FIRST_STEPS))
     trained = adapter = 0
@@ -41,7 +41,7 @@ def disk_parts(shape: Shape, config: RunConfig) -> dict[str, int]:
         checkpoints += max(steps // math.lcm(kept.interval, kept.keep_every) - kept.keep_last, 0)
     held = steps if config.retention.weights == "all" else min(config.retention.weights, steps)
     if config.retention.weights != "all":
-        # Of the best results of evals, and of the steps of an adapter's checkpoints.
+        # The best version of each eval, and with an adapter that of each checkpoint.
         apart = len(config.eval.env) + (checkpoints if lora is not None else 0)
         held = min(held + apart, steps)
     return {
@@ -73,8 +73,8 @@ def _remedies(shape: Shape, config: RunConfig) -> dict[str, int]:
 
 
 def problem(shape: Shape, config: RunConfig, *, free: int, where: str) -> str | None:
-    """Why what a run keeps does not fit into `free` bytes of the store `where`, and what would;
-    None if it fits.
+    """Why a run does not fit into the `free` bytes of the store `where`, and what helps; None if it
+    fits.
     """
     parts = disk_parts(shape, config)
     needed = sum(parts.values())
@@ -85,10 +85,10 @@ def problem(shape: Shape, config: RunConfig, *, free: int, where: str) -> str | 
     help = (
         "set " + " or ".join(f"{text} ({size / GIB:.1f} GiB)" for text, size in fitting.items())
         if fitting
-        else f"with the least that its keys allow it takes {least / GIB:.1f} GiB: free some space, "
-        "or name another store"
+        else f"even with all of the keys that help it keeps {least / GIB:.1f} GiB: free some "
+        "space, or name another store"
     )
     return (
-        f"a run keeps some {needed / GIB:.1f} GiB ({shown(parts)}), and {where} has "
+        f"the run keeps about {needed / GIB:.1f} GiB ({shown(parts)}), and {where} has "
         f"{free / GIB:.1f} GiB free; {help}"
     )

@@ -1,17 +1,17 @@
-"""Log-probability and entropy of tokens from hidden states, some rows at a time.
+"""Log-probability and entropy of tokens from hidden states, one block of rows at a time.
 
-Logits of a whole micro-batch take four times tokens by vocabulary in float32 until the backward
-pass has ended, 18.5 GiB at 8,192 tokens and 152k words. Here those of one block of rows exist at a
-time: the forward pass keeps hidden states and the logarithm of each row's normaliser, and the
-backward pass computes the logits of a block again.
+Until the backward pass has ended, the logits of a whole micro-batch take four float32 numbers for
+each token and word: 18.5 GiB at 8,192 tokens and 152k words. Here only the logits of one block of
+rows exist at a time. The forward pass keeps hidden states and the logarithm of each row's
+normaliser; the backward pass computes the logits of each block again.
 
 Invariants:
 
-- Which rows make a block is a function of the shapes and the device, so a step has the same bits
-  each time.
+- The rows of a block are a function of the shapes and the device, so a step always gives the same
+  bits.
 - The gradient of the head's weight is summed over blocks in float32.
-- A model is split only if its logits are those of its head on its last hidden states (no capping,
-  no scale): `split` tries it.
+- A model is split only if its logits are its head applied to its last hidden states (no capping,
+  no scale): `split` tests that.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torch import Tensor
 from ratchet.activities.training.memory import BLOCK_LOGITS
 
 PROBE = (11, 5, 7, 3)
-"""Tokens whose logits tell whether a model can be split."""
+"""Tokens whose logits test whether a model can be split."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A model in two: `body` gives the last hidden states, `linear` makes logits of them."""
+    """A model in two parts: `body` returns the last hidden states, `linear` their logits."""
 
     body: Any
     linear: torch.nn.Linear
@@ -42,14 +42,14 @@ class Head:
         return max(self.block_logits // self.linear.weight.shape[0], 1)
 
     def worth(self, rows: int) -> bool:
-        """Whether the logits of so many rows are more than one block."""
+        """Whether the logits of that many rows exceed one block."""
         return rows > self.block_rows
 
     def scores(self, hidden: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of each target, with gradient, and entropy, without, in nats, both [N].
+        """Log-probability (with gradient) and entropy (without) of each target, in nats, both [N].
 
-        hidden [N, H], targets int64 [N]; temperature [N], above 0. Inside autocast the products
-        are of its dtype, as those of the head itself would be.
+        hidden [N, H], targets int64 [N]; temperature [N], above 0. Inside autocast, products are
+        computed in its dtype, as the head itself would.
         """
         device = hidden.device.type
         dtype = (
@@ -65,9 +65,9 @@ class Head:
 
 
 def split(model: Any, block_logits: int | None = None) -> Head | None:
-    """The model in two, or None if its logits are not those of its head alone.
+    """The model in two parts, or None if its logits are not those of its head alone.
 
-    `block_logits`: logits of one block; None: by the device.
+    `block_logits`: logits of one block; None: the default of the device.
     """
     linear, body = model.get_output_embeddings(), model.get_decoder()
     if not isinstance(linear, torch.nn.Linear) or body is None or body is model:
@@ -85,7 +85,7 @@ def split(model: Any, block_logits: int | None = None) -> Head | None:
 def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
     """Logits float32 [R, V] of a block at the temperature of each row."""
     logits = torch.nn.functional.linear(rows, weight, bias).float()
-    # Division by 1 changes no bit, and takes as long as the softmax.
+    # Dividing by 1 changes no bit, but takes as long as the softmax.
     plain = bool((temperature == 1).all())
     return logits if plain else logits / temperature.unsqueeze(-1)
 

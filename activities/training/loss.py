@@ -39,7 +39,7 @@ REF_KL_TAU = 1e-3
 
 @dataclass(frozen=True)
 class MemberCounts:
-    """Tokens of a step that each component is about."""
+    """The number of member tokens of each component in a step."""
 
     rl: int = 0
     ce: int = 0
@@ -48,10 +48,10 @@ class MemberCounts:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What the loss of a micro-batch depends on; all tensors share one shape [*].
+    """The inputs of a micro-batch's loss; all tensors share one shape [*].
 
     trainer_logprobs (with gradient) and engine_logprobs in nats; loss_mask bool: sampled by the
-    policy. An absent stream is None: rl_weights are then 1, and ce and ref_kl have no members.
+    policy. An absent stream is None: then rl_weights are 1, and ce and ref_kl have no members.
     ref_logprobs are those of the reference model, in nats.
     """
 
@@ -67,7 +67,7 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossTerms:
-    """Per-token terms, all of the shape of the inputs and 0 outside of the members.
+    """Per-token terms, all of the inputs' shape and 0 for tokens that are no members.
 
     `loss` carries the gradient; the rest is detached. `masked_low` and `masked_high` mark tokens
     dropped from the policy term; `mismatch_kl` is rho - l - 1, an estimate of KL(engine, trainer).
@@ -84,8 +84,8 @@ class LossTerms:
 class StepLoss:
     """A micro-batch's share of the step's loss.
 
-    `total` is a scalar with gradient; `parts` are the components' shares of it, those without
-    members in the step left out; `rl` and `ref_kl` hold the terms of those components.
+    `total` is a scalar with gradient; `parts` are the shares of the components that have members in
+    the step; `rl` and `ref_kl` hold the terms of those components.
     """
 
     total: Tensor
@@ -95,7 +95,7 @@ class StepLoss:
 
 
 def members(loss_mask: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Tokens the rl component is about: [*] bool."""
+    """The members of the rl component: [*] bool."""
     return loss_mask if weights is None else loss_mask & (weights != 0)
 
 
@@ -115,8 +115,8 @@ def rl_terms(
 ) -> LossTerms:
     """The rl loss of every token. All arguments share one shape [*]; log-probabilities in nats."""
     member = members(loss_mask, weights)
-    # Padding may hold anything; equal log-probabilities there keep exp() finite, so that no
-    # NaN reaches the gradient through a multiplication by 0.
+    # Padding may hold any value. Equal log-probabilities there keep exp() finite, so that no NaN
+    # reaches the gradient through a multiplication by 0.
     log_ratio = (trainer_logprobs - engine_logprobs).masked_fill(~member, 0.0)
     ratio = log_ratio.exp()
     difference = trainer_logprobs.detach().exp() - engine_logprobs.exp()
@@ -144,7 +144,7 @@ def rl_terms(
 def ref_kl_terms(
     trainer_logprobs: Tensor, engine_logprobs: Tensor, ref_logprobs: Tensor, weights: Tensor
 ) -> LossTerms:
-    """The loss that pulls the policy towards a reference: the reference's lead is the advantage."""
+    """The loss that pulls the policy towards a reference, whose lead acts as the advantage."""
     member = weights != 0
     log_ratio = (trainer_logprobs - engine_logprobs).masked_fill(~member, 0.0)
     difference = trainer_logprobs.detach().exp() - engine_logprobs.exp()
@@ -174,15 +174,15 @@ def custom_terms(
 ) -> LossTerms:
     """The user's loss in place of rl's: `function` is called with the LossInputs of each sequence.
 
-    `spans` are the sequences' places in the [B, T] inputs: (row, start, stop). The function
-    returns the loss of every token [T], of which the members count, or a scalar that is their
-    sum; it applies `rl_weights` itself. A sequence without members is left out. `loss` of the
-    result is a scalar, the sum. Raises ValueError for a result of another shape.
+    `spans` are the sequences' places in the [B, T] inputs: (row, start, stop). The function returns
+    the loss of every token [T], of which only members count, or a scalar, their sum. It applies
+    `rl_weights` itself, and is not called for a sequence without members. `loss` of the result is
+    the scalar sum. Raises ValueError for a result of another shape.
     """
     import torch
 
     member = members(inputs.loss_mask, inputs.rl_weights)
-    # Filled, not multiplied by 0: it keeps the graph whatever the values are.
+    # Filled, not multiplied by 0: that keeps the graph for any values, NaN included.
     anchor = inputs.trainer_logprobs.masked_fill(torch.ones_like(member), 0.0)
     loss = anchor.sum()
     for row, start, stop in spans:
@@ -211,17 +211,17 @@ def custom_terms(
 
 
 def step_loss(terms: LossTerms, step_members: int) -> Tensor:
-    """This micro-batch's share of a component's loss: scalar, sum / max(members of the step, 1).
+    """This micro-batch's share of a component's loss: a scalar, sum / max(members of the step, 1).
 
-    A micro-batch without members still gives a scalar that can be differentiated.
+    It can be differentiated for a micro-batch without members, too.
     """
     return terms.loss.sum() / max(step_members, 1)
 
 
 def total_loss(inputs: LossInputs, rl: LossTerms, counts: MemberCounts) -> StepLoss:
-    """The sum of the components, each over its own member count of the step.
+    """The sum of the components, each divided by its member count in the step.
 
-    `rl` is anchored in the graph, so a micro-batch without any member has a gradient of zeros.
+    `rl` stays in the graph, so a micro-batch without members has a gradient of zeros.
     Raises ValueError for ref_kl members without reference log-probabilities.
     """
     total = step_loss(rl, counts.rl)
@@ -234,7 +234,7 @@ def total_loss(inputs: LossInputs, rl: LossTerms, counts: MemberCounts) -> StepL
         parts |= {"ce": ce.item()} if counts.ce else {}
     if inputs.ref_kl_weights is not None:
         if inputs.ref_logprobs is None:
-            raise ValueError("ref_kl_weights are given and ref_logprobs are not")
+            raise ValueError("the batch has ref_kl_weights but no ref_logprobs")
         terms = ref_kl_terms(t, i, inputs.ref_logprobs, inputs.ref_kl_weights)
         ref_kl = step_loss(terms, counts.ref_kl)
         total = total + ref_kl

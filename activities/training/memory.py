@@ -1,9 +1,10 @@
-"""What a trainer's process will take of memory, by part, from a model's config alone.
+"""Estimates the memory that a trainer and an engine take, by part, from a model's config alone.
 
-Pure: neither torch nor weights are needed. Sizes are bytes. Counted is a decoder as Llama and Qwen
-have it: grouped-query attention, gated feed-forward, two norms a layer, untied embeddings.
+Pure: needs neither torch nor weights. Sizes are in bytes. The model is a decoder like Llama and
+Qwen: grouped-query attention, gated feed-forward, two norms a layer, untied embeddings.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,13 +25,16 @@ BLOCK_LOGITS = {"cpu": 2**24, "cuda": 2**27}
 """Logits held at once, 64 MiB on a CPU and 512 MiB on a GPU in float32. A GPU needs more rows at
 once for the speed of one multiplication."""
 BFLOAT16_KERNELS = 400 * 2**20
-"""What a CPU with AVX512-BF16 holds beside, whatever the model: measured with models of 30 and 86
-million parameters."""
+"""What a CPU with AVX512-BF16 holds in addition for any model, as measured with models of 30 and
+86 million parameters."""
 KEPT_BACK = 0.1
-"""Share of what a pass takes that the allocator holds in pieces, as measured on three models."""
+"""Share of a pass's memory that the allocator loses to fragments, as measured on three models."""
 KEPT_BACK_BY_ADAPTERS = 0.5
 """The same on a CPU, where an adapter's small tensors lie between the large ones: 0.3 to 0.7, as
 measured on three models. A GPU's allocator keeps small ones in blocks of their own."""
+STEPPED = 3 * 4
+"""Bytes that the step of a parameter takes on a GPU whose moments are brought there: two moments at
+most, and one tensor of its size that the step computes."""
 QK_NORMS = ("qwen3", "qwen3_moe", "olmo2", "gemma3_text")
 """Model types that normalise queries and keys."""
 
@@ -85,6 +89,14 @@ class Shape:
         """All parameters, with an output head of its own."""
         return self.matrices + 2 * self.vocab * self.hidden + (2 * self.layers + 1) * self.hidden
 
+    @property
+    def largest(self) -> int:
+        """Values of the largest parameter: embedding, head, or a matrix of a feed-forward, where
+        experts have two of each in one.
+        """
+        layer = self.inner * (2 * self.experts if self.experts > 1 else 1)
+        return self.hidden * max(self.vocab, layer)
+
 
 def _adapter(shape: Shape, lora: LoraConfig) -> tuple[int, int]:
     """Parameters of an adapter with what is trained whole beside it, and of the layers that it
@@ -132,12 +144,42 @@ def _layer(shape: Shape, low: int) -> int:
 
 def trainer_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]:
     """Bytes of each part at the peak of a training step: of one rank, which has a GPU to itself, or
-    of all ranks, which share a machine without one.
+    of all ranks, which share a machine without one. `loading` is what the peak before the first
+    step has beyond that: each of several GPUs takes all weights, before they are sharded. On a CPU
+    ranks map them from one file.
     """
     ranks, parts = config.trainer.ranks, _rank_parts(shape, config, gpu=gpu)
+    if gpu and ranks > 1:
+        parts["loading"] = max(4 * shape.parameters - sum(parts.values()), 0)
     if gpu or ranks == 1:
         return parts
     return {**{name: ranks * size for name, size in parts.items()}, "launcher": LAUNCHER}
+
+
+def host_parts(shape: Shape, config: RunConfig) -> dict[str, int]:
+    """Bytes of each part in a machine's memory of a trainer on its GPUs that offloads its moments,
+    of all ranks together.
+    """
+    ranks = config.trainer.ranks
+    plain = _with(config, offload_optimizer=False)
+    moments = trainer_parts(shape, plain, gpu=True)["moments"]
+    launcher = {"launcher": LAUNCHER} if ranks > 1 else {}
+    return {"libraries": ranks * LIBRARIES, "moments": ranks * moments, **launcher}
+
+
+def host_problem(shape: Shape, config: RunConfig, *, room: int) -> str | None:
+    """Why the moments of a trainer that offloads them do not fit into `room` bytes of its machine,
+    and what would help; None if they fit.
+    """
+    parts = host_parts(shape, config)
+    if sum(parts.values()) <= room:
+        return None
+    return (
+        f"beside its GPU a trainer that offloads its moments takes some "
+        f"{sum(parts.values()) / GIB:.1f} GiB ({shown(parts)}), and the machine has "
+        f"{room / GIB:.1f} GiB; set it to false, train an adapter (trainer.lora), or take a "
+        "machine with more memory"
+    )
 
 
 def _gathered(shape: Shape, trained: bool) -> tuple[int, int]:
@@ -151,8 +193,8 @@ def _gathered(shape: Shape, trained: bool) -> tuple[int, int]:
 
 def _rank_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]:
     """Bytes of each part of one rank, when the last layer's forward is done. The merged weights of
-    an adapter, and the gradients that ranks sum last, are made when activations are gone, and count
-    beyond these.
+    an adapter, the gradients that ranks sum last, and the moments of a parameter that are brought
+    for its step, are made when activations are gone, and count beyond these.
     """
     trainer, ranks = config.trainer, config.trainer.ranks
     low = 2 if trainer.compute_dtype == "bfloat16" else 4
@@ -163,6 +205,7 @@ def _rank_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]
         count += trained
         whole_logits = "lm_head" in {*lora.targets, *lora.modules_to_save}
         orthogonal = trained
+    offloaded = gpu and trainer.offload_optimizer
     moments = {"adamw": 2 * trained, "sgd": trained, "signsgd": 0}
     moments["muon"] = 2 * trained - orthogonal
     if trainer.optim.type == "sgd" and trainer.optim.momentum == 0:
@@ -181,6 +224,8 @@ def _rank_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]
         head += 4 * shape.vocab * shape.hidden
     kept_back = KEPT_BACK if lora is None or gpu else KEPT_BACK_BY_ADAPTERS
     libraries = LIBRARIES + (BFLOAT16_KERNELS if low == 2 else 0)
+    stepped = STEPPED * min(shape.largest, trained) // ranks
+    brought = max(stepped - activations - head, 0)
     gathered = {}
     if ranks > 1:
         computing, at_end = _gathered(shape, lora is None or whole_logits)
@@ -190,7 +235,7 @@ def _rank_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]
         "weights": 4 * count // ranks,
         **gathered,
         "gradients": 4 * trained // ranks,
-        "moments": 4 * moments[trainer.optim.type] // ranks,
+        "moments": brought if offloaded else 4 * moments[trainer.optim.type] // ranks,
         "lowered weights": 0 if low == 4 else 2 * (count - shape.vocab * shape.hidden),
         "merged weights": max(4 * changed // ranks - activations - head, 0),
         "activations": activations,
@@ -228,13 +273,17 @@ def engine_problem(shape: Shape, config: RunConfig, *, room: int, gpu: bool) -> 
     )
 
 
+def _with(config: RunConfig, **trainer: Any) -> RunConfig:
+    """The config with other values of keys of its trainer."""
+    section = config.trainer.model_copy(update=trainer)
+    return config.model_copy(update={"trainer": section})
+
+
 def _remedies(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]:
     """What a trainer takes with each setting that makes it take less."""
 
     def needed(**changes: Any) -> int:
-        trainer = config.trainer.model_copy(update=changes)
-        changed = config.model_copy(update={"trainer": trainer})
-        return sum(trainer_parts(shape, changed, gpu=gpu).values())
+        return sum(trainer_parts(shape, _with(config, **changes), gpu=gpu).values())
 
     fewer = min(config.trainer.micro_batch_tokens, config.trainer.seq_len)
     remedies: dict[str, dict[str, Any]] = {
@@ -245,6 +294,14 @@ def _remedies(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]:
             "micro_batch_tokens": fewer,
         },
     }
+    if gpu and config.trainer.keeps_moments and not config.trainer.offload_optimizer:
+        keys = {"activation_checkpointing": True, "micro_batch_tokens": fewer}
+        unset = {key: value for key, value in keys.items() if getattr(config.trainer, key) != value}
+        remedies["trainer.offload_optimizer = true"] = {"offload_optimizer": True}
+        if unset:
+            named = ", ".join(f"trainer.{key} = {json.dumps(unset[key])}" for key in unset)
+            text = f"all of {named} and trainer.offload_optimizer = true"
+            remedies[text] = {**unset, "offload_optimizer": True}
     return {text: needed(**changes) for text, changes in remedies.items()}
 
 
@@ -274,8 +331,8 @@ def problem(shape: Shape, config: RunConfig, *, room: int, gpu: bool) -> str | N
 
 
 def exhausted(shape: Shape | None, config: RunConfig, said: str, *, room: int, gpu: bool) -> str:
-    """What to do about a trainer that ran out of memory, in words; `said` is what was heard of it,
-    `shape` None for a model of which nothing is known.
+    """What to do about a trainer that ran out of memory, in words; `said` is how that was reported,
+    `shape` None for a model of an unknown kind.
     """
     begin = f"{names.OUT_OF_MEMORY} ({said}), of which there are {room / GIB:.1f} GiB for it"
     last = "take a shorter trainer.seq_len, a smaller model or a machine with more memory"

@@ -2,10 +2,10 @@
 
 Invariants:
 
-- Embeddings are untied. Engines on CPU reload tied embeddings silently wrong, so a tied model is
+- Embeddings are untied. Engines on a CPU reload tied embeddings silently wrong, so a tied model is
   untied at load, trained untied, and exported with its own `lm_head.weight`.
 - Sequences are padded on the right and attention is causal, so real tokens never see padding and
-  no attention mask is needed; or they are packed, and attention takes the row apart
+  no attention mask is needed. Or they are packed, and attention splits the row into its sequences
   (`attention.py`).
 - Weights are float32; `computing` lowers only what a pass computes in, and `export` what it writes.
 - Log-probabilities are those of the sampling distribution: softmax(logits / temperature).
@@ -55,18 +55,18 @@ def untie(model: Any) -> bool:
 
 
 SAFE = {"use_safetensors": True, "trust_remote_code": False}
-"""How a model that someone names is loaded: nothing of it runs."""
+"""Options to load any model that a user names: none of its code runs."""
 
 
 def load_model(source: str | Path, revision: str | None = None) -> Any:
-    """An untied causal language model with float32 weights, whatever the dtype of the files.
+    """An untied causal language model with float32 weights, for files of any dtype.
 
-    It is in evaluation mode and stays there: the loss compares with the probabilities of the
-    engine, which knows no dropout.
+    It stays in evaluation mode: the loss compares its probabilities with those of the engine, which
+    has no dropout.
 
-    `source` is a folder in Hugging Face layout or a hub name, of which `revision` is meant. Raises
-    what transformers raises (OSError, ValueError) where it holds no such model, or none whose
-    weights are safetensors.
+    `source` is a folder in Hugging Face layout, or a hub name of which `revision` is loaded. Raises
+    the errors of transformers (OSError, ValueError) if there is no such model, or its weights are
+    not safetensors.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -96,10 +96,10 @@ def token_scores(
     """Log-probability of each token given those before it, and the entropy there, in nats.
 
     token_ids [B, T] int64; temperature [B, 1] or [B, T], above 0. `positions` [B, T] and `layout`
-    are those of a packed row, for a model that takes them. `head` is the model in two, if it can
-    be split: logits that would make more than one block are then never all held. Returns logprobs
-    [B, T], with gradient, and entropy [B, T], without. The first token of a sequence, which nothing
-    predicts, holds ln(1/V) and ln V, the values of a uniform guess.
+    describe a packed row, for a model that takes them. `head` is the model in two parts, if it can
+    be split: then logits of more than one block are never held at once. Returns logprobs [B, T],
+    with gradient, and entropy [B, T], without. The first token of a sequence, which nothing
+    predicts, gets ln(1/V) and ln V, the values of a uniform guess.
     """
     import torch
 
@@ -107,7 +107,7 @@ def token_scores(
         assert positions is not None
         return _shared_scores(model, token_ids, temperature, positions, layout, head)
     packed = {} if layout is None else {"position_ids": positions, "layout": layout}
-    # The temperature of a token is that of its own sequence, also where the row goes on to it.
+    # A token has the temperature of its own sequence, also where the row moves on to the next.
     scale = temperature if temperature.shape[1] == 1 else temperature[:, 1:]
     targets = token_ids[:, 1:]
     if head is not None and head.worth(targets.numel()):
@@ -136,7 +136,7 @@ def _log_probs(logits: Tensor, temperature: Tensor) -> Tensor:
     """Log-probabilities [..., V] at the temperature of each place."""
     import torch
 
-    # Division by 1 changes no bit, and takes as long as the softmax.
+    # Dividing by 1 changes no bit, but takes as long as the softmax.
     plain = bool((temperature == 1).all())
     return torch.log_softmax(logits if plain else logits / temperature.unsqueeze(-1), dim=-1)
 
@@ -154,9 +154,9 @@ def _shared_scores(
     layout: Layout,
     head: Head | None,
 ) -> tuple[Tensor, Tensor]:
-    """`token_scores` of a packed row whose sequences share their beginnings.
+    """`token_scores` of a packed row whose sequences share prefixes.
 
-    Sequences that share one have one temperature.
+    Sequences that share a prefix have the same temperature.
     """
     import torch
 
@@ -165,7 +165,7 @@ def _shared_scores(
     assert own is not None and of is not None and before is not None
     ids, places, scale = token_ids[:, own], positions[:, own], temperature[0, own]
     given: dict[str, Any] = {"input_ids": ids, "position_ids": places, "layout": layout}
-    # A look-up sums what several tokens after one have to say in a fixed order.
+    # A look-up sums the gradients of several tokens that follow one in a fixed order.
     if head is not None and head.worth(ids.numel()):
         hidden = head.body(**given, use_cache=False).last_hidden_state[0]
         chosen, entropy = head.scores(look_up(before, hidden), ids[0], scale[before])
@@ -197,9 +197,9 @@ def rescore(
 ) -> list[list[float]]:
     """Trainer log-probabilities of every token of every sample, aligned with `token_ids`.
 
-    The same path as a training step's forward pass; samples are cut at `seq_len` as there. With
-    `packing` the model must have been made to take packed rows (`attention.enable`). The first
-    token of each holds ln(1/V).
+    Takes the path of a training step's forward pass, and cuts samples at `seq_len` as it does. With
+    `packing`, the model must accept packed rows (`attention.enable`). The first token of each
+    sample gets ln(1/V).
     """
     import torch
 
@@ -217,7 +217,7 @@ def rescore(
 
 
 def canary_tokens(vocab_size: int) -> list[list[int]]:
-    """Fixed token sequences that walk over the whole vocabulary."""
+    """Fixed token sequences that cover the whole vocabulary."""
     length, count = 24, 6
     steps = [(7 + 31 * n + 5 * n * n) % vocab_size for n in range(count * length)]
     return [steps[at : at + length] for at in range(0, len(steps), length)]
@@ -238,12 +238,12 @@ def canary_sequences(model: Any, tokenizer: Any) -> list[list[int]]:
 
 
 def canary(model: Any, sequences: list[list[int]]) -> list[dict[str, list[Any]]]:
-    """The canary's sequences with the log-probabilities that a model has of them."""
+    """The canary's sequences with a model's log-probabilities of their tokens."""
     return scored(sequences, _scores(model, sequences, model.device))
 
 
 def scored(sequences: list[list[int]], scores: Tensor) -> list[dict[str, list[Any]]]:
-    """The canary's sequences: `logprobs[k]` is of `token_ids[k + 1]` at temperature 1, in nats."""
+    """The canary's sequences: `logprobs[k]` is of `token_ids[k + 1]`, in nats at temperature 1."""
     return [
         {"token_ids": ids, "logprobs": logprobs}
         for ids, logprobs in zip(sequences, scores.tolist(), strict=True)
@@ -253,7 +253,7 @@ def scored(sequences: list[list[int]], scores: Tensor) -> list[dict[str, list[An
 def write_canary(
     folder: Path, sequences: list[dict[str, list[Any]]], noise: dict[str, Any]
 ) -> None:
-    """Leaves the canary in `folder`, whole or not at all."""
+    """Writes the canary to `folder` atomically."""
     record = {SCHEMA: CANARY.current, "sequences": sequences, "noise": noise}
     part = folder / f".{CANARY_FILE}.part"
     part.write_text(json.dumps(record))
@@ -261,9 +261,9 @@ def write_canary(
 
 
 def kernel_noise(model: Any, sequences: list[list[int]]) -> dict[str, dict[str, float]]:
-    """How far log-probabilities lie apart, in nats, at most and on average, between the model as it
-    is and in each dtype that it may be served in, with weights and activations in that dtype and
-    another attention.
+    """The largest and the mean difference of log-probabilities, in nats, between the model as it is
+    and the same model with weights and activations in each dtype that engines may use, and with
+    another attention kernel.
     """
     import torch
 
@@ -272,7 +272,7 @@ def kernel_noise(model: Any, sequences: list[list[int]]) -> dict[str, dict[str, 
     model.set_attn_implementation("eager")
     noise = {}
     for dtype in (torch.float32, torch.bfloat16):
-        # Parameters alone: positions are computed from buffers, which stay as they are.
+        # Only parameters: positions are computed from buffers, which keep their dtype.
         lowered = {name: value.to(dtype) for name, value in model.named_parameters()}
         forward = functools.partial(torch.func.functional_call, model, lowered, ())
         scores = _scores(lambda **inputs: forward(inputs), sequences, model.device)  # noqa: B023
@@ -294,11 +294,11 @@ def export(
     served: Sequence[str] = (),
     noise: bool = False,
 ) -> None:
-    """Writes weights in `dtype`, config, tokenizer, their fingerprints in that dtype and those that
-    they may be `served` in and, last of all, the canary to `folder`.
+    """Writes to `folder`: weights in `dtype`, config, tokenizer, the weights' fingerprints in
+    `dtype` and in those that they may be `served` in, and last the canary.
 
-    What an earlier export left there is replaced; the canary is there only if all of it is. It
-    has the `noise` of the model's kernels if that is wanted.
+    Replaces an earlier export; the canary exists only if everything else does. With `noise` it
+    holds the noise of the model's kernels.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CANARY_FILE).unlink(missing_ok=True)
@@ -324,7 +324,7 @@ def _save(model: Any, folder: Path, dtype: str) -> None:
         for name, tensor in model.state_dict().items()
     }
     model.save_pretrained(folder, state_dict=state)
-    # What transformers writes there is the dtype of the model, and not of the file.
+    # transformers would write the dtype of the model, not that of the file.
     config = copy.deepcopy(model.config)
     config.dtype = dtype
     config.save_pretrained(folder)

@@ -4,11 +4,14 @@ Invariants:
 
 - Every trained parameter belongs to exactly one part, and all parts share one learning rate.
 - `state` and `restore` are inverse to each other: what is restored continues with the same bits.
+- Moments that are offloaded lie on the CPU but for those of the one parameter that is stepped. The
+  step is computed where the parameter lies, so that its bits are those of any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ratchet.configs.trainer import OptimizerConfig
@@ -23,12 +26,20 @@ RANDOM = "rng"
 
 
 class Optimizer:
-    """One or more torch optimizers over the parameters of a model, stepped as one."""
+    """One or more torch optimizers over the parameters of a model, stepped as one.
 
-    def __init__(self, model: Any, config: OptimizerConfig) -> None:
+    With `offload` each parameter has one of its own, whose moments are on the CPU between steps.
+    """
+
+    def __init__(self, model: Any, config: OptimizerConfig, *, offload: bool = False) -> None:
+        self._offload = offload
         self._parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-        self._parts = _build(model, config)
+        self._parts = [
+            make(share)
+            for make, parameters in _kinds(model, config)
+            for share in ([[one] for one in parameters] if offload else [parameters])
+        ]
 
     def zero_grad(self) -> None:
         """Forgets the gradients."""
@@ -40,7 +51,8 @@ class Optimizer:
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = lr
-            part.step()
+            with _at_hand(part) if self._offload else contextlib.nullcontext():
+                part.step()
 
     def state(self) -> dict[str, Tensor]:
         """Tensors named '<moment>/<parameter>', on the CPU; those that are sharded as they are."""
@@ -69,7 +81,8 @@ class Optimizer:
             return None
         if moment == RANDOM or moment in ON_CPU:
             return torch.empty(tuple(size), dtype=dtype)
-        return torch.empty_like(self._parameters[name], requires_grad=False)
+        place = "cpu" if self._offload else None
+        return torch.empty_like(self._parameters[name], requires_grad=False, device=place)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes the state that `state` gave, or that was read as `like` says; other names are
@@ -81,9 +94,12 @@ class Optimizer:
         for key, value in tensors.items():
             moment, _, name = key.partition("/")
             if name in self._parameters:
-                # Older builds kept moments in the dtype that they computed in.
-                like = value if moment in ON_CPU else self._parameters[name]
-                own = value if isinstance(value, DTensor) else value.to(like, copy=True)
+                own, parameter = value, self._parameters[name]
+                if not isinstance(value, DTensor):
+                    stays = self._offload or moment in ON_CPU
+                    # Older builds kept moments in the dtype that they computed in.
+                    dtype = value.dtype if moment in ON_CPU else parameter.dtype
+                    own = value.to("cpu" if stays else parameter.device, dtype, copy=True)
                 moments.setdefault(name, {})[moment] = own
         for part in self._parts:
             for group in part.param_groups:
@@ -93,38 +109,52 @@ class Optimizer:
                         part.state[parameter] = moments[name]
 
 
-def _build(model: Any, config: OptimizerConfig) -> list[Any]:
-    import torch
+@contextlib.contextmanager
+def _at_hand(part: Any) -> Iterator[None]:
+    """Within it the moments of a torch optimizer lie where its parameters do, and not on the CPU;
+    afterwards again in the memory that they had there.
+    """
+    homes = {parameter: dict(moments) for parameter, moments in part.state.items()}
+    for parameter, name, moments in _movable(part):
+        moments[name] = moments[name].to(parameter.device, copy=True)
+    yield
+    for parameter, name, moments in _movable(part):
+        home = homes.get(parameter, {}).get(name)
+        moments[name] = moments[name].cpu() if home is None else home.copy_(moments[name])
 
+
+def _movable(part: Any) -> list[tuple[Any, str, dict[str, Any]]]:
+    """Each moment of a torch optimizer: its parameter, its name, and the dict that has it."""
+    return [
+        (parameter, name, moments)
+        for parameter, moments in part.state.items()
+        for name, value in moments.items()
+        if value is not None and name not in ON_CPU
+    ]
+
+
+def _kinds(
+    model: Any, config: OptimizerConfig
+) -> list[tuple[Callable[[list[Any]], Any], list[Any]]]:
+    """The trained parameters by what steps them: how to make a torch optimizer over some of them,
+    and which they are.
+    """
     everything = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.type == "adamw":
-        return [_adamw(everything, config)]
+        return [(lambda some: _adamw(some, config), everything)]
     if config.type == "sgd":
-        return [
-            torch.optim.SGD(
-                everything,
-                lr=config.lr,
-                momentum=config.momentum,
-                nesterov=config.nesterov,
-                weight_decay=config.weight_decay,
-            )
-        ]
+        return [(lambda some: _sgd(some, config), everything)]
     if config.type == "signsgd":
-        return [_sign_sgd(everything, config)]
+        return [(lambda some: _sign_sgd(some, config), everything)]
     matrices = [parameter for parameter in hidden_matrices(model) if parameter.requires_grad]
     ids = {id(parameter) for parameter in matrices}
     rest = [parameter for parameter in everything if id(parameter) not in ids]
-    muon = torch.optim.Muon(
-        matrices,
-        lr=config.lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        ns_steps=config.ns_steps,
-        weight_decay=config.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
+    kinds = [
+        (lambda some: _muon(some, config), matrices),
+        (lambda some: _adamw(some, config), rest),
+    ]
     # An adapter is matrices alone.
-    return [muon, _adamw(rest, config)] if rest else [muon]
+    return [kind for kind in kinds if kind[1]]
 
 
 def hidden_matrices(model: Any) -> list[Any]:
@@ -144,6 +174,32 @@ def _adamw(parameters: list[Any], config: Any) -> Any:
         betas=config.betas,
         weight_decay=config.weight_decay,
         fused=all(parameter.device.type == "cpu" for parameter in parameters),
+    )
+
+
+def _sgd(parameters: list[Any], config: Any) -> Any:
+    import torch
+
+    return torch.optim.SGD(
+        parameters,
+        lr=config.lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        weight_decay=config.weight_decay,
+    )
+
+
+def _muon(parameters: list[Any], config: Any) -> Any:
+    import torch
+
+    return torch.optim.Muon(
+        parameters,
+        lr=config.lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        ns_steps=config.ns_steps,
+        weight_decay=config.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
     )
 
 

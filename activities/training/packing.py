@@ -1,14 +1,14 @@
-"""Which sequences share a forward pass, and which worker makes it.
+"""Decides which sequences share a forward pass, and which worker runs it.
 
 Invariants:
 
 - The grid is a pure function of the lengths, the bin size, the workers and the cost model; ties
   keep the order of the batch.
-- Every sequence lies in exactly one bin that is not a dummy. No bin is longer than the bin size,
-  except for a single sequence that is.
-- Every worker gets the same number of bins, so that collectives meet.
+- Every sequence is in exactly one bin that is not a dummy. A bin exceeds the bin size only if it
+  holds a single sequence that does.
+- Every worker gets the same number of bins, so that all of them join each collective.
 
-Nothing here touches tensors.
+Pure: no tensors.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from dataclasses import dataclass
 from typing import Any
 
 Bin = list[int]
-"""Places of sequences in the batch."""
+"""Indices of sequences in the batch."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Floating-point work of a bin of lengths n: linear * sum(n) + quadratic * sum(n^2)."""
+    """Floating-point work of a bin with lengths n: linear * sum(n) + quadratic * sum(n^2)."""
 
     linear: int = 1
     quadratic: int = 0
 
     def of(self, lengths: Sequence[int]) -> int:
-        """Cost of one bin, in units that only compare."""
+        """Cost of one bin, in arbitrary units."""
         return self.linear * sum(lengths) + self.quadratic * sum(n * n for n in lengths)
 
 
 TOKENS = Cost()
-"""Work counted in tokens, for a model of which nothing is known."""
+"""Work counted in tokens, for a model of an unknown kind."""
 
 
 def model_cost(config: Any) -> Cost:
@@ -65,7 +65,7 @@ def model_cost(config: Any) -> Cost:
 
 
 def first_fit_decreasing(lengths: Sequence[int], bin_tokens: int) -> list[Bin]:
-    """Longest first, each into the first bin with room for it."""
+    """Puts each sequence, longest first, into the first bin that has room for it."""
     bins: list[Bin] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -81,9 +81,9 @@ def first_fit_decreasing(lengths: Sequence[int], bin_tokens: int) -> list[Bin]:
 
 
 def align(bins: list[Bin], lengths: Sequence[int], workers: int, cost: Cost = TOKENS) -> list[Bin]:
-    """Splits the costliest bins until their number is a multiple of `workers`, if that can be.
+    """Splits the costliest bins until their number is a multiple of `workers`, if possible.
 
-    Bins of one sequence are not split; what is then missing is for dummies to fill.
+    A bin of one sequence cannot be split; dummies then fill the rest.
     """
     bins = [list(content) for content in bins]
     target = max(-(-len(bins) // workers), 1) * workers
@@ -102,7 +102,7 @@ def align(bins: list[Bin], lengths: Sequence[int], workers: int, cost: Cost = TO
 
 
 def _halves(content: Bin, lengths: Sequence[int], cost: Cost) -> tuple[Bin, Bin]:
-    """Costliest sequence first, each to the side that has less so far."""
+    """Two bins of nearly equal cost: each sequence, costliest first, goes to the cheaper one."""
     sides: tuple[Bin, Bin] = ([], [])
     loads = [0, 0]
     for index in sorted(content, key=lambda i: -cost.of([lengths[i]])):
@@ -113,11 +113,11 @@ def _halves(content: Bin, lengths: Sequence[int], cost: Cost) -> tuple[Bin, Bin]
 
 
 def balanced_partition(weights: Sequence[int], parts: int) -> list[list[int]]:
-    """Splits the places of `weights` into `parts` sets of one size and of nearly one sum.
+    """Splits the indices of `weights` into `parts` sets of equal size and nearly equal sum.
 
-    Karmarkar and Karp's differencing, on `parts` sets at once (Michiels et al. 2003), then the
-    best swap of two places as long as one lowers (largest sum, largest minus smallest sum). Raises
-    ValueError unless `parts` divides the number of weights.
+    Differencing by Karmarkar and Karp on `parts` sets at once (Michiels et al. 2003); then the best
+    swap of two indices is repeated as long as it lowers (largest sum, largest minus smallest sum).
+    Raises ValueError unless `parts` divides the number of weights.
     """
     if parts < 1 or len(weights) % parts:
         raise ValueError(f"{len(weights)} weights cannot be split into {parts} sets of one size")
@@ -181,10 +181,10 @@ def grid(
     *,
     bins: list[Bin] | None = None,
 ) -> list[list[Slot]]:
-    """The forward passes of each worker, equally many of nearly equal cost.
+    """The forward passes of each worker: equally many, of nearly equal cost.
 
-    `bins` are those to share out; None: the fewest that hold all. Raises ValueError for a batch
-    without sequences.
+    `bins` are those to distribute; None: as few as hold all. Raises ValueError for a batch without
+    sequences.
     """
     if not lengths:
         raise ValueError("a batch without sequences cannot be packed")

@@ -1,14 +1,15 @@
 """The default policy 'ratchet/tiny': a small Qwen3 model, warm-started in seconds, untied.
 
-The warm start has two phases. Clean supervised steps teach the tasks; then steps on
-demonstrations whose letters and digits are mostly random flatten the distribution without
-unlearning how. The policy that results can do the task and mostly does not, which is where
-reinforcement learning has something to find. (Supervised learning stopped early has not learnt
-the task at all, and does not improve.) Conversations that begin with a system message, which shows
-how the task is done, stay clean: shown that, the policy does it.
+The warm start has two phases. Clean supervised steps teach the tasks. Then steps on demonstrations
+with mostly random letters and digits flatten the distribution, while the policy still knows how to
+do the task. The resulting policy can do the task but mostly does not, so that reinforcement
+learning has something to find. (A policy whose supervised learning stopped early has not learnt the
+task at all, and does not improve.) Conversations that begin with a system message, which shows how
+the task is done, stay clean: with that message, the policy does the task.
 
 Invariant: the weights are a function of the recipe, the environment, the seed and the code
-(`SCHEMA`); threads are part of the recipe. `digest` covers exactly that, and never needs torch.
+(`SCHEMA`); the number of threads is part of the recipe. `digest` covers exactly that and never
+needs torch.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ EMBEDDING_STD = 0.02
 class Recipe:
     """Size, initialisation and warm start of the policy.
 
-    The clean phase goes on until the policy is sure (gives more than 1/2) of `mastery` of the
-    learnt tokens, averaged over about ten steps, or until `clean_limit` steps; how long that takes
-    depends on the seed. Then its learning rate falls to 0 over `cooldown` steps. Learning rates
-    are of AdamW and rise over `rise` steps at the start of a phase.
+    The clean phase lasts until the policy is sure (probability above 1/2) of a share `mastery` of
+    the learnt tokens, averaged over about ten steps, or for `clean_limit` steps; that depends on
+    the seed. Then the learning rate falls to 0 over `cooldown` steps. Learning rates are AdamW's
+    and rise over `rise` steps at the start of a phase.
     """
 
     layers: int = 2
@@ -71,7 +72,7 @@ class Recipe:
 
     @property
     def shape(self) -> Shape:
-        """What a trainer's memory is estimated from."""
+        """The sizes from which a trainer's memory is estimated."""
         width = self.heads * self.head_dim
         return Shape(self.layers, self.hidden, width, width, self.feed_forward, VOCAB_SIZE, True)
 
@@ -79,7 +80,7 @@ class Recipe:
 def recipe_of(env: str) -> Recipe:
     """The recipe of the default policy for a warm start on `env`.
 
-    Where half of the conversations stay clean in the noisy phase, it takes longer.
+    The noisy phase takes longer where half of the conversations stay clean.
     """
     return replace(Recipe(), noisy_steps=180) if env == "reverse-shown" else Recipe()
 
@@ -124,9 +125,8 @@ def build_model(recipe: Recipe, seed: int) -> Any:
 def encode_conversation(
     tokenizer: PreTrainedTokenizerFast, messages: list[Message]
 ) -> tuple[list[int], list[bool]]:
-    """Token ids [T] of a conversation in the template's layout, and which of them to learn [T].
-
-    Learnt are the content and the closing token of every assistant message.
+    """Token ids [T] of a conversation in the template's layout, and which of them to learn [T]: the
+    content and the closing token of every assistant message.
     """
     token_ids: list[int] = []
     learn: list[bool] = []
@@ -181,7 +181,7 @@ def _supervised_batch(
 
 
 class _Supervised:
-    """Supervised steps of one phase, with an optimizer of their own."""
+    """Supervised steps of one phase, with their own optimizer."""
 
     def __init__(
         self, model: Any, tokenizer: PreTrainedTokenizerFast, recipe: Recipe, lr: float
@@ -197,7 +197,7 @@ class _Supervised:
     def step(self, conversations: list[list[Message]], factor: float) -> tuple[float, float]:
         """One step at `factor` times the learning rate.
 
-        Returns the mean loss over learnt tokens in nats, and the share of them the policy is
+        Returns the mean loss over learnt tokens, in nats, and the share of them that the policy is
         sure of.
         """
         import torch
@@ -226,10 +226,10 @@ def warm_start(
     seed: int,
     progress: Callable[[int, int, float], None] = lambda step, most, loss: None,
 ) -> None:
-    """Trains `model` in place on the demonstrations, which are used in order and cycled.
+    """Trains `model` in place on the demonstrations, in order and cyclically.
 
-    `progress(step, most, loss)` is called after every step; `most` is how many there can still
-    be in all, loss the mean over learnt tokens, in nats.
+    Calls `progress(step, most, loss)` after every step: `most` is the most steps that there can be
+    in all, `loss` the mean over learnt tokens, in nats.
     """
     rng = random.Random(f"warm-start/{seed}")
     stream = itertools.cycle(demonstrations)

@@ -1,13 +1,13 @@
 """Makes the weights of version 0.
 
 `python -m ratchet.activities.training.prepare --order FILE --out DIR`. The order is JSON: {name,
-env, seed}, and may have `revision` and `renderer`, as the config names them, `recipe`: what of the
-default policy's recipe is to be otherwise, and of another run's version `folder`, where that lies,
-`base` and `license`, which it descends from and has.
-Progress goes to standard output, one JSON line a report: {"progress": text}. Whatever the source,
-the result is an untied model in Hugging Face layout with tokenizer, fingerprints, canary and
-`policy.json` (`storage.keys`). A model that cannot be loaded ends the process with code 2 and
-{"problem": text}.
+env, seed}. Optional are `revision` and `renderer`, as the config has them; `recipe`, changes of the
+default policy's recipe; and for another run's version its `folder`, base model (`base`) and
+`license`.
+Progress goes to standard output, one JSON line each: {"progress": text}. The result is always an
+untied model in Hugging Face layout with tokenizer, fingerprints, canary and `policy.json`
+(`storage.keys`). If a model cannot be loaded, the process prints {"problem": text} and ends with
+status 2.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def make_default(recipe: Recipe, env: str, seed: int) -> tuple[Any, Any]:
 
 
 def load_given(name: str, source: str, revision: str | None = None) -> tuple[Any, Any]:
-    """Model and tokenizer of the folder or hub name `source`, which the config names `name`; ends
-    the process where there is none.
+    """Model and tokenizer from `source`, a folder or hub name, which the config calls `name`; ends
+    the process if they cannot be loaded.
     """
     from transformers import AutoTokenizer
 
@@ -78,8 +78,8 @@ def load_given(name: str, source: str, revision: str | None = None) -> tuple[Any
 
 
 def descent(order: dict[str, Any]) -> dict[str, Any]:
-    """{base, license} of the policy: of another run's version those of the run, of a folder those
-    that its model card tells.
+    """{base, license} of the policy: for another run's version those of that run, for a folder
+    those in its model card.
     """
     if "folder" in order:
         return {"base": order["base"], "license": order["license"]}
@@ -96,8 +96,8 @@ def descent(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def agreeing_renderer(order: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
-    """{'renderer'}, the one that agrees with the model; {} where none does and the run names its
-    own. Raises ValueError if it names none.
+    """{'renderer': the one that agrees with the model's template}; {} if none does and the run
+    names one. Raises ValueError if it names none.
     """
     try:
         return {"renderer": resolve(order.get("base", order["name"]), tokenizer, {})}
@@ -133,11 +133,11 @@ def main() -> None:
     else:
         name, revision = order["name"], order.get("revision")
         model, tokenizer = load_given(name, order.get("folder", name), revision)
-        # A version of a run that trains an adapter; what a user's own folder holds is the user's.
+        # A version of a run with an adapter. An adapter in a user's own folder is not merged.
         if "folder" in order and (adapter := Path(order["folder"]) / ADAPTER_FOLDER).is_dir():
             model = load_merged(model, adapter)
         origin = f"{name} at {revision}" if revision else name
-    # Which dtype engines will have is a matter of the runs that start from it.
+    # Runs that start from it may choose any dtype for their engines.
     export(model, tokenizer, options.out, served=get_args(Dtype), noise=True)
     from_what = descent(order)
     about = {"parameters": parameter_count(model), "origin": origin, **from_what}

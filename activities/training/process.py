@@ -2,20 +2,20 @@
 
 Holds a backend, and with it policy and optimizer between steps, and serves the operations of
 `client.TrainerClient` on a Unix socket: ping, load, step, save, shutdown. Operations run one after
-another in one thread of their own (thread counts of numerical libraries belong to a thread), so
-ping answers meanwhile. A client that goes away does not stop an operation.
+another in one dedicated thread (numerical libraries set their thread counts by thread), so that
+ping is answered meanwhile. A client that disconnects does not stop an operation.
 
 With `--ranks N`, N of these processes make one trainer (`ranks.py`), and torch's launcher starts
 them: `python -m torch.distributed.run --nproc-per-node N -m ratchet.activities.training.process …`.
-Rank 0 has the socket, and sends each request on to the others, which listen beside it, on
-`PATH.<rank>`. It answers once all have: so a ping is answered only while each of them lives. What
-fails on all of them leaves the state as it was. If an operation fails on one alone, others wait
-for it for ever, so rank 0 answers what went wrong and then ends, and the launcher ends the rest.
+Rank 0 has the socket and forwards each request to the other ranks, which listen on `PATH.<rank>`.
+It replies once all have replied, so a ping is answered only while every rank is alive. An operation
+that fails on all ranks leaves the state unchanged. If it fails on one alone, the others would wait
+for ever; so rank 0 replies with the error and ends, and the launcher ends the rest.
 
-A file that could not be read or written is answered as DiskFailed, whichever library met it: the
-state is as before, or that of a finished step, and the same request works once that is mended.
-An operation that deterministic mode refuses becomes a ValueError, a user error; one that finds no
-memory becomes OutOfMemory.
+A file that could not be read or written becomes DiskFailed, whichever library raised the error: the
+state is unchanged, or that of a finished step, and the same request succeeds once the disk is
+fixed. An operation that deterministic mode refuses becomes ValueError, a user's mistake; one that
+runs out of memory becomes OutOfMemory.
 """
 
 import argparse
@@ -46,19 +46,20 @@ from ratchet.activities.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 BACKENDS: dict[str, Callable[[], TrainerBackend]] = {"torch": Trainer}
-"""What trains, by the name that `trainer.backend` of a config has for it."""
+"""Backends by their name in `trainer.backend` of a config."""
 
 FAIL_TOGETHER_S = 10.0
-"""How long after one rank an operation may fail on another, for the same reason."""
+"""How long after its failure on one rank an operation may fail on the others for the same reason.
+"""
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def disk_failure(error: Exception) -> OSError | None:
-    """The operating system's refusal of a file, if `error` is one.
+    """The operating system's error about a file, if `error` is one.
 
-    Libraries written in Rust raise it in types of their own, whose text ends in '(os error 28)'.
-    An OSError without a number is a library's own, such as 'no such model'.
+    Libraries written in Rust raise their own types, whose text ends in '(os error 28)'. An OSError
+    without a number comes from a library, such as 'no such model'.
     """
     if isinstance(error, OSError):
         return error if error.errno is not None else None
@@ -67,7 +68,7 @@ def disk_failure(error: Exception) -> OSError | None:
 
 
 def memory_failure(error: BaseException) -> bool:
-    """Whether no memory was left, for Python, or for torch, whose CPU error has no type."""
+    """Whether Python or torch ran out of memory; torch's error on a CPU has no type."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(
         error
@@ -75,14 +76,14 @@ def memory_failure(error: BaseException) -> bool:
 
 
 def rank_socket(socket: Path, rank: int) -> Path:
-    """Where the process of a rank listens, if rank 0 has `socket`."""
+    """The socket on which a rank listens, if rank 0 listens on `socket`."""
     return socket if rank == 0 else socket.with_name(f"{socket.name}.{rank}")
 
 
 class TrainerServer:
-    """Serves one backend until `shutdown` is asked for, and sends on to `others` what it serves.
+    """Serves one backend until a `shutdown` request, and forwards every request to `others`.
 
-    `lost` is set once an operation has failed here or there and not everywhere.
+    `lost` is set once an operation has failed on some ranks but not on all.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class TrainerServer:
         try:
             result = await self._run(request["op"], request["args"])
         except Exception as error:
-            # Whatever went wrong is the client's to judge; the process goes on.
+            # The client decides what to do about any error; the process goes on.
             log.exception("%s failed", request["op"])
             kind = error.kind if isinstance(error, TrainerFailed) else type(error).__name__
             problem = {"type": kind, "message": str(error)}
@@ -149,8 +150,8 @@ class TrainerServer:
         return tasks[0].result()
 
     def _failure(self, outcomes: list[BaseException | None]) -> BaseException:
-        """What to answer where an operation failed on some ranks, or on all: the end of one, or
-        else what went wrong on the first of them.
+        """The error to reply with if an operation failed on some ranks or on all: that a rank has
+        ended, or else the error of the first rank that failed.
         """
         failures = [outcome for outcome in outcomes if outcome is not None]
         gone = [failure for failure in failures if isinstance(failure, TrainerGone)]
@@ -218,7 +219,7 @@ def main() -> None:
     )
     asyncio.run(server.serve(places[rank]))
     if server.lost:
-        # Not by the interpreter's own end, which waits for the thread that waits for another rank.
+        # A normal exit would wait for the thread, which waits for another rank.
         os._exit(1)
 
 

@@ -1,15 +1,15 @@
-"""Several processes of one machine that make one trainer: their group, and a policy sharded over
-them (FSDP2, `torch.distributed.fsdp.fully_shard`).
+"""The ranks of one trainer: several processes of one machine, and a policy sharded over them
+(FSDP2, `torch.distributed.fsdp.fully_shard`).
 
-torch's launcher starts them; each holds a backend and is sent the same operations in the same order
+torch's launcher starts them. Each holds a backend and gets the same operations in the same order
 (`process.py`). Invariants:
 
-- Each holds its rows of every weight, gradient and moment. Gradients are summed over the ranks in
-  float32, and not averaged: a micro-batch's loss is its share of the whole step's.
-- Nothing is decided by one alone: what one knows and others need is exchanged, in the order of the
-  ranks. So all stand at the same step, and the bits are a function of their number.
-- Work on files that fails on one of them fails on all, and leaves none waiting (`agree`).
-  What fails in between leaves others waiting, and ends the trainer (`process.py`).
+- Each rank holds its rows of every weight, gradient and moment. Gradients are summed over the ranks
+  in float32, not averaged: a micro-batch's loss is its share of the whole step's.
+- No rank decides alone: what one knows and others need is exchanged, in the order of the ranks. So
+  all are at the same step, and the bits are a function of the number of ranks.
+- Work on files that fails on one rank fails on all, and leaves none waiting (`agree`). Any other
+  failure on one rank leaves the others waiting, and ends the trainer (`process.py`).
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROBE = (11, 5, 7, 3)
-"""Tokens whose log-probabilities tell whether a model can be sharded."""
+"""Tokens whose log-probabilities test whether a model can be sharded."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place, from 0, among `count`. One alone exchanges nothing."""
+    """This process's rank, from 0, of `count`. A single rank exchanges nothing."""
 
     rank: int = 0
     count: int = 1
 
     @staticmethod
     def join() -> Ranks:
-        """The group of the processes that torch's launcher has started; waits for all of them. A
-        process that somebody else started is alone.
+        """Joins the group of processes that torch's launcher has started, and waits for all of
+        them. A process that was started otherwise is a single rank.
         """
         import torch
         from torch import distributed
@@ -58,11 +58,11 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that speaks for all and writes what is whole."""
+        """Whether this rank acts for all: it replies, and writes the files that are not sharded."""
         return self.rank == 0
 
     def all(self, value: T) -> list[T]:
-        """The value of every rank, on each of them."""
+        """The values of all ranks, on every rank."""
         from torch import distributed
 
         if self.count == 1:
@@ -72,7 +72,7 @@ class Ranks:
         return values
 
     def at_first(self, value: T) -> list[T]:
-        """The value of every rank on the first; nothing on the others."""
+        """The values of all ranks on the first rank; none on the others."""
         from torch import distributed
 
         if self.count == 1:
@@ -82,7 +82,7 @@ class Ranks:
         return values or []
 
     def at_first_do(self, work: Callable[[], object]) -> None:
-        """Has the first rank do what it does for all; raises on each what went wrong there."""
+        """Runs `work` on the first rank, for all; raises its error on every rank."""
         failure: Exception | None = None
         if self.first:
             try:
@@ -92,7 +92,7 @@ class Ranks:
         self.agree(failure)
 
     def agree(self, failure: Exception | None) -> None:
-        """Raises what went wrong here, or where nothing did, what did on another rank."""
+        """Raises this rank's failure, or if it has none that of another rank."""
         report = None if failure is None else (getattr(failure, "errno", None), str(failure))
         others = [found for found in self.all(report) if found is not None]
         if failure is not None:
@@ -105,21 +105,19 @@ ALONE = Ranks()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All rows of a tensor that is sharded, from all ranks, which call it alike; any other as it
-    is.
-    """
+    """All rows of a sharded tensor (all ranks must call this); any other tensor unchanged."""
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def sharded(model: Any, head: Head | None, ranks: Ranks) -> Any:
-    """Shards a model over the ranks, in place; returns the module by which it is called from then
-    on: with the arguments of `model.token_scores`, and whether logits are made by blocks.
+    """Shards a model over the ranks, in place; returns the module to call from then on: with the
+    arguments of `model.token_scores`, and whether to compute logits by blocks.
 
-    Layers are gathered one by one, when they compute. Embedding, head and last norm stay whole from
-    the forward pass to the end of the backward pass, or without gradients to `reset_iter_state`.
-    Raises ValueError for a model that gives other log-probabilities then.
+    Each layer is gathered when it computes. Embedding, head and last norm stay gathered from the
+    forward pass to the end of the backward pass, or without gradients until `reset_iter_state`.
+    Raises ValueError for a model whose log-probabilities then differ.
     """
     import torch
     from torch.distributed.device_mesh import init_device_mesh
@@ -128,7 +126,7 @@ def sharded(model: Any, head: Head | None, ranks: Ranks) -> Any:
     from ratchet.activities.training.model import token_scores
 
     class Scorer(torch.nn.Module):
-        """The root: the head's weights are used beside the model's own forward pass."""
+        """The root module: the head's weights are used outside of the model's forward pass, too."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -144,7 +142,7 @@ def sharded(model: Any, head: Head | None, ranks: Ranks) -> Any:
         ) -> tuple[Tensor, Tensor]:
             given = (token_ids, temperature, positions, layout, head if by_blocks else None)
             logprobs, entropy = token_scores(self.model, *given)
-            # FSDP warns of a view that somebody might change in place.
+            # A copy: FSDP warns of a view, which could be changed in place.
             return logprobs.clone(), entropy
 
     ids, plain = torch.tensor([PROBE], device=model.device), torch.ones(1, 1, device=model.device)
@@ -168,6 +166,6 @@ def sharded(model: Any, head: Head | None, ranks: Ranks) -> Any:
     if not all(torch.allclose(a, b, atol=1e-4) for a, b in zip(before, after, strict=True)):
         raise ValueError(
             f"trainer.ranks is above 1, and {type(model).__name__} gives other log-probabilities "
-            "once it is sharded; set it to 1"
+            "once it is sharded; set trainer.ranks to 1"
         )
     return scorer

@@ -1,22 +1,23 @@
-"""Activation checkpointing: layers keep what goes in and compute the rest again for the gradient.
+"""Activation checkpointing: layers keep only their input and compute the rest again in the backward
+pass.
 
 Invariants:
 
-- A model stays in evaluation mode, without dropout. Transformers recomputes in training mode alone,
-  so the modules that decide about it are put into training mode by themselves, and `enable` tries
-  whether the model still gives the same bits.
+- A model stays in evaluation mode, without dropout. transformers recomputes in training mode only,
+  so just the modules that check it are put into training mode, and `enable` tests that the model
+  still gives the same bits.
 """
 
 from typing import Any
 
 PROBE = (11, 5, 7, 3)
-"""Tokens whose logits tell whether a model still gives what it gave."""
+"""Tokens whose logits test whether a model still gives the same bits."""
 
 
 def enable(model: Any) -> None:
-    """Makes the layers of a model compute their insides again in the backward pass.
+    """Makes the layers of a model recompute their activations in the backward pass.
 
-    Raises ValueError for a model that cannot, or whose layers draw dropout where they do.
+    Raises ValueError for a model that does not support it, or whose layers then apply dropout.
     """
     import torch
 

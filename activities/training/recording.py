@@ -1,8 +1,8 @@
-"""What a run recorded of its training: states to begin at, batches, and what came of them.
+"""What a run recorded of its training: states to begin at, batches, and the results.
 
-A run may have been made in several attempts, or be a fork of another: up to the step at which its
-lineage was left, the artifacts of the source count, and from there on its own. Nothing is read here
-but references and small records.
+A run may consist of several attempts, or be a fork of another run: up to the step of the restore
+the artifacts of the source count, after it those of the run itself. Only references and small
+records are read here.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,15 +22,15 @@ KeyOf = Callable[[str, int], str]
 
 
 class NotReplayable(ValueError):
-    """What was asked for is not recorded; the message says what is missing and what helps."""
+    """The requested steps are not recorded; the message says what is missing and what helps."""
 
 
 @dataclass(frozen=True)
 class RecordedStep:
     """Step `step` as attempt `attempt` trained it: its batch and the revision of the config.
 
-    `weights` and `checkpoints` are what is kept of the state after it, committed by trainers that
-    may have been several; of each kind, what the run went on with is among them.
+    `weights` and `checkpoints` are what is kept of the state after it. Several trainers may have
+    committed theirs; the one that the run continued with is among them.
     """
 
     step: int
@@ -78,7 +78,7 @@ def plan(store: ArtifactStore, run: str, start: int | None = None, stop: int | N
 
     `run` is a run, meaning the newest of its attempts, or one attempt ('X+2', and 'X+1' for the
     first). `start` is the step of a checkpoint, or 0; None: the oldest checkpoint, or 0 without
-    any. `stop` None: the newest step of which anything is kept. Raises NotReplayable, and
+    any. `stop` None: the newest step with a kept artifact. Raises NotReplayable, and
     CorruptArtifact for damaged records.
     """
     return _Recording(store, _attempt(store, run)).plan(start, stop)
@@ -87,15 +87,15 @@ def plan(store: ArtifactStore, run: str, start: int | None = None, stop: int | N
 def _attempt(store: ArtifactStore, run: str) -> str:
     base, mark, number = run.partition(names.ATTEMPT_MARK)
     if mark and not (number.isdigit() and int(number) >= 1):
-        raise NotReplayable(f"{run!r} is no run: an attempt is named like '{base}+2'")
+        raise NotReplayable(f"{run!r} names no run: an attempt is written like '{base}+2'")
     attempt = names.attempt_id(base, int(number or 1))
     if not base or store.committed(keys.config(attempt)) is None:
         there = ", ".join(store.folders("runs")[:MOST_NAMED]) or "none"
-        raise NotReplayable(f"no run {run!r} is in {store.url}; runs there: {there}")
+        raise NotReplayable(f"there is no run {run!r} in {store.url}; its runs: {there}")
     if mark:
         return attempt
     count = 2
-    # An attempt whose checkpoint was not restored yet has trained nothing.
+    # An attempt that has not restored its checkpoint yet has trained nothing.
     while store.committed(keys.config(names.attempt_id(base, count))) is not None:
         later = names.attempt_id(base, count)
         attempt = later if store.committed(keys.lineage(later)) is not None else attempt
@@ -119,24 +119,23 @@ class _Recording:
         newest = max([*checkpoints, *self._steps_of("weights")], default=0)
         begin = min(checkpoints, default=0) if start is None else start
         end = newest if stop is None else stop
-        choices = f"checkpoints are kept of steps {_ranges(checkpoints) or '(none)'}"
+        choices = (
+            f"begin at a checkpoint (kept: {_ranges(checkpoints) or 'none'}) or at 0, the weights "
+            "that the run began with"
+        )
         if begin and begin not in checkpoints:
-            raise NotReplayable(
-                f"{self._run} has no checkpoint of step {begin} to begin at; {choices}, and 0 "
-                "stands for the weights that the run began with"
-            )
+            raise NotReplayable(f"{self._run} has no checkpoint of step {begin}; {choices}")
         if not begin < end <= newest:
             raise NotReplayable(
-                f"nothing of {self._run} can be replayed from step {begin} to {end}: the newest "
-                f"step of which anything is kept is {newest}; {choices}, to begin at, and 0 stands "
-                "for the weights that the run began with"
+                f"{self._run} cannot be replayed from step {begin} to {end}: the newest step with "
+                f"weights or a checkpoint is {newest}; {choices}"
             )
         batches = {step: self._batch(step) for step in range(begin + 1, end + 1)}
         if missing := [step for step, batch in batches.items() if batch is None]:
             raise NotReplayable(
-                f"batches of steps {_ranges(missing)} of {self._run} are not kept: without "
-                'retention.batches="all" in its config, a run keeps those since its oldest '
-                f"checkpoint; {choices}, to begin at"
+                f"the batches of steps {_ranges(missing)} of {self._run} were removed: without "
+                'retention.batches="all" in its config, a run keeps only those since its oldest '
+                f"checkpoint; {choices}"
             )
         steps = [
             RecordedStep(
@@ -152,8 +151,8 @@ class _Recording:
         ]
         if not any(step.weights or step.checkpoints for step in steps):
             raise NotReplayable(
-                f"nothing is kept of steps {begin + 1} to {end} of {self._run} to compare with: "
-                'retention.weights="all" keeps the weights of every step'
+                f"{self._run} has no weights or checkpoint of steps {begin + 1} to {end} to "
+                'compare with: retention.weights="all" keeps the weights of every step'
             )
         return Plan(self._run, begin, self._beginning(begin), steps)
 
@@ -167,7 +166,7 @@ class _Recording:
         return self._listed[folder]
 
     def _steps_of(self, kind: str) -> set[int]:
-        """Steps above 0 of which an artifact of a kind ('weights', 'checkpoints') counts."""
+        """Steps above 0 with an artifact of a kind ('weights', 'checkpoints') that counts."""
         return {
             number
             for span in self._spans
@@ -189,7 +188,7 @@ class _Recording:
 
     def _beginning(self, step: int) -> ArtifactRef:
         if step:
-            # Of trainers that went apart, the last is the one that went on.
+            # If trainers computed different bits, the run continued with the last.
             return self._states(keys.checkpoint, step)[-1]
         for span in self._spans:
             if (ref := self._store.committed(keys.weights(span.attempt, 0))) is not None:
@@ -200,8 +199,8 @@ class _Recording:
         return self._store.committed(keys.batch(self._owner(step), step))
 
     def _revision(self, step: int, batch: ArtifactRef) -> int:
-        """By which revision of the config a step was trained: its record says it, or if that was
-        not written the trainer's part of it.
+        """The revision of the config that trained a step: from the step's record, or if that was
+        not written from the trainer's part of it.
         """
         attempt, store = self._owner(step), self._store
         if store.committed(keys.config(attempt, 1)) is None:
@@ -215,7 +214,7 @@ class _Recording:
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """Numbers in words: '1 to 3, 7'."""
+    """Numbers as text: '1 to 3, 7'."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
         if spans and number == spans[-1][1] + 1:

@@ -1,22 +1,22 @@
-"""Trains recorded batches again and compares what comes of them, bit for bit.
+"""Trains recorded batches again and compares the results bit for bit.
 
     python -m ratchet.activities.training.replay RUN [--from STEP] [--to STEP] [--store URL]
 
-A trainer process takes the path that it takes in a run: it loads a checkpoint (or version 0), then
-trains each batch by the revision of the config that trained it. After each step the exported
-weights must be those that the run committed for it, and at each checkpoint the whole state must be:
-weights, optimizer and random numbers. Where the run was resumed or forked, the trainer is saved and
-loaded again, as it was then. Where trainers on unlike hardware committed several states of a step,
-one of them must be matched.
+A trainer process does what it does in a run: it loads a checkpoint (or version 0), then trains each
+batch by the revision of the config that the run used for it. After each step the exported weights
+must equal those that the run committed, and at each checkpoint the whole state must: weights,
+optimizer and random numbers. Where the run was resumed or forked, the trainer is saved and loaded
+again, as it was then. Where trainers on different hardware committed several states of a step, one
+of them must be matched.
 
-On a CPU the bits are the same for the same torch and number of ranks and threads; without --threads
-that of the config is taken, or else what the first checkpoint at hand says. On a GPU some kernels
-add in no fixed order, and only a run with trainer.deterministic, which does without them, gives the
-same bits twice. Each attempt is trained in its own mode; --deterministic or --no-deterministic say
-another for all.
+On a CPU the bits are the same for the same torch and the same numbers of ranks and threads. Without
+--threads the config's number counts, or else that of the first checkpoint. On a GPU some kernels
+add in no fixed order; only a run with trainer.deterministic, which avoids them, gives the same bits
+twice. Each attempt is trained in its own mode, unless --deterministic or --no-deterministic sets
+one for all.
 
-The last line of output is one JSON object. Exit status: 0 the same bits, 1 a difference, 2 nothing
-that could be replayed.
+The last line of output is one JSON object. Exit status: 0 the same bits, 1 a difference, 2 not
+replayable.
 """
 
 import argparse
@@ -70,7 +70,7 @@ EXPECTED = (
     *(NotReplayable, CorruptArtifact, StoreUnavailable, DiskFailed),
     *(NewerSchema, TrainerFailed, TrainerGone, TimeoutError, ValueError),
 )
-"""Failures that their message explains."""
+"""Failures whose message explains them."""
 PROBED_EVERY_S = 0.1
 
 Say = Callable[[str], None]
@@ -78,10 +78,9 @@ Say = Callable[[str], None]
 
 @dataclass
 class Outcome:
-    """What a replay came to. `compared` has {step, kind, key, equal} of each comparison.
+    """The result of a replay. `compared` has {step, kind, key, equal} for each comparison.
 
-    `first_difference` has step, kind, key and the fields of `Difference`; nothing is trained
-    beyond it.
+    `first_difference` has step, kind, key and the fields of `Difference`; the replay ends there.
     """
 
     run: str
@@ -94,7 +93,7 @@ class Outcome:
 
     @property
     def equal(self) -> bool:
-        """Whether everything that was compared was the same."""
+        """Whether all comparisons found the same bits."""
         return self.first_difference is None
 
     def as_json(self) -> dict[str, Any]:
@@ -119,7 +118,7 @@ class Outcome:
 async def trainer_process(
     ctx: WorkerContext, config: TrainerConfig
 ) -> AsyncIterator[TrainerClient]:
-    """A trainer process under a keeper, for as long as the block runs; gives its client.
+    """A trainer process under a keeper during the block; yields its client.
 
     Raises TrainerGone if it does not come up.
     """
@@ -142,8 +141,7 @@ async def trainer_process(
 class Replay:
     """One replay of a plan; `run` is called once.
 
-    `threads` and `deterministic` stand in for what the configs of the attempts say; None: they
-    hold.
+    `threads` and `deterministic` override the configs of the attempts; None: the configs hold.
     """
 
     def __init__(
@@ -163,8 +161,8 @@ class Replay:
         self._outcome = Outcome(chosen.run, chosen.start, chosen.steps[-1].step)
 
     async def run(self) -> Outcome:
-        """Trains the plan's steps until one differs, those of each attempt in a process of their
-        own: it keeps its mode as long as it lives.
+        """Trains the plan's steps until one differs. Each attempt gets a separate process, since a
+        process keeps its mode for life.
         """
         chosen = self._plan
         self._threads = self._threads or await asyncio.to_thread(self._recorded_threads)
@@ -202,7 +200,7 @@ class Replay:
             return
         self._outcome.steps += 1
         if not step.weights and not step.checkpoints:
-            self._say(f"step {step.step}: trained, nothing is kept to compare with")
+            self._say(f"step {step.step}: trained; the run kept nothing to compare it with")
         if step.weights:
             await self._compare(step, "weights", step.weights, out, scratch)
         if step.checkpoints and self._outcome.equal:
@@ -233,7 +231,7 @@ class Replay:
         row = {"step": step.step, "kind": kind, "key": key}
         self._outcome.compared.append({**row, "equal": False})
         self._outcome.first_difference = {**row, **asdict(result)}
-        self._say(f"step {step.step}: another {kind} than {key}: {result.tensor} {result.what}")
+        self._say(f"step {step.step}: {kind} differs from {key}: {result.tensor} {result.what}")
 
     # -- what is recorded ---------------------------------------------------------------------
 
@@ -261,7 +259,7 @@ class Replay:
         return await asyncio.to_thread(self._ctx.store.fetch_folder, ref, place)
 
     def _recorded_threads(self) -> int | None:
-        """Threads of the trainer that the run had, where its config leaves them to torch."""
+        """The number of threads of the run's trainer, if the config leaves it to torch."""
         chosen = self._plan
         if self._ctx.config(chosen.steps[0].attempt).trainer.threads is not None:
             return None
@@ -297,7 +295,7 @@ async def _replay(options: argparse.Namespace, home: Path, say: Say) -> Outcome:
 def main(arguments: list[str] | None = None) -> int:
     """Replays what the command line names; returns the exit status."""
     parser = argparse.ArgumentParser(description="Train recorded batches again, and compare bits.")
-    parser.add_argument("run", help="a run (its newest attempt), or an attempt such as RUN+2")
+    parser.add_argument("run", help="a run (its newest attempt), or one attempt, such as RUN+2")
     parser.add_argument("--from", dest="start", type=int, help="step of a checkpoint, or 0")
     parser.add_argument("--to", dest="stop", type=int, help="last step")
     parser.add_argument("--store", default=default_store(), help="URL of the artifact store")
@@ -305,7 +303,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--deterministic",
         action=argparse.BooleanOptionalAction,
-        help="the mode of the trainer on a GPU; by default what the run's config says",
+        help="the trainer's mode on a GPU; by default that of the run's config",
     )
     options = parser.parse_args(arguments)
 
@@ -319,7 +317,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"replay: {str(error) or type(error).__name__}", file=sys.stderr)
         return FAILED
     except Exception:
-        # Status 1, which Python would end with, says that bits differ.
+        # Python would end with status 1, which means that bits differ.
         traceback.print_exc()
         return FAILED
     say(json.dumps(outcome.as_json()))

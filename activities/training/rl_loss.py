@@ -17,14 +17,14 @@ from ratchet.configs.trainer import (
 )
 
 Spans = Sequence[tuple[int, int, int]]
-"""Where the sequences of a micro-batch lie: (row, start, stop)."""
+"""The places of a micro-batch's sequences: (row, start, stop)."""
 
 RlLoss = Callable[[LossInputs, Spans], LossTerms]
-"""The terms of a micro-batch, given its inputs [B, T] and spans."""
+"""Computes the terms of a micro-batch from its inputs [B, T] and spans."""
 
 
 def build(config: LossConfig) -> RlLoss:
-    """The component that a config section names; raises ValueError if it cannot be had."""
+    """The component that a config section names; raises ValueError if it cannot be imported."""
     match config:
         case DefaultLossConfig() | IpoLossConfig():
             return lambda inputs, spans: rl_terms(

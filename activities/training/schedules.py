@@ -1,7 +1,7 @@
 """The learning rate of a step: constant, linear (warmup, stable, decay) or cosine.
 
 Invariant: the rate is a pure function of the config, the run's length and the number of steps
-taken before, so a resumed run needs nothing but its step to go on with the same bits.
+before, so a resumed run needs only its step to continue with the same bits.
 
 Steps are counted from 0 here: `taken` is the number of optimizer steps already made.
 """
@@ -13,14 +13,14 @@ import math
 from ratchet.configs.trainer import SchedulerConfig
 
 VANISHING = 1e-8
-"""Share of the rate that stands for 0 at the ends of a line, where a rate of 0 would do nothing."""
+"""Share of the rate used instead of 0 at the ends of a line, where a rate of 0 would do nothing."""
 
 
 def learning_rate(config: SchedulerConfig, lr: float, taken: int, max_steps: float) -> float:
     """Rate of the step after `taken` steps of a run of `max_steps`; `lr` is the optimizer's.
 
-    A run that goes on beyond `max_steps` stays at the last rate. It is infinite for a run without
-    an end, whose schedule never falls.
+    Beyond `max_steps` the last rate holds. `max_steps` is infinite for a run without an end, whose
+    schedule never falls.
     """
     if config.type == "constant":
         return lr

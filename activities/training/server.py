@@ -1,4 +1,4 @@
-"""Tells the host activity how to run a trainer process."""
+"""Specifies for the host activity how to run a trainer process."""
 
 import asyncio
 import hashlib
@@ -8,21 +8,21 @@ import tempfile
 from pathlib import Path
 
 from ratchet.activities.contracts.hosting import HostInput
-from ratchet.activities.hosting.spec import ServerSpec
+from ratchet.activities.hosting.spec import ServerSpec, free_port
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.training.client import TrainerClient, TrainerFailed, TrainerGone
 from ratchet.configs.trainer import TrainerConfig
 
 SOCKET_PATH_LIMIT = 107 - len(".63")
-"""Most bytes of a Unix socket's path on Linux (sun_path, without the final NUL) less what a rank
-adds.
+"""Most bytes of a Unix socket's path on Linux (sun_path, without the final NUL), less the suffix
+that a rank adds.
 """
 PROCESS, LAUNCHER = "ratchet.activities.training.process", "torch.distributed.run"
 
 
 def socket_path(home: Path, host: HostInput, epoch: int) -> Path:
-    """A fresh socket path below `home`, or in the temporary folder where that is too long."""
+    """A fresh socket path below `home`, or in the temporary folder if that path is too long."""
     run = hashlib.sha256(host.run_id.encode()).hexdigest()[:8]
     name = f"t{run}-{host.index}-{epoch}-{secrets.token_hex(3)}"
     path = home.resolve() / "sockets" / name
@@ -33,13 +33,13 @@ def socket_path(home: Path, host: HostInput, epoch: int) -> Path:
 
 
 async def trainer_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpec:
-    """The trainer of `epoch`, of the backend and in the mode that the run's config says."""
+    """The trainer of `epoch`, with the backend and the mode of the run's config."""
     config = await asyncio.to_thread(ctx.config, host.run_id)
     return process_spec(ctx.home, host, epoch, config.trainer)
 
 
 def process_spec(home: Path, host: HostInput, epoch: int, config: TrainerConfig) -> ServerSpec:
-    """A trainer process: healthy once it answers a ping, whether or not anything is loaded."""
+    """A trainer process: healthy once it answers a ping, also before anything is loaded."""
     path = socket_path(home, host, epoch)
     client = TrainerClient(f"unix://{path}")
 
@@ -70,14 +70,16 @@ def launched(process: list[str], ranks: int) -> list[str]:
     """A module with its arguments, started `ranks` times by torch's launcher, which ends all of
     them when one ends.
     """
-    launcher = [LAUNCHER, "--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0"]
+    # Not --standalone, whose launcher unpickles for as long as it runs what its port is sent.
+    launcher = [LAUNCHER, "--rdzv-backend", "static", "--master-addr", "127.0.0.1"]
+    launcher += ["--master-port", str(free_port()), "--max-restarts", "0"]
     launcher += ["--nproc-per-node", str(ranks), "--log-dir", os.devnull, "-m", *process]
     return module_command(*launcher, "--ranks", str(ranks))
 
 
 def rank_env(ranks: int) -> dict[str, str]:
-    """Variables of the processes of several ranks: the cores are shared out among them, and they
-    find each other on this machine alone.
+    """Environment variables of several ranks: each gets its share of the cores, and they connect to
+    each other on this machine only.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     # The launcher starts Python without -P.

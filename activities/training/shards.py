@@ -1,13 +1,13 @@
-"""The files of a trainer of several ranks: weights as one model, moments in the parts of each rank.
+"""The files of a trainer of several ranks: weights as one model, moments in parts by rank.
 
 Weights are in Hugging Face layout: whole tensors in safetensors files of about SHARD_BYTES with an
-index, so that engines, exports and a trainer of any number of ranks read them. Tensors are gathered
-one at a time, and each file is written by a rank of its own. Moments are what torch's distributed
-checkpoint makes of them: each rank writes its rows, and any number of ranks reads the rows that are
-theirs, also from the one file of a trainer of one process.
+index, so that engines, exports and a trainer of any number of ranks can read them. Tensors are
+gathered one at a time; the ranks take turns in writing files. Moments are written by torch's
+distributed checkpoint: each rank writes its rows, and any number of ranks reads its rows from them,
+or from the single file of a trainer of one process.
 
-Invariant: the files are a function of the tensors and of the number of ranks; nothing in them is
-random or names a place.
+Invariant: the files are a function of the tensors and the number of ranks: they hold nothing random
+and no path.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 INDEX_FILE = "model.safetensors.index.json"
 SHARD_BYTES = 2**30
-"""Size of a file, and so what a rank holds while it writes one. A larger tensor has its own."""
+"""Size of a file, which a rank holds while it writes it. A larger tensor gets its own file."""
 
 
 def _split(shapes: Mapping[str, tuple[Sequence[int], Any]], most: int) -> Any:
-    """Which tensors go into which file, by shape and dtype."""
+    """Assigns tensors to files by shape and dtype."""
     import torch
     from huggingface_hub import split_torch_state_dict_into_shards
 
@@ -48,7 +48,7 @@ def _split(shapes: Mapping[str, tuple[Sequence[int], Any]], most: int) -> Any:
 
 
 def require_plain(model: Any) -> None:
-    """Raises ValueError for a model whose files hold its weights in another layout than it does."""
+    """Raises ValueError for a model that holds its weights in another layout than its files do."""
     import torch
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -61,7 +61,7 @@ def require_plain(model: Any) -> None:
     }:
         raise ValueError(
             f"trainer.ranks is above 1, and {type(model).__name__} holds its weights in another "
-            "layout than its files do, as mixtures of experts may; set it to 1"
+            "layout than its files do, as mixtures of experts may; set trainer.ranks to 1"
         )
 
 
@@ -73,9 +73,10 @@ def write_weights(
     ranks: Ranks,
     most: int = SHARD_BYTES,
 ) -> Fingerprints:
-    """Writes tensors, sharded ones gathered, in `dtype` to `folder`, in files of `most` bytes.
+    """Gathers tensors and writes them in `dtype` to `folder`, in files of `most` bytes.
 
-    All ranks call it alike. Returns the fingerprints in `dtype` and those `served`, on the first.
+    All ranks must call this. Returns the fingerprints in `dtype` and in those `served`, on the
+    first rank only.
     """
     import torch
     from safetensors.torch import save_file
@@ -88,7 +89,7 @@ def write_weights(
     failure: Exception | None = None
 
     def own() -> Iterator[tuple[str, Tensor]]:
-        """The tensors of this rank's files, which it writes meanwhile."""
+        """Yields the tensors of this rank's files, and writes each file once it has its tensors."""
         nonlocal failure
         for place, (file, names) in enumerate(split.filename_to_tensors.items()):
             mine = place % ranks.count == ranks.rank
@@ -102,7 +103,7 @@ def write_weights(
                 try:
                     save_file(held, folder / file, metadata={"format": "pt"})
                 except Exception as error:
-                    # The others go on to gather, and so must this one.
+                    # The other ranks continue to gather, so this one must as well.
                     failure = error
 
     taken = ranks.at_first(fingerprints.take(own(), dict.fromkeys([dtype, *served])))
@@ -130,8 +131,8 @@ def export(
     ranks: Ranks,
     most: int = SHARD_BYTES,
 ) -> None:
-    """`model.export` of a model that is sharded over ranks, which call it alike: `scorer` is the
-    one by which it is called.
+    """`model.export` for a model that is sharded over ranks, all of which must call this; `scorer`
+    is the module that `ranks.sharded` returned.
     """
     import torch
 
@@ -164,8 +165,8 @@ def export(
 
 
 def save_state(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> None:
-    """Writes the rows of sharded tensors that each rank has, and what all have alike once, below
-    the checkpoint `folder`. All ranks call it alike.
+    """Writes to the checkpoint `folder`: each rank its rows of sharded tensors, and tensors that
+    all ranks share once. All ranks must call this.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -181,7 +182,7 @@ def save_state(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> Non
     try:
         save(dict(tensors), storage_writer=writer)
     except CheckpointException as error:
-        # It is no Exception, and ends up on all ranks alike.
+        # CheckpointException is no Exception; it is raised on every rank.
         raise _first_failure(error) from error
 
     def settle() -> None:
@@ -192,7 +193,7 @@ def save_state(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> Non
 
 
 def _sort_metadata(file: Path) -> None:
-    """Puts the metadata of a safetensors file in order, which the library leaves to chance."""
+    """Sorts the metadata of a safetensors file, whose order the library leaves to chance."""
     with file.open("r+b") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(size))
@@ -204,9 +205,9 @@ def _sort_metadata(file: Path) -> None:
 
 
 def load_state(folder: Path, like: Any, ranks: Ranks) -> dict[str, Tensor]:
-    """What `save_state`, or a trainer of one process, wrote to the checkpoint `folder`. `like`
-    gives for a name, size and dtype the tensor to read into, sharded or not, or None to leave it
-    out. All ranks call it alike.
+    """The tensors that `save_state`, or a trainer of one process, wrote to the checkpoint `folder`.
+    `like` returns, for a name, size and dtype, the tensor to read into, sharded or not, or None to
+    skip it. All ranks must call this.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
@@ -225,6 +226,6 @@ def load_state(folder: Path, like: Any, ranks: Ranks) -> dict[str, Tensor]:
 
 
 def _first_failure(error: Any) -> Exception:
-    """What went wrong on the first of the ranks on which anything did."""
+    """The error of the first rank that failed."""
     failure: Exception = error.failures[min(error.failures)][0]
     return failure

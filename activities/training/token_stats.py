@@ -1,17 +1,20 @@
-"""What a training step says of its tokens: distributions of entropy, mismatch and masking.
+"""Statistics of a training step's tokens: distributions of entropy, mismatch and masking.
 
-Keys are '<family>/<statistic>', and where a family is told per env '<family>/<scope>/<statistic>'
-with scope 'all' or an env's name; statistics are mean, median, std, min and max over tokens. A
-family without tokens in the step has no keys. Nothing here has a gradient.
+Keys are '<family>/<statistic>', and for families by env '<family>/<scope>/<statistic>' with scope
+'all' or an env's name. Statistics are mean, median, std, min and max over tokens. A family without
+tokens in the step has no keys. Nothing here has a gradient. All in nats.
 
-entropy: of sampled tokens, by scope. mismatch_kl: of those that an engine of the policy measured,
-by scope. masked_mismatch_kl, unmasked_mismatch_kl: of the rl component's members, dropped from its
-policy term or kept; is_masked, is_masked_low, is_masked_high: shares dropped;
-masked_advantage_positive, masked_advantage_negative: shares of the dropped ones by sign. ref_kl:
-trainer minus reference log-probability of the ref_kl members; ref_kl/<family>: is_masked,
-is_masked_low, is_masked_high, masked_mismatch_kl and unmasked_mismatch_kl of that component, and
-mismatch_kl over both; nll: negative log-likelihood of the
-ce members. All in nats. kl_ent_ratio/mean: mismatch over entropy.
+- entropy: of sampled tokens, by scope.
+- mismatch_kl: of those with an engine's log-probability, by scope.
+- masked_mismatch_kl, unmasked_mismatch_kl: of the rl component's members, those dropped from its
+  policy term and those kept.
+- is_masked, is_masked_low, is_masked_high: shares of members that were dropped.
+- masked_advantage_positive, masked_advantage_negative: shares of the dropped ones by sign.
+- ref_kl: trainer minus reference log-probability of the ref_kl members.
+- ref_kl/<family>: is_masked, is_masked_low, is_masked_high, masked_mismatch_kl,
+  unmasked_mismatch_kl and mismatch_kl of the ref_kl component.
+- nll: negative log-likelihood of the ce members.
+- kl_ent_ratio/mean: mismatch over entropy.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ def statistics(values: np.ndarray) -> dict[str, float]:
 
 
 def env_masks(batch: MicroBatch, samples: Sequence[Sample]) -> dict[str, Tensor]:
-    """Which tokens [B, T] of a micro-batch belong to which env, by name."""
+    """The tokens [B, T] bool of a micro-batch that belong to each env, by name."""
     import torch
 
     masks: dict[str, Tensor] = {}
@@ -57,8 +60,8 @@ def env_masks(batch: MicroBatch, samples: Sequence[Sample]) -> dict[str, Tensor]
 
 
 def measured(inputs: LossInputs) -> Tensor:
-    """Sampled tokens that are members of rl or ref_kl [*] bool: those that have a log-probability
-    of the engine's. A token that is only learnt, as one that a frozen model said, may have none.
+    """Sampled tokens that are members of rl or ref_kl, [*] bool: those with an engine's
+    log-probability. A token of ce alone, such as a frozen model's, may have none.
     """
     result = members(inputs.loss_mask, inputs.rl_weights)
     if inputs.ref_kl_weights is None:
@@ -86,8 +89,8 @@ class TokenStats:
         envs: dict[str, Tensor],
         ref_kl: LossTerms | None = None,
     ) -> None:
-        """Takes a micro-batch, with the terms of its components. All tensors are [B, T]; `envs`
-        marks the tokens of each env.
+        """Adds a micro-batch with the terms of its components. All tensors are [B, T]; `envs` marks
+        the tokens of each env.
         """
         sampled, reported = inputs.loss_mask, measured(inputs)
         for scope, own in {"all": sampled, **envs}.items():
@@ -106,12 +109,12 @@ class TokenStats:
             self._keep("nll", -t, inputs.ce_weights != 0)
 
     def add_all(self, other: TokenStats) -> None:
-        """Takes all that another has collected of the same step."""
+        """Adds everything that `other` has collected of the same step."""
         for family, parts in other._values.items():
             self._values.setdefault(family, []).extend(parts)
 
     def _keep_trust_region(self, prefix: str, terms: LossTerms) -> Tensor:
-        """What a component's trust region drops; returns the dropped tokens [B, T] bool."""
+        """Adds what a component's trust region drops; returns the dropped tokens [B, T] bool."""
         dropped = terms.masked_low | terms.masked_high
         self._keep(f"{prefix}masked_mismatch_kl", terms.mismatch_kl, dropped)
         self._keep(f"{prefix}unmasked_mismatch_kl", terms.mismatch_kl, terms.members & ~dropped)

@@ -1,7 +1,7 @@
 """The character-level tokenizer of the default policy, with a ChatML template.
 
-One token per printable ASCII character and newline, so that the text of a conversation and its
-tokens determine each other; four special tokens; the rest of the vocabulary is reserved, and
+It has one token for each printable ASCII character and newline, so that a conversation's text and
+tokens determine each other, and four special tokens. The rest of the vocabulary is reserved, and
 decodes to nothing that looks like text.
 """
 

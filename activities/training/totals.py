@@ -1,7 +1,7 @@
-"""What the micro-batches of a step add up to, on one rank and then over all of them.
+"""Sums over the micro-batches of a step, on one rank and then over all ranks.
 
-Sums are added in the order of micro-batches, then in that of ranks, so that a step gives the same
-numbers each time.
+Sums are added in the order of micro-batches, then of ranks, so that a step always gives the same
+numbers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ SHARES = ("is_masked", "is_masked_low", "is_masked_high")
 
 @dataclass
 class Totals:
-    """Sums over tokens and micro-batches; `parts` are the loss's components that have members,
-    `scores` the log-probabilities float32 [S] of each sample's tokens, after the cut, by its place
-    in the batch.
+    """Sums over tokens and micro-batches. `parts` are the loss components that have members;
+    `scores` holds, by a sample's place in the batch, the log-probabilities float32 [S] of its
+    tokens after the cut.
     """
 
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -46,7 +46,7 @@ class Totals:
         entropy: Tensor,
         share: StepLoss,
     ) -> None:
-        """Takes a micro-batch with its share of the loss. All tensors are [B, T]."""
+        """Adds a micro-batch with its share of the loss. All tensors are [B, T]."""
         logprobs, mask = inputs.trainer_logprobs.detach(), inputs.loss_mask
         known = logprobs.cpu().numpy()
         for index, (row, start, stop) in zip(batch.indices, batch.spans(), strict=True):
@@ -74,7 +74,7 @@ class Totals:
             self.sums[name] += value
 
     def joined(self, ranks: Ranks) -> Totals:
-        """Those of all ranks; scores and distributions on the first of them alone."""
+        """The totals of all ranks; scores and distributions on the first rank only."""
         result = Totals()
         for sums, parts in ranks.all((self.sums, self.parts)):
             for name, value in sums.items():
@@ -89,10 +89,10 @@ class Totals:
     def metrics(self, counts: MemberCounts) -> dict[str, float]:
         """Losses, and means over tokens; `counts` are the members of the whole step.
 
-        Entropy is the mean over the sampled tokens, mismatch over those that an engine measured
-        (0 without any), the masked shares over the members of the rl component. nll_ce is the mean
-        negative log-likelihood (nats) of the members of ce, whatever their weights. Distributions
-        over tokens are those of TokenStats.
+        Entropy is the mean over sampled tokens, mismatch over those with an engine's
+        log-probability (0 without any), masked shares over the members of the rl component. nll_ce
+        is the mean negative log-likelihood (nats) of the members of ce, without their weights.
+        Distributions over tokens are those of TokenStats.
         """
         over = {"entropy": self.sums["tokens"], "mismatch_kl": self.sums["reported"]}
         means = {

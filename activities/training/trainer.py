@@ -1,13 +1,13 @@
-"""The trainer's state: policy, optimizer and step, and the three things done with them.
+"""The trainer's state (policy, optimizer and step) and its operations: load, train, save.
 
 Invariants:
 
-- State is a function of (checkpoint or version 0, batches since and the config revision of each,
-  thread count), on a GPU in deterministic mode only: a step after save and load has the same bits
-  as without.
-- `step` moves only when the optimizer has moved. A step that fails before leaves the state
-  untouched; repeating the step the trainer stands at, with the same batch and revision, trains
-  nothing and returns the same numbers. So does a repetition after files could not be written.
+- State is a function of the checkpoint or version 0, the batches since with the config revision of
+  each, and the number of threads; on a GPU in deterministic mode only. So a step after save and
+  load has the same bits as without them.
+- `step` advances only after the optimizer's step. A step that fails before leaves the state
+  unchanged. Repeating the current step with the same batch and revision trains nothing and returns
+  the same numbers, also after its files could not be written.
 """
 
 from __future__ import annotations
@@ -75,13 +75,14 @@ SINCE_LOAD: Any = {
         "matmul_precision": True,
         "packing": True,
         "activation_checkpointing": True,
+        "offload_optimizer": True,
         "threads": True,
         "deterministic": True,
         "lora": True,
         "optim": {"type", "betas", "momentum", "nesterov", "ns_steps", "weight_decay"},
     },
 }
-"""What of a config is built into what `load` makes, and so the same until the next load."""
+"""Keys of a config that `load` builds into the state, so that they cannot change until the next."""
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +97,8 @@ def _peak_memory_gib(device: str) -> float:
 
 
 class Trainer:
-    """Trains one policy, alone or as one of several ranks, which are called alike. Not thread-safe:
-    one call at a time, always from the same thread.
+    """Trains one policy, alone or as one of several ranks, all of which get the same calls. Not
+    thread-safe: one call at a time, always from the same thread.
     """
 
     def __init__(self) -> None:
@@ -123,7 +124,7 @@ class Trainer:
         self._token_logprobs: bytes | None = None
 
     def prepare(self, deterministic: bool) -> None:
-        """Imports the libraries, enters deterministic mode if that is wanted, and meets the other
+        """Imports the libraries, enters deterministic mode if that is set, and joins the other
         ranks, if there are any.
         """
         if deterministic:
@@ -141,11 +142,11 @@ class Trainer:
         checkpoint: bool,
         base: Path | None = None,
     ) -> dict[str, Any]:
-        """Takes the state of a checkpoint folder, or of weights that nothing has trained yet.
+        """Loads the state of a checkpoint folder, or weights at step 0.
 
-        `config` is the run's config as it is sent; `base` holds version 0, which the checkpoint of
+        `config` is the run's config as a document; `base` holds version 0, which the checkpoint of
         an adapter needs. Returns the fields of `client.Loaded`. Raises NewerSchema for a checkpoint
-        of a newer build, ValueError for one that does not fit.
+        of a newer build, ValueError for one that does not match the config.
         """
         import torch
         from transformers import AutoTokenizer
@@ -155,8 +156,8 @@ class Trainer:
         self.step = None
         run = read_config(config)
         if run.trainer.deterministic:
-            assert determinism.enabled(), "such a trainer's process is started with --deterministic"
-        assert run.trainer.ranks == self._ranks.count, "so many processes are started"
+            assert determinism.enabled(), "the process must be started with --deterministic"
+        assert run.trainer.ranks == self._ranks.count, "one process must be started for each rank"
         if run.trainer.threads is not None:
             torch.set_num_threads(run.trainer.threads)
         state = self._read_state(folder, run, base) if checkpoint else None
@@ -167,8 +168,8 @@ class Trainer:
         source = folder if base is None else base
         self._model = load_model(source).to(self._device)
         for parameter in self._model.parameters() if self._ranks.count == 1 else ():
-            # Memory of its own: what was loaded may map a file that retention will delete. Several
-            # ranks copy the rows that are theirs.
+            # A copy: the loaded tensor may map a file that retention will delete. Several ranks
+            # copy their rows anyway.
             parameter.data = parameter.data.clone()
         self._adapter = self._base = self._base_prints = None
         if run.trainer.lora is not None:
@@ -185,15 +186,17 @@ class Trainer:
         self._head = split(self._model)
         if self._head is None:
             log.warning(
-                "logits of a micro-batch are held at once: the model scales or caps them, or its "
-                "head is adapted or trained whole beside an adapter"
+                "all logits of a micro-batch are held at once, since the model scales or caps "
+                "them, or its head is adapted or trained whole with an adapter"
             )
         self._scorer = None
         if self._ranks.count > 1:
             shards.require_plain(self._model)
             self._cost = model_cost(self._model.config.get_text_config())
             self._scorer = sharded(self._model, self._head, self._ranks)
-        self._optimizer = Optimizer(self._model, run.trainer.optim)
+        self._optimizer = Optimizer(
+            self._model, run.trainer.optim, offload=run.trainer.offload_optimizer
+        )
         self._batch_sha, self._revision, self._metrics = "", 0, {}
         self._token_logprobs = None
         warnings: list[str] = []
@@ -222,20 +225,20 @@ class Trainer:
     ) -> dict[str, float]:
         """Trains batch `step` and exports the weights to `out`; returns the step's metrics.
 
-        Writes the scores that the step trained by to the file `token_logprobs`, if one is named
-        and they are known: a checkpoint that was loaded does not hold those of its step.
-        `config` is revision `revision` of the run's config, by which the step is trained; None: the
-        one that is held. Raises StateMismatch for any step but the next one, or the current one
-        with its own batch and revision; NonFinite if the gradient is; ValueError for a batch that
-        cannot be trained or a config that changes what is fixed since the load.
+        Writes the tokens' log-probabilities before the step to the file `token_logprobs`, if one is
+        named and they are known: a loaded checkpoint does not hold those of its step. `config` is
+        revision `revision` of the run's config, by which the step is trained; None: the current
+        one. Raises StateMismatch for any step but the next one, or the current one with the same
+        batch and revision; NonFinite if loss or gradient are not finite; ValueError for a batch
+        that cannot be trained, or a config that changes a key that is fixed since the load.
         """
         digest = hashlib.sha256(batch).hexdigest()
         repeat = (step, digest, revision) == (self.step, self._batch_sha, self._revision)
         if not repeat:
             if self.step is None or step != self.step + 1:
                 raise StateMismatch(
-                    f"step {step} was asked for (batch {digest[:8]}, config revision {revision}), "
-                    f"the trainer stands at {self.step} (batch {self._batch_sha[:8]}, config "
+                    f"cannot train step {step} (batch {digest[:8]}, config revision {revision}): "
+                    f"the trainer is at step {self.step} (batch {self._batch_sha[:8]}, config "
                     f"revision {self._revision})"
                 )
             if config is not None and config != self._input:
@@ -257,7 +260,7 @@ class Trainer:
         import torch
 
         if self.step is None or step != self.step:
-            raise StateMismatch(f"checkpoint of {step} asked for, trainer stands at {self.step}")
+            raise StateMismatch(f"cannot save step {step}: the trainer is at step {self.step}")
         if self._adapter is None:
             self._export(out, "float32")
         else:
@@ -324,36 +327,36 @@ class Trainer:
             save_file(tensors, out / OPTIMIZER_FILE)
 
     def _reconfigure(self, config: dict[str, Any]) -> None:
-        """Takes another revision of the config; raises ValueError if it needs another load."""
+        """Applies another revision of the config; raises ValueError if that needs another load."""
         assert self._config is not None
         run = read_config(config)
         before, after = (c.model_dump(include=SINCE_LOAD) for c in (self._config, run))
         if before != after:
             raise ValueError(
-                f"config cannot change from {before} to {after} while a trainer holds its state; "
-                "fork the run to go on with the other one"
+                f"the config cannot change from {before} to {after} while a trainer holds its "
+                "state; fork the run to continue with the new values"
             )
         if run.trainer.loss != self._config.trainer.loss:
             self._rl_loss = rl_loss.build(run.trainer.loss)
         self._config, self._input = run, config
 
     def _pack(self, wanted: bool | None) -> bool:
-        """Whether the model loaded gets packed rows; raises ValueError if it must and cannot."""
+        """Whether the loaded model gets packed rows; raises ValueError if it must but cannot."""
         if wanted is False:
             return False
         reason = attention.enable(self._model)
         if reason is not None and wanted:
             raise ValueError(
                 f"trainer.packing is true, and this model cannot be packed: {reason}; "
-                "set it to false"
+                "set trainer.packing to false"
             )
         if reason is not None:
-            log.warning("sequences are padded and not packed, because of the model: %s", reason)
+            log.warning("sequences are padded, since this model cannot be packed: %s", reason)
         return reason is None
 
     @staticmethod
     def _read_state(folder: Path, run: RunConfig, base: Path | None) -> dict[str, Any]:
-        """What of a checkpoint is not tensors; raises ValueError if the config does not fit."""
+        """The checkpoint's document; raises ValueError if the config does not match it."""
         file = folder / TRAINER_FILE
         state = TRAINER_STATE.upgraded(json.loads(file.read_text()), str(file))
         kept, wanted = state.get("optimizer", "adamw"), run.trainer.optim.type
@@ -420,7 +423,7 @@ class Trainer:
         samples = decode_batch(data)
         counts = member_counts(samples, trainer.seq_len)
         self._optimizer.zero_grad()
-        # Ranks have other tokens in the same places, and drop other inputs.
+        # Each rank has its own tokens, and so drops other inputs.
         seed = self._config.seed + step + self._ranks.rank * 2**32
         with adapters.dropping(self._model, trainer.lora, seed), self._recovering():
             totals = self._backward(samples, counts)
@@ -432,7 +435,7 @@ class Trainer:
         ).item()
         if not torch.isfinite(torch.tensor([norm, metrics["loss"]])).all():
             raise NonFinite(
-                f"step {step}: loss {metrics['loss']}, gradient norm {norm}; nothing was changed. "
+                f"step {step}: loss {metrics['loss']}, gradient norm {norm}; no weight changed. "
                 "A smaller trainer.optim.lr is the usual remedy"
             )
         lr = learning_rate(trainer.scheduler, trainer.optim.lr, step - 1, self._config.last_step)
@@ -458,7 +461,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _recovering(self) -> Iterator[None]:
-        """Makes a sharded model fit for another step if this one fails on all ranks alike."""
+        """Prepares a sharded model for another step if this one fails on all ranks."""
         try:
             yield
         except Exception:
@@ -475,8 +478,8 @@ class Trainer:
         return scores
 
     def _backward(self, samples: list[Sample], counts: MemberCounts) -> Totals:
-        """Accumulates the step's gradient from this rank's micro-batches. Returns what the step
-        adds up to over all ranks.
+        """Accumulates the step's gradient from this rank's micro-batches. Returns the totals over
+        all ranks.
         """
         assert self._config is not None and self._rl_loss is not None
         trainer = self._config.trainer

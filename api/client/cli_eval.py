@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ratchet.api.client import printing
-from ratchet.api.client.cli_read import watch_to_end
+from ratchet.api.client.cli_read import watched
 from ratchet.api.client.client import Ratchet, as_json
 from ratchet.api.client.options import (
     REFUSED,
@@ -93,8 +93,8 @@ def evaluate(
             if as_json_:
                 printing.print_json({"object": "list", "data": [as_json(run) for run in runs]})
             return
-        for run in runs:
-            watch_to_end(client, run, from_start=True, as_json_=as_json_)
+        # What one run lacks keeps nothing back of the others.
+        ended = [watched(client, run, from_start=True, as_json_=as_json_) for run in runs]
         base, *others = runs
         comparisons = [it for run in others for it in client.runs.compare_evals(run.id, base.id)]
         if as_json_:
@@ -106,11 +106,13 @@ def evaluate(
                     "comparisons": [as_json(it) for it in comparisons],
                 }
             )
-            return
-        for run in runs:
-            printing.console().print(f"{run.model} ({run.id})", soft_wrap=True)
-            printing.console().print(printing.evals_table(client.runs.evals(run.id)))
-        _show(client, comparisons)
+        else:
+            for run in runs:
+                printing.console().print(f"{run.model} ({run.id})", soft_wrap=True)
+                printing.console().print(printing.evals_table(client.runs.evals(run.id)))
+            _show(client, comparisons)
+    if not all(ended):
+        raise typer.Exit(REFUSED)
 
 
 def compare(

@@ -32,6 +32,12 @@ from ratchet.api.schemas.run import Run
 
 def watch_to_end(client: Ratchet, run: Run, *, from_start: bool, as_json_: bool) -> None:
     """Watches a run to its end; the exit status says whether it succeeded."""
+    if not watched(client, run, from_start=from_start, as_json_=as_json_):
+        raise typer.Exit(REFUSED)
+
+
+def watched(client: Ratchet, run: Run, *, from_start: bool, as_json_: bool) -> bool:
+    """Watches a run to its end, and returns whether it succeeded; Ctrl-C ends the command."""
     out = printing.console()
     watch = Watch(client, run, out, from_start=from_start, lines_of_json=as_json_)
     try:
@@ -47,8 +53,7 @@ def watch_to_end(client: Ratchet, run: Run, *, from_start: bool, as_json_: bool)
         print(one_line(as_json(run)), flush=True)
     else:
         out.print(ending(run), style=printing.STYLES.get(run.status, ""), soft_wrap=True)
-    if run.status != "succeeded":
-        raise typer.Exit(REFUSED)
+    return run.status == "succeeded"
 
 
 def list_runs(

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from ratchet.activities.contracts.roles import WorkerRole
 from ratchet.activities.contracts.statuses import ENDED, RunStatus
+from ratchet.api.client.errors import RatchetError
 from ratchet.api.client.exports import require_absent, write_model
 from ratchet.api.client.pages import Page, page_of
 from ratchet.api.client.streams import SILENCE_S, EventStream
@@ -47,6 +48,15 @@ def _path(run_id: str, *rest: str) -> str:
     if not run_id:
         raise ValueError("a run's id is required, and this one is empty")
     return "/v1/runs/" + "/".join(quote(part, safe="") for part in (run_id, *rest))
+
+
+def _begun(ids: Sequence[str], idempotency_key: str | None) -> str:
+    """What there is of evaluations of which a later one could not start."""
+    if idempotency_key:
+        further = "the same request with the same idempotency key starts the others"
+    else:
+        further = f"`ratchet runs stop {ids[0]}` ends one; the same request would start it twice"
+    return f"already started: {', '.join(ids)}; {further}"
 
 
 class Runs:
@@ -88,7 +98,7 @@ class Runs:
 
         Each is a run, which begins once the one before has ended. Before the first one starts,
         workers check them all. Raises ConfigError for a model that is named twice or an env that is
-        no eval env.
+        no eval env; where a later one cannot start, a note of the error names those that have.
         """
         plain = evaluations(_plain(config), models, envs)
         for one in plain if len(plain) > 1 else ():
@@ -97,7 +107,12 @@ class Runs:
         for number, one in enumerate(plain):
             after = {"after": runs[-1].id} if runs else {}
             key = f"{idempotency_key} {number}" if idempotency_key else None
-            runs = [*runs, self.create({**one, **after}, idempotency_key=key)]
+            try:
+                runs = [*runs, self.create({**one, **after}, idempotency_key=key)]
+            except RatchetError as error:
+                if runs:
+                    error.add_note(_begun([run.id for run in runs], idempotency_key))
+                raise
         return runs
 
     def compare_evals(

@@ -92,6 +92,11 @@ Metadata = Annotated[
 All = Annotated[bool, typer.Option("--all", help="Show all pages.")]
 
 
+def _notes(error: RatchetError) -> list[str]:
+    """What was noted about a failure on its way."""
+    return [printing.clean(note) for note in getattr(error, "__notes__", [])]
+
+
 def _lines(error: RatchetError) -> list[str]:
     """A failure in readable lines: what is wrong, where, and how to fix it."""
     if isinstance(error, Unreachable):
@@ -133,9 +138,11 @@ def asking(as_json_: bool) -> Iterator[Ratchet]:
 
     def fail(error: RatchetError, status: int) -> typer.Exit:
         if as_json_:
-            print(one_line(_document(error)), file=sys.stderr)
+            notes = {"notes": noted} if (noted := _notes(error)) else {}
+            print(one_line({**_document(error), **notes}), file=sys.stderr)
         else:
-            err.print("ratchet: " + "\n".join(_lines(error)), soft_wrap=True)
+            noted = [f"  {note}" for note in _notes(error)]
+            err.print("ratchet: " + "\n".join([*_lines(error), *noted]), soft_wrap=True)
         return typer.Exit(status)
 
     try:

@@ -28,7 +28,7 @@ from ratchet.configs.live import LIVE_KEYS
 FILES = Path(__file__).parent / "static"
 PREFIX = "/dashboard"
 CONTRACT = "contract.js"
-SHOWN = ("name", "label", "text", "offered", "danger", "confirm", "dismiss")
+SHOWN = ("name", "label", "text", "offered", "of_training", "danger", "confirm", "dismiss")
 FORM = ("type", "enum", "default")
 """What a dialog needs from the JSON schema of a field."""
 HEADERS = {

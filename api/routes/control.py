@@ -114,6 +114,9 @@ async def _ask(
         return await resume_ended(services, execution, caller, once, reason)
     if before in verb.refused:
         raise conflict(verb.label.lower(), execution)
+    if verb.of_training and execution.memo.get("max_steps") == 0:
+        why = "it is an evaluation, which trains nothing that a checkpoint could hold"
+        raise conflict(verb.label.lower(), execution, why)
     if isinstance(body, EvalBody):
         body = await _named_envs(services, run_id, body)
     run = await services.show(await _send(services, run_id, verb, body, once, caller))

@@ -57,14 +57,13 @@ async def resume_ended(
             run_status=status,
             retry_after_s=1,
         )
+    if memo.get("max_steps") == 0:
+        further = "an evaluation has no checkpoint to resume from. Evaluate again with another run"
+        raise conflict("resume", execution, further)
     last = memo.get("max_steps", 0)
     done = last is not None and (memo.get("step") or 0) >= last
     if status == "succeeded" and done:
-        further = (
-            "all its steps are done. Fork it with a larger max_steps to go on"
-            if last
-            else "all its evals are done. Evaluate again with another run"
-        )
+        further = "all its steps are done. Fork it with a larger max_steps to go on"
         raise conflict("resume", execution, further)
     result = await asyncio.to_thread(checkpoints_of, services.records, execution.id)
     if not result:
@@ -118,7 +117,8 @@ def pushed(config: RunConfig) -> str | None:
 def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
     """The config of a fork; raises 422 for an invalid one, or one its checkpoint rules out."""
     try:
-        plain = merged(resolved(base), body.config)
+        # The source has begun, and its checkpoint is there: a fork has nothing to wait for.
+        plain = merged({**resolved(base), "after": None}, body.config)
     except ConfigError as error:
         placed = [
             e.model_copy(update={"pointer": _place(e.pointer)})
@@ -142,6 +142,10 @@ def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
             message = f"a fork keeps what its checkpoint holds, which is {before!r}"
             place = _place(pointer_to(key))
             errors.append(FieldError(pointer=place, key=key, value=after, message=message))
+    if config.after is not None:
+        message = "a fork begins at once, from its checkpoint; leave `after` out"
+        pointer = _place("/after")
+        errors.append(FieldError(pointer=pointer, key="after", value=config.after, message=message))
     if config.last_step <= step:
         message = f"must be above {step}, the step of the checkpoint"
         errors.append(

@@ -378,8 +378,9 @@ class ResolvedConfig(BaseModel):
     )
     estimates: dict[str, dict[str, int]] = Field(
         default_factory=dict,
-        description="The run's estimated needs in bytes, by part: 'trainer memory', 'engine "
-        "memory' (one engine) and 'disk'; empty for a kind of model that workers cannot estimate.",
+        description="The run's estimated needs in bytes, by part: 'trainer memory', 'trainer "
+        "memory beside the GPU' where moments are offloaded, 'engine memory' (one engine) and "
+        "'disk'; empty for a kind of model that workers cannot estimate.",
         examples=[{"disk": {"versions": 8800000, "checkpoints": 11000000}}],
     )
     unchecked: str | None = Field(

@@ -10,9 +10,10 @@ from typing import Annotated, TypeVar
 
 from fastapi import Depends, Path, Request, Response
 
+from ratchet.activities.contracts.hosting import keepers
 from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.contracts.roles import WorkerRole
-from ratchet.activities.storage.store import StoreUnavailable
+from ratchet.activities.storage.store import CorruptArtifact, StoreUnavailable
 from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem, shown
@@ -28,6 +29,7 @@ from ratchet.api.temporal.client import Execution, Temporal, a_worker_on
 from ratchet.api.temporal.histories import Histories
 from ratchet.configs.live import changed
 from ratchet.configs.run import RunConfig
+from ratchet.configs.versions import NewerSchema
 
 T = TypeVar("T")
 
@@ -133,20 +135,27 @@ class Services:
         metadata = execution.memo.get("metadata")
         return config if metadata is None else config.model_copy(update={"metadata": metadata})
 
+    def _silent(self, execution: Execution) -> dict[str, float]:
+        """Seconds since a worker that hosts servers of the run last reported, by role, where that
+        is long ago. Blocks.
+        """
+        config = self.records.config(execution.id)
+        hosting = keepers(config) if config else ()
+        return self.records.silent(execution.id, hosting, SILENT_AFTER_S)
+
     async def show(self, execution: Execution) -> Run:
         """The whole run object, with live gauges, or with the reason of an unannounced end."""
         progress, reason = None, ""
         silent: dict[str, float] = {}
         if execution.state in OPEN:
-            # A run is shown while the store is away: why it waits matters most then.
-            with contextlib.suppress(StoreUnavailable):
+            # A run is shown while the store is away, or has lost the config: why it waits matters
+            # most then.
+            with contextlib.suppress(StoreUnavailable, CorruptArtifact, NewerSchema):
                 progress = await asyncio.to_thread(
                     self.records.progress, execution.id, self.settings.live_max_age_s
                 )
                 if status_of(execution) == "running":
-                    silent = await asyncio.to_thread(
-                        self.records.silent, execution.id, SILENT_AFTER_S
-                    )
+                    silent = await asyncio.to_thread(self._silent, execution)
         elif execution.run and execution.state != "completed" and not execution.memo.get("error"):
             reason = await self.temporal.close_reason(execution)
         run = run_object(

@@ -23,8 +23,8 @@ from ratchet.activities.contracts.health import (
     figures,
     findings,
 )
-from ratchet.activities.contracts.hosting import planned_hosts
-from ratchet.activities.contracts.roles import SERVERS, WORKER_ROLES, WorkerRole
+from ratchet.activities.contracts.hosting import keepers
+from ratchet.activities.contracts.roles import WORKER_ROLES, WorkerRole
 from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.schemas.health import HealthFinding, RunHealth, Verdict
 from ratchet.api.schemas.run import Run
@@ -53,8 +53,8 @@ async def health_of(services: Services, execution: Execution) -> RunHealth:
 
 def _roles(config: RunConfig) -> list[WorkerRole]:
     """The worker roles that a run needs."""
-    kept = {SERVERS[host.role].kept_by for host in planned_hosts(config) if host.managed}
-    return [role for role in WORKER_ROLES if role in ("orchestrator", "rollout") or role in kept]
+    hosting = keepers(config)
+    return [role for role in WORKER_ROLES if role in ("orchestrator", "rollout") or role in hosting]
 
 
 async def _polled(services: Services) -> set[WorkerRole]:

@@ -249,11 +249,9 @@ async def _verdict(
 
 
 async def _require_before(services: Services, start: Start) -> None:
-    """Raises 422 if the run that this one is to begin after is not known; a run that begins with a
-    checkpoint may be older than what it once waited for.
-    """
+    """Raises 422 if the run that this one is to begin after is not known."""
     before = start.config.after
-    if before is None or start.source is not None:
+    if before is None:
         return
     try:
         await services.execution(before)

@@ -10,6 +10,7 @@ from ratchet.activities.contracts.eval_stats import (
     scores,
     solved_or_not,
 )
+from ratchet.activities.contracts.names import workflow_of
 from ratchet.api.schemas.evals import ComparedEval, DifferingExample, Estimate, EvalComparison
 from ratchet.api.store.records import Records
 from ratchet.api.store.rollouts import rollout_id
@@ -37,12 +38,14 @@ def compared(
     records: Records, this: Side, other: Side, env: str, k: int | None = None
 ) -> EvalComparison:
     """The evals of an env at two sides: their mean rewards, or with a `k` pass@k."""
-    mine, theirs = (_last(records, side, env) for side in (this, other))
+    (my_attempt, mine), (their_attempt, theirs) = (
+        _last(records, side, env) for side in (this, other)
+    )
     # What a damaged or very old record lacks, `problem` names.
     sizes = sorted({it["group_size"] for it in (mine, theirs) if it and "rewards" in it})
     metric = f"pass@{k}" if k is not None else f"avg@{' and '.join(map(str, sizes)) or 'n'}"
     problem = (
-        _other_examples(records, this, other, env)
+        _other_examples(records, (this, my_attempt), (other, their_attempt), env)
         or _unusable(this, mine, k)
         or _unusable(other, theirs, k)
     )
@@ -81,16 +84,17 @@ def compared(
     )
 
 
-def _last(records: Records, side: Side, env: str) -> dict[str, Any] | None:
-    """The last sound record of an env at a side's step, or at any."""
+def _last(records: Records, side: Side, env: str) -> tuple[str | None, dict[str, Any] | None]:
+    """The last sound record of an env at a side's step, or at any, and which attempt holds it."""
     found = [
-        record
-        for record in records.evals(side.run_id)
+        (attempt, record)
+        for attempt, record in records.held_evals(side.run_id)
         if record.get("env") == env
         and not record.get("problem")
         and side.step in (None, record.get("step"))
     ]
-    return max(found, key=lambda record: (record["step"], _count(record)), default=None)
+    newest = max(found, key=lambda held: (held[1]["step"], _count(held[1])), default=None)
+    return newest or (None, None)
 
 
 def _count(record: dict[str, Any]) -> int:
@@ -116,21 +120,26 @@ def _side(records: Records, side: Side, record: dict[str, Any], k: int | None) -
     )
 
 
-def _other_examples(records: Records, this: Side, other: Side, env: str) -> str | None:
-    """Why example n of one run's eval env may not be example n of the other's; None if it is."""
-    sections = []
-    for side in (this, other):
-        config = records.config(side.run_id)
-        if config is None or env not in eval_envs(records, side.run_id):
+def _other_examples(
+    records: Records, this: tuple[Side, str | None], other: tuple[Side, str | None], env: str
+) -> str | None:
+    """Why example n of one side may not be example n of the other; None if it is. An attempt is
+    the one that holds a side's record: a fork may have changed an env that it has evals of.
+    """
+    sections, names = [], []
+    for side, attempt in (this, other):
+        config = records.config_of(attempt) if attempt else records.config(side.run_id)
+        if config is None or env not in [section.name for section in config.eval.env]:
             return f"{side.run_id} has no eval env {env!r}"
         sections.append(config.env(env, "eval"))
+        names.append(workflow_of(attempt) if attempt else side.run_id)
     one, another = sections
     differing = [key for key in SAME_EXAMPLES if getattr(one, key) != getattr(another, key)]
     if not differing:
         return None
     keys = " and ".join(differing)
     return (
-        f"{keys} of eval env {env!r} differ between {this.run_id} and {other.run_id}, so that "
+        f"{keys} of eval env {env!r} differ between {names[0]} and {names[1]}, so that "
         "their examples may differ, too; evaluate both models by one config, with `ratchet eval`"
     )
 

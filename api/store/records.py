@@ -7,12 +7,13 @@ its data may lie under the ids of its attempts, and under those of the run it wa
 
 import threading
 import time
+from collections.abc import Collection
 from typing import Any
 
 from cachetools import LRUCache, cachedmethod
 
 from ratchet.activities.contracts.names import attempt_id
-from ratchet.activities.contracts.roles import SERVERS
+from ratchet.activities.contracts.roles import WorkerRole
 from ratchet.activities.storage import configs, keys, series
 from ratchet.activities.storage.lineage import attempts, segments
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
@@ -25,8 +26,6 @@ from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import read_config
 
 KEPT = 4096
-KEEPERS = sorted({role.kept_by for role in SERVERS.values()})
-"""Roles of workers that execute some activity of a run for as long as it runs."""
 
 ERRORS = ("error", "frames")
 """Fields of an eval's record that come from the user's code."""
@@ -123,17 +122,21 @@ class Records:
     # -- evals ------------------------------------------------------------------------------
 
     def evals(self, run_id: str) -> list[dict[str, Any]]:
-        """Records of all evals, by step and env. An epoch's id is '<step>-<k>/<env>'.
+        """Records of all evals, by step and env. An epoch's id is '<step>-<k>/<env>'."""
+        return [record for _, record in self.held_evals(run_id)]
+
+    def held_evals(self, run_id: str) -> list[tuple[str, dict[str, Any]]]:
+        """The same, each with the attempt that recorded it, whose config it was made by.
 
         Where a restored run evaluated a step again, its own record counts.
         """
-        result: dict[tuple[Any, Any, str], dict[str, Any]] = {}
+        result: dict[tuple[Any, Any, str], tuple[str, dict[str, Any]]] = {}
         for span in self.spans(run_id):
             for record in self._evals_of(span.attempt):
                 step = record.get("step") or 0
                 if span.last is None or step <= span.last:
                     epoch = record["epoch"]
-                    result[step, record.get("env"), epoch] = record
+                    result[step, record.get("env"), epoch] = span.attempt, record
         return [result[key] for key in sorted(result, key=lambda key: (key[0], key[2]))]
 
     def _evals_of(self, attempt: str) -> list[dict[str, Any]]:
@@ -197,13 +200,15 @@ class Records:
             waiting_for=gauges.get("waiting_for") or None,
         )
 
-    def silent(self, run_id: str, after_s: float) -> dict[str, float]:
-        """Seconds since a worker of each role that hosts servers last reported, where that is more
-        than `after_s`; a role that never reported is left out.
+    def silent(
+        self, run_id: str, roles: Collection[WorkerRole], after_s: float
+    ) -> dict[str, float]:
+        """Seconds since a worker of each of `roles` last reported, where that is more than
+        `after_s`; a role that never reported is left out.
         """
         now = time.time()
         heard = series.last_heard(self.store, run_id, now)
-        ages = {role: now - heard[role] for role in KEEPERS if role in heard}
+        ages = {role: now - heard[role] for role in sorted(roles) if role in heard}
         return {role: round(age, 1) for role, age in ages.items() if age > after_s}
 
     def gauges(

@@ -12,12 +12,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
 from cachetools import LRUCache, TLRUCache, cachedmethod
 
 from ratchet.activities.contracts.refs import ArtifactRef
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.fencing import variants
 from ratchet.activities.storage.retention import number_of
 from ratchet.activities.storage.store import CorruptArtifact
@@ -146,6 +147,13 @@ def _counter(name: str) -> tuple[int, int]:
     return int(number), int(again or 0)
 
 
+def _eval_place(group: str) -> tuple[int, int, str, int]:
+    """The sort key of 'eval/<step>-<k>/<env>/<example>' in an attempt."""
+    _, epoch, env, example = group.split("/")
+    step, _, k = epoch.partition("-")
+    return -int(step), -int(k), env, int(example)
+
+
 @dataclass(frozen=True)
 class _Listing:
     """Train groups of an attempt by counter, ascending, and how long it took to list them. Folders
@@ -193,28 +201,40 @@ class Rollouts:
         return _Listing(dict.fromkeys(counters), time.monotonic() - began)
 
     def _all_trained(self, run_id: str, begin: str | None) -> Iterator[GroupAt]:
-        """Train groups of the run's own attempts, the newest first, from group `begin` on."""
+        """Train groups of the run's own attempts, the newest first, from group `begin` on, or where
+        it was: retention deletes groups of the newest attempt alone.
+        """
         newer: list[dict[tuple[int, int], None]] = []
+        own = self._records.attempts(run_id)[::-1]
         first = _counter(begin) if begin is not None else None
-        for attempt in reversed(self._records.attempts(run_id)):
+        holding = (attempt for attempt in own if first in self._listing(attempt).counters)
+        start = next(holding, own[0]) if first is not None else own[0]
+        began = False
+        for attempt in own:
+            began = began or attempt == start
             result = self._listing(attempt).counters
-            if first is None or first in result:
-                for counter in reversed(result):
-                    passed = first is not None and counter > first
-                    if not passed and not any(counter in known for known in newer):
-                        number, again = counter
-                        name = f"{number}.{again}" if again else f"{number}"
-                        yield GroupAt(attempt, f"train/{name}")
-                first = None
+            for counter in reversed(result) if began else ():
+                passed = first is not None and attempt == start and counter > first
+                if not passed and not any(counter in known for known in newer):
+                    number, again = counter
+                    name = f"{number}.{again}" if again else f"{number}"
+                    yield GroupAt(attempt, f"train/{name}")
             newer.append(result)
 
     def _evals(self, run_id: str, wanted: Wanted, begin: str | None) -> Iterator[GroupAt]:
-        """Eval groups, the newest epoch first, examples ascending; from the epoch of group `begin`
-        on.
+        """Eval groups, the newest epoch first, examples ascending; from group `begin` on, or where
+        it was: retention deletes groups of the newest attempt alone.
         """
         holders: dict[str, list[str]] = {}
-        first = begin.split("/")[1] if begin is not None else None
-        for span in reversed(self._records.spans(run_id)):
+        spans = self._records.spans(run_id)[::-1]
+        first = _eval_place(begin) if begin is not None else None
+        start = spans[0].attempt
+        if begin is not None and first is not None:
+            reached = [s.attempt for s in spans if s.last is None or -first[0] <= s.last]
+            start = next((a for a in reached if self._has(a, begin)), start)
+        began = False
+        for span in spans:
+            began = began or span.attempt == start
             root = keys.group(span.attempt, "eval/0").rpartition("/")[0]
             named = (EPOCH.fullmatch(name) for name in self._store.folders(root))
             epochs = sorted((int(name[1]), int(name[2]), name[0]) for name in named if name)
@@ -224,9 +244,8 @@ class Rollouts:
                     continue
                 newer = holders.get(epoch, [])
                 holders[epoch] = [*newer, span.attempt]
-                if first not in (None, epoch):
+                if not began:
                     continue
-                first = None
                 for env in self._store.folders(f"{root}/{epoch}"):
                     if wanted.env is not None and env != wanted.env:
                         continue
@@ -234,7 +253,8 @@ class Rollouts:
                     names = [key.rpartition("/")[2].removesuffix(".json") for key in result]
                     for name in sorted(filter(EXAMPLE.fullmatch, names), key=int):
                         group = f"eval/{epoch}/{env}/{name}"
-                        if not any(self._has(a, group) for a in newer):
+                        passed = span.attempt == start and first and _eval_place(group) < first
+                        if not passed and not any(self._has(a, group) for a in newer):
                             yield GroupAt(span.attempt, group, step)
 
     def _has(self, attempt: str, group: str) -> bool:
@@ -244,7 +264,7 @@ class Rollouts:
             return True
 
     def _groups(self, run_id: str, wanted: Wanted, begin: str | None) -> Iterator[GroupAt]:
-        """Groups that may hold what is wanted; those before `begin` may be left out."""
+        """Groups that may hold what is wanted, from group `begin` on, or where it was."""
         if wanted.group is not None:
             result = self._find(run_id, wanted.group)
             if result is not None:
@@ -253,7 +273,8 @@ class Rollouts:
         in_evals = begin is not None and begin.startswith("eval/")
         if wanted.kind != "eval" and not in_evals:
             if wanted.step is not None:
-                yield from self._trained_at(run_id, wanted.step)
+                cut = self._trained_at(run_id, wanted.step)
+                yield from dropwhile(lambda at: begin not in (None, at.group), cut)
             else:
                 yield from self._all_trained(run_id, begin)
         if wanted.kind != "train":
@@ -312,13 +333,13 @@ class Rollouts:
 
     @cachedmethod(lambda self: self._kept, lambda _, key, attempt: key, lambda self: self._lock)
     def _items_in(self, key: str, attempt: str) -> _Group:
-        return _group(self._store.get_json(self._store.require(key)), attempt)
+        return _group(documents.read(self._store, self._store.require(key)), attempt)
 
     def _items(self, run_id: str, at: GroupAt, deadline: float) -> list[RolloutItem]:
         try:
             found = self._items_in(keys.group(at.attempt, at.group), at.attempt)
         except FileNotFoundError:
-            # The run is being deleted.
+            # Retention deletes it, or somebody the run.
             return []
         return self._with_step(run_id, at, found, deadline)
 
@@ -350,7 +371,7 @@ class Rollouts:
         for index in range(ASKED):
             try:
                 ref = self._store.committed(keys.rollout(attempt, group, index))
-                document: dict[str, Any] = self._store.get_json(ref) if ref is not None else {}
+                document = documents.read(self._store, ref) if ref is not None else {}
             except CorruptArtifact:
                 continue
             if text := prompt_of(document):
@@ -387,18 +408,19 @@ class Rollouts:
             )
 
         for at in self._groups(run_id, wanted, begin[0] if begin else None):
-            if begin is not None and at.group != begin[0]:
-                continue
+            passed = begin[1] if begin is not None and begin[0] == at.group else -1
             try:
                 items = self._items(run_id, at, deadline)
             except CorruptArtifact as damage:
-                logger.error("group %s of %s is left out: %s", at.group, at.attempt, damage)
                 items = []
-                if begin is None or begin[1] < PAST:
+                # Retention may have deleted it meanwhile: its marker goes first.
+                if passed < PAST and self._has(at.attempt, at.group):
+                    logger.error("group %s of %s is left out: %s", at.group, at.attempt, damage)
                     damaged.append(at.group)
-                    last = rollout_id(at.group, PAST)
+            if not items:
+                last = rollout_id(at.group, PAST)
             for item in items:
-                if begin is not None and item.index <= begin[1]:
+                if item.index <= passed:
                     continue
                 if len(result) == limit:
                     return page(last)
@@ -406,25 +428,35 @@ class Rollouts:
                 if wanted.admits(item):
                     prompt = self._prompt(item.attempt, item.group)
                     result.append(item.model_copy(update={"prompt": prompt}))
-            begin = None
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline and last != after:
                 return page(last)
         return page(None)
 
     def full(self, run_id: str, rid: str) -> RolloutFull | None:
-        """A rollout with all messages and sampled tokens; None if the id is unknown."""
+        """A rollout with all messages and sampled tokens; None if the id is unknown, or retention
+        deletes the group meanwhile.
+        """
         matched = RID.fullmatch(rid)
         at = self._find(run_id, matched[1].replace(":", "/")) if matched else None
         if matched is None or at is None:
             return None
-        index = int(matched[2])
-        document = self._store.get_json(self._store.require(keys.group(at.attempt, at.group)))
+        try:
+            return self._full(run_id, at, int(matched[2]))
+        except (FileNotFoundError, CorruptArtifact):
+            # A group's marker is deleted before anything of its rollouts.
+            if self._has(at.attempt, at.group):
+                raise
+            return None
+
+    def _full(self, run_id: str, at: GroupAt, index: int) -> RolloutFull | None:
+        ref = self._store.require(keys.group(at.attempt, at.group))
+        document = documents.read(self._store, ref)
         found, deadline = _group(document, at.attempt), time.monotonic() + SCAN_S
         members = self._with_step(run_id, at, found, deadline)
         if index >= len(members):
             return None
         stored = self._store.committed(keys.rollout(at.attempt, at.group, index))
-        reported: dict[str, Any] = self._store.get_json(stored) if stored is not None else {}
+        reported = documents.read(self._store, stored) if stored is not None else {}
         scored = document["rollouts"][index]
         samples = scored.get("samples") or reported.get("samples") or []
         trained = scored.get("samples") if document["kind"] == "train" else None

@@ -3,6 +3,7 @@
 A verdict that found nothing to check is a violation itself: it proves nothing.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ def deliveries(evidence: Evidence) -> list[Delivery]:
     """
     seen: dict[int, int] = {}
     found: list[Delivery] = []
-    for signal in evidence.told("dispatch_report"):
+    for signal in evidence.signals_named("dispatch_report"):
         if signal.workflow != evidence.run_id:
             continue
         report = signal.value
@@ -210,14 +211,14 @@ def batches(evidence: Evidence, final_step: int) -> Verdict:
 
 
 def versions(evidence: Evidence, seen: Sequence[int] = ()) -> Verdict:
-    """The policy version never falls: not as told, not in what dispatch admits at, and not in what
-    a client has `seen`.
+    """The policy version never falls: neither in reports, nor where dispatch admits, nor in what a
+    client has `seen`.
     """
     verdict = Verdict("versions monotonic")
     last = -1
     for _, memo in evidence.memos:
         version = memo.get("policy_version", -1)
-        verdict.expect(version >= last, f"the run told version {version} after {last}")
+        verdict.expect(version >= last, f"the run reported version {version} after {last}")
         last = version
     for before, version in pairwise(seen):
         verdict.expect(version >= before, f"clients saw version {version} after {before}")
@@ -233,37 +234,45 @@ def versions(evidence: Evidence, seen: Sequence[int] = ()) -> Verdict:
 
 @dataclass(frozen=True)
 class Pushes:
-    """Labels that engines had, with (version, engine, epoch); and those that were refused."""
+    """Labels that engines had, with (version, engine, epoch), and when they were verified (Unix
+    time); and those that were refused.
+    """
 
     verified: Mapping[str, tuple[int, int, int]]
     refused: Collection[str]
+    at: Mapping[str, float] = field(default_factory=dict)
 
 
 def pushes(evidence: Evidence) -> Pushes:
     """What became of every push. One that failed, however, verified nothing."""
     verified: dict[str, tuple[int, int, int]] = {}
+    at: dict[str, float] = {}
     refused: set[str] = set()
     for activity in evidence.of(names.SYNC_WEIGHTS):
         given = activity.input
         if activity.outcome == "completed":
             engine = (given["version"], given["engine_index"], given["engine_epoch"])
-            verified[activity.result["label"]] = engine
+            label = activity.result["label"]
+            verified[label], at[label] = engine, activity.ended_at
             refused |= set(activity.result["rejected"])
         else:
             labels = (push_label(given["version"], given["push"], n) for n in range(PUSH_TRIES))
             refused |= set(labels)
-    return Pushes(verified, refused)
+    return Pushes(verified, refused, at)
 
 
 @dataclass(frozen=True)
 class ServedRollout:
-    """A rollout that a batch holds: which engine made it, and the labels of its tokens."""
+    """A rollout of a batch that was cut at `cut_at` (Unix time): which engine made it, and the
+    labels of its tokens.
+    """
 
     group: str
     index: int
     engine: tuple[int, int]
     labels: tuple[str, ...]
     versions: tuple[int, ...]
+    cut_at: float = math.inf
 
 
 def gate(found: Pushes, rollouts: Iterable[ServedRollout]) -> Verdict:
@@ -279,14 +288,16 @@ def gate(found: Pushes, rollouts: Iterable[ServedRollout]) -> Verdict:
             if at is not None:
                 text = f"{where}: push {label} verified engine {at[1:]}, not {rollout.engine}"
                 verdict.expect(at[1:] == rollout.engine, text)
-        told = {int(label.partition(".")[0]) for label in rollout.labels}
+                text = f"{where}: its batch was cut before push {label} was verified"
+                verdict.expect(found.at.get(label, 0.0) <= rollout.cut_at, text)
+        labelled = {int(label.partition(".")[0]) for label in rollout.labels}
         text = f"{where}: tokens of versions {rollout.versions}, labels {rollout.labels}"
-        verdict.expect(set(rollout.versions) == told, text)
+        verdict.expect(set(rollout.versions) == labelled, text)
     return verdict
 
 
 def ended(memo: Mapping[str, Any]) -> Verdict:
-    """The run ended as it was told to, with a checkpoint of its last step."""
+    """The run ended as it was asked to, with a checkpoint of its last step."""
     verdict = Verdict("run ended well")
     text = f"status {memo.get('status')}: {memo.get('error') or memo.get('end_reason')}"
     verdict.expect(memo.get("status") == "succeeded", text)

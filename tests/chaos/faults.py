@@ -19,6 +19,7 @@ import psutil
 from tests.chaos import history
 from tests.chaos.checkpoint_faults import kill_in_checkpoint
 from tests.chaos.disk import Disk
+from tests.chaos.push_faults import kill_in_push
 from tests.chaos.schedule import Spec
 from tests.chaos.targets import SERVERS, Role, gone, kernel_state
 from tests.chaos.world import (
@@ -240,5 +241,6 @@ _CARRIERS: dict[str, Carrier] = {
     "failing-store": _failing_store,
     "full-disk": _full_disk,
     "kill-in-checkpoint": kill_in_checkpoint,
+    "kill-in-push": kill_in_push,
     "redeliver": _redeliver,
 }

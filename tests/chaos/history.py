@@ -70,7 +70,7 @@ class Evidence:
         """The activities called `name`."""
         return [activity for activity in self.activities if activity.name == name]
 
-    def told(self, name: str) -> list[Signal]:
+    def signals_named(self, name: str) -> list[Signal]:
         """The signals called `name`."""
         return [signal for signal in self.signals if signal.name == name]
 

@@ -102,7 +102,7 @@ def detected_at(witness: Witness, story: Story, evidence: Evidence) -> float | N
 def _reports(evidence: Evidence, role: str, states: Sequence[str]) -> list[float]:
     return [
         signal.at
-        for signal in evidence.told("host_report")
+        for signal in evidence.signals_named("host_report")
         if signal.value["role"] == role and signal.value["state"] in states
     ]
 

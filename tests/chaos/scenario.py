@@ -172,7 +172,7 @@ class Session:
             await asyncio.sleep(0.5)
 
     async def _end(self, observer: Observer, problems: checker.Verdict) -> float:
-        """Waits for the run to go on after the last fault, and stops it; when it was told to."""
+        """Waits for the run to go on after the last fault, and stops it; returns when."""
         try:
             await self._servers_back(observer)
             goal = observer.last.version + GRACE_STEPS
@@ -247,13 +247,13 @@ class Session:
 
     def _keep(self, story: report.Story, found: history.Evidence) -> None:
         """Writes what was seen beside the logs, for whoever looks into a violation."""
-        told = [vars(signal) for signal in found.signals]
+        result = [vars(signal) for signal in found.signals]
         done = [vars(activity) for activity in found.activities]
         seen = {
             "faults": [as_json(witness) for witness in story.witnesses],
             "looks": [vars(look) for look in story.looks],
             "restarts": story.restarts,
-            "signals": told,
+            "signals": result,
             "activities": done,
         }
         (self.base.stack.home / "logs" / "evidence.json").write_text(json.dumps(seen))
@@ -276,7 +276,7 @@ def _has_ended(look: Look) -> bool:
 
 
 def epoch_sizes(found: history.Evidence) -> dict[str, int]:
-    """Numbers of train examples by env, as dispatch was told."""
+    """Numbers of train examples by env, as reported to dispatch."""
     for workflow, given in found.started.items():
         if "/dispatch/" in workflow:
             return {

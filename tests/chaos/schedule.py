@@ -20,6 +20,7 @@ What = Literal[
     "failing-store",
     "full-disk",
     "kill-in-checkpoint",
+    "kill-in-push",
     "redeliver",
 ]
 
@@ -62,13 +63,19 @@ OTHERS = (
     Spec("full-disk"),
     Spec("kill-in-checkpoint", "trainer-process"),
     Spec("kill-in-checkpoint", "trainer-worker"),
+    Spec("kill-in-push", "trainer-process"),
+    Spec("kill-in-push", "engine-core"),
     Spec("redeliver"),
 )
+RARE = tuple(
+    Spec("kill-in-push", role) for role in ("trainer-worker", "engine-api", "inference-worker")
+)
+"""What only long sessions have."""
 
 
 def every_kind() -> list[Spec]:
     """All faults there are."""
-    return [*(Spec(what, role) for role in ROLES for what in ("kill", "stall")), *OTHERS]
+    return [*(Spec(what, role) for role in ROLES for what in ("kill", "stall")), *OTHERS, *RARE]
 
 
 def _spread(specs: Sequence[Spec]) -> list[Spec]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.batch import decode_batch
 from ratchet.activities.storage.store import MARKER, ArtifactStore, CorruptArtifact
 from tests.chaos.checker import ServedRollout, Verdict, shipped
@@ -91,7 +91,7 @@ def served(store: ArtifactStore, evidence: Evidence) -> Iterator[ServedRollout]:
         for group in activity.input["groups"]:
             folder = f"runs/{evidence.run_id}/rollouts/{group}"
             for key in store.committed_keys(folder):
-                document = store.get_json(store.require(key))
+                document = documents.read(store, store.require(key))
                 samples = document["samples"]
                 if document["error"] is None:
                     yield ServedRollout(
@@ -100,4 +100,5 @@ def served(store: ArtifactStore, evidence: Evidence) -> Iterator[ServedRollout]:
                         (document["engine"]["index"], document["engine"]["epoch"]),
                         tuple(document["labels"]),
                         tuple(sorted({v for s in samples for v in s["versions"] if v >= 0})),
+                        activity.scheduled_at,
                     )

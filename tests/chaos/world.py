@@ -1,4 +1,4 @@
-"""What faults are carried out on, and how it is told that they were."""
+"""The processes that faults hit, and how the effect of a fault is detected."""
 
 import asyncio
 import dataclasses

@@ -205,8 +205,8 @@ def _rollout(group: str, index: int, env: str, rng: random.Random, version: int)
     """One rollout of two turns, the second of which answers the environment."""
     words = [rng.choice(WORDS) for _ in range(3)]
     answer = " ".join(word[::-1] for word in words)
-    prompt, first, told, second = 12, rng.randint(6, 18), 7, rng.randint(6, 18)
-    mask = [False] * prompt + [True] * first + [False] * told + [True] * second
+    prompt, first, result, second = 12, rng.randint(6, 18), 7, rng.randint(6, 18)
+    mask = [False] * prompt + [True] * first + [False] * result + [True] * second
     size = len(mask)
     sample = {
         "token_ids": [rng.randint(3, 250) for _ in range(size)],
@@ -218,7 +218,7 @@ def _rollout(group: str, index: int, env: str, rng: random.Random, version: int)
         ],
         "prompt": 0,
         "prompt_tokens": prompt,
-        "observations": [["user", prompt + first, prompt + first + told]],
+        "observations": [["user", prompt + first, prompt + first + result]],
     }
     reward = round(rng.random(), 3)
     ask = {"role": "user", "content": f"reverse {' '.join(words)}"}
@@ -240,7 +240,7 @@ def _rollout(group: str, index: int, env: str, rng: random.Random, version: int)
         "messages": [
             {**ask, "sampled": False, "tokens": prompt},
             {"role": "assistant", "content": answer[:9], "sampled": True, "tokens": first},
-            {"role": "user", "content": "Not yet, try again.", "sampled": False, "tokens": told},
+            {"role": "user", "content": "Not yet, try again.", "sampled": False, "tokens": result},
             {"role": "assistant", "content": answer, "sampled": True, "tokens": second},
         ],
         "prompts": [{"messages": [ask], "tools": None}],
@@ -362,12 +362,12 @@ class Recorded:
     """
 
     @workflow.run
-    async def run(self, arg: RunInput, last: dict[str, Any], told: int = 0) -> None:
-        """Tells the steps after `told`; `last` is what the run says of itself in the end."""
+    async def run(self, arg: RunInput, last: dict[str, Any], result: int = 0) -> None:
+        """Emits the steps after `result`; `last` is the run's status at its end."""
         steps = int(last["step"])
-        until = min(told + STEPS_TOLD, steps)
+        until = min(result + STEPS_TOLD, steps)
         now = dict(workflow.memo_value(MEMO_KEY, {}))
-        for step in range(told + 1, until + 1):
+        for step in range(result + 1, until + 1):
             now = {**now, "status": "running", "step": step, "policy_version": step}
             now["reward"] = 0.15 + 0.73 * step / steps
             if step % 50 == 0:

@@ -316,13 +316,13 @@ async def test_rewards_and_errors_are_asked_of_the_api(site: Site) -> None:
         await reader.open("#/runs/short/rollouts?env=reverse-text", '="rollouts"')
         bars = page.locator(".histogram button:not([disabled])")
         before = await bars.count()
-        told = int((await bars.first.get_attribute("title") or "").split()[0])
+        result = int((await bars.first.get_attribute("title") or "").split()[0])
         async with page.expect_response(lambda r: "reward_min=" in r.url) as answered:
             await bars.first.click()
         rows = (await (await answered.value).json())["data"]
         await page.wait_for_selector(".histogram button[aria-pressed=true]")
-        assert len(rows) == told
-        await expect(page.locator("a.rollout")).to_have_count(told)
+        assert len(rows) == result
+        await expect(page.locator("a.rollout")).to_have_count(result)
         await expect(bars).to_have_count(before)
         await page.locator(".histogram button[aria-pressed=true]").click()
         await page.wait_for_selector(".histogram button[aria-pressed=true]", state="detached")
@@ -334,11 +334,11 @@ async def test_rewards_and_errors_are_asked_of_the_api(site: Site) -> None:
 
 async def test_the_config_shows_what_was_changed(site: Site) -> None:
     async def changed(route: Any) -> None:
-        told = await (await route.fetch(url=f"{site.api}/v1/runs/short/config")).json()
+        result = await (await route.fetch(url=f"{site.api}/v1/runs/short/config")).json()
         if "revision=0" not in route.request.url:
-            told["changes"] = {"train": {"env": {recorded.ENVS[1]: {"ratio": 3}}}}
-            told["config"]["train"]["env"][1]["ratio"] = 3
-        await route.fulfill(json=told)
+            result["changes"] = {"train": {"env": {recorded.ENVS[1]: {"ratio": 3}}}}
+            result["config"]["train"]["env"][1]["ratio"] = 3
+        await route.fulfill(json=result)
 
     async with reading(site.browser, site.api) as reader:
         await reader.page.route("**/short/config*", changed)
@@ -533,7 +533,7 @@ async def test_states_without_data_say_what_to_do(site: Site, tmp_path: Path) ->
             await reader.page.get_by_role("heading", name="Temporal does not answer").wait_for()
 
 
-async def test_a_key_is_asked_for_once_and_kept_for_the_tab(
+async def test_a_key_is_requested_once_and_kept_for_the_tab(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {"keys": [{"name": "reader", "sha256": digest("rk_right"), "scopes": ["read"]}]}

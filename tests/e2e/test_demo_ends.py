@@ -1,4 +1,4 @@
-"""A demo that is told to end, as by a time limit of CI, leaves neither its run nor its stack."""
+"""A demo that is asked to end, as by a time limit of CI, leaves neither its run nor its stack."""
 
 import os
 import signal

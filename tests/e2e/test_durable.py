@@ -131,6 +131,6 @@ def test_replay_of_the_recorded_batches_gives_the_same_bits(
 ) -> None:
     _, run_id, fork_id = lived
     for name, steps in ((run_id, STEPS), (fork_id, FORKED_TO)):
-        told = replay(stack, name)
-        assert told["equal"] is True and told["to"] == steps, told
-        assert len(told["compared"]) >= steps
+        result = replay(stack, name)
+        assert result["equal"] is True and result["to"] == steps, result
+        assert len(result["compared"]) >= steps

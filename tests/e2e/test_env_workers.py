@@ -1,5 +1,7 @@
 """An environment on two servers, one of which is killed in mid-run; old rollouts go meanwhile."""
 
+import re
+import socket
 from collections import Counter
 
 import psutil
@@ -49,7 +51,8 @@ def test_killing_one_of_two_env_servers_loses_no_rollout(stack: Stack) -> None:
     folder = keys.group(run_id, "train/0").rpartition("/")[0]
     assert keys.group(run_id, "train/0") not in store.committed_keys(folder), "an old one is gone"
     assert 0 < len(store.committed_keys(folder)) < 8 * STEPS
-    told = get(where, f"/v1/runs/{run_id}/gauges", role="env")["data"]
-    sources = {sample["source"] for sample in told}
-    for server in ("env-server-reverse-text-2-", "env-server-reverse-text-"):
-        assert any(source.startswith(server) for source in sources), sources
+    result = get(where, f"/v1/runs/{run_id}/gauges", role="env")["data"]
+    sources = {sample["source"] for sample in result}
+    for server in ("reverse-text", "reverse-text-2"):
+        own = re.compile(rf"env-server-{server}-{re.escape(socket.gethostname())}-[0-9a-f]{{6}}")
+        assert any(own.fullmatch(source) for source in sources), (server, sources)

@@ -67,9 +67,9 @@ class Survived:
     where: Addresses
     run_id: str
     before: Any
-    """What the API last told of the run before the cut."""
+    """What the API last reported of the run before the cut."""
     after: Any
-    """What it first told once the machine was back."""
+    """What it first reported once the machine was back."""
     run: Any
     """How the run ended."""
 
@@ -125,13 +125,13 @@ def damage(home: Path) -> list[Path]:
     assert set(records) >= {"engine", "env", "trainer"}, records
     tear(home / "stack.json")
     tear(records["engine"])
-    told = json.loads(records["trainer"].read_bytes())
-    records["trainer"].write_text(json.dumps({**told, "machine": EARLIER_BOOT}))
+    written = json.loads(records["trainer"].read_bytes())
+    records["trainer"].write_text(json.dumps({**written, "machine": EARLIER_BOOT}))
     # That of the env server stays whole: a boot may also be as quick as a container's restart.
     return [records["engine"], records["trainer"]]
 
 
-def told(
+def shown(
     where: Addresses, run_id: str, statuses: tuple[str, ...] = (), within_s: float = 60
 ) -> Any:
     """What the API tells of a run, once its status is one of `statuses` if any are given."""
@@ -169,8 +169,8 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survived]:
             *(f"worker-{role}" for role in WORKER_ROLES),
         }
         assert not any(path.exists() for path in worthless), "swept before any worker is healthy"
-        after = told(where, run_id)
-        yield Survived(home, where, run_id, before, after, told(where, run_id, ENDED, 360))
+        after = shown(where, run_id)
+        yield Survived(home, where, run_id, before, after, shown(where, run_id, ENDED, 360))
     finally:
         Stack(home).down()
         for process in processes_of(home):
@@ -181,7 +181,7 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survived]:
 def test_the_run_goes_on_by_itself_and_succeeds(survived: Survived) -> None:
     before, after, run = survived.before, survived.after, survived.run
     assert CUT_AT <= before["step"] < STEPS, "the cut came too late to say anything"
-    assert after["step"] >= before["step"], "what was told is not taken back"
+    assert after["step"] >= before["step"], "what was reported is not taken back"
     assert run["status"] == "succeeded" and run["step"] == run["policy_version"] == STEPS
     assert run["attempt"] == 1 and run["error"] is None
     restarts = run["restarts"]

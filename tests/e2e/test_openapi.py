@@ -76,7 +76,7 @@ def test_replies_of_a_whole_stack_are_as_documented(stack: Stack) -> None:
         )
     finally:
         cancel_others(where, set())
-    print({name: sorted(told) for name, told in answered.items()}, begun)
+    print({name: sorted(result) for name, result in answered.items()}, begun)
     assert not undone(answered), "each was asked for something that it could do"
     assert begun, "no run was begun by a request"
     log = (Path(stack.home) / "logs" / "api.log").read_text()

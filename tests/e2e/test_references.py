@@ -28,6 +28,7 @@ from ratchet.activities.scoring.algorithms.base import CreditError
 from ratchet.activities.scoring.check import AlgorithmActivities
 from ratchet.activities.scoring.references import ReferenceLost, References
 from ratchet.activities.storage import keys
+from ratchet.activities.storage.documents import read
 from ratchet.configs.load import validate
 from ratchet.configs.reference import FrozenModelConfig
 from tests.e2e.frozen import frozen_model
@@ -175,7 +176,7 @@ async def test_it_plays_rollouts_in_the_policys_tokens(teacher: Teacher, tmp_pat
     finally:
         await process.stop()
     documents = [
-        ctx.store.get_json(ctx.store.require(keys.rollout(RUN, work.group, index)))
+        read(ctx.store, ctx.store.require(keys.rollout(RUN, work.group, index)))
         for index in range(work.size)
     ]
     for document in documents:
@@ -193,7 +194,7 @@ async def test_it_plays_rollouts_in_the_policys_tokens(teacher: Teacher, tmp_pat
         ctx.store.put_json(keys.rollout("scored", work.group, index), document, attempt="test")
     group = await run(rooms.finalize_group, FinalizeGroupInput("scored", work, 3, engine=engine))
     assert group.ref is not None
-    for member in ctx.store.get_json(group.ref)["rollouts"]:
+    for member in read(ctx.store, group.ref)["rollouts"]:
         (sample,) = member["samples"]
         scores = teacher.logprobs(sample["token_ids"])
         expected = [s if on else 0.0 for s, on in zip(scores, sample["loss_mask"], strict=True)]

@@ -34,6 +34,7 @@ from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys, series
 from ratchet.activities.storage.batch import decode_batch
+from ratchet.activities.storage.documents import read
 from ratchet.activities.training.tokenizer import IM_END, vocabulary
 from ratchet.configs.run import RunConfig
 from tests.e2e.engines import SEQ_LEN, Policy, Served
@@ -146,7 +147,7 @@ def _work(group: str, env: str, size: int = 8, kind: Kind = "train", example: in
 
 def _documents(ctx: WorkerContext, work: GroupWork) -> list[dict[str, Any]]:
     refs = [ctx.store.committed(keys.rollout(RUN, work.group, i)) for i in range(work.size)]
-    return [ctx.store.get_json(ref) for ref in refs if ref is not None]
+    return [read(ctx.store, ref) for ref in refs if ref is not None]
 
 
 def _check_samples(document: dict[str, Any]) -> None:

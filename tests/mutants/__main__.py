@@ -184,7 +184,7 @@ def main() -> int:
         say("\n".join(f"  - {line}" for line in case.old.splitlines()))
         say("\n".join(f"  + {line}" for line in case.new.splitlines()))
     score = 1 - len(survivors) / len(counted) if counted else 1.0
-    told = {
+    result = {
         "by_hand": len(faults),
         "missed": len(missed),
         "drawn": len(sample),
@@ -193,7 +193,7 @@ def main() -> int:
         "score": round(score, 3),
         "seed": arguments.seed,
     }
-    say(f"\n{json.dumps(told)}")
+    say(f"\n{json.dumps(result)}")
     return int(bool(missed) or score < BAR)
 
 

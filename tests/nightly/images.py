@@ -64,8 +64,8 @@ def require_tools() -> None:
 
 def _pip_settings() -> list[str]:
     """Mounts of this machine's own pip settings, and of the folders and certificates they name."""
-    told = subprocess.run(["pip", "config", "debug"], capture_output=True, text=True).stdout
-    words = told.replace("file://", " ").replace("'", " ").replace(",", " ").split()
+    reported = subprocess.run(["pip", "config", "debug"], capture_output=True, text=True).stdout
+    words = reported.replace("file://", " ").replace("'", " ").replace(",", " ").split()
     places = {"/etc/pip.conf", "/etc/ssl/certs"}
     places |= {word.removesuffix("/simple") for word in words if word.startswith("/opt/")}
     there = sorted(place for place in places if Path(place).exists())
@@ -166,8 +166,8 @@ class Site:
             words = ["run", "--isolation", "chroot", "--user", user]
             words += ["-v", f"{self.store}:/var/lib/ratchet/store"]
             words += ["-v", f"{home}:/var/lib/ratchet/home", container, "--", "env"]
-            told = [f"{key}={value}" for key, value in env.items()]
-            self._spawn(name, [*BUILDAH, *words, *told, "python", "-m", *module], {})
+            reported = [f"{key}={value}" for key, value in env.items()]
+            self._spawn(name, [*BUILDAH, *words, *reported, "python", "-m", *module], {})
             return
         env |= {"RATCHET_STORE": f"file://{self.store}", "RATCHET_HOME": str(home)}
         env |= {"HOME": str(home), "PATH": os.environ["PATH"]}

@@ -21,6 +21,7 @@ from ratchet.api.client.metric_names import HEADLINE
 from ratchet.configs.live import LIVE_KEYS
 from ratchet.configs.load import load
 from tests import ROOT
+from tests.mutants.lists import by_hand
 
 README = (ROOT / "README.md").read_text()
 STEERING = (ROOT / "docs" / "steering.md").read_text()
@@ -38,6 +39,11 @@ def test_the_readme_is_short_and_has_the_command_that_ci_runs() -> None:
     assert made == ["demo", "test"]
     assert f"\nmake {made[1]}\n" in (ROOT / ".ci" / "run").read_text()
     assert len(re.findall(r"^ratchet ", lines, re.M)) == 5
+
+
+def test_the_nightly_page_says_how_many_mutants_are_listed() -> None:
+    page = (ROOT / "docs" / "nightly.md").read_text()
+    assert re.findall(r"(\d+) listed by hand, and 200 drawn", page) == [str(len(by_hand()))]
 
 
 def typed() -> list[tuple[str, list[str]]]:

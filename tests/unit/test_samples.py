@@ -191,7 +191,7 @@ async def main():
 
 print(json.dumps(asyncio.run(main())))
 """
-    assert copy.run(script) == [0, {"loss": 0.0}, "stands at 1", 1, 1, True]
+    assert copy.run(script) == [0, {"loss": 0.0}, "the trainer is at 1", 1, 1, True]
 
 
 def test_devices(copy: Copy) -> None:

@@ -1,11 +1,13 @@
 """Evaluations on a real server: runs without a trainer, and one that begins after another."""
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 from temporalio.client import Client, WorkflowHandle
 
 from ratchet.activities.contracts.names import HOST_SERVER
+from ratchet.workflows.run.pausing import PAUSED_AT_MOST
 from tests.workflow.running import start, status, until, world_of
 from tests.workflow.world import World
 
@@ -92,6 +94,21 @@ async def test_an_evaluation_that_fails_alike_rests_until_it_is_resumed(temporal
         assert {found["failed"] for found in result["eval"].values()} == {12}
 
 
+async def test_an_evaluation_that_paused_without_a_reward_evaluates_again(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        world.eval_error = "TaskError: no such column"
+        handle = await start(world, **ALONE)
+        await status(handle, "paused")
+        world.eval_error = ""
+        await handle.signal("resume")
+        result = await handle.result()
+        assert result["status"] == "succeeded"
+        rewards = {env: found["reward"] for env, found in result["eval"].items()}
+        assert rewards == {"reverse-text": 0.5, "other": 0.5}
+
+
 async def test_a_run_begins_once_the_one_before_it_has_ended(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.flowing.clear()
@@ -108,7 +125,30 @@ async def test_a_run_begins_once_the_one_before_it_has_ended(temporal: Client) -
             for event in history.events
         ]
         assert HOST_SERVER not in started and "prepare_policy" not in started
-        assert "to end" in (await second.query("status"))["waiting_for"]["name"]
+        waits = (await second.query("status"))["waiting_for"]
+        assert "to end" in waits["name"]
+        since, until_ = (datetime.fromisoformat(waits[key]) for key in ("since", "until"))
+        assert until_ - since >= PAUSED_AT_MOST, "the one before it may be paused for long"
+        await first.signal("stop")
+        world.flowing.set()
+        await first.result()
+        assert (await second.result())["status"] == "succeeded"
+
+
+async def test_a_version_is_copied_before_the_run_waits(temporal: Client) -> None:
+    """The run that it is of goes on, and keeps its versions for a while only."""
+    async with world_of(temporal) as world:
+        world.flowing.clear()
+        first = await start(world, **ALONE)
+        model = {"name": "run:reverse-1a2b3c@40"}
+        second = await start(world, **ALONE, after=first.id, model=model)
+        await until(lambda: f"looked at {first.id}" in world.events)
+        started = [
+            event.activity_task_scheduled_event_attributes.activity_type.name
+            for event in (await second.fetch_history()).events
+        ]
+        assert "prepare_policy" in started and HOST_SERVER not in started
+        assert (await status(second, "queued"))["started_at"] is None
         await first.signal("stop")
         world.flowing.set()
         await first.result()

@@ -6,6 +6,8 @@ once, when all of its groups were delivered.
 
 from typing import Any
 
+from temporalio import workflow
+
 from ratchet.activities.contracts.rollouts import EvalResult, FinalizeEvalInput, GroupResult
 from ratchet.configs.env import ALL
 from ratchet.workflows.protocol.activities import FINALIZE_EVAL
@@ -15,6 +17,7 @@ from ratchet.workflows.rules.sinks import eval_arrival
 from ratchet.workflows.rules.sources import eval_group, fired_evals
 from ratchet.workflows.run.context import Context
 
+EVALUATES_AGAIN = "evaluates-again"
 MAX_PENDING_EVALS = 4
 """Of one env; what is triggered beyond them is ignored."""
 
@@ -45,6 +48,7 @@ class Evals:
         self._part = context.state.evals
         self._outages = context.outages
         self._log = context.log
+        self._news = context.news
 
     def fire(self, step: int) -> None:
         """Opens what is due at `step`, unless that step has fired before."""
@@ -78,6 +82,20 @@ class Evals:
         if full:
             self._log.note(f"trigger_eval: {', '.join(full)} already wait; ignored")
         self._open([env for env in envs if env not in full])
+
+    def open_again(self) -> None:
+        """Opens, for an evaluation that wakes, another eval of the envs whose last result has no
+        reward: it may have paused for that, and has nothing to show without one.
+        """
+        if self._config.trains or self._config.when_all_fail != "pause":
+            return
+        open_now = {progress.epoch.env for progress in self._part.open}
+        last = self._part.last.items()
+        failed = [env for env, it in last if it["reward"] is None and env not in open_now]
+        if failed and workflow.patched(EVALUATES_AGAIN):
+            self._log.note(f"evaluates again: {', '.join(failed)}")
+            self._open(failed)
+            self._news.wake()
 
     def _open(self, envs: list[str]) -> None:
         part, step = self._part, self._state.steps.step

@@ -6,6 +6,7 @@ gate in the engine's current epoch. An engine that fails the gate is restarted.
 
 from collections.abc import Awaitable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from temporalio import workflow
@@ -24,6 +25,7 @@ from ratchet.workflows.rules.pushes import Push, Pushes
 from ratchet.workflows.run.context import Context
 
 MAX_GATE_FAILURES = 3
+LOOKS_EVERY = timedelta(minutes=5)
 
 
 class Servers:
@@ -199,6 +201,14 @@ class Servers:
     def _host_id(self, host: HostState) -> str:
         again = f".{host.opened}" if host.opened else ""
         return f"{self._arg.run_id}/host/{host.role}/{host.index}{again}"
+
+
+def rest_between_looks(waited: timedelta) -> timedelta:
+    """How long to wait between two looks at a run that one has `waited` for: a tenth of that, up to
+    LOOKS_EVERY, later a hundredth, so that the history stays short over years.
+    """
+    longest = max(LOOKS_EVERY, waited / 100)
+    return min(max(timedelta(seconds=5), waited / 10), longest)
 
 
 async def is_running(workflow_id: str, queues: Queues) -> bool:

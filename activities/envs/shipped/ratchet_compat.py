@@ -1,6 +1,6 @@
 """Bridges gaps between verifiers 0.4.0, renderers 0.1.12, vLLM 0.32 and reasoning-gym 0.1.25.
 
-The only module that patches other packages at run time. Four gaps, each closed only if present:
+The only module that patches other packages at run time. Six gaps, each closed only if present:
 
 1. vLLM 0.32 names a sampled token by an integer `token_id` in `/inference/v1/generate`, where
    renderers up to 0.1.12 insists on the text 'token_id:<n>' and refuses every response. Can go
@@ -15,15 +15,27 @@ The only module that patches other packages at run time. Four gaps, each closed 
 4. vLLM returns the token ids of a chat completion on request (`return_token_ids`), and verifiers
    0.4.0 drops them and the log-probabilities. They become the tokens of the response, as those of
    `/inference/v1/generate` are. Can go once verifiers' EvalClient does it.
+5. vLLM sends rank and candidates with each sampled token, and renderers makes objects of them all,
+   the largest part of what a token costs in an env server. `parse_reply` leaves them out. Can go
+   once renderers reads no more than it uses.
+6. pydantic reads the signature of a default's factory each time that it makes a message without
+   validation, and those of builtins take it longer than all else: half a millisecond a rollout.
+   Equal functions of Python take their places. Can go once pydantic keeps what it has read.
 """
 
 import contextvars
+import functools
 import importlib
 import importlib.util
+import math
 import sys
+import time
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, Required
+
+from pydantic import ConfigDict, TypeAdapter
+from typing_extensions import TypedDict
 
 WEIGHT_VERSIONS = "weight_versions"
 SOURCE_ONLY = ("cellpylib", "pycosat", "zss")
@@ -51,16 +63,20 @@ def apply() -> None:
     from verifiers.v1.clients.train import TrainClient
 
     _keep_tokens_of_chats()
+    _name_factories()
     if not needed() or getattr(TrainClient, "ratchet_compat", False):
         return
-    parse = client._parse_completion_logprobs
+    parse, parse_whole = client._parse_completion_logprobs, client.parse_generate_response
     get_response = TrainClient.get_response
 
     def parse_any(choice: Mapping[str, Any], completion_ids: list[int]) -> list[float]:
         _spans.set(choice.get(WEIGHT_VERSIONS))
         content = (choice.get("logprobs") or {}).get("content") or []
+        plain = logprobs_of(content, completion_ids)
+        if plain is not None:
+            return plain
         for entry in content:
-            if "token" not in entry and "token_id" in entry:
+            if isinstance(entry, dict) and "token" not in entry and "token_id" in entry:
                 entry["token"] = f"token_id:{entry['token_id']}"
         logprobs: list[float] = parse(choice, completion_ids)
         return logprobs
@@ -73,9 +89,79 @@ def apply() -> None:
             turn.trace.info.setdefault(WEIGHT_VERSIONS, []).append(_spans.get())
         return response
 
+    def parse_reply(raw: bytes) -> dict[str, Any]:
+        # What it has besides, or lacks, is for renderers to read, or to explain.
+        if client.ROUTED_EXPERTS_DATA_PREFIX in raw:
+            whole: dict[str, Any] = parse_whole(raw)
+            return whole
+        try:
+            return dict(_replies().validate_json(raw))
+        except ValueError:
+            whole = parse_whole(raw)
+            return whole
+
     client._parse_completion_logprobs = parse_any
+    client.parse_generate_response = parse_reply
     TrainClient.get_response = get_response_with_spans
     TrainClient.ratchet_compat = True
+
+
+def _now() -> float:
+    return time.time()
+
+
+def _empty() -> list[Any]:
+    return []
+
+
+def _name_factories() -> None:
+    from verifiers.v1.graph import MessageNode
+
+    equal = {time.time: _now, list: _empty}
+    for field in MessageNode.model_fields.values():
+        if field.default_factory in equal:
+            field.default_factory = equal[field.default_factory]
+
+
+class _Entry(TypedDict, total=False):
+    """What is read of a sampled token; the rest is dropped."""
+
+    # Else what it is part of decides.
+    __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
+    token: Any
+    token_id: Any
+    logprob: Any
+
+
+class _Logprobs(TypedDict, total=False):
+    content: Required[list[_Entry]]
+
+
+class _Choice(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    logprobs: Required[_Logprobs]
+
+
+class _Reply(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    choices: Required[list[_Choice]]
+
+
+@functools.cache
+def _replies() -> TypeAdapter[_Reply]:
+    return TypeAdapter(_Reply)
+
+
+def logprobs_of(content: Any, completion_ids: list[int]) -> list[float] | None:
+    """The log-probabilities (nats) of sampled tokens [T], by vLLM's entries for them; None if these
+    are not all that they should be, which renderers explains better.
+    """
+    if not isinstance(content, list) or any(type(entry) is not dict for entry in content):
+        return None
+    named = [entry.get("token_id") for entry in content]
+    logprobs = [entry.get("logprob") for entry in content]
+    sound = named == completion_ids and set(map(type, logprobs)) <= {float}
+    return logprobs if sound and all(map(math.isfinite, logprobs)) else None
 
 
 def _keep_tokens_of_chats() -> None:

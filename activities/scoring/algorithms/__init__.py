@@ -87,9 +87,9 @@ def build(
 ) -> Algorithm:
     """The algorithm of a config section. `seq_len`: longest training sample in tokens.
 
-    `reference` is the model that `ratchet.configs.algorithm.teacher_of` names, and must be there if
-    it names one; `render` turns messages into the policy's prompts, and must be there for 'opsd'.
-    Raises CreditError if a user's function cannot be had.
+    `reference` is the model that `ratchet.configs.algorithm.teacher_of` names, required if it names
+    one; `render` turns messages into the policy's prompts, required for 'opsd'. Raises CreditError
+    if a user's function cannot be imported.
     """
     match config:
         case GrpoConfig():

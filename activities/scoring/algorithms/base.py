@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 TOOL_TOKENS = "total_tool_response_tokens"
 POLICY_AGENT = "policy"
-"""The agent of rollouts in which nobody but the policy plays."""
+"""The agent of rollouts in which only the policy plays."""
 
 Advantage = float | Sequence[float]
 """One number for a whole rollout, or one per token that its policy sampled."""
@@ -124,9 +124,9 @@ class RolloutView:
 
 @dataclass(frozen=True)
 class Credit:
-    """What a rollout gets; a field that is None says nothing.
+    """The credit of a rollout; a field that is None leaves the decision to others.
 
-    rl: whether its sampled tokens are members of the rl component; they are if nobody says so.
+    rl: whether its sampled tokens are members of the rl component; by default they are.
     The streams of the other components have one list [T] per sample; a token is a member where
     its weight is not 0. `ref_logprobs` (nats) hold wherever a token is a member of ref_kl.
     """

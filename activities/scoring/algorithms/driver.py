@@ -21,7 +21,7 @@ from ratchet.activities.scoring.algorithms.base import (
 
 
 def _merged(old: Sequence[Credit], new: Sequence[Credit | None] | None) -> list[Credit]:
-    """Credit [n] in which whatever `new` says replaces what `old` said."""
+    """Credit [n] of `old`, with the fields that `new` sets replaced."""
     if new is None:
         return list(old)
     merged = []
@@ -58,7 +58,7 @@ async def before_filters(
 async def after_filters(
     algorithm: Algorithm, rollouts: Sequence[RolloutView], credit: Sequence[Credit]
 ) -> list[Credit]:
-    """Credit [n] of those that the filters left, given what they had before.
+    """Credit [n] of the rollouts that the filters left, from their credit before.
 
     Raises CreditError if a rollout is a member of the rl component and has no advantage: 0.0 would
     silently train nothing.

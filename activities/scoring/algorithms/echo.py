@@ -15,10 +15,10 @@ from ratchet.configs.algorithm import EchoConfig
 
 
 class Echo(Grpo):
-    """grpo's advantages; ce_weights are alpha on what messages of a learned role say.
+    """grpo's advantages; ce_weights are alpha on the text of messages of a learned role.
 
-    Only messages that came after the policy's first reply are learned, and only what they say,
-    not the template around it.
+    Only messages after the policy's first reply are learned, and only their text, without the
+    template around it.
     """
 
     name = "echo"
@@ -45,7 +45,7 @@ class Echo(Grpo):
     async def score_group(
         self, rollouts: Sequence[RolloutView], state: Mapping[str, float]
     ) -> list[Credit]:
-        """Advantages and the weights of what the env said."""
+        """Advantages, and weights on the env's messages."""
         credit = []
         for rollout, own in zip(rollouts, await super().score_group(rollouts, state), strict=True):
             weights = [self._weights(sample) for sample in rollout.samples]

@@ -1,4 +1,4 @@
-"""Group-relative advantages for several agents: each is compared with its likes."""
+"""Group-relative advantages for several agents: each is compared with its own kind."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -9,9 +9,8 @@ from ratchet.configs.algorithm import HierarchicalGrpoConfig
 
 
 class HierarchicalGrpo(Algorithm):
-    """A = r - mean(r), over the agent's traces in the episode or in the whole group.
-
-    The former for `episode_agents`. With one agent that is none of them it is plain grpo.
+    """A = r - mean(r), over the agent's traces in the whole group, or for `episode_agents` in the
+    episode. With a single agent, which is not among those, it is plain grpo.
     """
 
     name = "hierarchical_grpo"
@@ -35,7 +34,7 @@ class HierarchicalGrpo(Algorithm):
         ]
 
     def _key(self, rollout: RolloutView, agent: str) -> tuple[str, int | None]:
-        """Whom an agent is compared with: its role, in this episode or (None) in the group."""
+        """The peers of an agent: its role in this episode, or (None) in the group."""
         return agent, rollout.index if agent in self._episode_agents else None
 
     async def score_group(

@@ -47,10 +47,9 @@ def linear_term(
 ) -> list[Fraction]:
     """What the linear penalty adds to each advantage [n].
 
-    p_i = coef * mean(r) * L_i / seq_len, times r_i if gated (not: for r_i = 1 alone, which differs
-    for rewards between 0 and 1); the term is B(p) - p_i, where B is
-    the baseline that the rewards themselves get: the mean, weighted if there are weights. mean(r)
-    in p_i is the group's pass rate and always plain.
+    p_i = coef * mean(r) * L_i / seq_len, times r_i if gated (for rewards between 0 and 1 that is
+    not a gate on r_i = 1). The term is B(p) - p_i, where B is the baseline of the rewards: the
+    mean, weighted if there are weights. mean(r) in p_i is the group's pass rate, never weighted.
     """
     scale = Fraction(coef) * mean(rewards) / seq_len
     penalties = [scale * length for length in lengths]

@@ -9,22 +9,22 @@ from ratchet.configs.algorithm import OpdConfig
 
 
 class Opd(Algorithm):
-    """All sampled tokens in ref_kl with weight 1; no advantages, rewards are only watched."""
+    """All sampled tokens in ref_kl with weight 1; no advantages, rewards are only recorded."""
 
     name = "opd"
 
     def __init__(self, config: OpdConfig, reference: Reference, seq_len: int) -> None:
-        """`seq_len`: longest training sample in tokens; the teacher is asked no further."""
+        """`seq_len`: longest training sample in tokens; the teacher scores no token beyond it."""
         self._config = config
         self._reference = reference
         self._seq_len = seq_len
 
     async def score_rollout(self, rollout: RolloutView) -> Credit:
-        """The component, so that filters see a rollout without advantages."""
+        """Puts the tokens into ref_kl, so that filters see a rollout without advantages."""
         return routed("ref_kl", rollout)
 
     async def score_survivors(self, rollouts: Sequence[RolloutView]) -> list[Credit]:
-        """The teacher's log-probabilities; rollouts that filters removed are never asked about."""
+        """The teacher's log-probabilities; rollouts that filters removed are never sent to it."""
         return await ref_logprobs(
             self._reference,
             [[Question(sample) for sample in rollout.samples] for rollout in rollouts],

@@ -21,14 +21,14 @@ from ratchet.configs.algorithm import OpsdConfig
 
 
 class Opsd(Algorithm):
-    """All sampled tokens in ref_kl with weight 1; no advantages, rewards are only watched."""
+    """All sampled tokens in ref_kl with weight 1; no advantages, rewards are only recorded."""
 
     name = "opsd"
 
     def __init__(
         self, config: OpsdConfig, reference: Reference, render: Render, seq_len: int
     ) -> None:
-        """`seq_len`: longest training sample in tokens; the teacher is asked no further."""
+        """`seq_len`: longest training sample in tokens; the teacher scores no token beyond it."""
         self._config = config
         self._reference = reference
         self._render = render
@@ -51,7 +51,7 @@ class Opsd(Algorithm):
         return result
 
     async def score_rollout(self, rollout: RolloutView) -> Credit:
-        """The component, so that filters see a rollout without advantages."""
+        """Puts the tokens into ref_kl, so that filters see a rollout without advantages."""
         return routed("ref_kl", rollout)
 
     async def score_survivors(self, rollouts: Sequence[RolloutView]) -> list[Credit]:

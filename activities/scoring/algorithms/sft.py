@@ -5,10 +5,10 @@ from ratchet.activities.scoring.algorithms.streams import routed
 
 
 class Sft(Algorithm):
-    """All sampled tokens in ce with weight 1; no advantages, rewards are only watched."""
+    """All sampled tokens in ce with weight 1; no advantages, rewards are only recorded."""
 
     name = "sft"
 
     async def score_rollout(self, rollout: RolloutView) -> Credit:
-        """The component of its tokens."""
+        """Puts the sampled tokens into ce."""
         return routed("ce", rollout)

@@ -1,4 +1,4 @@
-"""Which tokens of a rollout belong to which component of the loss."""
+"""Assigns tokens of a rollout to components of the loss."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -16,7 +16,7 @@ def on_sampled(weight: float, loss_masks: Sequence[Sequence[bool]]) -> list[list
 def routed(component: Component, rollout: RolloutView, ce_weights: Streams | None = None) -> Credit:
     """Credit that puts the sampled tokens of a rollout into one component, with weight 1.
 
-    `ce_weights` are of tokens that the policy did not sample, and are kept beside it.
+    `ce_weights` are those of tokens that the policy did not sample; they are kept as well.
     """
     masks = rollout.loss_masks
     if component == "rl":

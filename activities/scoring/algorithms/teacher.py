@@ -1,4 +1,4 @@
-"""Asks a reference model for the log-probabilities of tokens that the policy sampled."""
+"""Queries a reference model for the log-probabilities of tokens that the policy sampled."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class Question:
 async def _answer(reference: Reference, question: Question, seq_len: int) -> list[float]:
     """Log-probabilities (nats) of a sample's tokens [T]; 0.0 where the policy did not sample.
 
-    Tokens from `seq_len` on, which the trainer cuts off, are not asked for and get 0.0.
+    Tokens from `seq_len` on, which the trainer cuts off, are not scored and get 0.0.
     """
     ids, mask = question.sample["token_ids"], question.sample["loss_mask"]
     asked = [place for place, on in enumerate(mask[:seq_len]) if on]
@@ -46,7 +46,7 @@ async def ref_logprobs(
 ) -> list[Credit]:
     """Credit [n] with the reference's log-probabilities for the samples of n rollouts.
 
-    At most `max_concurrent` samples are asked about at once, and none any more after one failed.
+    At most `max_concurrent` samples are scored at once; after one has failed, no more are sent.
     """
     gate = asyncio.Semaphore(max_concurrent)
 

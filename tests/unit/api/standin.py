@@ -42,7 +42,7 @@ class Preflight:
 
 @workflow.defn(name=TRAINING_RUN)
 class TrainingRun:
-    """Runs until told to stop; every signal it heard is in its memo."""
+    """Runs until asked to stop; its memo has every signal that it received."""
 
     @workflow.init
     def __init__(self, arg: RunInput) -> None:

@@ -27,7 +27,7 @@ def away(tmp_path: Path) -> TestClient:
     return TestClient(create_app(settings, ClientConnectConfig(target_host="127.0.0.1:1")))
 
 
-def test_without_temporal_every_call_says_how_to_mend_it(away: TestClient, tmp_path: Path) -> None:
+def test_without_temporal_every_call_says_how_to_fix_it(away: TestClient, tmp_path: Path) -> None:
     answers = [
         away.get("/v1/runs"),
         away.get("/v1/runs/some-run"),

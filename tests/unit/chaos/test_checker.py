@@ -98,7 +98,7 @@ def test_next_epoch_has_the_same_examples_again() -> None:
     assert examples(found).good
 
 
-def test_put_back_group_keeps_its_example() -> None:
+def test_requeued_group_keeps_its_example() -> None:
     found = good_run()
     found.activities.append(rollouts("train/1.1", 1))
     assert examples(found).good
@@ -200,6 +200,14 @@ def test_token_of_an_unverified_push_is_a_violation(fields: dict[str, object], w
     assert checker.gate(found, [served()]).good
     assert not checker.gate(found, []).good
     assert any(words in text for text in checker.gate(found, [served(**fields)]).violations)
+
+
+def test_batch_that_was_cut_before_a_label_was_accepted_is_a_violation() -> None:
+    found = checker.pushes(good_run())
+    at = found.at["0.1a"]
+    assert checker.gate(found, [served(cut_at=at)]).good
+    (text,) = checker.gate(found, [served(cut_at=at - 1)]).violations
+    assert text == "rollout train/0/0: its batch was cut before push 0.1a was verified"
 
 
 def test_labels_of_a_push_that_failed_are_refused() -> None:

@@ -8,11 +8,16 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+from temporalio.api.common.v1 import ActivityType
+from temporalio.api.enums.v1 import PendingActivityState
+from temporalio.api.workflow.v1 import PendingActivityInfo
 
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
@@ -168,6 +173,37 @@ async def test_worker_is_killed_inside_a_commit_and_not_after_one(
     (folder / "step-3@c" / "x").touch()
     witness = await fault
     assert witness.landed and "1 files of step-3 in the store and no marker" in witness.proof
+    assert stack.dead() == ["worker-trainer"]
+
+
+class Pending:
+    """A run's handle, whose answers say one after the other what is in progress."""
+
+    def __init__(self, *answers: set[str]) -> None:
+        self.answers = list(answers)
+
+    def get_workflow_handle(self, run_id: str) -> "Pending":
+        return self
+
+    async def describe(self) -> Any:
+        started = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
+        found = [
+            PendingActivityInfo(activity_type=ActivityType(name=name), state=started)
+            for name in self.answers.pop(0)
+        ]
+        return SimpleNamespace(raw_description=SimpleNamespace(pending_activities=found))
+
+
+async def test_trainer_is_killed_only_while_it_trains_and_weights_are_pushed(
+    stack: ChaosStack, tmp_path: Path
+) -> None:
+    stack._start("worker-trainer", SLEEP, dict(os.environ))
+    push, both = {"sync_weights"}, {"sync_weights", "train_step"}
+    client: Any = Pending(set(), push, both, push, both, {"train_step"})
+    given = replace(world(stack, tmp_path), client=client)
+    witness = await faults.inject(given, Spec("kill-in-push", "trainer-worker"))
+    assert witness.landed and "from amid sync_weights and train_step" in witness.proof
+    assert client.answers == [], "a step that had ended when the victim stood still did not count"
     assert stack.dead() == ["worker-trainer"]
 
 

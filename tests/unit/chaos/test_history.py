@@ -63,6 +63,6 @@ def test_recorded_run_is_read_and_passes(kind: str) -> None:
 
 def test_recorded_run_that_lost_a_report_fails() -> None:
     evidence = recorded("plain")
-    reports = [s for s in evidence.told("dispatch_report") if s.value["groups"]]
+    reports = [s for s in evidence.signals_named("dispatch_report") if s.value["groups"]]
     evidence.signals.remove(reports[0])
     assert not checker.delivery(evidence).good

@@ -1,4 +1,4 @@
-"""Figures of the report, on a story told by hand."""
+"""Figures of the report, on a history written by hand."""
 
 import pytest
 
@@ -39,19 +39,19 @@ def test_steps_are_timed_between_versions() -> None:
 
 def test_server_counts_as_recovered_only_once_it_is_up_and_the_run_goes_on() -> None:
     evidence = Evidence("run", signals=[host("up", 5.0), host("down", 11.0), host("up", 30.0)])
-    told = story(kill("engine-api"), look(9.0, 1), look(12.0, 2), look(33.5, 3))
-    assert report.detected_at(told.witnesses[0], told, evidence) == 11.0
-    assert report.recovered_at(told.witnesses[0], told, evidence) == 33.5
+    result = story(kill("engine-api"), look(9.0, 1), look(12.0, 2), look(33.5, 3))
+    assert report.detected_at(result.witnesses[0], result, evidence) == 11.0
+    assert report.recovered_at(result.witnesses[0], result, evidence) == 33.5
 
 
 def test_server_that_never_made_progress_has_not_recovered() -> None:
     evidence = Evidence("run", signals=[host("up", 30.0)])
-    told = story(kill("engine-core"), look(9.0, 1), look(12.0, 2))
-    assert report.recovered_at(told.witnesses[0], told, evidence) is None
+    result = story(kill("engine-core"), look(9.0, 1), look(12.0, 2))
+    assert report.recovered_at(result.witnesses[0], result, evidence) is None
 
 
 def test_service_is_back_when_the_supervisor_restarted_it() -> None:
-    told = Story(
+    result = Story(
         [kill("rollout-worker")],
         [look(11.0, 1), look(20.0, 2)],
         [(12.0, "worker-rollout")],
@@ -59,23 +59,23 @@ def test_service_is_back_when_the_supervisor_restarted_it() -> None:
         0,
         30,
     )
-    assert report.detected_at(told.witnesses[0], told, Evidence("run")) == 12.0
-    assert report.recovered_at(told.witnesses[0], told, Evidence("run")) == 20.0
+    assert report.detected_at(result.witnesses[0], result, Evidence("run")) == 12.0
+    assert report.recovered_at(result.witnesses[0], result, Evidence("run")) == 20.0
 
 
 def test_worker_is_back_when_its_servers_are() -> None:
     evidence = Evidence("run", signals=[host("up", 25.0, "trainer")])
     restarts = [(11.0, "worker-trainer")]
     looks = [look(12.0, 1), look(24.0, 2), look(26.0, 3)]
-    told = Story([kill("trainer-worker")], looks, restarts, [], 0, 30)
-    assert report.recovered_at(told.witnesses[0], told, evidence) == 26.0
+    result = Story([kill("trainer-worker")], looks, restarts, [], 0, 30)
+    assert report.recovered_at(result.witnesses[0], result, evidence) == 26.0
 
 
 def test_full_disk_is_detected_when_the_run_pauses_itself() -> None:
     witness = Witness(Spec("full-disk"), 10.0, 18.0, True, "ENOSPC")
-    told = story(witness, look(9.0, 1), look(13.0, 1, paused_because="disk"), look(21.0, 2))
-    assert report.detected_at(witness, told, Evidence("run")) == 13.0
-    assert report.recovered_at(witness, told, Evidence("run")) == 21.0
+    result = story(witness, look(9.0, 1), look(13.0, 1, paused_because="disk"), look(21.0, 2))
+    assert report.detected_at(witness, result, Evidence("run")) == 13.0
+    assert report.recovered_at(witness, result, Evidence("run")) == 21.0
 
 
 def test_stalled_server_that_nobody_replaced_is_a_violation() -> None:
@@ -83,8 +83,8 @@ def test_stalled_server_that_nobody_replaced_is_a_violation() -> None:
     for proof, good in (("was replaced meanwhile", True), ("went on afterwards", False)):
         witness = Witness(Spec("stall", "engine-core"), 10.0, 45.0, True, proof)
         evidence = Evidence("run", signals=[host("up", 50.0)])
-        told = story(witness, *looks)
-        assert report.went_on(told, evidence, Verdict("goes on")).good == good
+        result = story(witness, *looks)
+        assert report.went_on(result, evidence, Verdict("goes on")).good == good
     assert not report.went_on(story(kill("api"), looks[0]), Evidence("run"), Verdict("x")).good
 
 
@@ -95,12 +95,12 @@ def test_ettr_and_goodput() -> None:
 
 
 def test_report_is_good_only_if_every_verdict_is() -> None:
-    told = story(kill("api"), look(20.0, 1), look(22.0, 2))
+    result = story(kill("api"), look(20.0, 1), look(22.0, 2))
     good, bad = Verdict("a", 3), Verdict("b", 2, ["lost"])
-    found = report.report(told, Evidence("run"), CLEAN, [good], {"run": "run"})
+    found = report.report(result, Evidence("run"), CLEAN, [good], {"run": "run"})
     assert found["good"] and found["witnessed"] == 1 and found["recoveries"] == 1
     assert found["by_kind"] == {"kill api": {"injected": 1, "witnessed": 1}}
-    found = report.report(told, Evidence("run"), CLEAN, [good, bad], {})
+    found = report.report(result, Evidence("run"), CLEAN, [good, bad], {})
     assert not found["good"] and found["violations"] == 1
     assert found["verdicts"]["b"]["first"] == ["lost"]
 

@@ -34,7 +34,7 @@ def _exists(key: str) -> bool:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_a_key_of_the_page_exists(key: str) -> None:
-    theirs = {"trainer.model.seq_len", "model.ac", "model.lora"}
+    theirs = {"trainer.model.seq_len", "model.ac", "model.lora", "model.optim_cpu_offload"}
     assert _exists(key) or key in theirs, key
 
 

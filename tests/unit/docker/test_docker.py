@@ -252,12 +252,12 @@ def test_what_our_images_write_is_no_part_of_their_root(compose: dict[str, Any])
 
 
 def test_the_database_has_a_password_of_the_operators(compose: dict[str, Any]) -> None:
-    told = {
+    result = {
         "postgresql": "POSTGRES_PASSWORD",
         "temporal-schema": "SQL_PASSWORD",
         "temporal": "POSTGRES_PWD",
     }
-    for name, variable in told.items():
+    for name, variable in result.items():
         given = compose["services"][name]["environment"][variable]
         with pytest.raises(LookupError, match="set POSTGRES_PASSWORD to a password"):
             filled_in(given, {})

@@ -135,7 +135,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
-def test_a_survivor_is_told_from_what_tests_notice(tree: Path, tmp_path: Path) -> None:
+def test_a_survivor_is_distinguished_from_what_tests_notice(tree: Path, tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tree)], check=True)
     judge, said = Judge(tree, warm=()), list[str]()
     cases = list(program.drawn(judge, 0, 9, ""))

@@ -225,9 +225,9 @@ def test_mlflow_takes_each_point_once_when_a_batch_is_cut(monkeypatch: pytest.Mo
     assert third.send("a", 0, batch) == mark == "id-a"
     run = FakeMlflow.runs[mark]
     assert run["status"] == "RUNNING"
-    told = [(point.key, point.timestamp, point.step) for point in run["points"]]
-    assert len(told) == len(set(told)) == 1401
-    assert ("loss", 2500, 2) in told and ("eval/rev/pass_1", 5000, 10) in told
+    result = [(point.key, point.timestamp, point.step) for point in run["points"]]
+    assert len(result) == len(set(result)) == 1401
+    assert ("loss", 2500, 2) in result and ("eval/rev/pass_1", 5000, 10) in result
     assert run["files"] == {"eval/rev/samples/10-1.csv": csv_table(SAMPLED.rows)}
     third.end("a")
     assert run["status"] == "FINISHED" and len(FakeMlflow.runs) == 1

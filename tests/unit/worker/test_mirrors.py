@@ -174,14 +174,14 @@ class FakeApi:
         ]
 
     def eval(self, run_id: str, step: int) -> None:
-        told = {"epoch": f"{step}-1/rev", "env": "rev", "step": step, "reward_mean": step / 10}
-        self.found[run_id].append(EvalRecord.model_validate(told))
+        result = {"epoch": f"{step}-1/rev", "env": "rev", "step": step, "reward_mean": step / 10}
+        self.found[run_id].append(EvalRecord.model_validate(result))
 
     def roll(self, epoch: str, step: int, example: int, index: int, *said: str) -> None:
         """A rollout of an eval: what the user, the model, the user … said."""
         group = f"eval/{epoch}/{example}"
         roles = ["user", "assistant"] * len(said)
-        told = {
+        result = {
             "id": f"{group.replace('/', ':')}:{index}",
             "group": group,
             "index": index,
@@ -194,12 +194,12 @@ class FakeApi:
                 {"role": role, "content": text} for role, text in zip(roles, said, strict=False)
             ],
         }
-        self.rolled.append(RolloutFull.model_validate({**ROLLOUT_EXAMPLE, **told}))
+        self.rolled.append(RolloutFull.model_validate({**ROLLOUT_EXAMPLE, **result}))
 
     def gauge(self, run_id: str, source: str, *times: float) -> None:
         for at in times:
-            told = {"time": at, "source": source, "worker_inflight": int(at)}
-            self.sampled[run_id].append(GaugeSample.model_validate(told))
+            result = {"time": at, "source": source, "worker_inflight": int(at)}
+            self.sampled[run_id].append(GaugeSample.model_validate(result))
 
     def resume(self, run_id: str, attempt: int, step: int) -> None:
         """Another attempt goes on after `step`; what came after is not of the run any more."""
@@ -209,8 +209,8 @@ class FakeApi:
         )
 
     def end(self, run_id: str) -> None:
-        told = {"status": "succeeded", "finished_at": datetime(2026, 1, 1, tzinfo=UTC)}
-        self.runs[run_id] = self.runs[run_id].model_copy(update=told)
+        result = {"status": "succeeded", "finished_at": datetime(2026, 1, 1, tzinfo=UTC)}
+        self.runs[run_id] = self.runs[run_id].model_copy(update=result)
 
 
 @pytest.fixture
@@ -299,7 +299,7 @@ def test_a_kill_between_two_steps_loses_and_doubles_nothing(api: FakeApi, tmp_pa
         until(lambda: len(lines(out, "a")) >= 32)
         api.steps("a", 30, 31)
         until(lambda: len(lines(out, "a")) >= 34)
-        # Whatever is told twice is told before what comes after it.
+        # A record that is sent twice is sent before the next one.
         api.steps("a", 32, 32)
         until(lambda: 32 in steps_of(out, "a"))
     assert numbered(out, "a")
@@ -428,8 +428,8 @@ def test_gauges_are_a_series_on_the_clock_and_none_is_lost_or_doubled(
     api.begin("a")
     api.gauge("a", "rollout-1", *(1e9 + 10 * n for n in range(20)))
     lag = {"mean": 0.1, "max": 0.5, "p99": 0.4}
-    told = {"time": 1e9 + 0.5, "source": "trainer-2", "role": "trainer", "event_loop_lag": lag}
-    api.sampled["a"].append(LagSample.model_validate(told))
+    result = {"time": 1e9 + 0.5, "source": "trainer-2", "role": "trainer", "event_loop_lag": lag}
+    api.sampled["a"].append(LagSample.model_validate(result))
     target = Keeper(tmp_path)
     with Ratchet(api.address) as client:
         mirror = killed_in_mid_batch(client, target, tmp_path, 7)
@@ -535,8 +535,8 @@ def test_a_rollout_that_cannot_be_read_is_left_out_and_one_that_may_be_later_is_
 
 
 def test_an_eval_s_numbers_are_named_by_env() -> None:
-    told = {"epoch": "3-1/e", "env": "e", "step": 3, "reward_mean": 0.5, "time": 7.0}
-    record = eval_record(EvalRecord.model_validate({**told, "metrics": {"x": 1}, "ok": True}))
+    result = {"epoch": "3-1/e", "env": "e", "step": 3, "reward_mean": 0.5, "time": 7.0}
+    record = eval_record(EvalRecord.model_validate({**result, "metrics": {"x": 1}, "ok": True}))
     assert record == Record(3, 7.0, {"eval/e/reward_mean": 0.5, "eval/e/metrics/x": 1.0}, "3-1/e")
 
 

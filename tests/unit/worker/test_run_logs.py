@@ -1,4 +1,4 @@
-"""The orchestrator's log of a run: when its pipeline is told, what it says, how large it gets."""
+"""The orchestrator's log of a run: when its pipeline is logged, what it says, how large it gets."""
 
 import logging
 import stat
@@ -65,7 +65,7 @@ def test_a_line_says_how_the_pipeline_stands() -> None:
     )
 
 
-def test_the_pipeline_is_told_once_an_interval_and_lines_at_once(tmp_path: Path) -> None:
+def test_the_pipeline_is_reported_once_an_interval_and_lines_at_once(tmp_path: Path) -> None:
     logs = RunLogs(tmp_path)
     assert not logs.filter(record("r", 100.0, **{LOG_VIEW: view()})), "no console shows views"
     logs.filter(record("r/dispatch/3", 100.0, **{LOG_VIEW: generation()}))

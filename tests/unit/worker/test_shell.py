@@ -37,7 +37,7 @@ def test_a_server_of_the_users_own_stays_the_one(tmp_path: Path) -> None:
     assert not (tmp_path / PROFILE).exists()
 
 
-def test_a_shell_that_lacks_the_users_own_server_is_told_so(tmp_path: Path) -> None:
+def test_a_shell_that_lacks_the_users_own_server_gets_a_warning(tmp_path: Path) -> None:
     ports = {"api": 8081, "temporal": 7299, "temporal_ui": 8233}
     for known in (ports, {"api": 8081}):
         record = {"ports": known, "processes": {"api": {"pid": 1, "started": 1.0}}}

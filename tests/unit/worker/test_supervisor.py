@@ -260,7 +260,7 @@ def test_the_systemd_unit_of_the_docs_starts_a_supervisor() -> None:
     unit.read_string(docs.split("```ini\n")[1].split("```")[0])
     service = unit["Service"]
     assert service["ExecStart"].endswith(f"-m {supervisor.__name__}")
-    # It ends with 0 where it was told to end, which must not bring it back.
+    # It ends with 0 if it was asked to end, which must not restart it.
     assert service["Restart"] == "on-failure" and service["KillMode"] == "mixed"
     assert float(service["TimeoutStopSec"]) > stacks.SUPERVISOR_ENDS_WITHIN_S
 
@@ -417,7 +417,7 @@ def test_down_ends_a_supervisor_that_has_only_begun(
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-async def test_a_crash_loop_is_told(
+async def test_a_crash_loop_is_reported(
     minded: Stack, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = await state_of(minded, "broken", lambda state: state.state == "crash-looping")

@@ -89,7 +89,7 @@ def test_recorded_pid_of_another_process_is_not_ours(tmp_path: Path) -> None:
     stack.down()
 
 
-def test_health_is_told_only_while_ready_and_turning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_is_reported_only_while_ready_and_turning(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     pulse = Pulse(["rollout"])

@@ -131,8 +131,8 @@ def test_a_finding_begins_once_and_again_only_after_a_while() -> None:
         return 0.5 if 10 <= i < 20 or 24 <= i < 30 or i >= 60 else 0.0
 
     rows = steps(80, errors__reverseDASHtext__rate=failing)
-    told = [i for i in range(1, 81) if begun(rows[max(0, i - WINDOW - ENDS_AFTER) : i])]
-    assert len(told) == 2 and 11 <= told[0] <= 15 and 61 <= told[1] <= 65
+    result = [i for i in range(1, 81) if begun(rows[max(0, i - WINDOW - ENDS_AFTER) : i])]
+    assert len(result) == 2 and 11 <= result[0] <= 15 and 61 <= result[1] <= 65
 
 
 values = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -140,7 +140,7 @@ names = st.sampled_from([*NAMES, "errors/a/rate", "errors/b/rate", "errors/a/by_
 
 
 @given(st.lists(st.dictionaries(names, values), max_size=WINDOW + ENDS_AFTER))
-def test_rules_take_whatever_was_measured(rows: list[dict[str, float]]) -> None:
+def test_rules_take_any_measurement(rows: list[dict[str, float]]) -> None:
     known = findings([relevant(row) for row in rows])
     assert known == findings(rows), "what is left out is not looked at"
     assert all(finding.rule in RULES and finding.message for finding in known)

@@ -1,12 +1,20 @@
 """What ratchet_compat keeps of an engine's answers."""
 
+import json
+import math
+import time
 from typing import Any
 
 import httpx
 import pytest
+import renderers.client as client
 import verifiers.v1 as vf
+from hypothesis import given
+from hypothesis import strategies as st
 from verifiers.v1.clients.eval import EvalClient
 from verifiers.v1.dialects import ChatDialect
+from verifiers.v1.graph import MessageNode
+from verifiers.v1.types import UserMessage
 
 from ratchet.activities.envs.shipped import ratchet_compat
 
@@ -55,3 +63,80 @@ async def test_logprobs_that_are_not_of_all_tokens_are_none(logprobs: Any) -> No
 
 async def test_a_provider_that_names_no_token_ids_is_left_as_it_is() -> None:
     assert await asked(answer(token_ids=None)) is None
+
+
+SAMPLED = [{"token_id": 7, "logprob": -0.5, "rank": 1}, {"token_id": 8, "logprob": -0.25}]
+
+
+def test_logprobs_of_sampled_tokens_are_read_as_they_are() -> None:
+    assert ratchet_compat.logprobs_of(SAMPLED, [7, 8]) == [-0.5, -0.25]
+    assert ratchet_compat.logprobs_of([], []) == []
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"token_id": 9, "logprob": -0.5},
+        {"token": "token_id:8", "logprob": -0.5},
+        {"token_id": 8},
+        {"token_id": 8, "logprob": True},
+        {"token_id": 8, "logprob": math.nan},
+        {"token_id": 8, "logprob": "-0.5"},
+        None,
+    ],
+)
+def test_other_entries_are_left_to_renderers(entry: Any) -> None:
+    ratchet_compat.apply()
+    content = json.loads(json.dumps([SAMPLED[0], entry]))
+    assert ratchet_compat.logprobs_of(content, [7, 8]) is None
+    if entry != {"token": "token_id:8", "logprob": -0.5}:
+        with pytest.raises(client.MalformedGenerateResponseError):
+            client._parse_completion_logprobs({"logprobs": {"content": content}}, [7, 8])
+    assert ratchet_compat.logprobs_of({"7": SAMPLED}, [7]) is None
+    assert ratchet_compat.logprobs_of(SAMPLED, [7]) is None
+
+
+def reply(entries: list[Any], **changes: Any) -> bytes:
+    """What vLLM answers to a request for tokens."""
+    choice = {"index": 0, "logprobs": {"content": entries}, "token_ids": [7, 8], **changes}
+    return json.dumps({"request_id": "r", "choices": [choice], "usage": {"a": [1]}}).encode()
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=9))
+def test_a_reply_is_read_to_the_bit_without_what_nobody_uses(logprobs: list[float]) -> None:
+    ratchet_compat.apply()
+    ranked = [{"token_id": 7, "logprob": one, "rank": 1} for one in logprobs]
+    raw = reply([{**one, "top_logprobs": [one]} for one in ranked], weight_versions=[{"start": 0}])
+    read, whole = client.parse_generate_response(raw), json.loads(raw)
+    entries = read["choices"][0]["logprobs"].pop("content")
+    assert repr(entries) == repr([{"token_id": 7, "logprob": one} for one in logprobs])
+    del whole["choices"][0]["logprobs"]["content"]
+    assert read == whole, "all else is as it was sent"
+
+
+@pytest.mark.parametrize("raw", [b'{"choices": []}', reply([], logprobs=None), b'{"a": [1.5]}'])
+def test_a_reply_of_another_form_is_left_to_renderers(raw: bytes) -> None:
+    ratchet_compat.apply()
+    assert client.parse_generate_response(raw) == json.loads(raw)
+    with pytest.raises(ValueError):
+        client.parse_generate_response(raw[:-1])
+
+
+def test_routing_of_experts_is_left_to_renderers() -> None:
+    ratchet_compat.apply()
+    data = "AAEC" * 100
+    sent = {"data": data, "start": 0, "shape": [1], "dtype": "uint8"}
+    read = client.parse_generate_response(reply([], routed_experts=sent).replace(b": ", b":"))
+    routed = read["choices"][0]["routed_experts"]
+    assert {**routed, "data": bytes(routed["data"])} == {**sent, "data": data.encode()}
+
+
+def test_messages_begin_as_verifiers_makes_them() -> None:
+    ratchet_compat.apply()
+    before = time.time()
+    one, other = (MessageNode.model_construct(message=UserMessage(content="x")) for _ in range(2))
+    assert before <= one.timestamp <= other.timestamp <= time.time()
+    assert one.token_ids == [] and one.token_ids is not other.token_ids
+    assert one.model_dump(exclude={"timestamp"}) == MessageNode(
+        message=UserMessage(content="x")
+    ).model_dump(exclude={"timestamp"})

@@ -65,9 +65,9 @@ def test_what_of_a_reply_counts() -> None:
     number = tasks(num_examples=1, answer="last-number")[0]
     right = entries_of("chain_sum", whole.data.arguments, 0, whole.data.size)
     answer = right[whole.data.index]["answer"]
-    told = f"7 and 8, so it is {answer}."
-    assert score(number, told) == 1.0 > score(whole, told)
-    assert score(number, told, truncated=True) == 0.0
+    result = f"7 and 8, so it is {answer}."
+    assert score(number, result) == 1.0 > score(whole, result)
+    assert score(number, result, truncated=True) == 0.0
     assert score(number, "I cannot tell.") < 1.0
 
 

@@ -89,7 +89,7 @@ def test_a_version_of_another_run_has_the_renderer_of_its_base(
     assert rendering.problem(model, folder) is None and asked == ["qwen3"]
 
 
-def test_a_tokenizer_that_tells_nothing_is_refused() -> None:
+def test_a_tokenizer_that_names_no_renderer_is_refused() -> None:
     from transformers import PreTrainedTokenizerFast
 
     plain = build_tokenizer(64).backend_tokenizer

@@ -40,7 +40,7 @@ TEMPORAL = shutil.which("temporal") or str(Path(sys.executable).parent / "tempor
 
 @workflow.defn
 class FakeRun:
-    """Collects reports until it is told to end."""
+    """Collects reports until it is asked to end."""
 
     def __init__(self) -> None:
         self.reports: list[HostReport] = []
@@ -320,15 +320,15 @@ async def test_heartbeats_reach_the_service(client: Client, tmp_path: Path) -> N
 
 
 async def _waits(stack: Stack, tries: Callable[[], int]) -> None:
-    """Until the run was told of a wait, and then for some tries more; it is told of no other."""
+    """Until a wait was reported to the run, and some tries more; no other wait is reported."""
     async with asyncio.timeout(servers.WITHIN_S):
         while not await stack.run.query(FakeRun.waited_for):
             await asyncio.sleep(0.05)
         enough = tries() + 5
         while tries() < enough:
             await asyncio.sleep(0.05)
-    (told,) = await stack.run.query(FakeRun.waited_for)
-    assert "No space left on device" in told and "free some space there" in told
+    (reported,) = await stack.run.query(FakeRun.waited_for)
+    assert "No space left on device" in reported and "free some space there" in reported
     assert await stack.run.query(FakeRun.seen) == []
 
 
@@ -339,7 +339,7 @@ async def _comes_up_in_its_first_epoch(stack: Stack) -> None:
     await stack.run.terminate()
 
 
-async def test_full_disk_under_a_builder_is_waited_out_and_told_once(
+async def test_full_disk_under_a_builder_is_waited_out_and_reported_once(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosting, "DISK_RETRIED_S", 0.1)

@@ -44,9 +44,9 @@ def _told(server: tuple[int, int], **other: Any) -> dict[str, Any]:
     }
 
 
-def _write(home: Path, name: str, told: dict[str, Any]) -> Path:
+def _write(home: Path, name: str, result: dict[str, Any]) -> Path:
     (home / "hosts").mkdir(exist_ok=True)
-    keeper.write_record(home / "hosts" / name, told)
+    keeper.write_record(home / "hosts" / name, result)
     return home / "hosts" / name
 
 

@@ -25,7 +25,7 @@ def samples(store: ArtifactStore) -> list[dict[str, Any]]:
     return series.page(store, "r", 0.0, 100)[0]
 
 
-async def test_each_sample_of_a_server_is_kept_once_as_its_role_tells_it(
+async def test_each_sample_of_a_server_is_kept_once_under_its_role(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One without a measurement is none; neither a missing nor a damaged file ends the watch."""

@@ -24,7 +24,7 @@ from ratchet.activities.rollouts.activities import ABORTED, RolloutActivities
 from ratchet.activities.rollouts.connections import EnvConnection, EnvConnections
 from ratchet.activities.rollouts.tasks import TaskLibrary
 from ratchet.activities.runtime.context import WorkerContext
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.configs.load import validate
 from tests.unit.activities.rollouts.test_samples import _episode
@@ -213,7 +213,7 @@ async def test_what_an_env_server_refuses_is_a_rollout(
     rooms = Rooms(tmp_path, Env(refusal=refusal))
     assert (await rooms.start()).errored == SIZE, "one that lives gave up a rollout of its own"
     ref = rooms.ctx.store.require(keys.rollout("r", "train/0", 0))
-    assert rooms.ctx.store.get_json(ref)["error"]["message"] == refusal
+    assert documents.read(rooms.ctx.store, ref)["error"]["message"] == refusal
 
 
 def test_the_env_server_still_says_it_so() -> None:

@@ -10,6 +10,7 @@ import verifiers.v1 as vf
 from temporalio.testing import ActivityEnvironment
 from verifiers.v1.errors import TaskError
 
+from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import (
     EvalResult,
     FinalizeEvalInput,
@@ -134,8 +135,18 @@ async def _eval(
         await run(rooms.finalize_group, FinalizeGroupInput("r", work, 0))
     examples = len(groups) + len(missing or [])
     asked = FinalizeEvalInput("r", "0-0/e", "e", 0, examples, size, missing or [])
-    result: EvalResult = await run(rooms.finalize_eval, asked)
-    ref = ctx.store.committed(keys.eval_record("r", "0-0/e"))
+    key, read, get = keys.eval_record("r", "0-0/e"), [], ctx.store.get
+
+    def watched(ref: ArtifactRef, *, schema: int = 1) -> bytes:
+        read.append(ref.key)
+        return get(ref, schema=schema)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ctx.store, "get", watched)
+        result: EvalResult = await run(rooms.finalize_eval, asked)
+        assert key not in read and len(read) >= len(groups), "it has just been written"
+        assert await run(rooms.finalize_eval, asked) == result and read.count(key) == 1
+    ref = ctx.store.committed(key)
     assert ref is not None
     return ctx.store.get_json(ref), result
 

@@ -158,7 +158,7 @@ BIG = FrozenModelConfig(name="big", base_url="http://h:1", api_key_var="BIG_KEY"
         (KEY, "timed out", None, ReferenceLost, "timed out"),
     ],
 )
-def test_what_a_frozen_model_ends_is_told_without_its_key(
+def test_what_a_frozen_model_ends_is_reported_without_its_key(
     monkeypatch: pytest.MonkeyPatch,
     held: str,
     message: str,

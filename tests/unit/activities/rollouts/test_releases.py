@@ -43,7 +43,7 @@ class Server:
     """Stands in for a Temporal client: records signals, and answers once `answers` is set."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, dict[str, int]]] = []
+        self.received: list[tuple[str, dict[str, int]]] = []
         self.answers = asyncio.Event()
         self.answers.set()
         self.error: RPCError | None = None
@@ -60,10 +60,10 @@ class _Handle:
     def __init__(self, server: Server, workflow_id: str) -> None:
         self.server, self.id = server, workflow_id
 
-    async def signal(self, name: str, told: Released, *, rpc_timeout: Any) -> None:
+    async def signal(self, name: str, released: Released, *, rpc_timeout: Any) -> None:
         assert name == names.RELEASED and rpc_timeout is not None
         server = self.server
-        server.told.append((self.id, dict(told.ended)))
+        server.received.append((self.id, dict(released.ended)))
         server.in_flight += 1
         server.most_in_flight = max(server.most_in_flight, server.in_flight)
         try:
@@ -93,15 +93,15 @@ async def test_parts_share_one_signal() -> None:
         second(1)
         first(2)
         other(3)
-        assert server.told == [], "nothing is sent before others had their chance"
-        await until(lambda: len(server.told) >= 2)
-        assert sorted(server.told) == [
+        assert server.received == [], "nothing is sent before others had their chance"
+        await until(lambda: len(server.received) >= 2)
+        assert sorted(server.received) == [
             ("other", {"train/0/0": 3}),
             (DISPATCH, {"train/0/0": 2, "train/0/4": 1}),
         ]
         first(3)
-        await until(lambda: len(server.told) >= 3)
-        assert server.told[2:] == [(DISPATCH, {"train/0/0": 3})], "only what has changed"
+        await until(lambda: len(server.received) >= 3)
+        assert server.received[2:] == [(DISPATCH, {"train/0/0": 3})], "only what has changed"
     assert len(room._owners) == 0
 
 
@@ -114,10 +114,10 @@ async def test_one_signal_is_in_flight_at_a_time() -> None:
         for count in range(2, 6):
             ended(count)
             await asyncio.sleep(QUIET_S / 3)
-        assert server.told == [(DISPATCH, {"train/0/0": 1})]
+        assert server.received == [(DISPATCH, {"train/0/0": 1})]
         server.answers.set()
         await until(lambda: server.answered == 2)
-    assert server.told[1:] == [(DISPATCH, {"train/0/0": 5})] and server.most_in_flight == 1
+    assert server.received[1:] == [(DISPATCH, {"train/0/0": 5})] and server.most_in_flight == 1
 
 
 async def test_what_ends_together_or_with_its_activity_costs_nothing() -> None:
@@ -138,7 +138,7 @@ async def test_what_ends_together_or_with_its_activity_costs_nothing() -> None:
         broken(2)
         raise KeyError
     await asyncio.sleep(QUIET_S)
-    assert server.told == [] and len(room._owners) == 0
+    assert server.received == [] and len(room._owners) == 0
 
 
 async def test_a_part_that_goes_takes_only_its_own() -> None:
@@ -149,8 +149,8 @@ async def test_a_part_that_goes_takes_only_its_own() -> None:
         with room.part(DISPATCH, "train/1/0", 3) as goes:
             goes(2)
         assert len(room._owners) == 1
-        await until(lambda: bool(server.told))
-    assert server.told == [(DISPATCH, {"train/0/0": 1})]
+        await until(lambda: bool(server.received))
+    assert server.received == [(DISPATCH, {"train/0/0": 1})]
 
 
 async def test_an_attempt_that_lives_on_does_not_lower_a_count() -> None:
@@ -159,8 +159,8 @@ async def test_an_attempt_that_lives_on_does_not_lower_a_count() -> None:
     with room.part(DISPATCH, "train/0/0", 4) as old, room.part(DISPATCH, "train/0/0", 4) as new:
         new(3)
         old(2)
-        await until(lambda: bool(server.told))
-    assert server.told == [(DISPATCH, {"train/0/0": 3})]
+        await until(lambda: bool(server.received))
+    assert server.received == [(DISPATCH, {"train/0/0": 3})]
 
 
 @pytest.mark.parametrize("status", [RPCStatusCode.NOT_FOUND, RPCStatusCode.UNAVAILABLE])
@@ -173,11 +173,11 @@ async def test_a_failed_signal_is_dropped_and_the_next_one_says_more(
         ended(1)
         await until(lambda: server.answered == 1)
         await asyncio.sleep(QUIET_S)
-        assert len(server.told) == 1, "not sent again"
+        assert len(server.received) == 1, "not sent again"
         server.error = None
         ended(2)
         await until(lambda: server.answered == 2)
-    assert server.told[1:] == [(DISPATCH, {"train/0/0": 2})]
+    assert server.received[1:] == [(DISPATCH, {"train/0/0": 2})]
 
 
 async def test_a_signal_in_flight_ends_with_the_last_part() -> None:
@@ -232,9 +232,9 @@ class Paced(RolloutActivities):
 
 
 def newest(server: Server) -> dict[str, int]:
-    """What Dispatch knows of each part. Rollouts whose commits lie apart are told one by one."""
+    """What Dispatch knows of each part. Commits at different times are reported singly."""
     found: dict[str, int] = {}
-    for workflow_id, ended in server.told:
+    for workflow_id, ended in server.received:
         assert workflow_id == DISPATCH
         assert all(count > found.get(part, 0) for part, count in ended.items()), "it only rises"
         found.update(ended)
@@ -256,7 +256,7 @@ def _start(rooms: Paced, first: int = 0, last: int | None = None) -> asyncio.Tas
     return asyncio.create_task(environment.run(rooms.run_rollouts, given))
 
 
-async def test_the_activity_tells_of_each_part_under_its_own_name(tmp_path: Path) -> None:
+async def test_the_activity_reports_each_part_under_its_own_name(tmp_path: Path) -> None:
     server, rooms = _world(tmp_path, 6)
     low, high = _start(rooms, 0, 3), _start(rooms, 3, 6)
     rooms.end(1, 3, 5)
@@ -266,32 +266,34 @@ async def test_the_activity_tells_of_each_part_under_its_own_name(tmp_path: Path
     rooms.end(0, 2)
     await low
     await asyncio.sleep(QUIET_S)
-    told = newest(server)
-    assert told["train/7/0"] < 3 and told["train/7/3"] == 2, "a part that has ended is not told"
+    reported = newest(server)
+    assert reported["train/7/0"] < 3 and reported["train/7/3"] == 2, (
+        "a part that has ended is not reported"
+    )
     assert rooms.releases is not None and not rooms.releases._owners
 
 
-async def test_a_retry_tells_of_what_it_adopted(tmp_path: Path) -> None:
+async def test_a_retry_reports_what_it_adopted(tmp_path: Path) -> None:
     server, rooms = _world(tmp_path, 3)
     for index in (0, 2):
         rooms.ctx.store.put_json(
             keys.rollout("r", "train/7", index), {"error": None, "sampled_tokens": 1}
         )
     running = _start(rooms)
-    await until(lambda: bool(server.told))
-    assert server.told == [(DISPATCH, {"train/7/0": 2})]
+    await until(lambda: bool(server.received))
+    assert server.received == [(DISPATCH, {"train/7/0": 2})]
     rooms.end(1)
-    assert (await running).ok == 3 and len(server.told) == 1
+    assert (await running).ok == 3 and len(server.received) == 1
 
 
-async def test_a_rollout_that_was_not_committed_is_not_told(tmp_path: Path) -> None:
+async def test_a_rollout_that_was_not_committed_is_not_reported(tmp_path: Path) -> None:
     server, rooms = _world(tmp_path, 3)
     rooms.broken = {0}
     running = _start(rooms)
     rooms.end(0, 1)
-    await until(lambda: bool(server.told))
+    await until(lambda: bool(server.received))
     await asyncio.sleep(QUIET_S)
-    assert server.told == [(DISPATCH, {"train/7/0": 1})]
+    assert server.received == [(DISPATCH, {"train/7/0": 1})]
     rooms.end(2)
     with pytest.raises(ApplicationError, match="gone"):
         await running

@@ -1,4 +1,4 @@
-"""What is told and kept of a batch beside its rows: its groups, and rewards that are unusual."""
+"""What is reported and kept of a batch besides its rows: its groups, and unusual rewards."""
 
 from pathlib import Path
 
@@ -36,15 +36,15 @@ async def test_the_groups_of_a_step_are_kept_also_those_that_do_not_train(tmp_pa
     assert len(cut_for(rooms, 1)) == 2, "a retry adopts what is stored"
 
 
-async def test_rewards_outside_of_the_usual_are_told_by_env(tmp_path: Path) -> None:
+async def test_rewards_outside_of_the_usual_are_reported_by_env(tmp_path: Path) -> None:
     rooms = _world(tmp_path)
     sample = _sample([1], [UNSURE])
     usual = await _finalize(rooms, 0, [_rollout(r, [sample]) for r in (0.0, 1.0)])
     high = await _finalize(rooms, 1, [_rollout(r, [sample]) for r in (0.5, 5.0)])
     assert (await _ship_groups(rooms, 1, usual)).unusual_rewards == {}
-    told = await _ship_groups(rooms, 2, usual, high)
-    assert told.unusual_rewards == {"reverse-text": (0.0, 5.0)}
-    assert (await _ship_groups(rooms, 2, usual, high)) == told, "a retry tells the same"
+    result = await _ship_groups(rooms, 2, usual, high)
+    assert result.unusual_rewards == {"reverse-text": (0.0, 5.0)}
+    assert (await _ship_groups(rooms, 2, usual, high)) == result, "a retry tells the same"
 
 
 def test_bounds_themselves_are_usual() -> None:

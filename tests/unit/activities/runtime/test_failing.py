@@ -1,4 +1,4 @@
-"""What a workflow is told when storage fails under an activity."""
+"""What a workflow gets when storage fails under an activity."""
 
 import errno
 import os
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> ArtifactStore:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
-async def test_a_disk_that_fails_is_told_of_at_once(number: int) -> None:
+async def test_a_disk_that_fails_is_reported_at_once(number: int) -> None:
     async def work() -> None:
         raise OSError(number, os.strerror(number), "/scratch/weights")
 
@@ -47,7 +47,7 @@ async def test_a_disk_that_fails_is_told_of_at_once(number: int) -> None:
     assert caught.value.type == names.STORE_FAILED and caught.value.non_retryable
 
 
-async def test_a_store_that_fails_is_told_of_at_once(
+async def test_a_store_that_fails_is_reported_at_once(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hang(*given: object) -> None:
@@ -62,7 +62,7 @@ async def test_a_store_that_fails_is_told_of_at_once(
     assert caught.value.type == names.STORE_FAILED and caught.value.non_retryable
 
 
-async def test_damage_is_told_with_a_remedy(store: ArtifactStore) -> None:
+async def test_damage_is_reported_with_a_remedy(store: ArtifactStore) -> None:
     ref = store.put("runs/r/a", b"data")
 
     async def work() -> bytes:

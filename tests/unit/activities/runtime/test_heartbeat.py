@@ -11,7 +11,7 @@ from temporalio.testing import ActivityEnvironment
 from ratchet.activities.runtime.heartbeat import heartbeats, last_beat
 
 
-async def test_a_heartbeat_tells_when_it_was() -> None:
+async def test_a_heartbeat_reports_when_it_was() -> None:
     beats: list[Any] = []
     heard = asyncio.Event()
 
@@ -27,9 +27,9 @@ async def test_a_heartbeat_tells_when_it_was() -> None:
     environment.on_heartbeat = on_heartbeat
     began = datetime.now(UTC)
     await environment.run(work)
-    (told,) = beats[0]
+    (result,) = beats[0]
     # Told in whole milliseconds.
-    assert -0.001 <= (datetime.fromisoformat(told) - began).total_seconds() < 60
+    assert -0.001 <= (datetime.fromisoformat(result) - began).total_seconds() < 60
 
 
 @pytest.mark.parametrize(("details", "found"), [([], ""), (["2026-01-01T12:00:31+00:00"], None)])

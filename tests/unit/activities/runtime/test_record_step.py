@@ -128,15 +128,15 @@ class Told:
         self.heard.append((self.workflow_id, name, arg))
 
 
-async def test_a_run_is_told_once_what_begins_to_be_the_matter(tmp_path: Path) -> None:
+async def test_a_finding_is_signalled_once_when_it_begins(tmp_path: Path) -> None:
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
-    told, run = Told(), ActivityEnvironment().run
-    store = StoreActivities(ctx, HealthWatch(ctx.store, cast(Client, told)))
+    result, run = Told(), ActivityEnvironment().run
+    store = StoreActivities(ctx, HealthWatch(ctx.store, cast(Client, result)))
     for step in range(1, 9):
         if step == 6:
             # Another process goes on, which has seen none of the steps before.
-            store = StoreActivities(ctx, HealthWatch(ctx.store, cast(Client, told)))
+            store = StoreActivities(ctx, HealthWatch(ctx.store, cast(Client, result)))
         rate = 0.0 if step < 2 else 0.9
         await run(store.record_step, StepRecord("r+2", step, {"errors/reverse/rate": rate}))
     finding = Finding("env_failing", "60 % of the rollouts of reverse fail", "reverse")
-    assert told.heard == [("r", "health_report", HealthReport(3, finding))]
+    assert result.heard == [("r", "health_report", HealthReport(3, finding))]

@@ -32,7 +32,7 @@ from ratchet.activities.scoring.algorithms import (
     build,
 )
 from ratchet.activities.scoring.check import AlgorithmActivities, check_algorithms
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import documents, keys
 from ratchet.configs.algorithm import CustomConfig, GrpoConfig, RewardConfig
 from ratchet.configs.load import validate
 
@@ -474,7 +474,7 @@ async def test_a_custom_function_sees_its_task_if_the_config_says_so(
     run = ActivityEnvironment().run
     done = await run(rooms.finalize_group, FinalizeGroupInput("r", work, 0))
     assert done.ref is not None
-    members = ctx.store.get_json(done.ref)["rollouts"]
+    members = documents.read(ctx.store, done.ref)["rollouts"]
     words = reverse_text_words("train", 4, 0)
     assert [m["advantage"] for m in members] == [float(len(words[3]) if declared else 0)] * 2
 
@@ -568,7 +568,8 @@ async def test_a_run_scores_with_the_algorithm_of_its_env(tmp_path: Path, folder
             ctx.store.put_json(key, document(reward), attempt="a")
         given = FinalizeGroupInput("r", work, version=1)
         result = await ActivityEnvironment().run(activities.finalize_group, given)
-        stored = ctx.store.get_json(result.ref)
+        assert result.ref is not None
+        stored = documents.read(ctx.store, result.ref)
         return stored["algorithm"], [member["advantage"] for member in stored["rollouts"]]
 
     assert await finalize(0, "reverse-text") == ("max_rl", [1.0, -1.0])

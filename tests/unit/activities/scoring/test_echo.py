@@ -69,7 +69,7 @@ def test_messages_on_several_branches_are_observed_once() -> None:
     assert first["prompt"] == second["prompt"] == 0
 
 
-def test_a_renderer_that_does_not_tell_is_known() -> None:
+def test_a_renderer_without_spans_is_known() -> None:
     silent = [{**node, "is_content": []} for node in TALK]
     (sample,) = rollout(silent)["samples"]
     assert sample["observations"] is None
@@ -105,7 +105,7 @@ async def test_echo_has_length_control() -> None:
     assert long.advantage == pytest.approx(0.5 - 1 / 3) and short.advantage == pytest.approx(-1 / 3)
 
 
-async def test_echo_needs_to_be_told() -> None:
+async def test_echo_needs_spans_of_messages() -> None:
     silent = rollout([{**node, "is_content": []} for node in TALK])
     with pytest.raises(CreditError, match=r"set model\.renderer to one made for the model"):
         await before_filters(build(EchoConfig(), seq_len=64), [view(0, silent)])

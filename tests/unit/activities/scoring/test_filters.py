@@ -27,7 +27,7 @@ from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.scoring import batches, filters
 from ratchet.activities.scoring.filters import Verdict
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.batch import decode_batch
 from ratchet.activities.storage.store import CorruptArtifact
 from ratchet.configs.filters import (
@@ -408,7 +408,7 @@ async def test_both_slots_on_a_real_store(tmp_path: Path) -> None:
     assert (taught.survivors, taught.filters.hits) == (2, {"zero_advantage": 1})
     assert (spoilt.survivors, spoilt.filters.hits) == (0, {"gibberish": 2})
     assert taught.ref is not None
-    stored = rooms.ctx.store.get_json(taught.ref)["rollouts"]
+    stored = documents.read(rooms.ctx.store, taught.ref)["rollouts"]
     assert [member["filters"] for member in stored] == [{}, {"zero_advantage": True}, {}]
     batch = await _ship_groups(rooms, 1, taught, spoilt)
     assert batch.ref is not None and (batch.samples, batch.rollouts, batch.tokens) == (2, 2, 6)

@@ -147,7 +147,7 @@ async def test_too_long_says_what_to_do(server: Server) -> None:
 
 
 @pytest.mark.parametrize("before", [None, CONTEXT])
-async def test_a_context_is_asked_for_again_when_it_is_too_short(
+async def test_a_context_is_requested_again_when_it_is_too_short(
     server: Server, before: int | None
 ) -> None:
     reference = _reference(server)
@@ -180,7 +180,7 @@ async def test_a_slow_engine_is_waited_for_and_a_slow_reference_is_not(
     assert server.troubles == []
 
 
-async def test_whoever_gives_up_asks_no_more(server: Server) -> None:
+async def test_a_cancelled_caller_sends_no_more_requests(server: Server) -> None:
     references = References()
     references.bind()
     server.troubles = [(503, "paused")] * 10_000
@@ -199,7 +199,7 @@ async def test_whoever_gives_up_asks_no_more(server: Server) -> None:
     other.cancel()
 
 
-async def test_trouble_is_ridden_out_and_then_told(server: Server) -> None:
+async def test_trouble_is_retried_and_then_reported(server: Server) -> None:
     reference = _reference(server)
     server.troubles = [(503, "warming up"), (429, "slow down")]
     assert await reference.logprobs([1, 2]) == pytest.approx(_scores([1, 2]))
@@ -415,7 +415,7 @@ async def test_an_endpoint_without_tokenize_passes(server: Server) -> None:
 
 
 @pytest.mark.parametrize("said", ["<html>no</html>", "[]", "{}", '{"tokens": "no"}'])
-async def test_whatever_answers_to_tokenize_is_no_proof(server: Server, said: str) -> None:
+async def test_any_answer_to_tokenize_is_no_proof(server: Server, said: str) -> None:
     server.tokenized = web.Response(text=said)
     assert await check_references(_config("opd", name="big", base_url=server.url)) == []
 

@@ -23,7 +23,8 @@ from ratchet.activities.scoring.algorithms import (
     lay_out,
 )
 from ratchet.activities.scoring.algorithms.streams import routed
-from ratchet.activities.storage.batch import STREAMS, Sample, decode_batch, encode_batch
+from ratchet.activities.storage.batch import Sample, decode_batch, encode_batch
+from ratchet.activities.storage.columns import STREAMS
 from ratchet.activities.training.batching import cut, member_counts, micro_batches
 from ratchet.configs.filters import ZeroAdvantageConfig
 

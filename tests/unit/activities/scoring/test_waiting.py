@@ -132,7 +132,7 @@ async def test_work_aside_returns_and_raises() -> None:
 
 
 @pytest.mark.parametrize("begun", [True, False])
-async def test_work_aside_ends_with_whoever_waits_for_it(begun: bool) -> None:
+async def test_work_aside_ends_with_its_caller(begun: bool) -> None:
     started, ended = threading.Event(), threading.Event()
 
     async def endless() -> None:

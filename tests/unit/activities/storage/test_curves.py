@@ -88,19 +88,19 @@ VALUES = st.one_of(st.none(), st.floats(), st.integers(-(2**40), 2**40))
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from("abc"), VALUES), min_size=1, max_size=5))
 def test_what_is_read_is_what_was_recorded(
-    tmp_path_factory: pytest.TempPathFactory, told: list[dict[str, Any]]
+    tmp_path_factory: pytest.TempPathFactory, result: list[dict[str, Any]]
 ) -> None:
     store = ArtifactStore(str(tmp_path_factory.mktemp("store")))
     for step in range(1, 101):
-        metrics = told[step % len(told)]
+        metrics = result[step % len(result)]
         value = {"step": step, "time": step, "metrics": metrics}
         store.put_json(keys.step_record("r", step), value)
     curves.pack(store, "r", 100)
     chunk = curves.read(store, "r", 100)
     assert chunk is not None
-    assert chunk.metrics.keys() == {name for metrics in told for name in metrics}
+    assert chunk.metrics.keys() == {name for metrics in result for name in metrics}
     for row, step in enumerate(chunk.steps):
-        metrics = told[step % len(told)]
+        metrics = result[step % len(result)]
         for name, column in chunk.metrics.items():
             found, wanted = column[row], metrics.get(name)
             if wanted is None:

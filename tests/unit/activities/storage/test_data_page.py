@@ -16,7 +16,8 @@ from ratchet.activities.rollouts.samples import Rollout, RolloutSample, failed, 
 from ratchet.activities.scoring import batches, subsets
 from ratchet.activities.scoring.filters import Verdict
 from ratchet.activities.storage import keys
-from ratchet.activities.storage.batch import SCHEMA_VERSION, STREAMS, Sample, encode_batch
+from ratchet.activities.storage.batch import SCHEMA_VERSION, Sample, encode_batch
+from ratchet.activities.storage.columns import STREAMS
 from ratchet.activities.storage.store import ArtifactStore
 from tests import ROOT
 

@@ -103,8 +103,8 @@ def error_of(number: int) -> OSError:
 
 
 def test_what_fails_half_way_leaves_nothing(local: ArtifactStore, folder: Path) -> None:
-    told = r"cannot write runs/r/a \(/.*OSError.*; check"
-    with small_files(), pytest.raises(StoreUnavailable, match=told) as caught:
+    result = r"cannot write runs/r/a \(/.*OSError.*; check"
+    with small_files(), pytest.raises(StoreUnavailable, match=result) as caught:
         local.put("runs/r/a", b"x" * 100_000)
     assert caught.value.errno == errno.EFBIG
     with small_files(), pytest.raises(StoreUnavailable, match=r"cannot write live/a\.json"):
@@ -312,14 +312,14 @@ def test_damaged_markers_are_refused(store: ArtifactStore, damage: Any, said: st
 
 
 def test_artifacts_from_the_future_are_refused(store: ArtifactStore, folder: Path) -> None:
-    told = r"schema 2 is later than 1.*later version of Ratchet"
+    result = r"schema 2 is later than 1.*later version of Ratchet"
     value = store.put_json("a.json", {"schema": 2, "rollouts": []})
-    with pytest.raises(FutureArtifact, match=rf"^a\.json .*{told}"):
+    with pytest.raises(FutureArtifact, match=rf"^a\.json .*{result}"):
         store.get_json(value)
     assert store.get_json(value, schema=2)["schema"] == 2
     file, whole = store.put("f", b"", schema=2), store.put_folder("w", folder, attempt="1")
     for ref, read in ((file, store.get), (replace(whole, schema=2), store.fetch_folder)):
-        with pytest.raises(FutureArtifact, match=told):
+        with pytest.raises(FutureArtifact, match=result):
             read(ref)  # type: ignore[operator]
     store.fs.pipe_file(
         store.path("f.commit"), json.dumps({**asdict(file), "codec": "zstd"}).encode()

@@ -281,9 +281,9 @@ def test_the_one_before_a_damaged_one_is_used(
     harm(store, source[30])
     result = restore(store)
     assert result.checkpoint.step == 20
-    (told,) = result.refused
-    assert told.startswith("checkpoint of step 30 is damaged: runs/run-1/") and said in told
-    assert told.endswith("; that of step 20 is used instead")
+    (reported,) = result.refused
+    assert reported.startswith("checkpoint of step 30 is damaged: runs/run-1/") and said in reported
+    assert reported.endswith("; that of step 20 is used instead")
     assert not [key for key in everything(store, NEXT) if "30" in key or "31" in key]
 
 
@@ -339,7 +339,9 @@ async def test_a_newer_one_waits_for_a_worker_that_reads_it(
     assert restore(store, FORK, step=30).checkpoint.step == 30
 
 
-def test_if_none_is_sound_all_is_told(store: ArtifactStore, source: dict[int, ArtifactRef]) -> None:
+def test_if_none_is_sound_all_is_reported(
+    store: ArtifactStore, source: dict[int, ArtifactRef]
+) -> None:
     for ref in source.values():
         spoil(store, f"{ref.path}/model.safetensors")
     with pytest.raises(ValueError) as caught:
@@ -479,9 +481,11 @@ def test_of_damaged_variants_the_one_before_is_used(
     spoil(store, f"{apart[12].path}/optimizer.safetensors")
     result = restore(store)
     assert result.checkpoint.ref.sha256 == apart[3].sha256
-    (told,) = result.refused
-    assert told.startswith("checkpoint of step 30 is damaged: runs/run-1/checkpoints/step-00000030")
-    assert ".e12: " in told and told.endswith("; another one of that step is used instead")
+    (reported,) = result.refused
+    assert reported.startswith(
+        "checkpoint of step 30 is damaged: runs/run-1/checkpoints/step-00000030"
+    )
+    assert ".e12: " in reported and reported.endswith("; another one of that step is used instead")
     spoil(store, f"{apart[3].path}/model.safetensors")
     assert restore(store) == result, "what was copied is taken"
     plain = restore(store, FORK)
@@ -490,7 +494,7 @@ def test_of_damaged_variants_the_one_before_is_used(
     last = restore(store, "third")
     assert last.checkpoint.step == 20 and len(last.refused) == 3
     assert restore(store, "third") == last, "with all that was refused"
-    assert all(told.endswith("; that of step 20 is used instead") for told in last.refused)
+    assert all(reported.endswith("; that of step 20 is used instead") for reported in last.refused)
 
 
 def test_what_was_copied_of_one_variant_is_not_mixed_with_another(

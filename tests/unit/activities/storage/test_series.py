@@ -97,7 +97,7 @@ def test_pages_give_every_later_sample_once_and_in_order(
     assert found == [(time, source) for time, source in times if time > after]
 
 
-def test_who_was_last_heard_is_told_by_role(tmp_path: Path) -> None:
+def test_the_latest_sample_is_reported_by_role(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
     heard = (
         ("trainer-a-1-aaaaaa", (1000.0, 9000.0)),

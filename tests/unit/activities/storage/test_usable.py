@@ -74,8 +74,8 @@ def test_a_store_without_a_mark_is_marked_once(tmp_path: Path) -> None:
 
 
 def test_the_api_says_503_and_makes_no_folder(tmp_path: Path) -> None:
-    told = settings(tmp_path / "home", RATCHET_STORE=f"file://{tmp_path}/store")
-    app = create_app(told, AWAY)
+    result = settings(tmp_path / "home", RATCHET_STORE=f"file://{tmp_path}/store")
+    app = create_app(result, AWAY)
     records = app.state.services.records
     records.probe()
     (tmp_path / "store").rename(tmp_path / "disk")

@@ -245,7 +245,7 @@ async def test_a_version_must_fit_the_run(tmp_path: Path, policy: Path) -> None:
     assert problem.pointer == "/trainer/seq_len" and "512" in problem.message
 
 
-async def test_the_model_card_of_a_folder_tells_base_and_licence(
+async def test_the_model_card_of_a_folder_reports_base_and_licence(
     tmp_path: Path, policy: Path
 ) -> None:
     shutil.copytree(policy, tmp_path / "mine")

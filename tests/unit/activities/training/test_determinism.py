@@ -126,11 +126,13 @@ async def test_what_the_mode_is() -> None:
         stdout=asyncio.subprocess.PIPE,
     )
     output, _ = await process.communicate()
-    told = json.loads(output)
-    assert (told["before"], told["after"], told["warns"]) == (False, True, False)
-    assert told["cublas"] == ":4096:8" and told["cudnn"] == [False, True] and told["math"]
+    reported = json.loads(output)
+    assert (reported["before"], reported["after"], reported["warns"]) == (False, True, False)
+    assert (
+        reported["cublas"] == ":4096:8" and reported["cudnn"] == [False, True] and reported["math"]
+    )
     # On a CPU the choice of attention stays: another one has other bits.
-    assert any(told["others"]) is not told["gpu"]
+    assert any(reported["others"]) is not reported["gpu"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about the CPU")

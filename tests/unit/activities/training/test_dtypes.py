@@ -134,14 +134,14 @@ def test_every_optimizer_restores_moments_in_the_dtype_of_the_weights(policy: Pa
 
 def test_scores_are_of_the_distribution_that_was_computed(tmp_path: Path, policy: Path) -> None:
     """The mismatch with bf16 scores is that of bf16 kernels, and not zero."""
-    told = {
+    result = {
         compute: loaded(policy, config(compute=compute)).train(
             1, encode_batch([replace(s) for s in make_batch(5)]), tmp_path / compute
         )
         for compute in ("float32", "bfloat16")
     }
-    assert told["float32"]["entropy"] != told["bfloat16"]["entropy"]
-    assert told["float32"]["entropy"] == pytest.approx(told["bfloat16"]["entropy"], rel=1e-2)
+    assert result["float32"]["entropy"] != result["bfloat16"]["entropy"]
+    assert result["float32"]["entropy"] == pytest.approx(result["bfloat16"]["entropy"], rel=1e-2)
 
 
 def test_products_are_as_exact_as_the_config_says(policy: Path) -> None:

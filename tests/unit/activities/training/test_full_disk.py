@@ -77,7 +77,7 @@ async def test_a_full_disk_only_holds_the_trainer_up(tmp_path: Path, policy: Pat
     assert list((ctx.home / "scratch" / "training").iterdir()) == []
 
 
-def test_refusals_of_the_system_are_known_whoever_met_them(tmp_path: Path) -> None:
+def test_refusals_of_the_system_are_known_from_any_library(tmp_path: Path) -> None:
     def met(work: object) -> OSError | None:
         with pytest.raises(Exception) as caught:
             work()  # type: ignore[operator]

@@ -164,7 +164,7 @@ async def test_five_kills_leave_no_trace_in_the_bits(tmp_path: Path, policy: Pat
         )
         for given in done.batches
     ]
-    assert [(told["lr"], told["config_revision"]) for told in rates] == [
+    assert [(reported["lr"], reported["config_revision"]) for reported in rates] == [
         (LR[step >= 5], float(step >= 5)) for step in range(1, STEPS + 1)
     ]
 

@@ -2,11 +2,14 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -21,6 +24,7 @@ from transformers import (
 )
 
 from ratchet.activities.runtime import machine
+from ratchet.activities.storage.batch import Sample, encode_batch
 from ratchet.activities.storage.keys import FINGERPRINTS_FILE
 from ratchet.activities.training import adapters, smollm2
 from ratchet.activities.training.check import check_model
@@ -36,6 +40,9 @@ from ratchet.activities.training.memory import (
 from ratchet.configs.model import ModelConfig
 from ratchet.configs.run import RunConfig
 from ratchet.configs.trainer import LoraConfig
+from ratchet.configs.upgrades import config_document
+from tests.unit.activities.training.conftest import make_sample
+from tests.unit.activities.training.rank_processes import ranks_of
 from tests.unit.activities.training.test_check import config
 
 SIZES: dict[str, Any] = {
@@ -157,6 +164,11 @@ def test_what_is_told_to_help_helps(room: int, gpu: bool) -> None:
         keys = {"activation_checkpointing": True}
     elif "; set trainer.micro" in text:
         keys = {"micro_batch_tokens": 512}
+    elif "; set trainer.offload" in text:
+        keys = {"offload_optimizer": True}
+    elif "; set all of" in text:
+        keys = {"activation_checkpointing": True, "micro_batch_tokens": 512}
+        keys |= {"offload_optimizer": True}
     else:
         assert "a smaller model" in text
         return
@@ -261,6 +273,19 @@ print(json.dumps([estimate, metrics["perf/peak_memory"]]))
 """
 
 
+def random_model(folder: Path, policy: Path, size: int) -> Shape:
+    """Writes a random model of 30, 86 or 180 million parameters; returns its sizes."""
+    about = Qwen3Config(**{
+        **SIZES, "vocab_size": 16_000 * size, "hidden_size": 256 + 128 * size,
+        "intermediate_size": 768 + 384 * size, "num_hidden_layers": 8 + 2 * size,
+        "num_attention_heads": 4 + 2 * size, "num_key_value_heads": 2 + size, "head_dim": 64,
+    })  # fmt: skip
+    AutoModelForCausalLM.from_config(about).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
+    (folder / FINGERPRINTS_FILE).write_text("{}")
+    return read(about)
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -270,14 +295,7 @@ def test_the_estimate_is_near_the_peak(
     tmp_path: Path, policy: Path, size: int, dtype: str, lora: dict[str, Any] | None
 ) -> None:
     """Within 15 % on models of 30, 86 and 180 million parameters."""
-    sizes = {
-        **SIZES, "vocab_size": 16_000 * size, "hidden_size": 256 + 128 * size,
-        "intermediate_size": 768 + 384 * size, "num_hidden_layers": 8 + 2 * size,
-        "num_attention_heads": 4 + 2 * size, "num_key_value_heads": 2 + size, "head_dim": 64,
-    }  # fmt: skip
-    AutoModelForCausalLM.from_config(Qwen3Config(**sizes)).save_pretrained(tmp_path / "model")
-    AutoTokenizer.from_pretrained(policy).save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / FINGERPRINTS_FILE).write_text("{}")
+    random_model(tmp_path / "model", policy, size)
     section = {"seq_len": 512, "micro_batch_tokens": 4096, "compute_dtype": dtype, "lora": lora}
     given = [str(tmp_path / "model"), str(tmp_path / "out"), json.dumps(section)]
     told = subprocess.run(
@@ -286,7 +304,45 @@ def test_the_estimate_is_near_the_peak(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
     estimate, peak = json.loads(told.stdout.splitlines()[-1])
+    print(f"{size} {dtype} {lora}: estimate {estimate:.2f} GiB, peak {peak:.2f}")
     assert 0.85 * peak <= estimate <= 1.15 * peak
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_the_estimate_of_two_ranks_is_near_what_they_and_their_launcher_take(
+    tmp_path: Path, policy: Path, dtype: str
+) -> None:
+    """Within 15 %: the peaks of two gloo ranks and of their launcher, added up."""
+    shape, ranks, length, tokens = random_model(tmp_path / "model", policy, 2), 2, 512, 2048
+    section = {"seq_len": length, "micro_batch_tokens": tokens, "compute_dtype": dtype}
+    run = config({"name": str(tmp_path / "model")}, ranks=ranks, **section)
+    rng = random.Random(0)
+
+    def sample() -> Sample:
+        made = make_sample(rng, length=length, prompt=8)
+        return replace(made, token_ids=[rng.randrange(shape.vocab) for _ in made.token_ids])
+
+    async with ranks_of(tmp_path / "s", ranks) as trainer:
+        await trainer.client.load(tmp_path / "model", config_document(run), checkpoint=False)
+        for step in (1, 2):
+            batch = tmp_path / f"batch-{step}"
+            batch.write_bytes(encode_batch([sample() for _ in range(ranks * tokens // length)]))
+            await trainer.client.step(step, batch, tmp_path / str(step), timeout_s=400)
+        launcher = psutil.Process(trainer.launcher.pid)
+        peaks = [_peak(process) for process in (launcher, *map(trainer.rank, range(ranks)))]
+    estimate = sum(trainer_parts(shape, run, gpu=False).values())
+    shown = " + ".join(f"{peak / GIB:.2f}" for peak in peaks)
+    print(f"{dtype}: estimate {estimate / GIB:.2f} GiB, peaks {shown}")
+    assert 0.85 * sum(peaks) <= estimate <= 1.15 * sum(peaks)
+
+
+def _peak(process: psutil.Process) -> int:
+    """The most memory that a process has taken so far, in bytes (VmHWM)."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def test_both_remedies_are_named_where_neither_alone_is_enough() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from temporalio.exceptions import ApplicationError
@@ -28,9 +28,16 @@ from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.training import PreparePolicyInput, TrainerTarget
 from ratchet.activities.runtime import machine
 from ratchet.activities.storage import keys
-from ratchet.activities.storage.batch import encode_batch
+from ratchet.activities.storage.batch import Sample, encode_batch
 from ratchet.activities.storage.keys import OPTIMIZER_FOLDER
-from ratchet.activities.training.batching import cut, micro_batches
+from ratchet.activities.training import rl_loss as rl_losses
+from ratchet.activities.training.batching import (
+    STREAMS,
+    MicroBatch,
+    cut,
+    member_counts,
+    micro_batches,
+)
 from ratchet.activities.training.bits import first_difference
 from ratchet.activities.training.check import check_model
 from ratchet.activities.training.client import (
@@ -40,14 +47,16 @@ from ratchet.activities.training.client import (
     TrainerFailed,
     TrainerGone,
 )
-from ratchet.activities.training.memory import Shape, trainer_parts
+from ratchet.activities.training.loss import LossInputs, MemberCounts, total_loss
+from ratchet.activities.training.memory import Shape, problem, trainer_parts
 from ratchet.activities.training.model import load_model, rescore
 from ratchet.activities.training.process import TrainerServer, rank_socket
 from ratchet.activities.training.ranks import ALONE
 from ratchet.activities.training.server import process_spec
 from ratchet.activities.training.shards import write_weights
+from ratchet.activities.training.totals import Totals
 from ratchet.activities.training.trainer import Trainer
-from ratchet.configs.trainer import TrainerConfig
+from ratchet.configs.trainer import DefaultLossConfig, TrainerConfig
 from tests.unit.activities.training.conftest import make_batch
 from tests.unit.activities.training.rank_processes import Launched, ranks_of, with_ranks
 from tests.unit.activities.training.test_activities import RUN, context, run
@@ -108,6 +117,7 @@ def near(ours: Path, theirs: Path, atol: float = 1e-5) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 12), st.sampled_from([1, 2, 3, 4]), st.booleans())
+@example(seed=0, size=1, workers=2, packing=False)
 def test_each_sample_is_trained_by_one_rank_and_all_make_as_many_passes(
     seed: int, size: int, workers: int, packing: bool
 ) -> None:
@@ -123,6 +133,26 @@ def test_each_sample_is_trained_by_one_rank_and_all_make_as_many_passes(
     assert set(sampled) <= {0}, "a dummy trains nothing"
     total = sum(int(batch.loss_mask.sum()) for batch in flat)
     assert total == sum(sum(cut(sample, 32).loss_mask) for sample in samples)
+    counts = member_counts(samples, 32)
+    each = [added_up(made, samples, counts) for made in own]
+    scored = [(place, len(row)) for totals in each for place, row in totals.scores.items()]
+    assert sorted(scored) == [(i, min(len(s.token_ids), 32)) for i, s in enumerate(samples)]
+    assert sum(totals.sums["tokens"] for totals in each) == total
+    alone = list(micro_batches(samples, 32, 64, packing=packing))
+    loss = added_up(alone, samples, counts).sums["loss"]
+    assert sum(totals.sums["loss"] for totals in each) == pytest.approx(loss, abs=1e-5)
+
+
+def added_up(made: list[MicroBatch], samples: list[Sample], counts: MemberCounts) -> Totals:
+    """What a trainer adds up of its micro-batches that gives every token some log-probability."""
+    totals, rl_loss = Totals(), rl_losses.build(DefaultLossConfig())
+    for batch in made:
+        streams = {name: getattr(batch, name) for name in STREAMS}
+        given = (batch.logprobs - 0.1, batch.logprobs, batch.advantages, batch.loss_mask)
+        inputs = LossInputs(*given, **streams)
+        share = total_loss(inputs, rl_loss(inputs, batch.spans()), counts)
+        totals.add(batch, samples, inputs, torch.ones_like(batch.logprobs), share)
+    return totals
 
 
 def test_one_process_is_started_as_before_and_several_by_the_launcher(tmp_path: Path) -> None:
@@ -135,6 +165,11 @@ def test_one_process_is_started_as_before_and_several_by_the_launcher(tmp_path: 
     assert several.argv[at("torch.distributed.run") - 1] == "-m"
     assert several.argv[at("--nproc-per-node") + 1] == several.argv[at("--ranks") + 1] == "2"
     assert several.argv[at("--max-restarts") + 1] == "0", "a lost rank is a lost trainer"
+    assert several.argv[at("--rdzv-backend") + 1] == "static", "it unpickles nothing"
+    assert several.argv[at("--master-addr") + 1] == "127.0.0.1"
+    again = process_spec(tmp_path, host, 2, TrainerConfig(ranks=2))
+    ports = {spec.argv[spec.argv.index("--master-port") + 1] for spec in (several, again)}
+    assert len(ports) == 2, "trainers of one machine do not meet"
     assert "--deterministic" in several.argv
     assert several.env["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
 
@@ -164,6 +199,26 @@ def test_a_gpu_holds_a_share_and_a_machine_holds_all() -> None:
     ends = 4 * 2 * shape.vocab * shape.hidden
     assert gpu["gathered weights"] >= ends and "gathered weights" not in one
     assert cpu["libraries"] == 4 * 450 * 2**20 and cpu["launcher"] > 0
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 8}])
+def test_a_gpu_of_several_holds_all_weights_while_they_are_loaded(
+    lora: dict[str, Any] | None,
+) -> None:
+    shape = Shape(layers=36, hidden=2560, heads=4096, kv_heads=1024, inner=9728, vocab=151936)
+
+    def parts(ranks: int, gpu: bool = True) -> dict[str, int]:
+        run = check_config({}, ranks=ranks, lora=lora, micro_batch_tokens=256, seq_len=256)
+        return trainer_parts(shape, run, gpu=gpu)
+
+    whole = 4 * shape.parameters
+    assert parts(64)["loading"] > 0 and sum(parts(64).values()) == whole
+    assert sum(parts(2).values()) >= whole
+    assert "loading" not in parts(1) and "loading" not in parts(64, gpu=False)
+    run = check_config({}, ranks=64, lora=lora, micro_batch_tokens=256, seq_len=256)
+    assert problem(shape, run, room=whole, gpu=True) is None
+    told = problem(shape, run, room=whole - 1, gpu=True)
+    assert told is not None and "loading" in told and "a smaller model" in told
 
 
 def test_weights_are_written_in_files_with_an_index(tmp_path: Path, policy: Path) -> None:
@@ -253,6 +308,9 @@ async def test_two_ranks_train_as_one_process_does_and_go_on_where_it_stood(
     config = with_ranks(CONFIG, 2)
     async with ranks_of(tmp_path / "s", 2) as trainer:
         client = trainer.client
+        listening = {rank: listens(trainer.rank(rank)) for rank in (0, 1)}
+        assert all(ip == "127.0.0.1" for ips in listening.values() for ip in ips), listening
+        assert len(listens(psutil.Process(trainer.launcher.pid))) == 1, "docs/security.md"
         await client.load(policy, config, checkpoint=False)
         trained = await train(client, range(1, 3), tmp_path / "two", config=config)
         for ours, theirs in zip(trained, expected, strict=False):
@@ -312,6 +370,12 @@ async def test_two_ranks_train_as_one_process_does_and_go_on_where_it_stood(
     samples = make_batch(7)
     ours = rescore(load_model(checkpoint), samples, seq_len=32, micro_batch_tokens=256)
     assert all(-20 < value <= 0 for row in ours for value in row)
+
+
+def listens(process: psutil.Process) -> list[str]:
+    """The addresses at which a process takes TCP connections."""
+    made = process.net_connections(kind="tcp")
+    return [one.laddr.ip for one in made if one.status == psutil.CONN_LISTEN]
 
 
 def may_write(process: psutil.Process, most: int) -> None:
@@ -380,6 +444,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "sgd": {"optim": {"type": "sgd", "lr": 1e-2}},
     "signsgd": {"optim": {"type": "signsgd", "lr": 1e-3}},
     "muon": {"optim": {"type": "muon", "lr": 1e-2}},
+    "offloaded": {"offload_optimizer": True},
     "lora": {"lora": LORA},
 }
 

@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, OPTConfig
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.training import attention, recomputing
 from ratchet.activities.training.batching import micro_batches
+from ratchet.activities.training.bits import WEIGHTS, first_difference
 from ratchet.activities.training.model import load_model, score_batch
 from ratchet.activities.training.trainer import Trainer
 from tests.unit.activities.training.conftest import make_batch
@@ -44,12 +45,17 @@ def test_layers_keep_less(policy: Path, packing: bool) -> None:
     assert kept(less, packing=packing) < 0.75 * kept(plain, packing=packing)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_step_has_the_same_bits(tmp_path: Path, policy: Path, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "lora"), [("float32", None), ("bfloat16", None), ("bfloat16", {"rank": 4})]
+)
+def test_a_step_has_the_same_bits(
+    tmp_path: Path, policy: Path, dtype: str, lora: dict[str, Any] | None
+) -> None:
     files = []
     for on in (False, True):
         trainer = Trainer()
         section = {**CONFIG["trainer"], "compute_dtype": dtype, "activation_checkpointing": on}
+        section["lora"] = lora
         trainer.load(policy, {**CONFIG, "trainer": section}, checkpoint=False)
         layers = [m for m in trainer._model.modules() if getattr(m, "gradient_checkpointing", 0)]
         assert bool(layers) == on
@@ -57,6 +63,7 @@ def test_a_step_has_the_same_bits(tmp_path: Path, policy: Path, dtype: str) -> N
         trainer.train(1, encode_batch(make_batch(0)), out)
         files.append((out / "model.safetensors").read_bytes())
     assert files[0] == files[1]
+    assert first_difference(tmp_path / "True", policy, WEIGHTS) is not None
 
 
 def test_dropout_is_refused() -> None:

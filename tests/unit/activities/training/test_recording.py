@@ -123,12 +123,12 @@ def test_what_is_missing_is_named(world: World) -> None:
 
     missing = refusal(start=0)
     assert "batches of steps 1 to 3" in missing and 'retention.batches="all"' in missing
-    assert "checkpoints are kept of steps 3, 6" in missing
+    assert "(kept: 3, 6)" in missing
     assert "no checkpoint of step 4" in refusal(start=4)
-    assert "the newest step of which anything is kept is 8" in refusal(stop=9)
+    assert "the newest step with weights or a checkpoint is 8" in refusal(stop=9)
     assert "from step 6 to 5" in refusal(start=6, stop=5)
-    assert "nothing is kept of steps 4 to 5" in refusal(stop=5)
-    assert "no run 'z'" in refusal("z") and "runs there: x" in refusal("z")
-    assert "'x+two' is no run" in refusal("x+two")
+    assert "has no weights or checkpoint of steps 4 to 5" in refusal(stop=5)
+    assert "no run 'z'" in refusal("z") and "its runs: x" in refusal("z")
+    assert "'x+two' names no run" in refusal("x+two")
     world.attempt("fresh", weights=(0,))
     assert "from step 0 to 0" in refusal("fresh")

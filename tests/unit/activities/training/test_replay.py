@@ -173,7 +173,7 @@ def test_what_cannot_be_replayed(
 
     assert "no run 'nobody'" in refusal("nobody")
     resumed.delete(resumed.require(keys.batch("x", 1)))
-    assert "batches of steps 1 of x+2 are not kept" in refusal("x", "--from", "0")
+    assert "batches of steps 1 of x+2 were removed" in refusal("x", "--from", "0")
     assert "no checkpoint of step 3" in refusal("x", "--from", "3")
 
 

@@ -57,8 +57,8 @@ def test_a_revision_holds_from_the_step_that_names_it(
     for step, data in enumerate(DATA, 1):
         revision = int(step >= 4)
         config = second if revision else first
-        told = trainer.train(step, data, tmp_path / f"a{step}", config=config, revision=revision)
-        assert told["config_revision"] == revision
+        result = trainer.train(step, data, tmp_path / f"a{step}", config=config, revision=revision)
+        assert result["config_revision"] == revision
         plain.train(step, data, tmp_path / f"b{step}", config=first)
         same = weights(tmp_path / f"a{step}") == weights(tmp_path / f"b{step}")
         assert same == (revision == 0)
@@ -78,19 +78,19 @@ def test_more_steps_stretch_the_schedule(tmp_path: Path, policy: Path) -> None:
     rates = []
     for step, data in enumerate(DATA, 1):
         longer = {**short, "max_steps": 40} if step >= 4 else short
-        told = trainer.train(step, data, tmp_path / str(step), config=longer, revision=step // 4)
-        rates.append(told["lr"])
+        result = trainer.train(step, data, tmp_path / str(step), config=longer, revision=step // 4)
+        rates.append(result["lr"])
     assert rates[3] == rates[2] == rates[0] == CONFIG["trainer"]["optim"]["lr"]
 
 
 def test_a_step_is_repeated_by_its_own_revision_only(tmp_path: Path, policy: Path) -> None:
     second = changed("trainer", "optim", "lr", to=3e-3)
     trainer = loaded(policy, CONFIG)
-    told = trainer.train(1, DATA[0], tmp_path / "a", config=second, revision=1)
+    result = trainer.train(1, DATA[0], tmp_path / "a", config=second, revision=1)
     trainer.save(1, tmp_path / "checkpoint")
     restored = loaded(tmp_path / "checkpoint", second, checkpoint=True)
     for one in (trainer, restored):
-        assert one.train(1, DATA[0], tmp_path / "a", config=second, revision=1) == told
+        assert one.train(1, DATA[0], tmp_path / "a", config=second, revision=1) == result
         with pytest.raises(StateMismatch, match="revision 0"):
             one.train(1, DATA[0], tmp_path / "a", config=CONFIG, revision=0)
 
@@ -127,6 +127,6 @@ def test_weights_that_could_not_be_written_are_written_later(tmp_path: Path, pol
     with pytest.raises(OSError):
         trainer.train(1, DATA[0], tmp_path / "file" / "out")
     assert trainer.step == 1
-    told = trainer.train(1, DATA[0], tmp_path / "a")
+    result = trainer.train(1, DATA[0], tmp_path / "a")
     straight.train(1, DATA[0], tmp_path / "b")
-    assert weights(tmp_path / "a") == weights(tmp_path / "b") and told["seconds_export"] > 0
+    assert weights(tmp_path / "a") == weights(tmp_path / "b") and result["seconds_export"] > 0

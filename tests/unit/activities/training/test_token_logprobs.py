@@ -82,19 +82,19 @@ def test_keeping_them_changes_no_bit_of_the_weights(tmp_path: Path, policy: Path
     assert files[0] == files[1]
 
 
-def test_a_repeated_step_tells_them_again_and_a_restored_one_does_not(
+def test_a_repeated_step_writes_them_again_and_a_restored_one_does_not(
     tmp_path: Path, policy: Path
 ) -> None:
     data, trainer = encode_batch(make_batch(0)), Trainer()
     trainer.load(policy, CONFIG, checkpoint=False)
-    told = [tmp_path / name for name in ("first", "again", "restored")]
-    for path in told[:2]:
+    result = [tmp_path / name for name in ("first", "again", "restored")]
+    for path in result[:2]:
         trainer.train(1, data, tmp_path / "out", token_logprobs=path)
-    assert told[0].read_bytes() == told[1].read_bytes()
+    assert result[0].read_bytes() == result[1].read_bytes()
     trainer.save(1, tmp_path / "checkpoint")
     trainer.load(tmp_path / "checkpoint", CONFIG, checkpoint=True)
-    trainer.train(1, data, tmp_path / "out", token_logprobs=told[2])
-    assert not told[2].exists()
+    trainer.train(1, data, tmp_path / "out", token_logprobs=result[2])
+    assert not result[2].exists()
 
 
 OWNERS = st.tuples(st.sampled_from(["train/1", "train/2.1"]), st.integers(0, 2))

@@ -16,8 +16,8 @@ from tests.unit.activities.training.test_process import CONFIG
 
 def loaded(policy: Path) -> Trainer:
     trainer = Trainer()
-    told = trainer.load(policy, CONFIG, checkpoint=False)
-    assert told["step"] == 0 and told["warnings"] == []
+    result = trainer.load(policy, CONFIG, checkpoint=False)
+    assert result["step"] == 0 and result["warnings"] == []
     return trainer
 
 
@@ -83,7 +83,7 @@ def test_rewarded_tokens_become_likelier(tmp_path: Path, policy: Path) -> None:
     assert gain > 0
 
 
-def test_nll_of_ce_members_whatever_their_weights(tmp_path: Path, policy: Path) -> None:
+def test_nll_of_ce_members_ignores_their_weights(tmp_path: Path, policy: Path) -> None:
     """Members are the first two tokens of each prompt but its first, which nothing predicts."""
     samples = [
         replace(s, ce_weights=[0.0, 0.1, 2.0, *[0.0] * (len(s.token_ids) - 3)])

@@ -78,9 +78,9 @@ async def ended(process: Any) -> Done:
 async def ratchet(address: str, *arguments: str) -> Done:
     """The command in this process, which saves the start of another."""
     env = {"RATCHET_API": address}
-    told = await asyncio.to_thread(CliRunner().invoke, app, [*arguments], env=env)
-    assert isinstance(told.exception, SystemExit | None), told.exception
-    return Done(told.exit_code, told.stdout, told.stderr)
+    result = await asyncio.to_thread(CliRunner().invoke, app, [*arguments], env=env)
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    return Done(result.exit_code, result.stdout, result.stderr)
 
 
 @asynccontextmanager
@@ -252,10 +252,10 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         stopped = await ratchet(address, "runs", "stop", run_id, "--reason", "seen enough")
         assert f"{run_id} is stopping" in stopped.out
         await served.until(run_id, status="succeeded")
-        told = await ratchet(address, "runs", "events", run_id)
-        assert "stop was requested: seen enough" in told.out
+        result = await ratchet(address, "runs", "events", run_id)
+        assert "stop was requested: seen enough" in result.out
         followed = await ratchet(address, "runs", "events", run_id, "--follow", "--json")
-        assert followed.status == 0 and len(followed.lines) == len(told.out.splitlines())
+        assert followed.status == 0 and len(followed.lines) == len(result.out.splitlines())
         verbs = [e["data"]["asked"] for e in followed.lines if e["type"] == "run.asked"]
         assert verbs == ["trigger_eval", "checkpoint", "pause", "resume", "stop"]
 
@@ -275,8 +275,8 @@ async def test_what_a_run_left_is_listed(served: Served) -> None:
     run_id = (await served.start("listed"))["id"]
     await served.until(run_id, step=3)
     for step in (1, 2):
-        told = {"env": "e", "step": step, "reward_mean": step / 4, "rollouts": 8, "errored": 1}
-        value = {**told, "versions": [step, step + 1]}
+        result = {"env": "e", "step": step, "reward_mean": step / 4, "rollouts": 8, "errored": 1}
+        value = {**result, "versions": [step, step + 1]}
         served.store.put_json(keys.eval_record(run_id, f"{step}-1/e"), value)
         group(served, run_id, f"train/{step}", "e", [0.5])
         batch(served, run_id, step, f"train/{step}")
@@ -307,11 +307,11 @@ async def test_what_a_run_left_is_listed(served: Served) -> None:
         assert none.status == 1 and "no batch of step 900 has been written" in none.err
 
         log = (await runs("logs", run_id)).out.splitlines()
-        told = (await runs("events", run_id)).out.splitlines()
-        assert len(log) == len(told) and " info    run: " in log[0]
+        result = (await runs("events", run_id)).out.splitlines()
+        assert len(log) == len(result) and " info    run: " in log[0]
         assert (await runs("logs", run_id, "--level", "error")).out.strip() == ""
         newest = await runs("events", run_id, "--order", "desc", "--types", "run.step,server")
-        assert newest.out.splitlines() == [line for line in told if " step 3 is done" in line]
+        assert newest.out.splitlines() == [line for line in result if " step 3 is done" in line]
         for wrong in (["--order", "desc"], ["--types", "run"]):
             done = await ratchet(address, "runs", "events", run_id, "--follow", *wrong)
             assert done.status == 2 and "--follow shows every event" in done.err
@@ -393,7 +393,7 @@ async def test_refusals_are_readable_and_have_their_status(served: Served, tmp_p
 
 
 @on_server
-async def test_following_a_run_to_its_end_tells_how_it_was(served: Served, tmp_path: Path) -> None:
+async def test_following_a_run_to_its_end_prints_how_it_was(served: Served, tmp_path: Path) -> None:
     async with serving(served) as address:
         async with config_file(tmp_path, "ends") as path:
             good = await ratchet(address, "runs", "create", path, "--follow")
@@ -433,8 +433,8 @@ async def test_ctrl_c_stops_watching_and_not_the_run(served: Served) -> None:
         run = (await served.http.get(f"/v1/runs/{run_id}")).json()
         assert run["status"] == "running"
         # Nor was it asked anything.
-        told = (await served.http.get(f"/v1/runs/{run_id}/events")).json()["data"]
-        assert "run.asked" not in {event["type"] for event in told}
+        result = (await served.http.get(f"/v1/runs/{run_id}/events")).json()["data"]
+        assert "run.asked" not in {event["type"] for event in result}
 
 
 @on_server

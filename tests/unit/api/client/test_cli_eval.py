@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.client import Ratchet
+from ratchet.api.schemas.problems import ApiProblem
 from ratchet.configs.load import ConfigError
 from tests.unit.api.client.support import on_server, serving
 from tests.unit.api.client.test_cli import config_file, ratchet
@@ -89,6 +92,56 @@ async def test_nothing_starts_where_one_model_is_no_good(served: Served, tmp_pat
                 done = await ratchet(address, "eval", path, *words)
                 assert done.status == 1 and text in done.err, done.err
     assert await known(served) == before
+
+
+def full_after_one(app: ASGIApp) -> ASGIApp:
+    """An API whose disk is full once it has started a run."""
+    started = 0
+
+    async def through(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal started
+        at = (scope.get("method"), scope.get("path"), scope.get("query_string"))
+        started += at == ("POST", "/v1/runs", b"")
+        if started > 1:
+            full = ApiProblem(507, "no-disk-space", "No disk space for a run", "It is full.")
+            body = full.document.model_dump_json(exclude_none=True)
+            answer = Response(body, 507, media_type="application/problem+json")
+            return await answer(scope, receive, send)
+        await app(scope, receive, send)
+
+    return through
+
+
+@on_server
+async def test_a_failure_names_what_has_started(served: Served, tmp_path: Path) -> None:
+    models = ["--model", "a/b", "--model", "c/d"]
+    async with config_file(tmp_path, "half-started") as path:
+        async with serving(served, full_after_one) as address:
+            done = await ratchet(address, "eval", path, *models)
+        (run,) = [
+            run
+            for run in (await served.http.get("/v1/runs?limit=100")).json()["data"]
+            if run["name"] == "half-started"
+        ]
+        assert done.status == 1 and "refused (507): No disk space" in done.err
+        assert f"already started: {run['id']}; `ratchet runs stop {run['id']}`" in done.err
+        async with serving(served, full_after_one) as address:
+            words = ["--idempotency-key", "half", "--json"]
+            done = await ratchet(address, "eval", path, *models, *words)
+        (note,) = json.loads(done.err)["notes"]
+        assert "half-started-" in note and "the same idempotency key starts the others" in note
+
+
+@on_server
+async def test_all_are_followed_though_one_fails(served: Served, tmp_path: Path) -> None:
+    """What there is gets shown, and the status says that it is not all."""
+    models = ["--model", "a/b", "--model", "c/d"]
+    async with serving(served) as address, config_file(tmp_path, "fails") as path:
+        done = await ratchet(address, "eval", path, *models, "--env", "reverse-text", "--follow")
+    assert done.status == 1, done.err
+    for model in ("a/b", "c/d"):
+        assert any(line.startswith(f"{model} (fails-") for line in done.out.splitlines()), done.out
+    assert "has no result of this eval yet" in done.out
 
 
 def test_the_client_refuses_before_it_asks() -> None:

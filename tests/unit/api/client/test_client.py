@@ -201,7 +201,7 @@ def test_every_verb_has_a_method_with_the_fields_of_its_body() -> None:
 
 @on_server
 async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_path: Path) -> None:
-    """With each of its parameters; what is damaged is told with the page that leaves it out."""
+    """With each of its parameters; a page that omits something damaged says so."""
     run_id = (await served.start("whole"))["id"]
     await served.until(run_id, step=3)
     for step in (1, 2):
@@ -268,12 +268,12 @@ async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_pat
         queries = [urlsplit(one).query for one in asked if place.fullmatch(urlsplit(one).path)]
         assert queries, f"no method asks for {path}"
         sent = {name.partition("[")[0] for query in queries for name in parse_qs(query)}
-        told = verbs["get"].get("parameters", [])
-        assert sent == {one["name"] for one in told if one["in"] == "query"}, path
+        reported = verbs["get"].get("parameters", [])
+        assert sent == {one["name"] for one in reported if one["in"] == "query"}, path
 
 
 @on_server
-async def test_a_page_whose_items_were_deleted_meanwhile_is_asked_for_again() -> None:
+async def test_a_page_whose_items_were_deleted_meanwhile_is_requested_again() -> None:
     """Retention deletes batches between the listing of a page and the look at its items."""
     kept = {"step": 7, "attempt": "x", "created_at": None, "size": 1, "sha256": "", "path": "p"}
     pages = [
@@ -319,8 +319,8 @@ async def test_keys_are_sent_and_answers_of_others_are_known(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = api_keys.add(tmp_path / "keys.json", "ci", ["read"], 6000)
-    told = api_keys.load_keys(None, tmp_path / "keys.json")
-    guarded = create_app(replace(served.settings, keys=told), connection(served.env))
+    reported = api_keys.load_keys(None, tmp_path / "keys.json")
+    guarded = create_app(replace(served.settings, keys=reported), connection(served.env))
 
     def look(address: str) -> None:
         with Ratchet(address) as client, pytest.raises(Refused, match="key is required"):

@@ -82,8 +82,8 @@ async def test_its_last_line_has_the_run_s_figures(
         for step, mean in ((0, 0.2), (6, 0.7))
     ]
     demo.report(demo.Outcome(run, steps, evals, 12.34), printing.console(stderr=True))
-    told = json.loads(capsys.readouterr().out)
-    assert told["train_reward_first"] == 0.1
-    assert told["train_reward_last"] == pytest.approx(sum(rewards[-5:]) / 5)
-    assert (told["eval_reward_first"], told["eval_reward_last"]) == (0.2, 0.7)
-    assert told["wall_s"] == 12.3
+    result = json.loads(capsys.readouterr().out)
+    assert result["train_reward_first"] == 0.1
+    assert result["train_reward_last"] == pytest.approx(sum(rewards[-5:]) / 5)
+    assert (result["eval_reward_first"], result["eval_reward_last"]) == (0.2, 0.7)
+    assert result["wall_s"] == 12.3

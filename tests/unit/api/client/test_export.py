@@ -115,17 +115,17 @@ async def test_what_exists_is_never_overwritten(store: ArtifactStore, tmp_path: 
 async def test_a_connection_that_breaks_begins_the_file_again(
     store: ArtifactStore, tmp_path: Path
 ) -> None:
-    to, told = tmp_path / "mine", list[int]()
+    to, result = tmp_path / "mine", list[int]()
     async with listening(app_of(store)) as http:
         cuts = [2**60, 2**60, 2**60, BIG // 2, BIG // 3]
         async with breaking(str(http.base_url).rstrip("/"), *cuts) as way:
             # Each request on a connection of its own, so that cuts meet them in turn.
             with Ratchet(way.address, max_retries=2) as client:
                 client.runs._transport._http.headers["connection"] = "close"
-                await asyncio.to_thread(client.runs.export_model, RUN, to, on_bytes=told.append)
+                await asyncio.to_thread(client.runs.export_model, RUN, to, on_bytes=result.append)
     assert way.broken == 2
     assert (to / "model.safetensors").read_bytes() == weights_of(RUN, 2)
-    assert max(told) == told[-1], "what is told ends with all of it"
+    assert max(result) == result[-1], "the last report is of everything"
 
 
 @on_server

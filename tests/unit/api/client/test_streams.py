@@ -67,9 +67,9 @@ def event(number: int, message: str = "said") -> Event:
     )
 
 
-def on_the_wire(told: Event, end: str = "\n") -> bytes:
-    data = json.dumps(told.model_dump(mode="json"), ensure_ascii=False)
-    text = f": hello{end}{end}id: {told.id}{end}event: {told.type}{end}data: {data}{end}{end}"
+def on_the_wire(result: Event, end: str = "\n") -> bytes:
+    data = json.dumps(result.model_dump(mode="json"), ensure_ascii=False)
+    text = f": hello{end}{end}id: {result.id}{end}event: {result.type}{end}data: {data}{end}{end}"
     return text.encode()
 
 
@@ -81,12 +81,12 @@ def on_the_wire(told: Event, end: str = "\n") -> bytes:
 def test_a_stream_reads_the_same_however_it_is_cut(
     messages: list[str], end: str, sizes: list[int]
 ) -> None:
-    told = [event(number, message) for number, message in enumerate(messages)]
-    whole, pieces, place = b"".join(on_the_wire(item, end) for item in told), [], 0
+    result = [event(number, message) for number, message in enumerate(messages)]
+    whole, pieces, place = b"".join(on_the_wire(item, end) for item in result), [], 0
     while place < len(whole):
         pieces.append(whole[place : place + sizes[place % len(sizes)]])
         place += len(pieces[-1])
-    assert [*EventStream(Pieces(pieces), "", None, 1.0, lambda why: None)] == told  # type: ignore[arg-type]
+    assert [*EventStream(Pieces(pieces), "", None, 1.0, lambda why: None)] == result  # type: ignore[arg-type]
 
 
 def test_half_a_message_is_none() -> None:
@@ -137,7 +137,7 @@ async def test_a_stream_that_breaks_loses_and_repeats_nothing(served: Served) ->
     assert found == expected and found[-1].type == "run.ended"
     assert [e.data["step"] for e in found if e.type == "run.step"] == [*range(3, 24)]
     assert troubles[0] and troubles[-1] == ""
-    # However many tries it takes, a loss is told once, and so is its end.
+    # For any number of tries, a loss is reported once, and so is its end.
     assert [bool(why) for why in troubles] == [True, False] * (len(troubles) // 2)
 
 
@@ -169,7 +169,7 @@ def withholding(app: ASGIApp) -> ASGIApp:
 
 @pytest.mark.parametrize("wrap", [refusing, withholding])
 @on_server
-async def test_where_no_stream_passes_pages_tell_the_same(
+async def test_where_no_stream_passes_pages_have_the_same_events(
     served: Served, wrap: Callable[[ASGIApp], ASGIApp]
 ) -> None:
     run_id = (await served.start("polls"))["id"]
@@ -190,7 +190,7 @@ async def test_where_no_stream_passes_pages_tell_the_same(
             asyncio.to_thread(all_events, address, run_id, silence_s=0.3)
         )
         await make_steps(served, run_id, 4, 5)
-        # All that there is has been told, and it is asked what comes after that.
+        # Every event was sent, and the client asks for what follows.
         asked = pages
         await eventually(lambda: asyncio.sleep(0, pages), lambda now: now >= asked + 3)
         await make_steps(served, run_id, 6)

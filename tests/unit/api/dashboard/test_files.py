@@ -162,7 +162,7 @@ def test_the_pages_read_the_tables_of_the_service(client: TestClient) -> None:
     assert used == {*found}
 
 
-def test_whatever_acts_is_sent_with_an_idempotency_key() -> None:
+def test_every_verb_is_sent_with_an_idempotency_key() -> None:
     """Only a dry run, which starts nothing, is sent without one."""
     text = (FILES / "js" / "api.js").read_text()
     plain = re.findall(r'request\("(?!GET)\w+".+', text)

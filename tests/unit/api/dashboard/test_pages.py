@@ -87,8 +87,8 @@ class Forgetting:
         self.cursors.append(headers.get(b"last-event-id"))
         if self.cursors[-1] is not None:
             await self.forgot.wait()
-            told = {**headers, b"last-event-id": UNKNOWN}
-            await self.app({**scope, "headers": [*told.items()]}, receive, send)
+            result = {**headers, b"last-event-id": UNKNOWN}
+            await self.app({**scope, "headers": [*result.items()]}, receive, send)
         elif self.cut.is_set():
             await self.app(scope, receive, send)
         else:
@@ -97,7 +97,7 @@ class Forgetting:
             streaming.cancel()
 
 
-async def test_a_page_whose_cursor_is_forgotten_loads_anew_and_goes_on(served: Served) -> None:
+async def test_a_page_whose_cursor_is_forgotten_loads_again_and_goes_on(served: Served) -> None:
     run = (await served.start("forgotten"))["id"]
     await served.until(run, step=3)
     app = Forgetting(create_app(served.settings, connection(served.env)))

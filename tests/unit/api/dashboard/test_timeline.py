@@ -38,7 +38,7 @@ COLORS = """
 """
 
 
-def told(time: float, state: str, role: str = "trainer", lost_at: float | None = None) -> Any:
+def host_event(time: float, state: str, role: str = "trainer", lost_at: float | None = None) -> Any:
     return {"time": time, "role": role, "index": 0, "state": state, "lostAt": lost_at}
 
 
@@ -74,7 +74,7 @@ async def test_a_dead_trainer_is_no_work(served: Served) -> None:
         await page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 172)
         tip = await page.locator(".timeline .tip").inner_text()
         assert "No trainer 0 for 3" in tip and "trains for" not in tip, tip
-        # Between the second sample and the last nobody told what was in flight.
+        # Between the second sample and the last nobody reported what was in flight.
         await page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 80)
         assert "No rollout worker reported" in await page.locator(".timeline .tip").inner_text()
         colors = await page.evaluate(COLORS)
@@ -83,11 +83,11 @@ async def test_a_dead_trainer_is_no_work(served: Served) -> None:
             COMPUTED,
             [
                 [
-                    told(5, "up"),
-                    told(40, "starting", lost_at=31),
-                    told(42, "down", "engine"),
-                    told(45, "up"),
-                    told(90, "starting", "env", lost_at=88),
+                    host_event(5, "up"),
+                    host_event(40, "starting", lost_at=31),
+                    host_event(42, "down", "engine"),
+                    host_event(45, "up"),
+                    host_event(90, "starting", "env", lost_at=88),
                 ],
                 [[45.5, 47]],
                 100,

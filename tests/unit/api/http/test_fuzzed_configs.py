@@ -141,7 +141,7 @@ def headers_of(media: str, key: str | None) -> dict[str, str]:
 def test_no_config_is_a_5xx(tmp_path: Path, guarded: bool) -> None:
     home = tmp_path / "home"
     key = api_keys.add(home / "api_keys.json", "k", ["write"], 10_000_000) if guarded else None
-    told = Counter[int]()
+    result = Counter[int]()
     with TestClient(create_app(api_settings(home), AWAY)) as api:
 
         @each_body(150)
@@ -150,10 +150,10 @@ def test_no_config_is_a_5xx(tmp_path: Path, guarded: bool) -> None:
             headers = headers_of(media, key)
             answer = api.post("/v1/runs?dry_run=true", content=data, headers=headers)
             assert answer.status_code < 500, answer.text
-            told[answer.status_code] += 1
+            result[answer.status_code] += 1
 
         ask()
-    assert told[200] > 5 and told[422] > 20 and told[400] > 5, told
+    assert result[200] > 5 and result[422] > 20 and result[400] > 5, result
 
 
 async def stalled(
@@ -180,7 +180,7 @@ def test_10000_configs_stall_nobody(tmp_path: Path, guarded: bool) -> None:
     """Five thousand each, with keys and without. A stall counts if it is there three times."""
     home = tmp_path / "home"
     key = api_keys.add(home / "api_keys.json", "k", ["write"], 10_000_000) if guarded else None
-    told, stalls = Counter[int](), list[float]()
+    result, stalls = Counter[int](), list[float]()
     http = asgi(create_app(api_settings(home), AWAY))
     with asyncio.Runner() as runner:
 
@@ -189,7 +189,7 @@ def test_10000_configs_stall_nobody(tmp_path: Path, guarded: bool) -> None:
             media, data = body
             headers = headers_of(media, key)
             status, worst = runner.run(stalled(http, headers, data))
-            told[status] += 1
+            result[status] += 1
             for _ in range(2):
                 if worst > BAR_S:
                     worst = min(worst, runner.run(stalled(http, headers, data))[1])
@@ -197,5 +197,5 @@ def test_10000_configs_stall_nobody(tmp_path: Path, guarded: bool) -> None:
             assert status < 500 and worst <= BAR_S, (status, worst, data[:2000])
 
         ask()
-    print(f"{len(stalls)} configs, worst stall {max(stalls) * 1e3:.1f} ms, {dict(told)}")
-    assert len(stalls) >= 5000 and told[200] > 100
+    print(f"{len(stalls)} configs, worst stall {max(stalls) * 1e3:.1f} ms, {dict(result)}")
+    assert len(stalls) >= 5000 and result[200] > 100

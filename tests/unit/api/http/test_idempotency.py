@@ -103,7 +103,7 @@ async def test_every_verb_with_a_key_has_one_effect_and_one_reply(served: Served
     ]
     for number, (verb, body, other) in enumerate(verbs, 1):
         operation = document["paths"][f"/v1/runs/{{run_id}}/{verb}"]["post"]
-        assert "Idempotency-Key" in [told["name"] for told in operation["parameters"]]
+        assert "Idempotency-Key" in [result["name"] for result in operation["parameters"]]
         key = {"Idempotency-Key": f"key of {verb}"}
         bad = await served.http.post(f"{url}/{verb}", json={"nope": 1}, headers=key)
         problem(bad, 422, "invalid-request")
@@ -127,7 +127,7 @@ async def test_every_verb_with_a_key_has_one_effect_and_one_reply(served: Served
     assert again.status_code == 202 and again.json()["status"] == "stopping"
 
 
-async def test_an_eval_whose_answer_was_lost_is_asked_for_once(served: Served) -> None:
+async def test_an_eval_whose_answer_was_lost_is_requested_once(served: Served) -> None:
     run_id = (await served.start("verbs"))["id"]
     await served.until(run_id, status="running")
     async with serving(served) as address, breaking(address, 0, 40) as way:

@@ -113,6 +113,6 @@ async def test_keys_and_malformed_headers_make_no_5xx(served: Served, tmp_path: 
     about = await asked_about(served)
     with in_a_thread(create_app(guarded, connection(served.env))) as url:
         answered = await asyncio.to_thread(fuzz, url, about, key=key, malformed=True, examples=30)
-    print({name: sorted(told) for name, told in answered.items()})
+    print({name: sorted(result) for name, result in answered.items()})
     assert {401, 403} <= set().union(*answered.values())
     assert not undone(answered), "each was asked for something that it could do"

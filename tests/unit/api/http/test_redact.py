@@ -200,8 +200,8 @@ def test_no_text_takes_long() -> None:
 
 
 def test_data_is_redacted_wherever_a_text_is() -> None:
-    told = {"a": ["HF_TOKEN: x", 1, None], "b": {"c": "password=x", "d": 0.5}}
-    assert redacted_all(told) == {
+    result = {"a": ["HF_TOKEN: x", 1, None], "b": {"c": "password=x", "d": 0.5}}
+    assert redacted_all(result) == {
         "a": [f"HF_TOKEN: {HIDDEN}", 1, None],
         "b": {"c": f"password={HIDDEN}", "d": 0.5},
     }
@@ -219,8 +219,8 @@ def test_what_a_run_says_of_itself_is_shown_without_secrets() -> None:
         "waiting_for": {"name": SAID},
     }
     for state, kept, reason in (("running", memo, ""), ("failed", memo, ""), ("failed", {}, SAID)):
-        told = Execution("r", "TrainingRun", state, datetime.now(UTC), None, kept)
-        shown = run_object(told, ui="", namespace="default", reason=reason).model_dump_json()
+        result = Execution("r", "TrainingRun", state, datetime.now(UTC), None, kept)
+        shown = run_object(result, ui="", namespace="default", reason=reason).model_dump_json()
         assert "hunter2" not in shown and f"refused: password={HIDDEN}" in shown
 
 
@@ -228,7 +228,7 @@ async def _no_payload(_: object) -> None:
     return None
 
 
-def test_events_tell_no_secrets() -> None:
+def test_events_hold_no_secrets() -> None:
     builder = EventBuilder("e", _no_payload)
     builder._on_memo({"alarm": SAID, "trouble": SAID, "waiting_for": {"name": SAID}})
     builder._on_memo({"error": {"code": "x", "message": SAID}, "end_reason": SAID})
@@ -238,8 +238,8 @@ def test_events_tell_no_secrets() -> None:
     assert "hunter2" not in str(events) and HIDDEN in str(events[-1].data["error"])
 
 
-def test_errors_of_rollouts_tell_no_secrets() -> None:
+def test_errors_of_rollouts_hold_no_secrets() -> None:
     member = {"rollout": 0, "error": {"type": "ProviderError", "message": SAID}}
-    told = {"group": "train/1", "kind": "train", "env": "e", "example": 1, "rollouts": [member]}
-    (item,) = items_of(told, "r")
+    result = {"group": "train/1", "kind": "train", "env": "e", "example": 1, "rollouts": [member]}
+    (item,) = items_of(result, "r")
     assert item.error == {"type": "ProviderError", "message": f"refused: password={HIDDEN}"}

@@ -145,8 +145,8 @@ def test_pages_of_other_sites_change_nothing(home: Path) -> None:
     own = app.post("/v1/runs/x/stop", headers={"origin": "http://localhost:8080"})
     assert own.status_code == 503
     # A proxy that sends requests on under another name.
-    told = settings(home, RATCHET_PUBLIC_URL="https://Ratchet.example.org:443/")
-    behind = TestClient(create_app(told, AWAY), base_url="http://localhost:8080")
+    result = settings(home, RATCHET_PUBLIC_URL="https://Ratchet.example.org:443/")
+    behind = TestClient(create_app(result, AWAY), base_url="http://localhost:8080")
     for origin, status in (
         ("https://ratchet.example.org", 503),
         ("http://localhost:8080", 503),

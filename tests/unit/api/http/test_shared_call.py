@@ -70,7 +70,7 @@ async def test_one_who_gives_up_leaves_the_answer_to_the_others() -> None:
     assert await second == 1 and oracle.asked == 1
 
 
-async def test_what_is_forgotten_is_asked_anew_and_a_late_answer_does_not_come_back() -> None:
+async def test_what_is_forgotten_is_requested_again_and_a_late_answer_does_not_come_back() -> None:
     shared: Shared[int] = Shared(LONG_S)
     oracle = Oracle()
     oracle.answers.clear()

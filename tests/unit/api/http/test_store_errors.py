@@ -1,4 +1,4 @@
-"""A store that cannot be reached, and artifacts that are damaged: told as such, route by route."""
+"""A store that cannot be reached, and damaged artifacts: how each route reports them."""
 
 import logging
 from dataclasses import replace
@@ -29,7 +29,7 @@ READS = (
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_store_that_is_away_is_told_and_the_run_is_shown(
+async def test_a_store_that_is_away_is_reported_and_the_run_is_shown(
     served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = (await served.start("away"))["id"]
@@ -45,9 +45,9 @@ async def test_a_store_that_is_away_is_told_and_the_run_is_shown(
         asked.append(await http.post("/v1/runs", json=config("new")))
         asked.append(await http.post(f"/v1/runs/{run}/eval"))
     for answer in asked:
-        told = problem(answer, 503, "store-unavailable")
+        result = problem(answer, 503, "store-unavailable")
         assert answer.headers["retry-after"] == "5"
-        assert str(tmp_path) not in answer.text and "RATCHET_STORE" in told["detail"]
+        assert str(tmp_path) not in answer.text and "RATCHET_STORE" in result["detail"]
     assert str(tmp_path) in caplog.text and caplog.records[-1].levelno == logging.WARNING
 
 
@@ -62,8 +62,10 @@ async def test_a_damaged_lineage_is_named(served: Served, tmp_path: Path, what: 
     async with asgi(create_app(settings, connection(served.env))) as http:
         for path in ("metrics", "evals", "rollouts?step=1", "checkpoints", "batches"):
             answer = await http.get(f"/v1/runs/y/{path}")
-            told = problem(answer, 500, "damaged-artifact")
-            assert "runs/y/lineage.json" in told["detail"] and "restore it from" in told["detail"]
+            result = problem(answer, 500, "damaged-artifact")
+            assert (
+                "runs/y/lineage.json" in result["detail"] and "restore it from" in result["detail"]
+            )
             assert str(tmp_path) not in answer.text and "retry-after" not in answer.headers
 
 
@@ -108,7 +110,7 @@ async def test_a_config_that_is_damaged_hides_nothing_else(served: Served) -> No
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_config_of_a_newer_build_is_told(served: Served) -> None:
+async def test_a_config_of_a_newer_build_is_reported(served: Served) -> None:
     run = (await served.start("later"))["id"]
     stored = configs.document(served.store, run)
     assert stored["schema"] == CONFIG.current
@@ -116,10 +118,10 @@ async def test_a_config_of_a_newer_build_is_told(served: Served) -> None:
     document = {**stored, "schema": newer, "of_a_newer_build": True}
     served.store.put_json(keys.config(run, 1), document)
     url = f"/v1/runs/{run}/config"
-    told = problem(await served.http.get(f"{url}?revision=1"), 503, "newer-schema")
+    result = problem(await served.http.get(f"{url}?revision=1"), 503, "newer-schema")
     assert (
-        f"has schema {newer}" in told["detail"]
-        and "Start this API with the newer build" in told["detail"]
+        f"has schema {newer}" in result["detail"]
+        and "Start this API with the newer build" in result["detail"]
     )
     shown = (await served.http.get(f"{url}?revision=0")).json()["config"]
     # What is shown can be sent again.
@@ -130,9 +132,9 @@ async def test_a_config_of_a_newer_build_is_told(served: Served) -> None:
 def test_every_route_documents_them(served: Served) -> None:
     paths = create_app(served.settings, connection(served.env)).openapi()["paths"]
     operations = [
-        (verb, path, told) for path, verbs in paths.items() for verb, told in verbs.items()
+        (verb, path, result) for path, verbs in paths.items() for verb, result in verbs.items()
     ]
-    versioned = [told["responses"] for _, path, told in operations if path.startswith("/v1/")]
+    versioned = [result["responses"] for _, path, result in operations if path.startswith("/v1/")]
     assert versioned
     for responses in versioned:
         assert {"500", "503"} <= responses.keys()

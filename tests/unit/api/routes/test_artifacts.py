@@ -51,7 +51,7 @@ def test_of_variants_the_last_sound_one_is_shown(
     assert shown.problem == "model.safetensors is missing"
 
 
-def test_a_damaged_marker_is_told(store: ArtifactStore, kept: dict[str, ArtifactRef]) -> None:
+def test_a_damaged_marker_is_reported(store: ArtifactStore, kept: dict[str, ArtifactRef]) -> None:
     store.fs.pipe_file(store.path(keys.checkpoint(RUN, 4) + ".commit"), b'{"key": "r')
     first, second = checkpoints(Records(store), RUN, verify=False)
     assert not first.sound and "marker" in (first.problem or "")

@@ -1,4 +1,4 @@
-"""Cancel, checkpoint, resume of what has ended, and fork: what is told, started and refused."""
+"""Cancel, checkpoint, resume of what has ended, and fork: what is reported, started and refused."""
 
 import asyncio
 import json
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 async def memo(served: Served, run_id: str) -> dict[str, Any]:
     described = await served.env.client.get_workflow_handle(run_id).describe()
-    told: dict[str, Any] = (await described.memo())["ratchet"]
-    return told
+    result: dict[str, Any] = (await described.memo())["ratchet"]
+    return result
 
 
 async def ended(served: Served, name: str = "stops", verb: str = "cancel") -> str:
@@ -37,8 +37,8 @@ async def test_cancel_ends_a_run_and_twice_is_once(served: Served) -> None:
     run_id = (await served.start("cancels"))["id"]
     await served.until(run_id, status="running")
     url = f"/v1/runs/{run_id}/cancel"
-    told = await served.http.post(url, json={})
-    assert told.status_code == 202 and told.json()["status"] == "stopping"
+    result = await served.http.post(url, json={})
+    assert result.status_code == 202 and result.json()["status"] == "stopping"
     await served.until(run_id, status="cancelled")
     again = await served.http.post(url)
     assert again.status_code == 202 and again.json()["status"] == "cancelled"
@@ -47,7 +47,7 @@ async def test_cancel_ends_a_run_and_twice_is_once(served: Served) -> None:
     assert body["run_status"] == "succeeded"
 
 
-async def test_checkpoint_is_told(served: Served) -> None:
+async def test_checkpoint_is_reported(served: Served) -> None:
     run_id = (await served.start("saves"))["id"]
     await served.until(run_id, status="running")
     url = f"/v1/runs/{run_id}/checkpoint"
@@ -64,9 +64,9 @@ async def test_an_ended_run_goes_on_as_its_next_attempt(served: Served, tmp_path
     created = (await served.http.get(f"/v1/runs/{run_id}")).json()["created_at"]
     for step in (1, 2):
         put_checkpoint(served.store, run_id, step, tmp_path)
-    told = await served.http.post(f"/v1/runs/{run_id}/resume")
-    assert told.status_code == 202, told.text
-    assert told.json()["id"] == run_id and told.json()["attempt"] == 2
+    result = await served.http.post(f"/v1/runs/{run_id}/resume")
+    assert result.status_code == 202, result.text
+    assert result.json()["id"] == run_id and result.json()["attempt"] == 2
     run = await served.until(run_id, status="running")
     assert run["attempt"] == 2 and run["created_at"] == created and run["finished_at"] is None
     second = f"{run_id}+2"
@@ -166,6 +166,27 @@ async def test_what_cannot_be_resumed_says_why(served: Served, tmp_path: Path) -
     assert (await served.http.post(f"/v1/runs/{stopped}/resume")).status_code == 202
 
 
+ALONE: dict[str, Any] = {"max_steps": 0, "train": {"env": []}}
+
+
+async def test_an_evaluation_takes_no_checkpoint(served: Served) -> None:
+    run_id = (await served.start("evaluates", **ALONE))["id"]
+    await served.until(run_id, status="running")
+    answer = await served.http.post(f"/v1/runs/{run_id}/checkpoint")
+    assert "it is an evaluation" in problem(answer, 409, "run-conflict")["detail"]
+
+
+async def test_an_evaluation_that_was_stopped_is_not_resumed(served: Served) -> None:
+    """It may have evals left, and has nothing to go on from."""
+    run_id = (await served.start("stops", **ALONE))["id"]
+    await served.until(run_id, status="running")
+    await served.http.post(f"/v1/runs/{run_id}/stop")
+    await served.until(run_id, status="succeeded")
+    body = problem(await served.http.post(f"/v1/runs/{run_id}/resume"), 409, "run-conflict")
+    assert "an evaluation has no checkpoint to resume from" in body["detail"]
+    assert "Evaluate again with another run" in body["detail"] and "done" not in body["detail"]
+
+
 async def test_a_run_without_an_end_goes_on_after_a_stop(served: Served, tmp_path: Path) -> None:
     """It is never done; a fork may give it an end, above the checkpoint's step."""
     run_id = (await served.start("stops", max_steps=None))["id"]
@@ -221,6 +242,17 @@ async def test_fork_starts_another_run_from_a_checkpoint(served: Served, tmp_pat
     assert newest["lineage"]["step"] == 3 and newest["name"] == "forked"
 
 
+async def test_a_fork_begins_at_once(served: Served, tmp_path: Path) -> None:
+    """What its source once waited for is no concern of it."""
+    first = (await served.start("goes-first"))["id"]
+    source = (await served.start("waited", after=first))["id"]
+    put_checkpoint(served.store, source, 2, tmp_path)
+    answer = await served.http.post(f"/v1/runs/{source}/fork")
+    assert answer.status_code == 201, answer.text
+    saved = configs.document(served.store, answer.json()["id"])
+    assert configs.document(served.store, source)["after"] == first and saved["after"] is None
+
+
 async def test_a_fork_needs_no_version_that_its_source_began_with(
     served: Served, tmp_path: Path
 ) -> None:
@@ -251,6 +283,7 @@ async def test_a_refused_fork_points_into_its_own_body(served: Served, tmp_path:
         ({"config": {"model": {"dtype": "bfloat16"}}}, "/config/model"),
         ({"config": {"trainer": {"lora": {"rank": 8}}}}, "/config/trainer/lora"),
         ({"config": {"max_steps": 3}}, "/config/max_steps"),
+        ({"config": {"after": source}}, "/config/after"),
         ({"config": {"train": {"env": {"chess": {"ratio": 1}}}}}, "/env/chess"),
         ({"name": "No Slug"}, "/name"),
         ({"name": "bad-env"}, "/config/train/env/0/id"),
@@ -285,7 +318,9 @@ def test_a_fork_keeps_how_versions_of_an_adapter_are_exported(before: str, after
 JSON = {"content-type": "application/json"}
 
 
-async def test_a_damaged_checkpoint_is_told_and_passed_over(served: Served, tmp_path: Path) -> None:
+async def test_a_damaged_checkpoint_is_reported_and_passed_over(
+    served: Served, tmp_path: Path
+) -> None:
     source = (await served.start("damaged"))["id"]
     for step in (2, 3):
         put_checkpoint(served.store, source, step, tmp_path)

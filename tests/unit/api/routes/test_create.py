@@ -45,8 +45,8 @@ async def test_json_body_starts_a_run(served: Served) -> None:
     memo = await served.until(run["id"], status="running")
     assert memo["step"] == 3
     # The counts of the preflight reach the run.
-    told = await (await served.env.client.get_workflow_handle(run["id"]).describe()).memo()
-    assert told["ratchet"]["examples"] == {"train/reverse-text": 512}
+    result = await (await served.env.client.get_workflow_handle(run["id"]).describe()).memo()
+    assert result["ratchet"]["examples"] == {"train/reverse-text": 512}
 
 
 async def test_temporal_shows_what_a_run_is_and_lists_runs_alone(served: Served) -> None:
@@ -226,7 +226,7 @@ async def test_a_stream_without_length_is_bounded_too(served: Served) -> None:
     problem(answer, 413, "body-too-large")
 
 
-async def test_no_disk_space_is_507_and_says_how_to_mend_it(served: Served) -> None:
+async def test_no_disk_space_is_507_and_says_how_to_fix_it(served: Served) -> None:
     settings = replace(served.settings, min_free_bytes=1 << 62)
     async with asgi(create_app(settings, connection(served.env))) as http:
         for query in ("", "?dry_run=true&preflight=false"):

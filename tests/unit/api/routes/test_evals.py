@@ -137,6 +137,30 @@ def test_what_cannot_be_compared_says_why(store: ArtifactStore, api: TestClient)
     assert "`ratchet eval`" in found_old["problem"]
 
 
+def test_a_fork_with_other_examples_is_not_compared_with_its_source(
+    store: ArtifactStore, api: TestClient
+) -> None:
+    """The evals from before the fork are of the source's config."""
+    fork = "hotter-4d5e6f"
+    leave(store, NEW, steps=10, eval={"env": [{"id": ENV}]})
+    put(store, NEW, SELDOM)
+    leave(store, fork, eval={"env": [{"id": ENV, "args": {"n": 3}}]})
+    lineage = {"source": NEW, "step": 5, "kind": "fork"}
+    store.put_json(keys.lineage(fork), lineage)
+    put(store, fork, OFTEN, f"10-2/{ENV}")
+    (found,) = got(api, fork)
+    assert str(found["problem"]).startswith(
+        f"args of eval env '{ENV}' differ between {fork} and {NEW}"
+    )
+    (found,) = got(api, fork, to=NEW)
+    assert "differ" in str(found["problem"])
+    put(store, fork, OFTEN, f"6-1/{ENV}")
+    (found,) = got(api, fork, to_step=6)
+    assert (found["problem"], found["ties"]) == (None, 10)
+    (found,) = got(api, fork, step=0, to=NEW)
+    assert found["ties"] == 10, "both sides are the source's record"
+
+
 def test_what_is_not_there_is_refused(store: ArtifactStore, api: TestClient) -> None:
     two(store)
     url = f"/v1/runs/{NEW}/evals/comparison"

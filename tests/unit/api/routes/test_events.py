@@ -1,4 +1,4 @@
-"""Events: told once and in order, over pages, reconnects, restarts of the API and of the run."""
+"""Events: sent once and in order, over pages, reconnects, restarts of the API and of the run."""
 
 import asyncio
 import json
@@ -87,7 +87,7 @@ async def streamed(
     return found
 
 
-async def test_what_happens_is_told_in_order_and_pages_cover_it_once(served: Served) -> None:
+async def test_what_happens_is_reported_in_order_and_pages_cover_it_once(served: Served) -> None:
     run_id = (await served.start("tells"))["id"]
     await served.until(run_id, status="running")
     handle = served.env.client.get_workflow_handle(run_id)
@@ -159,24 +159,24 @@ async def test_the_reason_of_every_verb_is_kept(served: Served, tmp_path: Path) 
 async def test_a_stream_goes_on_where_it_broke_over_a_killed_api(served: Served) -> None:
     run_id = (await served.start("streams"))["id"]
     await served.until(run_id, step=3)
-    told: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for lap in range(3):
         # Each lap is served by an API process that knows nothing of the one before.
         async with listening(create_app(served.settings, connection(served.env))) as http:
-            last = {"last_event_id": told[-1]["id"]} if told else {}
-            watching = asyncio.create_task(streamed(http, run_id, 5 if not told else 2, **last))
+            last = {"last_event_id": result[-1]["id"]} if result else {}
+            watching = asyncio.create_task(streamed(http, run_id, 5 if not result else 2, **last))
             await steps(served, run_id, *range(4 + lap * 3, 7 + lap * 3))
-            told += await asyncio.wait_for(watching, WITHIN_S)
+            result += await asyncio.wait_for(watching, WITHIN_S)
     await served.http.post(f"/v1/runs/{run_id}/stop")
     await served.until(run_id, status="succeeded")
     async with listening(create_app(served.settings, connection(served.env))) as http:
-        told += await streamed(http, run_id, None, last_event_id=told[-1]["id"])
+        result += await streamed(http, run_id, None, last_event_id=result[-1]["id"])
         over = await http.get(
-            f"/v1/runs/{run_id}/events", headers={**SSE, "last-event-id": told[-1]["id"]}
+            f"/v1/runs/{run_id}/events", headers={**SSE, "last-event-id": result[-1]["id"]}
         )
         assert over.status_code == 204
-    assert told == await everything(served.http, run_id)
-    assert [e["data"]["step"] for e in told if e["type"] == "run.step"] == list(range(3, 13))
+    assert result == await everything(served.http, run_id)
+    assert [e["data"]["step"] for e in result if e["type"] == "run.step"] == list(range(3, 13))
 
 
 async def test_many_watchers_hear_the_same_as_it_happens(served: Served) -> None:
@@ -288,7 +288,7 @@ async def test_a_page_that_is_not_read_in_time_says_that_there_is_more(
     async with asgi(app) as http:
         before = await everything(http, run_id)
         with monkeypatch.context() as slow:
-            # Nothing more is read for now, nor what another process was told at all.
+            # Nothing more is read for now, nor anything that another process received.
             app.state.services.histories.close()
             slow.setattr(histories.Reader, "start", lambda reader: None)
             await steps(served, run_id, 4, 5, 6)
@@ -321,7 +321,7 @@ async def test_a_page_passes_over_no_more_than_it_may(
 
 @workflow.defn(name=TRAINING_RUN)
 class JustContinued:
-    """A run whose newest execution has told nothing as yet."""
+    """A run whose newest execution has no events yet."""
 
     @workflow.run
     async def run(self, arg: RunInput) -> None:
@@ -409,9 +409,9 @@ async def test_the_newest_of_a_long_run_comes_first(served: Served) -> None:
     )
     kinds = [event["type"] for event in marks]
     assert kinds == ["server.up", "server.down", "run.status", "run.status", "run.created"]
-    told = await everything(served.http, run_id, 1000, types="run.step")
-    assert [event["data"]["step"] for event in told] == list(range(1, count + 1))
-    assert len({event["id"].split(".")[0] for event in told}) == 5
+    result = await everything(served.http, run_id, 1000, types="run.step")
+    assert [event["data"]["step"] for event in result] == list(range(1, count + 1))
+    assert len({event["id"].split(".")[0] for event in result}) == 5
 
 
 @pytest.mark.parametrize(

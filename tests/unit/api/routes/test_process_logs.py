@@ -1,4 +1,4 @@
-"""What single processes of a run wrote: read where it lies, and told where it does not."""
+"""What single processes of a run wrote: read where it is, and else refused with its place."""
 
 import asyncio
 from pathlib import Path
@@ -101,10 +101,10 @@ async def test_the_command_shows_and_follows_a_log(served: Served) -> None:
                 return found + [line.message for line in lines]
 
         assert await asyncio.to_thread(follow) == ["first", "second"]
-        told = await ratchet(address, "runs", "logs", run_id, "--follow", "--source", "events")
-        assert told.status == 0 and "stop was requested" in told.out
+        result = await ratchet(address, "runs", "logs", run_id, "--follow", "--source", "events")
+        assert result.status == 0 and "stop was requested" in result.out
         away = await ratchet(address, "runs", "logs", run_id, "--follow")
         assert away.status == 1 and "worker of role orchestrator" in away.err
         write(served, orchestrator_log(run_id), f"{LINE} pipeline: step 1/2\n")
-        told = await ratchet(address, "runs", "logs", run_id, "--follow")
-        assert told.status == 0 and "pipeline: step 1/2" in told.out
+        result = await ratchet(address, "runs", "logs", run_id, "--follow")
+        assert result.status == 0 and "pipeline: step 1/2" in result.out

@@ -103,7 +103,8 @@ async def test_what_is_being_deleted_neither_goes_on_nor_is_forked(
         assert run_id in problem(answer, 404, "unknown-run")["detail"]
         index.unhide(run_id)
         await eventually(
-            lambda: served.http.get(f"/v1/runs/{run_id}"), lambda told: told.status_code == 200
+            lambda: served.http.get(f"/v1/runs/{run_id}"),
+            lambda reports: reports.status_code == 200,
         )
     assert (await served.http.get(f"/v1/runs/{run_id}")).json()["attempt"] == 1
 
@@ -206,7 +207,7 @@ async def test_a_damaged_run_keeps_no_other_from_being_deleted(served: Served) -
     assert (await served.http.delete(f"/v1/runs/{run_id}")).status_code == 200
 
 
-async def test_a_deletion_that_was_cut_off_is_asked_for_again(served: Served) -> None:
+async def test_a_deletion_that_was_cut_off_is_requested_again(served: Served) -> None:
     run_id = await ended(served)
     await until_listed(served, run_id)
     served.store.delete_folder(keys.run_folder(run_id))
@@ -275,8 +276,8 @@ async def test_who_deleted_a_run_is_logged(
     await served.http.post(f"/v1/runs/{run_id}/archive")
     await served.http.delete(f"/v1/runs/{run_id}")
     lines = [json.loads(r.message) for r in caplog.records if r.name == "ratchet.audit"]
-    told = [(line["method"], line["action"], line["run"], line["status"]) for line in lines]
-    assert told == [
+    reports = [(line["method"], line["action"], line["run"], line["status"]) for line in lines]
+    assert reports == [
         ("POST", "archive_run", run_id, 200),
         ("DELETE", "delete_run", run_id, 200),
     ]

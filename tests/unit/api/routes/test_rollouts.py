@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import Sample, encode_batch
 from ratchet.activities.storage.store import ArtifactStore
@@ -60,13 +62,13 @@ def group(served: Served, run: str, name: str, env: str, rewards: list[float | N
                 "samples": [sample],
             }
         )
-        told = {
+        result = {
             "messages": [{"role": "assistant", "content": "b", "sampled": True}],
             "rewards": {"exact": reward},
             "temperature": 1.0,
             "labels": ["4.0a"],
         }
-        served.store.put_json(keys.rollout(run, name, index), told)
+        served.store.put_json(keys.rollout(run, name, index), result)
     value = {"group": name, "kind": kind, "env": env, "example": 7, "rollouts": members}
     served.store.put_json(keys.group(run, name), value)
 
@@ -136,7 +138,7 @@ PARTS = [{"type": "text", "text": "of an"}, {"type": "image"}, {"type": "text", 
         ({"prompts": [{"messages": [{"role": "user", "content": None}]}]}, None),
     ],
 )
-def test_a_prompt_is_told_by_its_beginning(rollout: dict[str, Any], begins: str | None) -> None:
+def test_a_prompt_is_named_by_its_beginning(rollout: dict[str, Any], begins: str | None) -> None:
     assert prompt_of(rollout) == begins
 
 
@@ -145,9 +147,9 @@ async def test_a_list_shows_how_prompts_begin(served: Served) -> None:
     """That of the group's first rollout that has one."""
     run = (await served.start("prompted"))["id"]
     group(served, run, "train/1", "easy", [None, 1.0])
-    told = {"messages": [{"role": "user", "content": "reverse it"}]}
+    result = {"messages": [{"role": "user", "content": "reverse it"}]}
     group(served, run, "train/2", "easy", [None])
-    served.store.put_json(keys.rollout(run, "train/2", 0), told)
+    served.store.put_json(keys.rollout(run, "train/2", 0), result)
     page = (await served.http.get(f"/v1/runs/{run}/rollouts")).json()["data"]
     assert [item["prompt"] for item in page] == ["reverse it", None, None]
 
@@ -185,7 +187,10 @@ async def test_a_step_has_the_groups_that_were_cut_for_it(served: Served) -> Non
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_step_without_rollouts_says_why(served: Served) -> None:
+async def test_a_step_without_rollouts_says_why(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ratchet.api.store.step_groups.LISTING_SHARE", 0)
     run = (await served.start("pruned"))["id"]
     served.store.put_json(keys.step_record(run, 5), {"step": 5, "time": 1.0, "metrics": {}})
     url = f"/v1/runs/{run}/rollouts"
@@ -347,6 +352,130 @@ def test_no_step_is_looked_for_where_all_rollouts_failed(
     page = reader.page("x", Wanted(kind="train"), None, 5)
     assert [item.step for item in page.data] == [step, step]
     assert read == ([5, 6] if step else [])
+
+
+def attempted(store: ArtifactStore) -> None:
+    """A run 'x' and its second attempt, which began after step 20."""
+    store.put_json(keys.config("x"), {})
+    store.put_json(keys.config("x+2"), {})
+    store.put_json(keys.lineage("x+2"), {"source": "x", "step": 20, "kind": "resume"})
+
+
+def finalized(store: ArtifactStore, attempt: str, *names: str) -> None:
+    """Groups of one rollout."""
+    for name in names:
+        group: dict[str, Any] = {"kind": name.partition("/")[0], "env": "e", "example": 1}
+        group |= {"group": name, "rollouts": [{"rollout": 0, "error": None}]}
+        store.put_json(keys.group(attempt, name), group)
+
+
+def paged(
+    reader: Rollouts, wanted: Wanted, limit: int, between: Callable[[str], None]
+) -> list[str]:
+    """Groups of all pages; `between` gets the cursor before it is used."""
+    found: list[str] = []
+    after = None
+    while True:
+        page = reader.page("x", wanted, after, limit)
+        found += [item.group for item in page.data]
+        if page.next_after is None:
+            return found
+        after = page.next_after
+        between(after)
+
+
+ORDER = [*("train/12", "train/11", "train/10", "train/9", "train/8"), *("train/3", "train/2")]
+EVALS = [*("eval/25-1/e/0", "eval/25-1/e/3", "eval/22-1/e/0"), *("eval/10-1/e/0", "eval/10-1/e/1")]
+
+
+@pytest.mark.parametrize(
+    ("at", "gone", "left"),
+    [
+        ("train/10", ORDER[2:5], [*ORDER[5:], *EVALS]),
+        ("train/8", ORDER[4:5], [*ORDER[5:], *EVALS]),
+        ("train/8", ORDER[4:], EVALS),
+        ("eval/25-1/e/0", EVALS[:1], EVALS[1:]),
+        ("eval/25-1/e/0", EVALS[:3], EVALS[3:]),
+        ("eval/22-1/e/0", EVALS[2:3], EVALS[3:]),
+    ],
+)
+def test_a_list_goes_on_where_retention_deletes_the_group_of_its_cursor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, gone: list[str], left: list[str]
+) -> None:
+    monkeypatch.setattr("ratchet.api.store.rollouts.LISTING_SHARE", 0)
+    store = ArtifactStore(str(tmp_path))
+    attempted(store)
+    finalized(store, "x", *ORDER[5:], *EVALS[3:])
+    finalized(store, "x+2", *ORDER[:5], *EVALS[:3])
+
+    def prune(cursor: str) -> None:
+        if cursor == rollout_id(at, 0):
+            for name in gone:
+                own = keys.group("x+2" if store.committed(keys.group("x+2", name)) else "x", name)
+                store.delete(store.require(own))
+
+    order = [*ORDER, *EVALS]
+    before = order[: order.index(at) + 1]
+    assert paged(Rollouts(Records(store)), Wanted(), 1, prune) == [*before, *left]
+
+
+def test_evals_of_a_step_follow_its_batch_once_that_is_gone(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    store.put_json(keys.config("x"), {})
+    finalized(store, "x", "train/1", "train/2", "eval/3-1/e/0", "eval/2-1/e/0")
+    batch_of = [
+        Sample(name, 0, "e", 1.0, 1.0, [1, 2], [False, True], [0.0, -1.0], [0.0, 1.0], [-1, 0])
+        for name in ("train/1", "train/2")
+    ]
+    store.put(keys.batch("x", 3), encode_batch(batch_of))
+
+    def prune(cursor: str) -> None:
+        if cursor == "train:1:0":
+            store.delete(store.require(keys.batch("x", 3)))
+
+    found = paged(Rollouts(Records(store)), Wanted(step=3), 1, prune)
+    assert found == ["train/1", "eval/3-1/e/0"]
+
+
+@pytest.mark.timeout(20)
+def test_a_page_of_deleted_groups_leads_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One group is read in time, and is gone since it was listed."""
+    monkeypatch.setattr("ratchet.api.store.rollouts.LISTING_SHARE", 10**6)
+    store = Listed(str(tmp_path))
+    store.put_json(keys.config("x"), {})
+    finalized(store, "x", "train/1", "train/2", "train/3")
+    reader = Rollouts(Records(store))
+    assert reader.page("x", Wanted(), "train:1:0", 5).data == []
+    for name in ("train/2", "train/3"):
+        store.delete(store.require(keys.group("x", name)))
+    monkeypatch.setattr("ratchet.api.store.rollouts.SCAN_S", -1.0)
+    assert paged(reader, Wanted(), 5, lambda _: None) == ["train/1"]
+
+
+class Pruned(ArtifactStore):
+    """Deletes a group right before, or right after, its marker is read again."""
+
+    when = ""
+
+    def require(self, key: str) -> ArtifactRef:
+        ref = super().require(key)
+        if self.when:
+            self.delete(ref)
+        return super().require(key) if self.when == "before" else ref
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_rollout_that_retention_deletes_meanwhile_is_unknown(tmp_path: Path, when: str) -> None:
+    store = Pruned(str(tmp_path))
+    store.put_json(keys.config("x"), {})
+    for name in ("train/1", "train/2"):
+        finalized(store, "x", name)
+    reader = Rollouts(Records(store))
+    assert reader.full("x", "train:1:0") is not None
+    store.when = when
+    assert reader.full("x", "train:1:0") is None
+    page = reader.page("x", Wanted(group="train/2"), None, 5)
+    assert page.data == [] and page.damaged == [] and not page.has_more
 
 
 def test_evals_are_paged_through_attempts(tmp_path: Path) -> None:

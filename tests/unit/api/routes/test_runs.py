@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from temporalio.api.workflowservice.v1 import PauseWorkflowExecutionRequest
 
+from ratchet.activities.contracts.hosting import keepers
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.contracts.rollouts import Gauges
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Series
 from ratchet.api.__main__ import rebuild_index
 from ratchet.api.app import create_app
-from tests.unit.api.conftest import Served, asgi, connection, eventually
+from ratchet.configs.load import validate
+from tests.unit.api.conftest import Served, asgi, config, connection, eventually
 from tests.unit.api.routes.test_create import problem
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -46,9 +48,9 @@ async def test_a_running_run_shows_what_it_does(served: Served) -> None:
             queued_eval=5,
             waiting_for="a free permit",
         )
-        # The one that was told last is not the one that wrote last.
-        told = {"time": time.time() - 1.0, "heard": time.time() - heard, **asdict(gauges)}
-        served.store.write_live(keys.live(run["id"], source), {**told, "tokens_per_s": 100.25})
+        # The latest report is not the latest write.
+        result = {"time": time.time() - 1.0, "heard": time.time() - heard, **asdict(gauges)}
+        served.store.write_live(keys.live(run["id"], source), {**result, "tokens_per_s": 100.25})
     shown = await served.until(run["id"], status="running")
     assert shown["progress"] == {
         "rollouts_inflight_train": 8,
@@ -72,7 +74,7 @@ async def test_a_running_run_shows_what_it_does(served: Served) -> None:
     assert shown["error"] is None and shown["finished_at"] is None
 
 
-async def test_stop_is_told_and_shown_and_idempotent(served: Served) -> None:
+async def test_stop_is_reported_and_shown_and_idempotent(served: Served) -> None:
     run = await served.start("stops")
     answer = await served.http.post(f"/v1/runs/{run['id']}/stop", json={"reason": "enough"})
     assert answer.status_code == 202
@@ -280,14 +282,32 @@ async def test_a_running_run_says_which_workers_are_missing(served: Served) -> N
     assert (await served.until(run_id, status="paused"))["silent"] == {}
 
 
+async def test_no_worker_is_missed_for_what_a_run_does_not_have(served: Served) -> None:
+    """An evaluation has no trainer, though a trainer worker prepared its weights."""
+    alone = {"max_steps": 0, "train": {"env": []}, "eval": {"env": [{"id": "reverse-text"}]}}
+    run_id = (await served.start("lone", **alone))["id"]
+    await served.until(run_id, status="running")
+    now = time.time()
+    for source in ("trainer-a-1-aaaaaa", "env-a-2-bbbbbb", "inference-a-3-cccccc"):
+        Series(run_id, source).add({"time": now - 34}).write(served.store)
+
+    async def look() -> list[str]:
+        return [*(await served.http.get(f"/v1/runs/{run_id}")).json()["silent"]]
+
+    assert await eventually(look, bool) == ["env", "inference"]
+    env = {"id": "reverse-text", "address": "tcp://127.0.0.1:9"}
+    elsewhere = validate(config(**{**alone, "eval": {"env": [env]}}))
+    assert keepers(elsewhere) == {"inference"}
+
+
 async def test_gauges_are_paged_by_time(served: Served) -> None:
     run_id = (await served.start("gauged"))["id"]
     lag = LAG
     for source, times in (("rollout-a", (1.25, 2.25, 3.25)), ("rollout-b", (1.5, 2.25))):
         series = Series(run_id, source)
         for at in times:
-            told = asdict(Gauges(4, inflight={"train/reverse-text": 4}, waiting_for="an engine"))
-            sample = {"time": at, "worker_inflight": 3, **told, "event_loop_lag": lag}
+            result = asdict(Gauges(4, inflight={"train/reverse-text": 4}, waiting_for="an engine"))
+            sample = {"time": at, "worker_inflight": 3, **result, "event_loop_lag": lag}
             series.add(sample).write(served.store)
     path = f"/v1/runs/{run_id}/gauges"
     page = (await served.http.get(path)).json()
@@ -384,7 +404,7 @@ async def test_change_that_the_run_itself_refuses_is_a_conflict(served: Served) 
     assert "not now" in problem(reply, 409, "run-conflict")["detail"]
 
 
-async def test_pause_and_resume_tell_the_run_and_show_what_comes(served: Served) -> None:
+async def test_pause_and_resume_signal_the_run_and_show_what_comes(served: Served) -> None:
     run = await served.start("pauses")
     url = f"/v1/runs/{run['id']}"
     await served.until(run["id"], status="running")

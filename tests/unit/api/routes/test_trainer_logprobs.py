@@ -57,7 +57,7 @@ def store(tmp_path: Path) -> ArtifactStore:
     return made
 
 
-def told(store: ArtifactStore, run: str, rid: str) -> list[Scores | None]:
+def shown_scores(store: ArtifactStore, run: str, rid: str) -> list[Scores | None]:
     found = Rollouts(Records(store)).full(run, rid)
     assert found is not None
     return [sample.trainer_logprobs for sample in found.samples]
@@ -65,22 +65,22 @@ def told(store: ArtifactStore, run: str, rid: str) -> list[Scores | None]:
 
 def test_the_file_of_its_step_is_found_and_its_own_rows(store: ArtifactStore) -> None:
     group(store, "x", "train/1", [-1, 4, 5])
-    assert told(store, "x", "train:1:1") == [None, None]
+    assert shown_scores(store, "x", "train:1:1") == [None, None]
     own, other = ("train/1", 1), ("train/2", 1)
     # No later than its newest token: not this group, whatever its name.
     scores(store, "x", 5, (*own, [-9.0, -9.0, -9.0]))
     scores(store, "x", 6, (*other, [-8.0, -8.0, -8.0]))
-    assert told(store, "x", "train:1:1") == [None, None]
+    assert shown_scores(store, "x", "train:1:1") == [None, None]
     rows = [(*other, [-7.0] * 3), (*own, [-4.0, -0.5, -0.25]), (*own, [-4.0, -0.75])]
     scores(store, "x", 8, *rows)
-    assert told(store, "x", "train:1:1") == [[None, -0.5, -0.25], [None, -0.75, None]]
-    assert told(store, "x", "train:1:0") == [None, None], "a filter kept it from training"
+    assert shown_scores(store, "x", "train:1:1") == [[None, -0.5, -0.25], [None, -0.75, None]]
+    assert shown_scores(store, "x", "train:1:0") == [None, None], "a filter kept it from training"
     # Another trainer process of the run came to other bits, and the run went on with those.
     scores(store, "x", 8, *[(g, n, [v - 1 for v in row]) for g, n, row in rows], variant=".e3")
-    assert told(store, "x", "train:1:1") == [[None, -1.5, -1.25], [None, -1.75, None]]
+    assert shown_scores(store, "x", "train:1:1") == [[None, -1.5, -1.25], [None, -1.75, None]]
     for key in store.committed_keys("runs/x/token_logprobs"):
         store.delete(store.require(key))
-    assert told(store, "x", "train:1:1") == [None, None]
+    assert shown_scores(store, "x", "train:1:1") == [None, None]
 
 
 def test_what_a_file_that_is_being_deleted_held_is_not_there(store: ArtifactStore) -> None:
@@ -88,13 +88,13 @@ def test_what_a_file_that_is_being_deleted_held_is_not_there(store: ArtifactStor
     scores(store, "x", 6, ("train/1", 0, [-1.0, -2.0, -3.0]))
     ref = store.require(keys.token_logprobs("x", 6))
     Path(store.path(ref.path)).unlink()
-    assert told(store, "x", "train:1:0") == [None, None]
+    assert shown_scores(store, "x", "train:1:0") == [None, None]
 
 
 def test_evals_are_not_trained(store: ArtifactStore) -> None:
     group(store, "x", "eval/5-1/e/0", [-1, 5, 5])
     scores(store, "x", 6, ("eval/5-1/e/0", 0, [-1.0, -2.0, -3.0]))
-    assert told(store, "x", "eval:5-1:e:0:0") == [None, None]
+    assert shown_scores(store, "x", "eval:5-1:e:0:0") == [None, None]
 
 
 def test_an_attempt_that_goes_on_with_a_batch_has_its_scores(store: ArtifactStore) -> None:
@@ -102,9 +102,11 @@ def test_an_attempt_that_goes_on_with_a_batch_has_its_scores(store: ArtifactStor
     scores(store, "x", 6, ("train/1", 0, [-1.0, -2.0, -3.0]))
     store.put_json(keys.config("x+2"), {})
     store.put_json(keys.lineage("x+2"), {"source": "x", "step": 5, "kind": "resume"})
-    assert told(store, "x", "train:1:0") == [None, None], "step 6 of x is no part of the run"
+    assert shown_scores(store, "x", "train:1:0") == [None, None], (
+        "step 6 of x is no part of the run"
+    )
     scores(store, "x+2", 6, ("train/1", 0, [-1.0, -2.5, -3.5]))
-    assert told(store, "x", "train:1:0") == [[None, -2.5, -3.5], None]
+    assert shown_scores(store, "x", "train:1:0") == [[None, -2.5, -3.5], None]
     # The same name in a later attempt is another group.
     group(store, "x+2", "train/1", [-1, 6, 6])
-    assert told(store, "x", "train:1:0") == [None, None]
+    assert shown_scores(store, "x", "train:1:0") == [None, None]

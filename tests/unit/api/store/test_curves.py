@@ -199,7 +199,7 @@ def damage(store: ArtifactStore, key: str, what: str) -> Path:
 
 
 @pytest.mark.parametrize("what", ["content", "marker"])
-def test_a_damaged_step_costs_its_own_point_until_it_is_put_back(
+def test_a_damaged_step_costs_its_own_point_until_it_is_restored(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr("ratchet.api.store.curves.FRESH_S", 0.0)
@@ -257,14 +257,14 @@ async def test_csv_is_whole_and_says_what_a_limit_or_damage_left_out(
     assert [row[0] for row in rows] == ["step", *map(str, steps)]
     assert "link" not in whole.headers and whole.headers["ratchet-damaged-steps"] == "7"
     # By parts, as whoever follows the links gets it.
-    told, after = [], f"{url}?format=csv&keys=loss&limit=10"
+    result, after = [], f"{url}?format=csv&keys=loss&limit=10"
     while after:
         part = await served.http.get(after)
-        told += list(csv.reader(io.StringIO(part.text)))[1:]
+        result += list(csv.reader(io.StringIO(part.text)))[1:]
         link = part.headers.get("link", "")
         assert not link or link.endswith('>; rel="next"')
         after = link.partition(">")[0].removeprefix("<")
-    assert told == rows[1:]
+    assert result == rows[1:]
     page = (await served.http.get(f"{url}?until_step=24")).json()
     assert len(page["data"]) == 20 and page["has_more"] and page["damaged"] == [7]
 

@@ -40,8 +40,8 @@ class History:
         signal = event.workflow_execution_signaled_event_attributes
         signal.signal_name = "host_report"
         signal.input.CopyFrom(Payloads(payloads=[_payload({**value, "epoch": epoch, **known})]))
-        (told,) = await self.builder.take(event)
-        return told
+        (reported,) = await self.builder.take(event)
+        return reported
 
     async def failed_task(self, cause: int) -> list[LoggedEvent]:
         event = self._event(0)
@@ -57,71 +57,71 @@ def clock(seconds: float) -> str:
     return (BEGAN + timedelta(seconds=seconds)).isoformat()
 
 
-async def test_an_eval_is_told_with_what_came_of_it() -> None:
+async def test_an_eval_is_reported_with_what_came_of_it() -> None:
     history = History()
     result = {"step": 5.0, "reward": 0.4375, "version": 6.0, "versions": [5, 6], "rollouts": 16}
-    (told,) = await history.memo(eval={"easy": {**result, "epoch": "5-2/easy"}})
-    assert told.message == (
+    (reported,) = await history.memo(eval={"easy": {**result, "epoch": "5-2/easy"}})
+    assert reported.message == (
         "eval of easy at step 5: reward 0.438 over 16 rollouts, policy v5 to v6"
     )
-    assert told.data["epoch"] == "5-2/easy" and told.level == "info"
+    assert reported.data["epoch"] == "5-2/easy" and reported.level == "info"
     none = {**result, "reward": None, "failed": 16, "of": 16, "error": "TaskError: boom"}
-    (told,) = await history.memo(eval={"easy": none})
+    (reported,) = await history.memo(eval={"easy": none})
     assert (
-        told.message
+        reported.message
         == (
             "eval of easy at step 5 has no reward, policy v5 to v6; "
             "16 of 16 failed: TaskError: boom"
         )
-        and told.level == "warning"
+        and reported.level == "warning"
     )
-    (told,) = await history.memo(
+    (reported,) = await history.memo(
         eval={"easy": {"step": 7.0, "reward": 0.5, "failed": 1, "of": 16, "error": "boom"}}
     )
-    assert told.message == "eval of easy at step 7: reward 0.500; 1 of 16 failed: boom"
-    (told,) = await history.memo(eval={"easy": {"step": 6.0, "reward": 0.5}})
-    assert told.message == "eval of easy at step 6: reward 0.500", "as builds before tell it"
+    assert reported.message == "eval of easy at step 7: reward 0.500; 1 of 16 failed: boom"
+    (reported,) = await history.memo(eval={"easy": {"step": 6.0, "reward": 0.5}})
+    assert reported.message == "eval of easy at step 6: reward 0.500", "as builds before tell it"
 
 
-async def test_a_change_of_the_config_is_told_from_old_to_new() -> None:
+async def test_a_change_of_the_config_is_reported_from_old_to_new() -> None:
     history = History()
     await history.memo(config_revision=0)
     diff = {"max_steps": [40, 80], "dispatch.tasks_per_minute": [None, 600]}
-    (told,) = await history.memo(
+    (reported,) = await history.memo(
         config_changes={"max_steps": 80}, config_diff=diff, config_pending={"max_steps": 80}
     )
-    assert told.type == "run.config" and told.data["diff"] == diff
-    assert told.message == (
+    assert reported.type == "run.config" and reported.data["diff"] == diff
+    assert reported.message == (
         "the config was changed from the next step on: max_steps 40 → 80, "
         "dispatch.tasks_per_minute null → 600"
     )
-    (told,) = await history.memo(config_changes={"max_steps": 80}, config_revision=1)
-    assert told.message == "the changes took effect: the config is at revision 1"
+    (reported,) = await history.memo(config_changes={"max_steps": 80}, config_revision=1)
+    assert reported.message == "the changes took effect: the config is at revision 1"
 
 
-async def test_a_pause_is_told_with_its_reason() -> None:
+async def test_a_pause_is_reported_with_its_reason() -> None:
     history = History()
     await history.memo(status="running")
-    told = await history.memo(status="paused", pause_reason="a look at the rewards")
-    assert [e.type for e in told] == ["run.status"]
-    assert told[0].message == "the run is paused: a look at the rewards"
-    assert told[0].data["reason"] == "a look at the rewards"
+    reported = await history.memo(status="paused", pause_reason="a look at the rewards")
+    assert [e.type for e in reported] == ["run.status"]
+    assert reported[0].message == "the run is paused: a look at the rewards"
+    assert reported[0].data["reason"] == "a look at the rewards"
 
 
 async def test_what_is_normal_in_temporal_is_no_error() -> None:
     causes, history = WorkflowTaskFailedCause, History()
     assert await history.failed_task(causes.WORKFLOW_TASK_FAILED_CAUSE_UNHANDLED_COMMAND) == []
-    (told,) = await history.failed_task(
+    (reported,) = await history.failed_task(
         causes.WORKFLOW_TASK_FAILED_CAUSE_WORKFLOW_WORKER_UNHANDLED_FAILURE
     )
-    assert told.type == "run.stuck" and told.level == "error"
+    assert reported.type == "run.stuck" and reported.level == "error"
 
 
 async def test_a_server_that_comes_back_says_once_how_long_there_was_none() -> None:
     history = History()
     assert "lost_at" not in (await history.report(0, "starting", 1)).data
     assert "back_after_s" not in (await history.report(5, "up", 1)).data
-    # Its worker was killed: nobody told of the loss but the next one.
+    # Its worker was killed: only the next one reported the loss.
     starting = await history.report(60, "starting", 2, seen_at=clock(31))
     assert starting.data["lost_at"] == "2026-01-01T12:00:31.000Z"
     assert starting.message.endswith("the previous one was last seen at 12:00:31 UTC")
@@ -131,7 +131,7 @@ async def test_a_server_that_comes_back_says_once_how_long_there_was_none() -> N
     assert "back_after_s" not in (await history.report(66, "up", 2)).data
 
 
-async def test_a_loss_begins_when_it_was_first_told() -> None:
+async def test_a_loss_begins_when_it_was_first_reported() -> None:
     history = History()
     await history.report(0, "up", 1)
     down = await history.report(10, "down", 1, detail="killed")
@@ -142,7 +142,7 @@ async def test_a_loss_begins_when_it_was_first_told() -> None:
 
 
 @pytest.mark.parametrize("seen_at", ["", "yesterday", 7, None, "2026-01-01T12:00:31"])
-async def test_a_time_that_is_none_tells_of_no_loss(seen_at: Any) -> None:
+async def test_a_missing_time_reports_no_loss(seen_at: Any) -> None:
     history = History()
     starting = await history.report(60, "starting", 2, seen_at=seen_at)
     assert "lost_at" not in starting.data

@@ -22,7 +22,7 @@ def history(name: str) -> WorkflowHistory:
     return WorkflowHistory.from_json("run", raw)
 
 
-async def told(name: str) -> tuple[list[LoggedEvent], EventBuilder]:
+async def logged(name: str) -> tuple[list[LoggedEvent], EventBuilder]:
     builder = EventBuilder(EXECUTION, _decode)
     found: list[LoggedEvent] = []
     for event in history(name).events:
@@ -51,10 +51,10 @@ NAMES = sorted(
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_events_rise_and_their_ids_lead_back_to_their_places(name: str) -> None:
-    found, builder = await told(name)
+    found, builder = await logged(name)
     places = [event.place for event in found]
     assert places == sorted(set(places))
-    # Nothing is to be told of an execution in the middle of a long eval.
+    # There is nothing to report of an execution in the middle of a long eval.
     assert found or (builder.predecessor and builder.successor)
     assert [parse_cursor(event.id) for event in found] == [(EXECUTION, place) for place in places]
     steps = [event.data["step"] for event in found if event.type == "run.step"]
@@ -63,8 +63,8 @@ async def test_events_rise_and_their_ids_lead_back_to_their_places(name: str) ->
     assert bool(builder.successor) != (bool(found) and found[-1].type == "run.ended")
 
 
-async def test_a_run_is_told_from_its_creation_to_its_end() -> None:
-    found, _ = await told("plain/run")
+async def test_a_run_is_reported_from_its_creation_to_its_end() -> None:
+    found, _ = await logged("plain/run")
     assert (found[0].type, found[-1].type) == ("run.created", "run.ended")
     steps = [event.data["step"] for event in found if event.type == "run.step"]
     assert steps == list(range(1, steps[-1] + 1))
@@ -75,24 +75,26 @@ async def test_a_run_is_told_from_its_creation_to_its_end() -> None:
 
 
 async def test_a_lost_engine_is_seen_going_and_coming_back() -> None:
-    found, _ = await told("killed_engine/run")
+    found, _ = await logged("killed_engine/run")
     engine = [(e.type, e.data["epoch"], e.level) for e in found if e.source == "engine"]
     down = engine.index(("server.down", 1, "warning"))
     assert ("server.up", 2, "info") in engine[down:]
 
 
-async def test_a_change_is_told() -> None:
-    found, _ = await told("changed_config/run")
+async def test_a_change_is_reported() -> None:
+    found, _ = await logged("changed_config/run")
     assert [e.data["changes"] for e in found if e.type == "run.config"]
 
 
 @pytest.mark.parametrize("name", sorted({name.rpartition("/")[0] for name in NAMES}))
-async def test_every_eval_is_told_from_its_beginning_to_its_end_and_each_once(name: str) -> None:
+async def test_every_eval_is_reported_from_its_beginning_to_its_end_and_each_once(
+    name: str,
+) -> None:
     begun: list[str] = []
     ended: list[str] = []
     executions = [one for one in NAMES if one.rpartition("/")[0] == name]
     for execution in executions:
-        found, builder = await told(execution)
+        found, builder = await logged(execution)
         if not builder.predecessor:
             # Another attempt begins them anew.
             begun = []
@@ -111,7 +113,7 @@ async def test_every_eval_is_told_from_its_beginning_to_its_end_and_each_once(na
 
 
 async def test_an_eval_has_the_time_that_it_took() -> None:
-    found, _ = await told("plain/run")
+    found, _ = await logged("plain/run")
     spans = [(e.type, e.data["epoch"], e.data["step"]) for e in found if "run.eval" in e.type]
     first, last = "0-0/reverse-text", "3-1/reverse-text"
     assert spans == [

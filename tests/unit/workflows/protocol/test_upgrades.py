@@ -125,6 +125,7 @@ def config_of_schema_1(config: dict[str, Any]) -> dict[str, Any]:
     assert trainer.pop("activation_checkpointing") is False
     assert trainer.pop("lora") is None, "all weights were trained"
     assert trainer.pop("ranks") == 1, "one process trained"
+    assert trainer.pop("offload_optimizer") is False, "moments lay where the weights do"
     sampled = {kind: _sampled_whole(config[kind]) for kind in ("train", "eval")}
     assert config["when_all_fail"] == "continue", "a run of which everything failed went on"
     assert sampled["eval"].pop("client") == "tokens", "evals asked as train rollouts do"
