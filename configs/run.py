@@ -243,6 +243,11 @@ class RunConfig(Section):
                 raise ValueError(f"train sampling of {trained.name!r} has {problem}")
         if self.trains and (problem := self.trainer.schedule_problem(self.max_steps)):
             raise ValueError(problem)
+        if self.inference.transfer == "adapter" and (why := self.trainer.merged_only):
+            raise ValueError(
+                f"inference.transfer is 'adapter', and {why}; set it to 'auto' or 'store', by "
+                "which all weights are pushed"
+            )
         if self.trainer.micro_batch_tokens < self.trainer.seq_len:
             raise ValueError(
                 f"trainer.micro_batch_tokens ({self.trainer.micro_batch_tokens}) must hold one "
@@ -373,6 +378,14 @@ class RunConfig(Section):
         algos = [self.algorithm(env.name) for env in self.train.env]
         shown = [demo_tokens_of(algo) for algo in algos if teacher_of(algo) == "policy"]
         return self.trainer.seq_len + max(shown, default=0)
+
+    @property
+    def transfer(self) -> str:
+        """How new weights get to engines: 'auto' is decided."""
+        named = self.inference.transfer
+        if named != "auto":
+            return named
+        return "adapter" if self.trains and self.trainer.merged_only is None else "store"
 
     @property
     def gate_tolerance(self) -> float:

@@ -171,11 +171,15 @@ Dtype = Literal["float32", "bfloat16"]
 
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 
+MOST_SERVED_RANK = 512
+"""The largest rank of an adapter that vLLM serves."""
+
 
 class LoraConfig(Section):
     """A LoRA adapter in place of all weights (Hu et al., arXiv:2106.09685), as peft makes it.
 
-    Engines get merged weights, checkpoints hold the adapter alone.
+    Engines get merged weights, or the adapter alone (`inference.transfer`); checkpoints hold the
+    adapter alone.
     """
 
     rank: int = Field(default=16, ge=1, le=1024, description="Rank of the update of a layer.")
@@ -309,6 +313,25 @@ class TrainerConfig(Section):
             )
         return self
 
+    @property
+    def merged_only(self) -> str | None:
+        """Why engines cannot get an adapter alone, but only all weights; None if they can."""
+        lora = self.lora
+        if lora is None:
+            return "trainer.lora is not set, so that all weights train"
+        if lora.modules_to_save:
+            return "vLLM serves no adapter with trainer.lora.modules_to_save"
+        named = [] if lora.targets == ALL_LINEAR else lora.targets
+        if "lm_head" in (target.rpartition(".")[2] for target in named):
+            return "the output head is among trainer.lora.targets, and engines serve none there"
+        if lora.rank > MOST_SERVED_RANK:
+            return (
+                f"vLLM serves ranks up to {MOST_SERVED_RANK}, and trainer.lora.rank is {lora.rank}"
+            )
+        if self.ranks > 1:
+            return f"trainer.ranks is {self.ranks}, and several ranks export merged weights only"
+        return None
+
     def schedule_problem(self, max_steps: int | None) -> str | None:
         """Why the schedule does not fit into a run of `max_steps`; None if it fits."""
         schedule = self.scheduler
@@ -381,9 +404,13 @@ class InferenceConfig(Section):
         description="Dtype of the engines' weights, in which the trainer exports them.",
     )
     engines: int = Field(default=1, ge=1, le=64, description="Engines, one process group each.")
-    transfer: Literal["store"] = Field(
+    transfer: Literal["store", "adapter", "auto"] = Field(
         default="store",
-        description="How new weights get to engines. 'store': as files, by the artifact store.",
+        description="How new weights get to engines. 'store': all of them (merged with the "
+        "adapter, if one is trained), as files by the artifact store. 'adapter': the adapter "
+        "alone, each version under a name of its own, beside the one before; rollouts in flight "
+        "go on under the one that they began with. 'auto': 'adapter' where it is possible, else "
+        "'store'.",
     )
     max_num_seqs: int = Field(default=64, ge=1, description="Sequences an engine runs at once.")
     kv_cache_gib: float = Field(

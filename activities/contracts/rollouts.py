@@ -18,7 +18,10 @@ engine, for a slot at a frozen model, for new weights.
 
 @dataclass(frozen=True)
 class EngineTarget:
-    """The engine a group is pinned to, verified at `version` when the group was dispatched."""
+    """The engine a group is pinned to, verified at `version` when the group was dispatched.
+
+    Requests name `model`: the engine, or the adapter in it that is this version.
+    """
 
     index: int
     epoch: int

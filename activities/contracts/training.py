@@ -142,13 +142,34 @@ def push_label(version: int, push: int, number: int) -> str:
     return f"{version}.{push}{chr(ord('a') + number)}"
 
 
+def adapter_name(model: str, label: str) -> str:
+    """The name under which an engine of the served name `model` serves one push of an adapter."""
+    return f"{model}@{label}"
+
+
+def base_of(name: str) -> str:
+    """The served name of the engine that serves an adapter `name`, or of that name itself."""
+    return name.partition("@")[0]
+
+
+def label_of(name: str) -> str:
+    """The version label of what a request samples from that names an adapter; '' for any other
+    name.
+    """
+    return name.partition("@")[2]
+
+
 PUSH_TRIES = 2
 """Times one push is tried before the engine counts as unable to serve the version."""
 
 
 @dataclass(frozen=True)
 class SyncInput:
-    """Push `weights` to one engine and pass its gate. `push` makes the version label unique."""
+    """Push `weights` to one engine and pass its gate. `push` makes the version label unique.
+
+    `model` is the engine's served name, or that of an adapter in it. Where each version is an
+    adapter of its own, rollouts in flight began with version `oldest` or later ones.
+    """
 
     run_id: str
     version: int
@@ -159,6 +180,7 @@ class SyncInput:
     model: str
     push: int
     tolerance: float
+    oldest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -166,7 +188,8 @@ class SyncResult:
     """The engine serves `version` under `label`; labels of refused pushes are in `rejected`.
 
     `max_diff` is the largest canary difference in nats. `unverified` says what was verified only by
-    log-probabilities, because its bits could not be compared.
+    log-probabilities, because its bits could not be compared. `model` is the name that requests
+    for this version use from now on; '': the engine's served name.
     """
 
     version: int
@@ -174,6 +197,7 @@ class SyncResult:
     max_diff: float
     rejected: list[str] = field(default_factory=list)
     unverified: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True)

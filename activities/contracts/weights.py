@@ -6,6 +6,8 @@ the table. Invariants of every transfer:
 - Version 0, and every trained version, is in the store: restarts, forks and readers rely on it.
 - The activity that pushes keeps an engine's traffic and labels in order; a transfer only moves
   bits.
+- Weights under a name of their own replace nothing: the engine samples on meanwhile, and rollouts
+  in flight go on under the name that they began with.
 """
 
 import math
@@ -97,13 +99,15 @@ class Verdict:
 
 
 class Engine(Protocol):
-    """An engine under the served name `model`."""
+    """An engine, asked for what it serves as `model`."""
 
     @property
     def model(self) -> str: ...
 
     async def post(self, path: str, **body: Any) -> Any:
-        """The engine's JSON reply; raises a retryable error with the engine's message."""
+        """The engine's JSON reply, None if it is none; raises a retryable error with the engine's
+        message.
+        """
         ...
 
 
@@ -123,10 +127,24 @@ class WeightTransfer(Protocol[Weights]):
         """
         ...
 
+    def name(self, model: str, weights: Weights, label: str) -> str:
+        """The name under which an engine of the served name `model` will serve weights pushed as
+        `label`: `model` itself if they replace what it serves.
+        """
+        ...
+
     async def push(self, engine: Engine, weights: Weights) -> None:
-        """Loads weights into an engine that is paused and has their label."""
+        """Loads weights into an engine, to be served as `engine.model`. If they replace what it
+        serves, it is paused and has their label.
+        """
         ...
 
     async def verify(self, engine: Engine, weights: Weights, tolerance: Tolerance) -> Verdict:
         """How an engine that serves again compares with what the trainer exported."""
+        ...
+
+    async def retire(self, engine: Engine, served: list[str], oldest: int) -> None:
+        """Unloads those of the names `served` that are versions below `oldest`, which no rollout
+        uses any more.
+        """
         ...

@@ -5,7 +5,7 @@ Invariants:
 - Every push has its own label, distinct over tries and attempts, so each sampled token shows which
   push it came from. Only the label in the result is verified.
 - During a push, sampling in flight is frozen, not aborted, and its cached keys and values are
-  recomputed with the new weights.
+  recomputed with the new weights. A push under a name of its own touches no sampling at all.
 - A push that fails leaves the engine running, under a label that is never accepted.
 """
 
@@ -19,7 +19,13 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
-from ratchet.activities.contracts.training import PUSH_TRIES, SyncInput, SyncResult, push_label
+from ratchet.activities.contracts.training import (
+    PUSH_TRIES,
+    SyncInput,
+    SyncResult,
+    base_of,
+    push_label,
+)
 from ratchet.activities.contracts.weights import Tolerance
 from ratchet.activities.inference import gate
 from ratchet.activities.inference.transfers import transfer_of
@@ -60,16 +66,26 @@ class InferenceActivities:
             async with httpx.AsyncClient(
                 base_url=sync.url, timeout=limits, verify=shared_context(), trust_env=False
             ) as client:
-                await _check_identity(client, sync)
-                engine = _Engine(client, sync.model)
+                model = base_of(sync.model)
+                served = await _served(client, sync)
                 for number in range(first, first + PUSH_TRIES):
                     label = push_label(sync.version, sync.push, number)
-                    async with _paused(engine, label):
+                    engine = _Engine(client, transfer.name(model, weights, label))
+                    replaces = engine.model == model
+                    async with _paused(engine, label) if replaces else contextlib.nullcontext():
                         await transfer.push(engine, weights)
                     verdict = await transfer.verify(engine, weights, tolerance)
                     if verdict.passed:
-                        unverified = verdict.bits.unverified
-                        return SyncResult(sync.version, label, verdict.diff, rejected, unverified)
+                        if sync.oldest is not None:
+                            await transfer.retire(engine, served, sync.oldest)
+                        return SyncResult(
+                            sync.version,
+                            label,
+                            verdict.diff,
+                            rejected,
+                            verdict.bits.unverified,
+                            "" if replaces else engine.model,
+                        )
                     activity.logger.warning("push %s refused: %s", label, verdict)
                     rejected.append(label)
         raise ApplicationError(
@@ -109,19 +125,25 @@ async def _lost_if_unreachable(sync: SyncInput) -> AsyncIterator[None]:
         raise _lost(sync, f"did not answer ({type(error).__name__})", final=False) from None
 
 
-async def _check_identity(client: httpx.AsyncClient, sync: SyncInput) -> None:
+async def _served(client: httpx.AsyncClient, sync: SyncInput) -> list[str]:
+    """The names that the engine serves; raises ENGINE_LOST if its own is not one of them."""
     answer = await client.get("/v1/models")
     if answer.is_client_error:
         raise _lost(sync, "something else answers at its address")
-    served = [model["id"] for model in _checked(answer)["data"]]
-    if sync.model not in served:
-        raise _lost(sync, f"serves {', '.join(served)} instead of {sync.model}")
+    served: list[str] = [model["id"] for model in _checked(answer)["data"]]
+    if (own := base_of(sync.model)) not in served:
+        raise _lost(sync, f"serves {', '.join(served)} instead of {own}")
+    return served
 
 
 def _checked(answer: httpx.Response) -> Any:
-    """The answer's JSON; raises a retryable ApplicationError with the engine's message."""
+    """The answer's JSON, None if it is none; raises a retryable ApplicationError with the engine's
+    message.
+    """
     if answer.is_success:
-        return answer.json() if answer.content else None
+        # An adapter that was loaded is announced in plain words.
+        is_json = answer.headers.get("content-type", "").startswith("application/json")
+        return answer.json() if is_json else None
     raise ApplicationError(
         f"{answer.request.url.path}: HTTP {answer.status_code}: {answer.text[:500]}",
         type=PUSH_FAILED,
@@ -141,7 +163,7 @@ class _Engine:
         return str(self._client.base_url)
 
     async def post(self, path: str, **body: Any) -> Any:
-        """The answer's JSON."""
+        """The answer's JSON; None if it is none."""
         return _checked(await self._client.post(path, **body))
 
 

@@ -10,6 +10,11 @@ Facts about vLLM 0.32 that this relies on:
   with the latter and eager execution nothing is warmed up.
 - Even with eager execution the first request for log-probabilities compiles a small kernel
   (seconds, and a C++ compiler), unless TORCHDYNAMO_DISABLE is set; this makes nothing slower.
+- Adapters are loaded and unloaded at run time only with VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. One
+  step samples with at most --max-loras of them, and --max-cpu-loras are kept in memory; one more
+  is read from its files again when a request names it. --max-lora-rank takes the RANKS alone.
+- Without --lora-target-modules the output head takes adapters, too, and then a request for
+  log-probabilities of its prompt ends a CPU engine.
 - Thread binding 'auto' pins every engine of a machine to the same cores, so it is off, and the
   thread count is set instead.
 
@@ -28,6 +33,7 @@ import httpx
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.hosting.spec import ServerSpec, free_port
+from ratchet.activities.inference import fingerprints
 from ratchet.activities.inference.devices import DEVICES
 from ratchet.activities.inference.load import report_load
 from ratchet.activities.runtime.children import module_command
@@ -36,10 +42,12 @@ from ratchet.activities.runtime.tls import shared_context
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.configs.run import RunConfig
+from ratchet.configs.trainer import ALL_LINEAR, MOST_SERVED_RANK, LoraConfig
 
 ADVERTISE = "RATCHET_ADVERTISE_HOST"
 PROBE_LIMIT_S = 3.0
 READER = "ratchet.activities.inference.held.Held"
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MOST_SERVED_RANK)
 KEEP_ALIVE_S = 120
 """Longer than clients keep idle connections, so that they never race a close."""
 
@@ -75,7 +83,32 @@ def engine_argv(
         argv += ["--kv-cache-memory-bytes", str(int(inference.kv_cache_gib * 2**30))]
     else:
         argv += ["--gpu-memory-utilization", str(inference.gpu_memory_utilization)]
-    return argv + inference.extra_args
+    return argv + adapter_argv(config, weights) + inference.extra_args
+
+
+def adapter_argv(config: RunConfig, base: Path) -> list[str]:
+    """What an engine is started with to hold several adapters: those of as many versions as batches
+    may lag behind, with the newest and the one before, and in memory as old as rollouts may be.
+    """
+    lora = config.trainer.lora
+    if lora is None or config.transfer != "adapter":
+        return []
+    rank = min(rank for rank in RANKS if rank >= lora.rank)
+    at_once, kept = config.train.max_lag + 2, config.train.max_off_policy_steps + 2
+    sizes = {"--max-lora-rank": rank, "--max-loras": at_once, "--max-cpu-loras": kept}
+    flags = [text for flag, n in sizes.items() for text in (flag, str(n))]
+    return ["--enable-lora", *flags, "--lora-target-modules", *adapted_kinds(lora, base)]
+
+
+def adapted_kinds(lora: LoraConfig, base: Path) -> list[str]:
+    """The last parts of the names of layers that an adapter of the weights in `base` may change."""
+    if lora.targets != ALL_LINEAR:
+        return sorted({target.rpartition(".")[2] for target in lora.targets})
+    held = fingerprints.read(base)
+    assert held is not None, "a trainer of adapters refuses a base without fingerprints"
+    # Embeddings and the output head are matrices, too, but in no numbered layer.
+    matrices = [name.split(".")[:-1] for name, shape in held.shapes.items() if len(shape) == 2]
+    return sorted({name[-1] for name in matrices if any(part.isdecimal() for part in name)})
 
 
 def engine_env(*, cpu: bool) -> dict[str, str]:
@@ -118,12 +151,13 @@ async def engine_healthy(url: str, paths: Sequence[str] = CONTROLLED) -> bool:
             return False
 
 
-def first_weights(store: ArtifactStore, host: HostInput) -> ArtifactRef:
-    """The initial weights of an engine: those that its host was opened with, or version 0 once they
-    were pruned, which never is. Either way traffic waits until the newest ones are pushed.
+def first_weights(store: ArtifactStore, host: HostInput, *, base: bool = False) -> ArtifactRef:
+    """The initial weights of an engine: those that its host was opened with, or version 0, which is
+    never pruned, once they were, and as the `base` of adapters. Either way traffic waits until the
+    newest ones are pushed.
     """
     assert host.weights is not None, "an engine starts from weights"
-    kept = store.committed(host.weights.key)
+    kept = None if base else store.committed(host.weights.key)
     return kept or store.require(keys.weights(host.run_id, 0))
 
 
@@ -133,7 +167,8 @@ async def engine_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> Server
     Raises CorruptArtifact if the weights are damaged, RuntimeError without vLLM.
     """
     config = ctx.config(host.run_id)
-    first = await asyncio.to_thread(first_weights, ctx.store, host)
+    adapters = config.transfer == "adapter"
+    first = await asyncio.to_thread(first_weights, ctx.store, host, base=adapters)
     weights = await asyncio.to_thread(ctx.store.fetch_folder, first)
     advertised = os.environ.get(ADVERTISE, "")
     bind = "0.0.0.0" if advertised else "127.0.0.1"
@@ -148,6 +183,7 @@ async def engine_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> Server
         cwd=ctx.scratch(f"engine-{host.index}"),
         probe=lambda: engine_healthy(address),
         env=engine_env(cpu=cpu)
+        | ({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if adapters else {})
         | {"VLLM_FLOAT32_MATMUL_PRECISION": config.trainer.matmul_precision}
         | DEVICES.given(host, config),
         model=model,

@@ -10,6 +10,8 @@ Facts about vLLM 0.32 that this relies on:
   `packed_modules_mapping` says which of its layers fuse several, and in which order.
 - A linear layer knows its shard: its rank, and the sizes of its partitions. A vocabulary is padded
   at the end of every shard.
+- A layer that adapters may change is the `base_layer` of another one, which holds the factors of
+  adapters in slots: A and B for each layer that it fuses, B times alpha / rank. Their ids rise.
 - On a CPU with AVX-512 a linear layer keeps its weights packed, where `cpu_linear` finds them, and
   not otherwise. The output layer keeps both, and computes with the packed ones.
 
@@ -21,6 +23,7 @@ whether a kernel rounds its input.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,6 +40,8 @@ COLUMNS = 64
 """Fewest columns that one multiplication reads."""
 WORK = 10**9
 """Floating-point operations of one larger multiplication: some milliseconds."""
+ADAPTED = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+"""Names of an adapter's factors: of the layer, and which factor."""
 PROBE = 1 + 2**-9 + 2**-23
 """A float32 that kernels of lower precision round, even those that use two bfloat16 for each."""
 
@@ -90,7 +95,8 @@ class Held:
     ) -> dict[str, Any]:
         """Continues reading at place `starts[rank]` (0 if it has none) for about `seconds`.
 
-        `tensors` are the shapes of the exported tensors. Returns {dtype, next, rows, unread}: the
+        `tensors` are the shapes of the exported tensors; an adapter's are those of the adapter that
+        was loaded last. Returns {dtype, next, rows, unread}: the
         engine's dtype; the next place, None at the end; rows; why tensors are not read, by name.
         """
         import torch
@@ -128,23 +134,26 @@ def plan(
     """How to read all that `model` holds of `tensors`, and why some of it cannot be read."""
     parts: dict[tuple[str, str], list[Part]] = {}
     unread: dict[str, str] = {}
+    steps: list[Step] = []
     for name, shape in tensors.items():
         try:
+            if (found := ADAPTED.fullmatch(name)) is not None:
+                steps.append(_factor_step(model, name, shape, found[1], found[2], dtype))
+                continue
             held, index = held_name(model, name)
             path, _, leaf = held.rpartition(".")
             layer = _submodule(model, path)
-            found = parts_of(layer, leaf, name, shape, index)
+            own = parts_of(layer, leaf, name, shape, index)
         except Unreadable as error:
             unread[name] = str(error)
         else:
-            parts.setdefault((path, leaf), []).extend(found)
-    steps: list[Step] = []
-    for (path, leaf), found in parts.items():
-        layer = model.get_submodule(path)
+            parts.setdefault((path, leaf), []).extend(own)
+    for (path, leaf), held_there in parts.items():
+        layer = _submodule(model, path)
         if leaf == "weight" and _is_packed(layer):
-            steps += _packed_steps(layer, found, dtype)
+            steps += _packed_steps(layer, held_there, dtype)
         else:
-            steps += _steps(layer, leaf, found, dtype)
+            steps += _steps(layer, leaf, held_there, dtype)
     return steps, unread
 
 
@@ -166,11 +175,47 @@ def held_name(model: Any, name: str) -> tuple[str, int | None]:
     return held, None
 
 
-def _submodule(model: nn.Module, path: str) -> nn.Module:
+def _adapted(model: nn.Module, path: str) -> nn.Module:
     try:
         return model.get_submodule(path)
     except AttributeError:
         raise Unreadable(f"this rank has no {path}") from None
+
+
+def _submodule(model: nn.Module, path: str) -> nn.Module:
+    layer = _adapted(model, path)
+    base: nn.Module = getattr(layer, "base_layer", layer)
+    return base
+
+
+def _factor_step(
+    model: Any, name: str, shape: list[int], path: str, factor: str, dtype: dtype
+) -> Step:
+    """How to read A or B of the layer `path` of the adapter that was loaded last."""
+    held, index = held_name(model, f"{path}.weight")
+    layer: Any = _adapted(model, held.rpartition(".")[0])
+    stacked = getattr(layer, f"lora_{factor.lower()}_stacked", None)
+    if stacked is None:
+        raise Unreadable(f"a {type(layer).__name__} of the engine takes no adapter")
+    if layer.tp_size > 1:
+        raise Unreadable("ranks of the engine hold it in parts")
+    slot = newest_slot(model.lora_manager)
+    rows, columns = shape
+
+    def read() -> list[Row]:
+        block = _exactly(stacked[index or 0][slot, 0, :rows, :columns], dtype)
+        return [(name, [0, rows, 0, columns], block.numel(), hexed(fingerprint(block)))]
+
+    return Step([name], read)
+
+
+def newest_slot(manager: Any) -> int:
+    """The slot of the adapter that was loaded last; raises Unreadable if others have taken all."""
+    newest = max(manager.list_adapters(), default=None)
+    if newest is None or newest not in manager.lora_index_to_id:
+        raise Unreadable("the adapter is in none of the engine's slots")
+    slot: int = manager.lora_index_to_id.index(newest)
+    return slot
 
 
 def parts_of(layer: Any, leaf: str, name: str, shape: list[int], index: int | None) -> list[Part]:

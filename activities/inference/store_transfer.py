@@ -33,6 +33,10 @@ class StoreTransfer:
         folder = self._store.fetch_folder(weights)
         return Fetched(folder, gate.read_expected(folder))
 
+    def name(self, model: str, weights: Fetched, label: str) -> str:
+        """They replace what the engine serves."""
+        return model
+
     async def push(self, engine: Engine, weights: Fetched) -> None:
         """Makes the engine load the folder."""
         reload = {"method": "reload_weights", "kwargs": {"weights_path": str(weights.folder)}}
@@ -41,3 +45,6 @@ class StoreTransfer:
     async def verify(self, engine: Engine, weights: Fetched, tolerance: Tolerance) -> Verdict:
         """Runs the gate."""
         return await gate.verify(engine, weights.expected, tolerance)
+
+    async def retire(self, engine: Engine, served: list[str], oldest: int) -> None:
+        """Nothing: what was replaced is gone."""

@@ -36,6 +36,7 @@ from ratchet.activities.contracts.rollouts import (
     RunRolloutsResult,
     ShipBatchInput,
 )
+from ratchet.activities.contracts.training import label_of
 from ratchet.activities.envs.rendering import renderer_of
 from ratchet.activities.rollouts import (
     chat,
@@ -350,9 +351,13 @@ class RolloutActivities:
             self._storing.discard(task)
 
     async def _label(self, input: RunRolloutsInput) -> str | None:
-        """The label of the engine's weights where a rollout's tokens do not carry it."""
+        """The label of the engine's weights where a rollout's tokens do not carry it: that of the
+        adapter which its requests name, if they name one.
+        """
         if not self.ctx.config(input.run_id).asks_by_chat(input.work.kind):
             return None
+        if label := label_of(input.engine.model):
+            return label
         try:
             return await chat.read_label(input.engine.url)
         except httpx.HTTPError as error:
@@ -365,7 +370,8 @@ class RolloutActivities:
         """The rollout of an episode; a frozen model's text is rendered in the policy's tokens."""
         config = self.ctx.config(input.run_id)
         if config.sampler(input.work.env, input.work.kind) is None:
-            return samples.from_episode(episode, served=served)
+            label = label_of(input.engine.model)
+            return samples.from_episode(episode, served=served, label=label)
         layout = await self._layouts.layout(
             await self._tokenizer(input.run_id), await self._renderer(input.run_id)
         )

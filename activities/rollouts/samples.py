@@ -186,14 +186,18 @@ def _observations(
 
 
 def trace_samples(
-    trace: "Trace[Any, Any, Any]", prompts: list[dict[str, Any]], served: Served | None = None
+    trace: "Trace[Any, Any, Any]",
+    prompts: list[dict[str, Any]],
+    served: Served | None = None,
+    label: str = "",
 ) -> tuple[list[RolloutSample], set[str]]:
-    """Samples of one trace, one a branch, and the weight labels of its sampled tokens.
+    """Samples of one trace, one a branch, and the weight labels of its sampled tokens: `label`, if
+    its requests named what has that, whatever the engine reports.
 
     Adds to `prompts` those that samples begin with and that it lacks. Branches with nothing left to
     train are dropped. Raises UnusableTrace.
     """
-    spans = iter([None] * len(trace.nodes) if served else _spans(trace))
+    spans = iter([None] * len(trace.nodes) if served or label else _spans(trace))
     by_node = {id(node): next(spans) for node in trace.nodes if node.sampled}
     trained: set[int] = set()
     held: set[int] = set()
@@ -214,6 +218,8 @@ def trace_samples(
             if fresh:
                 trained.add(id(node))
                 spans_of = by_node[id(node)]
+                if label:
+                    spans_of = [{"version": label, "start": 0, "end": count}]
                 known = served.versions(count) if served else _node_versions(count, spans_of)
                 result, names = known
                 labels |= names
@@ -350,11 +356,13 @@ def from_episode(
     episode: Any,
     lay_out: "Callable[[Trace[Any, Any, Any]], list[RolloutSample]] | None" = None,
     served: Served | None = None,
+    label: str = "",
 ) -> Rollout:
     """The rollout of a served episode, from the traces whose tokens train the policy.
 
     Its reward is the mean over those traces. `lay_out` makes the samples of a trace without tokens;
-    it raises UnusableTrace. With `served`, the rollout used chat completions.
+    it raises UnusableTrace. With `served`, the rollout used chat completions; with `label`, its
+    requests named an adapter of that label.
     """
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     error, provider = _error_of(episode)
@@ -366,7 +374,9 @@ def from_episode(
         try:
             for trace in traces:
                 own, names = (
-                    (lay_out(trace), set()) if lay_out else trace_samples(trace, prompts, served)
+                    (lay_out(trace), set())
+                    if lay_out
+                    else trace_samples(trace, prompts, served, label)
                 )
                 samples += own
                 labels |= names

@@ -23,13 +23,22 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.activities.contracts.checks import CheckProblem
+from ratchet.activities.inference import fingerprints
+from ratchet.activities.inference.fingerprints import Fingerprints
 from ratchet.activities.runtime.children import (
     as_parent,
     child_env,
     end_with_parent,
     module_command,
 )
-from ratchet.activities.storage.keys import ADAPTER_CONFIG, ADAPTER_WEIGHTS, FINGERPRINTS_FILE
+from ratchet.activities.storage.keys import (
+    ADAPTER_CONFIG,
+    ADAPTER_FOLDER,
+    ADAPTER_WEIGHTS,
+    CANARY_FILE,
+    FINGERPRINTS_FILE,
+)
+from ratchet.activities.training.model import canary, canary_sequences, write_canary
 from ratchet.activities.training.ranks import ALONE, Ranks, whole
 from ratchet.configs.model import ModelConfig
 from ratchet.configs.trainer import ALL_LINEAR, LoraConfig
@@ -93,6 +102,38 @@ def _write(handle: Any, tensors: Mapping[str, Any], folder: Path) -> None:
     plain = {key: sorted(v) if isinstance(v, set) else v for key, v in about.items()}
     (folder / ADAPTER_CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True))
     save_file(dict(tensors), folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+
+def export(
+    model: Any, handle: Any, tokenizer: Any, folder: Path, base: Fingerprints, served: str
+) -> None:
+    """Writes a version that is the adapter alone: its files, the fingerprints of it and of its
+    `base` as engines hold them in the dtype `served` and, last of all, the canary.
+
+    Engines hold B times alpha / rank, cast before that. Replaces what an earlier export left.
+    """
+    from safetensors.torch import load_file
+
+    (folder / CANARY_FILE).unlink(missing_ok=True)
+    write(handle, folder / ADAPTER_FOLDER)
+    tensors = load_file(folder / ADAPTER_FOLDER / ADAPTER_WEIGHTS)
+    own = fingerprints.take(_as_served(tensors, handle, served), [served])
+    # A base that an older build made may lack this dtype: then no bits are compared.
+    known = [kind for kind in own.dtypes if kind in base.dtypes]
+    dtypes = {kind: {**base.dtypes[kind], **own.dtypes[kind]} for kind in known}
+    shapes = {**base.shapes, **own.shapes}
+    fingerprints.write(folder, Fingerprints(shapes, dtypes))
+    write_canary(folder, canary(model, canary_sequences(model, tokenizer)), {})
+
+
+def _as_served(tensors: Mapping[str, Any], handle: Any, served: str) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    config = handle.peft_config[NAME]
+    scale, dtype = config.lora_alpha / config.r, getattr(torch, served)
+    for name, tensor in tensors.items():
+        cast = tensor.to(dtype)
+        yield name, cast * scale if ".lora_B." in name else cast
 
 
 def read(handle: Any, folder: Path) -> None:

@@ -30,7 +30,8 @@ def disk_parts(shape: Shape, config: RunConfig) -> dict[str, int]:
     trained = adapter = 0
     if (lora := config.trainer.lora) is not None:
         trained = adapter = adapter_size(shape, lora)
-    version = BYTES[config.inference.dtype] * shape.parameters + 4 * adapter
+    first = BYTES[config.inference.dtype] * shape.parameters
+    version = 4 * adapter + (0 if config.transfer == "adapter" else first)
     checkpoint = 0
     if config.trains:
         checkpoint = checkpoint_bytes(trained or shape.parameters, config.trainer.optim)
@@ -44,10 +45,10 @@ def disk_parts(shape: Shape, config: RunConfig) -> dict[str, int]:
         apart = len(config.eval.env) + (checkpoints if lora is not None else 0)
         held = min(held + apart, steps)
     return {
-        "versions": (1 + held) * version,
+        "versions": first + held * version,
         "checkpoints": checkpoints * checkpoint,
         # Once as the trainer writes it, and once as the store takes it.
-        "being written": 2 * max(checkpoint, version),
+        "being written": 2 * max(checkpoint, version, first),
     }
 
 

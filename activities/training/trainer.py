@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet.activities.contracts.upgrades import TRAINER_STATE
+from ratchet.activities.inference import fingerprints
+from ratchet.activities.inference.fingerprints import Fingerprints
 from ratchet.activities.storage.batch import Sample, decode_batch
 from ratchet.activities.storage.keys import (
     ADAPTER_FOLDER,
@@ -66,7 +68,7 @@ if TYPE_CHECKING:
 SINCE_LOAD: Any = {
     "model": True,
     "seed": True,
-    "inference": {"dtype"},
+    "inference": {"dtype", "transfer"},
     "trainer": {
         "ranks": True,
         "compute_dtype": True,
@@ -106,6 +108,7 @@ class Trainer:
         self._scorer: Any = None
         self._adapter: Any = None
         self._base: str | None = None
+        self._base_prints: Fingerprints | None = None
         self._tokenizer: Any = None
         self._optimizer: Optimizer | None = None
         self._rl_loss: rl_loss.RlLoss | None = None
@@ -168,11 +171,11 @@ class Trainer:
             # A copy: the loaded tensor may map a file that retention will delete. Several ranks
             # copy their rows anyway.
             parameter.data = parameter.data.clone()
-        self._adapter = self._base = None
+        self._adapter = self._base = self._base_prints = None
         if run.trainer.lora is not None:
             torch.manual_seed(run.seed)
             self._adapter = adapters.adapt(self._model, run.trainer.lora, run.model)
-            self._base = adapters.identity(source)
+            self._base, self._base_prints = adapters.identity(source), fingerprints.read(source)
             if checkpoint:
                 adapters.read(self._adapter, folder / ADAPTER_FOLDER)
         self._tokenizer = AutoTokenizer.from_pretrained(source)
@@ -289,6 +292,12 @@ class Trainer:
 
     def _export(self, out: Path, dtype: str) -> None:
         assert self._config is not None
+        if self._adapter is not None and self._config.transfer == "adapter":
+            assert self._base_prints is not None and self._ranks.count == 1
+            with self._computing():
+                handles = (self._model, self._adapter, self._tokenizer)
+                adapters.export(*handles, out, self._base_prints, dtype)
+            return
         if self._adapter is not None:
             adapters.write(self._adapter, out / ADAPTER_FOLDER, self._ranks)
         served, sharded = [self._config.inference.dtype], self._scorer is not None

@@ -332,6 +332,7 @@ def plan_table(answer: ResolvedConfig) -> Table:
             ("checkpoints", str(plan.checkpoints) if plan.checkpoints else None),
             *(("servers", f"{role}: {', '.join(names)}") for role, names in plan.servers.items()),
             *((what, estimate_line(parts)) for what, parts in answer.estimates.items()),
+            ("transfer", plan.transfer if plan.transfer != "store" else None),
             ("unverified", plan.unverified),
         ]
     )

@@ -109,6 +109,11 @@ def shown_lora(config: RunConfig) -> dict[str, Any] | None:
     return None if lora is None else lora.model_dump(mode="json")
 
 
+def pushed(config: RunConfig) -> str | None:
+    """How versions of an adapter are exported; None where none is trained."""
+    return None if config.trainer.lora is None else config.transfer
+
+
 def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
     """The config of a fork; raises 422 for an invalid one, or one its checkpoint rules out."""
     try:
@@ -131,6 +136,7 @@ def forked_config(base: RunConfig, body: ForkBody, step: int) -> RunConfig:
         ("model.revision", base.model.revision, config.model.revision),
         ("trainer.optim.type", base.trainer.optim.type, config.trainer.optim.type),
         ("trainer.lora", shown_lora(base), shown_lora(config)),
+        ("inference.transfer", pushed(base), pushed(config)),
     ):
         if before != after:
             message = f"a fork keeps what its checkpoint holds, which is {before!r}"

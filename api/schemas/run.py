@@ -298,6 +298,7 @@ PLAN_EXAMPLE: dict[str, Any] = {
     "evals": [{"env": "reverse-text", "interval": 10, "count": 5, "rollouts": 64}],
     "checkpoints": 4,
     "servers": {"engine": ["0"], "env": ["train/reverse-text"]},
+    "transfer": "store",
     "unverified": "none of the weights: the engines' dtype differs from the trainer's",
 }
 
@@ -355,6 +356,10 @@ class Plan(BaseModel):
         description="At the interval; null: the run continues until it is stopped."
     )
     servers: dict[str, list[str]] = Field(description="Servers that would be started, by role.")
+    transfer: str = Field(
+        description="How new weights get to engines: 'store', or 'adapter' alone, and where the "
+        "config says 'auto', why it is the one."
+    )
     unverified: str | None = Field(
         description="Weights that the gate could not compare bit by bit, judging by the config "
         "alone, and why; it verifies them by log-probabilities. Null: it compares all of them."

@@ -127,6 +127,14 @@ def unverified(config: RunConfig) -> str | None:
     return "; ".join(found) or None
 
 
+def transfer_of(config: RunConfig) -> str:
+    """How new weights get to engines, with the reason for what 'auto' does not choose."""
+    merged_only = config.trainer.merged_only
+    if config.inference.transfer != "auto" or merged_only is None:
+        return config.transfer
+    return f"{config.transfer}: {merged_only}"
+
+
 def _evals_of(config: RunConfig, interval: int) -> int | None:
     """How often an env is evaluated every `interval` steps; None if the run has no last step."""
     if config.max_steps is None:
@@ -175,6 +183,7 @@ def plan_of(config: RunConfig) -> Plan:
         if config.max_steps is None
         else math.ceil(config.max_steps / config.checkpoint.interval),
         servers=servers,
+        transfer=transfer_of(config),
         unverified=unverified(config),
     )
 

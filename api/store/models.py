@@ -19,6 +19,10 @@ from ratchet.api.schemas.problems import ApiProblem, shown
 from ratchet.api.store.artifacts import problem_of
 from ratchet.api.store.records import Records
 
+ALONE = (
+    ". Of version {} the adapter alone is kept: export it and version 0, and merge them with peft"
+)
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -52,7 +56,7 @@ def _gone(error: policies.NoVersion, hint: str = "") -> ApiProblem:
     if error.removed:
         title = "The version was removed"
         return _missing("version-removed", title, f"{error}{hint}", 410)
-    return _missing("unknown-version", "No such version", str(error))
+    return _missing("unknown-version", "No such version", f"{error}{hint}")
 
 
 def scores(evals: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
@@ -137,6 +141,7 @@ def stored(records: Records, run_id: str, step: int, *, merged: bool = False) ->
         ("checkpoint", policies.checkpoints_of(store, run_id)),
     ]
     damage: CorruptArtifact | None = None
+    alone = ""
     for kept_as, held in ((kept_as, kept.get(step)) for kept_as, kept in ways):
         for key in held.keys if held else ():
             try:
@@ -148,8 +153,10 @@ def stored(records: Records, run_id: str, step: int, *, merged: bool = False) ->
                 manifest = store.manifest(ref)
                 adapted = ADAPTER_FILE in manifest
                 folder = f"{ADAPTER_FOLDER}/" if adapted and not merged else ""
-                # The checkpoint of an adapter has no whole model.
+                # Neither the checkpoint of an adapter nor a version that was pushed alone has a
+                # whole model.
                 if not (files := _files(manifest, folder)):
+                    alone = ALONE.format(step)
                     continue
             except CorruptArtifact as error:
                 damage = damage or error
@@ -157,4 +164,4 @@ def stored(records: Records, run_id: str, step: int, *, merged: bool = False) ->
             assert held is not None
             return Stored(held, kept_as, ref, files, adapted, folder)
     kept = {step for _, kept in ways for step in kept} - {step}
-    raise damage or _gone(policies.no_version(store, run_id, step, dict.fromkeys(kept)))
+    raise damage or _gone(policies.no_version(store, run_id, step, dict.fromkeys(kept)), alone)

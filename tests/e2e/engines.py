@@ -86,7 +86,9 @@ class Served:
     spec: ServerSpec
     process: ServerProcess
 
-    async def sync(self, version: int, weights: ArtifactRef, push: int) -> SyncResult:
+    async def sync(
+        self, version: int, weights: ArtifactRef, push: int, oldest: int | None = None
+    ) -> SyncResult:
         """A push of `weights` with its gate, as the run's activity does it."""
         sync = SyncInput(
             run_id=RUN,
@@ -98,6 +100,7 @@ class Served:
             model=self.spec.model,
             push=push,
             tolerance=1e-4,
+            oldest=oldest,
         )
         activities = InferenceActivities(self.ctx)
         return await ActivityEnvironment().run(activities.sync_weights, sync)
@@ -107,12 +110,14 @@ class Served:
         told = (await client.get(f"{self.spec.address}/metrics")).raise_for_status().text
         return parse_load(told, index=0, epoch=1, max_model_len=SEQ_LEN).running
 
-    async def sample(self, client: httpx.AsyncClient, prompt: list[int]) -> dict[str, Any]:
-        """One answer of 200 tokens, as vLLM tells it."""
+    async def sample(
+        self, client: httpx.AsyncClient, prompt: list[int], model: str = ""
+    ) -> dict[str, Any]:
+        """One answer of 200 tokens, as vLLM tells it; `model`: of an adapter by its name."""
         answer = await client.post(
             f"{self.spec.address}/inference/v1/generate",
             json={
-                "model": self.spec.model,
+                "model": model or self.spec.model,
                 "token_ids": prompt,
                 "sampling_params": {
                     "max_tokens": 200,

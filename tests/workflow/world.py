@@ -46,6 +46,9 @@ from ratchet.activities.contracts.training import (
     SyncResult,
     TrainStepInput,
     TrainStepResult,
+    adapter_name,
+    base_of,
+    label_of,
     push_label,
 )
 from ratchet.activities.hosting.liveness import LivenessActivities
@@ -106,6 +109,8 @@ class World:
     shipped: set[tuple[str, int]] = field(default_factory=set)
     checkpoints: list[int] = field(default_factory=list)
     pushes: list[SyncInput] = field(default_factory=list)
+    adapters: bool = False
+    named: dict[str, set[str]] = field(default_factory=dict)
     epochs: Counter[str] = field(default_factory=Counter)
     events: list[str] = field(default_factory=list)
     trainer_step: int = -1
@@ -258,6 +263,8 @@ class World:
             self.events.append(f"slow {work.group}")
         # A run that began elsewhere has engines whose push this world has not seen.
         label = self.labels.get(engine, push_label(arg.engine.version, 0, 0))
+        label = label_of(arg.engine.model) or label
+        self.named.setdefault(work.group, set()).add(arg.engine.model)
         self.sampled.setdefault(work.group, set()).add(label)
         self.playing.setdefault(engine, []).append(work.group)
         try:
@@ -422,7 +429,9 @@ class World:
     async def sync_weights(self, arg: SyncInput) -> SyncResult:
         self.pushes.append(arg)
         label = self.labels[arg.engine_index] = push_label(arg.version, arg.push, 0)
-        for group in self.playing.get(arg.engine_index, ()):
+        # Rollouts keep the adapter that they named.
+        adapter = adapter_name(base_of(arg.model), label) if self.adapters and arg.version else ""
+        for group in () if adapter else self.playing.get(arg.engine_index, ()):
             self.sampled[group].add(label)
         await asyncio.sleep(self.push_s)
         await self._let_go(f"push {arg.version}")
@@ -432,7 +441,7 @@ class World:
             self.events.append(f"gate refused v{arg.version}")
             text = "canary token 3: engine -1.5, trainer -1.2"
             raise ApplicationError(text, label, type=names.GATE_FAILED, non_retryable=True)
-        return SyncResult(arg.version, label, 1e-6)
+        return SyncResult(arg.version, label, 1e-6, model=adapter)
 
     @activity.defn(name=names.RECORD_STEP)
     async def record_step(self, record: StepRecord) -> None:

@@ -57,6 +57,8 @@ class Lease:
 class HostState:
     """One server of the run. An engine gets traffic only while `verified` is the run's version.
 
+    Requests to an engine name `model`, which may be an adapter in it.
+
     `downs` counts losses since it was last up, `gate_failures` refusals since it last passed.
     `pushes` numbers weight pushes, so that every version label is unique. `opened` counts Host
     workflows before the present one: a pause closes it. `waits` says which store or disk keeps it

@@ -35,6 +35,7 @@ class Servers:
         self._arg = context.arg
         self._config = context.config
         self._part = context.state.servers
+        self._dispatch, self._evals = context.state.dispatch, context.state.evals
         self._fleet = context.fleet
         self._outages = context.outages
         self._log = context.log
@@ -114,6 +115,9 @@ class Servers:
                 await self._on_push_failed(host, push, error)
             else:
                 self._pushes.on_verified(host, push, result.rejected)
+                if result.model and host.epoch == push.engine.epoch and host.up:
+                    # From now on rollouts begin under the name of what was verified.
+                    host.model = result.model
                 self._note_unverified(host, result)
             finally:
                 self._pushes.end(push)
@@ -137,6 +141,7 @@ class Servers:
             model=engine.model,
             push=engine.pushes,
             tolerance=self._config.gate_tolerance,
+            oldest=self._oldest(push) if self._config.transfer == "adapter" else None,
         )
         summary = f"push v{push.version} to {engine.name} and verify"
 
@@ -148,6 +153,15 @@ class Servers:
             return self._log.perform_unless(lambda: live.epoch > engine.epoch or not live.up, work)
 
         return await self._outages.perform(summary, attempt)
+
+    def _oldest(self, push: Push) -> int:
+        """The oldest version that a rollout in flight may use. One that began since the last report
+        of its generation uses what the engine serves now.
+        """
+        train = [g.oldest for g in self._dispatch.generations if g.state != "closed"]
+        evals = [progress.epoch.step for progress in self._evals.open]
+        begun = [version for version in (*train, *evals) if version is not None]
+        return min([*begun, push.version - 1])
 
     async def _on_push_failed(self, host: HostState, push: Push, error: ActivityError) -> None:
         kind, reason, engine = type_of(error), cause_of(error), push.engine

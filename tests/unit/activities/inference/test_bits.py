@@ -336,3 +336,79 @@ def test_a_tensor_that_ranks_hold_some_of_is_not_compared() -> None:
         engine.add(0, {**answer, "rows": [("a", [0, 5, 0, 16], count, f"{half:x}")]})
         verdict = bits.compare(expected, engine)
         assert why in verdict.unread["a"] and verdict.wrong == []
+
+
+class Adapted(nn.Module):
+    """As vLLM wraps a layer that adapters may change: `slots` of A and B for each fused part."""
+
+    def __init__(self, base: Linear, slots: int = 3, most: int = 8) -> None:
+        super().__init__()
+        self.base_layer, self.tp_size = base, base.tp_size
+        inputs, sizes = base.weight.shape[1], base.output_partition_sizes
+        self.lora_a_stacked = tuple(torch.zeros(slots, 1, most, inputs) for _ in sizes)
+        self.lora_b_stacked = tuple(torch.zeros(slots, 1, size, most) for size in sizes)
+
+    def set(self, slot: int, part: int, a: Tensor, b: Tensor) -> None:
+        """Puts an adapter's factors into a slot."""
+        self.lora_a_stacked[part][slot, 0, : a.shape[0]] = a
+        self.lora_b_stacked[part][slot, 0, :, : b.shape[1]] = b
+
+
+RANK = 3
+FACTORS = {
+    f"base_model.model.model.attn.{kind}.lora_{factor}.weight": tensor
+    for n, (kind, out) in enumerate([("q_proj", 4 * HEAD), ("v_proj", 2 * HEAD)])
+    for factor, tensor in (
+        ("A", _random(RANK, HIDDEN, seed=20 + n)),
+        ("B", _random(out, RANK, seed=30 + n)),
+    )
+}
+
+
+def _with_adapters(ids: list[int | None], slot: int) -> nn.Module:
+    """A model of which FACTORS are in a slot; `ids` are the adapters by slot."""
+    model: Any = _rank(0, 1)
+    layer = model.inner.attn.qkv_proj = Adapted(model.inner.attn.qkv_proj)
+    for part, kind in ((0, "q_proj"), (2, "v_proj")):
+        name = f"base_model.model.model.attn.{kind}.lora_"
+        layer.set(slot, part, FACTORS[f"{name}A.weight"], FACTORS[f"{name}B.weight"])
+    adapters = dict.fromkeys(one for one in ids if one is not None)
+    model.lora_manager = SimpleNamespace(lora_index_to_id=ids, list_adapters=lambda: adapters)
+    return model  # type: ignore[no-any-return]
+
+
+async def test_base_and_newest_adapter_are_compared() -> None:
+    model = _with_adapters([7, 9, None], slot=1)
+    exported = {**EXPORTED, **FACTORS}
+    assert await _judge([model], exported=exported) == Bits(len(exported))
+
+
+@pytest.mark.parametrize("name", FACTORS)
+async def test_one_wrong_factor_is_named(name: str) -> None:
+    other = {**EXPORTED, **FACTORS, name: FACTORS[name].clone()}
+    other[name].view(-1)[-1] += 1e-6
+    (wrong,) = (await _judge([_with_adapters([9], slot=0)], exported=other)).wrong
+    assert wrong.startswith(f"{name} (rank 0): expected ")
+
+
+async def test_the_adapter_before_is_not_taken_for_the_newest() -> None:
+    model = _with_adapters([7, 9], slot=0)
+    wrong = (await _judge([model], exported={**EXPORTED, **FACTORS})).wrong
+    assert len(wrong) == len(FACTORS)
+
+
+async def test_an_adapter_that_cannot_be_read_is_named_with_its_reason() -> None:
+    exported = {**EXPORTED, **FACTORS}
+    (name, *_) = FACTORS
+    gone: Any = _with_adapters([7, None], slot=0)
+    gone.lora_manager.list_adapters = lambda: {7: None, 9: None}
+    verdict = await _judge([gone], exported=exported)
+    assert verdict.unread[name] == "the adapter is in none of the engine's slots"
+    parted: Any = _with_adapters([9], slot=0)
+    parted.inner.attn.qkv_proj.tp_size = 2
+    shared = await _judge([parted], exported=FACTORS)
+    assert shared.unread[name] == "ranks of the engine hold it in parts"
+    plain: Any = _rank(0, 1)
+    without = await _judge([plain], exported=exported)
+    assert without.unread[name] == "a Linear of the engine takes no adapter"
+    assert (verdict.wrong, without.wrong, without.compared) == ([], [], len(EXPORTED))

@@ -13,16 +13,18 @@ from hypothesis import strategies as st
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.contracts.roles import ServerRole
 from ratchet.activities.contracts.weights import Bits, Tolerance
-from ratchet.activities.inference import devices
+from ratchet.activities.inference import devices, fingerprints
 from ratchet.activities.inference.activities import push_label
 from ratchet.activities.inference.devices import engine_threads
 from ratchet.activities.inference.engine import (
+    adapted_kinds,
     engine_argv,
     engine_env,
     engine_spec,
     first_weights,
     served_name,
 )
+from ratchet.activities.inference.fingerprints import Fingerprints
 from ratchet.activities.inference.gate import (
     Canary,
     Noise,
@@ -37,6 +39,8 @@ from ratchet.activities.inference.held import Held
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys
 from ratchet.configs.run import RunConfig
+from ratchet.configs.trainer import LoraConfig
+from ratchet.configs.upgrades import config_document
 
 SEQUENCE = Sequence([5, 6, 7], [-1.5, -2.5])
 CANARY = Canary([SEQUENCE], {})
@@ -268,3 +272,56 @@ async def test_engine_whose_first_weights_were_pruned_starts_from_version_0(tmp_
     spec = await engine_spec(ctx, host, 1)
     served = Path(spec.argv[list(spec.argv).index("--model") + 1])
     assert (served / "config.json").read_text() == '{"version": 0}'
+
+
+def _adapted(rank: int = 24, **inference: object) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "max_steps": 1,
+            "train": {"env": [{"id": "reverse-text"}], "max_lag": 2, "max_off_policy_steps": 5},
+            "trainer": {"lora": {"rank": rank}},
+            "inference": inference,
+        }
+    )
+
+
+SHAPES = {
+    "model.embed_tokens.weight": [8, 4],
+    "model.layers.0.self_attn.q_proj.weight": [4, 4],
+    "model.layers.0.mlp.down_proj.weight": [4, 6],
+    "model.layers.1.mlp.down_proj.weight": [4, 6],
+    "model.layers.1.norm.weight": [4],
+    "lm_head.weight": [8, 4],
+}
+
+
+def test_an_engine_holds_adapters_of_as_many_versions_as_may_be_in_flight(tmp_path: Path) -> None:
+    fingerprints.write(tmp_path, Fingerprints(SHAPES, {}))
+    argv = partial(engine_argv, weights=tmp_path, bind="b", port=80, model="m", cpu=True)
+    own = ["--max-loras", "9"]
+    found = argv(_adapted(transfer="auto", extra_args=own))
+    first = found.index("--enable-lora")
+    flags = ["--max-lora-rank", "32", "--max-loras", "4", "--max-cpu-loras", "7"]
+    kinds = ["--lora-target-modules", "down_proj", "q_proj"]
+    assert found[first:] == ["--enable-lora", *flags, *kinds, *own]
+    assert "--enable-lora" not in argv(_adapted())
+    named = LoraConfig(targets=["layers.0.mlp.up_proj", "q_proj"])
+    assert adapted_kinds(named, tmp_path) == ["q_proj", "up_proj"]
+
+
+@pytest.mark.parametrize(("transfer", "first"), [("store", 9), ("adapter", 0)])
+async def test_an_engine_of_adapters_starts_from_their_base(
+    tmp_path: Path, transfer: str, first: int
+) -> None:
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="own")
+    ctx.store.put_json(keys.config("r"), config_document(_adapted(transfer=transfer)))
+    for version in (0, 9):
+        folder = ctx.scratch(f"w{version}")
+        (folder / "config.json").write_text(f'{{"version": {version}}}')
+        fingerprints.write(folder, Fingerprints(SHAPES, {}))
+        ref = ctx.store.put_folder(keys.weights("r", version), folder, attempt="a")
+    spec = await engine_spec(ctx, HostInput("r", "engine", 0, "q", weights=ref), 1)
+    served = Path(spec.argv[list(spec.argv).index("--model") + 1])
+    assert json.loads((served / "config.json").read_text())["version"] == first
+    allowed = spec.env.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING")
+    assert allowed == ("1" if transfer == "adapter" else None)

@@ -36,6 +36,8 @@ class Engine(http.server.ThreadingHTTPServer):
         self.model = "m-1"
         self.broken = ""
         self.held: list[tuple[int, Any]] = []
+        self.adapters: dict[str, str] = {}
+        self.asked: list[str] = []
 
     @property
     def url(self) -> str:
@@ -49,12 +51,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("content-length", str(len(data)))
+        self.send_header("content-type", "application/json")
         self.end_headers()
         self.wfile.write(data)
 
     def do_GET(self) -> None:
         found = bool(self.server.model)
-        self._answer(200 if found else 404, {"data": [{"id": self.server.model}]})
+        served = [self.server.model, *self.server.adapters]
+        self._answer(200 if found else 404, {"data": [{"id": name} for name in served]})
+
+    def _load(self, body: dict[str, str]) -> None:
+        """As vLLM answers: in plain words."""
+        self.server.adapters[body["lora_name"]] = body["lora_path"]
+        self.send_response(200)
+        self.send_header("content-length", "7")
+        self.end_headers()
+        self.wfile.write(b"Success")
 
     def do_POST(self) -> None:
         engine = self.server
@@ -65,7 +77,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._answer(500, {"error": "out of luck"})
         elif path == "/collective_rpc" and engine.held and b"held_fingerprints" in body:
             self._answer(*engine.held.pop(0))
+        elif path == "/v1/load_lora_adapter":
+            self._load(json.loads(body))
+        elif path == "/v1/unload_lora_adapter":
+            del engine.adapters[json.loads(body)["lora_name"]]
+            self._answer(200, "Success")
         elif path == "/inference/v1/generate":
+            engine.asked.append(json.loads(body)["model"])
             scores = zip(CANARY["token_ids"][1:], engine.scores.pop(0), strict=True)
             self._answer(
                 200, {"prompt_logprobs": [None, *({str(t): {"logprob": s}} for t, s in scores)]}
@@ -243,3 +261,77 @@ async def test_nobody_there(tmp_path: Path, engine: Engine) -> None:
     with pytest.raises(ApplicationError, match="nobody listens") as error:
         await sync.run()
     assert error.value.type == names.ENGINE_LOST and error.value.non_retryable
+
+
+class AdapterSync(Sync):
+    """The activity in a run that pushes adapters alone; version 0 has none."""
+
+    def __init__(self, home: Path, engine: Engine, version: int = 7) -> None:
+        super().__init__(home, engine)
+        store = self.activities.ctx.store
+        config = {
+            "max_steps": 9,
+            "train": {"env": [{"id": "e"}]},
+            "trainer": {"lora": {"rank": 4}},
+            "inference": {"transfer": "adapter"},
+        }
+        stored = config_document(RunConfig.model_validate(config))
+        store.put_json(keys.config("adapted"), stored)
+        folder = home / "version"
+        folder.mkdir()
+        (folder / "canary.json").write_text(json.dumps(CANARY))
+        if version:
+            (folder / "adapter").mkdir()
+            (folder / "adapter" / "adapter_config.json").write_text("{}")
+        ref = store.put_folder(keys.weights("adapted", version), folder, attempt="a")
+        self.input = replace(self.input, run_id="adapted", version=version, weights=ref)
+
+
+async def test_an_adapter_is_loaded_under_a_name_of_its_own_and_nothing_is_paused(
+    tmp_path: Path, engine: Engine
+) -> None:
+    engine.scores = [[-1.5, -9.0], [-1.5, -2.5]]
+    result = await AdapterSync(tmp_path, engine).run()
+    assert (result.label, result.rejected, result.model) == ("7.12b", ["7.12a"], "m-1@7.12b")
+    assert engine.calls == ["/v1/load_lora_adapter", "/inference/v1/generate"] * 2
+    assert engine.asked == list(engine.adapters) == ["m-1@7.12a", "m-1@7.12b"]
+    assert all(path.endswith("/adapter") for path in engine.adapters.values())
+    assert engine.labels == [], "rollouts in flight keep the label that they have"
+
+
+async def test_version_0_of_an_adapter_is_the_engines_own_base(
+    tmp_path: Path, engine: Engine
+) -> None:
+    engine.scores = [[-1.5, -2.5]]
+    result = await AdapterSync(tmp_path, engine, version=0).run()
+    assert (result.label, result.model, engine.adapters) == ("0.12a", "", {})
+    assert engine.calls == [
+        "/pause",
+        "/update_weight_version",
+        "/resume",
+        "/inference/v1/generate",
+    ]
+    assert (engine.labels, engine.asked) == (["0.12a"], ["m-1"])
+
+
+async def test_adapters_that_no_rollout_uses_are_unloaded_once_the_next_is_verified(
+    tmp_path: Path, engine: Engine
+) -> None:
+    engine.scores = [[-1.5, -2.5]]
+    engine.adapters = dict.fromkeys(["m-1@4.9a", "m-1@5.10b", "m-1@6.11a", "theirs"], "/a")
+    sync = AdapterSync(tmp_path, engine)
+    sync.input = replace(sync.input, model="m-1@6.11a", oldest=6)
+    assert (await sync.run()).model == "m-1@7.12a"
+    assert list(engine.adapters) == ["m-1@6.11a", "theirs", "m-1@7.12a"]
+    assert engine.calls[-2:] == ["/v1/unload_lora_adapter"] * 2
+
+
+async def test_a_refused_adapter_takes_no_other_one_away(tmp_path: Path, engine: Engine) -> None:
+    engine.scores = [[-1.5, -9.0]] * 2
+    engine.adapters = {"m-1@5.10b": "/a"}
+    sync = AdapterSync(tmp_path, engine)
+    sync.input = replace(sync.input, model="m-1@5.10b", oldest=6)
+    with pytest.raises(ApplicationError) as error:
+        await sync.run()
+    assert error.value.type == names.GATE_FAILED
+    assert "m-1@5.10b" in engine.adapters

@@ -241,3 +241,14 @@ def test_eval_groups_get_no_advantages() -> None:
     assert "advantage" not in document["rollouts"][0]
     assert groups.served_versions(document) == {5}
     assert [rollout.reward for rollout in groups.eval_rollouts(document)] == [1.0, 0.0]
+
+
+def test_tokens_have_the_label_of_the_adapter_that_was_named() -> None:
+    """Whatever weights the engine says that it has by now."""
+    nodes = [_node(None, [1]), _node(0, [2, 3], 2), _node(1, [4]), _node(2, [5], 1)]
+    info = _spans([("0.1a", 0, 2)], [("9.9a", 0, 1)])
+    rollout = from_episode(_episode(nodes, info=info), label="7.12b")
+    (sample,) = rollout.samples
+    assert sample.versions == [-1, 7, 7, -1, 7]
+    assert rollout.labels == ["7.12b"]
+    assert from_episode(_episode(nodes, info={}), label="7.12b").labels == ["7.12b"]

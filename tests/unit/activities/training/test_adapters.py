@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from ratchet.activities.inference import fingerprints
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.storage.keys import ADAPTER_CONFIG, ADAPTER_WEIGHTS, FINGERPRINTS_FILE
 from ratchet.activities.training import adapters
@@ -283,3 +284,52 @@ def test_names_that_no_model_has_are_refused_with_the_config() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             LoraConfig.model_validate(lora)
+
+
+def alone(lora: Mapping[str, Any]) -> dict[str, Any]:
+    """A config by which engines get the adapter alone."""
+    served = config(lora)
+    return {**served, "inference": {**served.get("inference", {}), "transfer": "adapter"}}
+
+
+def test_a_version_of_an_adapter_alone_has_its_bits_and_those_of_its_base(
+    tmp_path: Path, policy: Path
+) -> None:
+    lora = {"rank": 4, "alpha": 6, "targets": ["q_proj", "down_proj"]}
+    both = {}
+    for kind, run in (("merged", config(lora)), ("alone", alone(lora))):
+        trainer = Trainer()
+        trainer.load(policy, run, checkpoint=False)
+        train(trainer, range(1, 3), tmp_path / kind)
+        both[kind] = tmp_path / kind / "2"
+    files = {str(file.relative_to(both["alone"])) for file in _files(both["alone"])}
+    about = f"adapter/{ADAPTER_CONFIG}"
+    assert files == {ADAPTER, about, "canary.json", FINGERPRINTS_FILE}
+    assert (both["alone"] / ADAPTER).read_bytes() == (both["merged"] / ADAPTER).read_bytes()
+    found, base = fingerprints.read(both["alone"]), fingerprints.read(policy)
+    assert found is not None and base is not None
+    tensors = load_file(both["alone"] / ADAPTER)
+    scaled = {name: t * (6 / 4) if ".lora_B." in name else t for name, t in tensors.items()}
+    own = fingerprints.take(scaled.items(), ["float32"])
+    assert found.shapes == base.shapes | own.shapes
+    assert found.dtypes == {"float32": base.dtypes["float32"] | own.dtypes["float32"]}
+    canaries = [json.loads((path / "canary.json").read_text()) for path in both.values()]
+    for ours, theirs in zip(*(canary["sequences"] for canary in canaries), strict=True):
+        assert ours["token_ids"] == theirs["token_ids"]
+        assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
+
+
+def test_a_checkpoint_goes_on_to_the_same_adapters(tmp_path: Path, policy: Path) -> None:
+    trainer = Trainer()
+    trainer.load(policy, alone({}), checkpoint=False)
+    train(trainer, range(1, 3), tmp_path / "whole")
+    trainer.save(2, tmp_path / "checkpoint")
+    train(trainer, range(3, 4), tmp_path / "whole")
+    resumed = Trainer()
+    resumed.load(tmp_path / "checkpoint", alone({}), checkpoint=True, base=policy)
+    train(resumed, range(3, 4), tmp_path / "resumed")
+    whole, again = tmp_path / "whole" / "3", tmp_path / "resumed" / "3"
+    assert all(
+        (again / file.relative_to(whole)).read_bytes() == file.read_bytes()
+        for file in _files(whole)
+    )

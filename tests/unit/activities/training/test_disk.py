@@ -66,6 +66,13 @@ def test_an_adapters_checkpoint_is_small() -> None:
     assert 7 * FULL < parts["versions"] < 7.2 * FULL
 
 
+def test_a_version_that_is_an_adapter_alone_is_small() -> None:
+    pushed = {"trainer": {"lora": {"rank": 16}}, "inference": {"transfer": "adapter"}}
+    parts = disk_parts(LARGE, run_of(pushed))
+    assert FULL < parts["versions"] < 1.2 * FULL
+    assert parts["being written"] == 2 * FULL, "version 0 is whole"
+
+
 @given(st.integers(1, 400))
 def test_what_is_told_to_help_helps(free: int) -> None:
     run = run_of({"checkpoint": {"keep_last": 4, "keep_every": 10}})

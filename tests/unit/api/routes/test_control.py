@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 
 from ratchet.activities.storage import configs, keys
+from ratchet.api.routes.fork import forked_config
+from ratchet.api.schemas.bodies import ForkBody
+from ratchet.api.schemas.problems import ApiProblem
+from ratchet.configs.load import validate
 from tests.unit.api.conftest import Served, config, eventually, put_checkpoint
 from tests.unit.api.routes.test_create import problem
 from tests.unit.api.routes.test_runs import signals
@@ -290,6 +294,25 @@ async def test_a_refused_fork_points_into_its_own_body(served: Served, tmp_path:
     assert reply["errors"][0]["pointer"] == "/steps"
     problem(await served.http.post(url, content=b"[]", headers=JSON), 400, "unreadable-body")
     problem(await served.http.post("/v1/runs/nope/fork"), 404, "unknown-run")
+
+
+@pytest.mark.parametrize(("before", "after"), [("store", "auto"), ("adapter", "store")])
+def test_a_fork_keeps_how_versions_of_an_adapter_are_exported(before: str, after: str) -> None:
+    env = {"env": [{"id": "a"}]}
+    base = validate(
+        {
+            "max_steps": 9,
+            "train": env,
+            "trainer": {"lora": {}},
+            "inference": {"transfer": before},
+        }
+    )
+    with pytest.raises(ApiProblem) as refused:
+        forked_config(base, ForkBody(config={"inference": {"transfer": after}}), 3)
+    (error,) = refused.value.document.errors or []
+    assert error.pointer == "/config/inference/transfer"
+    same = {"store": "store", "adapter": "auto"}[before]
+    forked_config(base, ForkBody(config={"inference": {"transfer": same}}), 3)
 
 
 JSON = {"content-type": "application/json"}

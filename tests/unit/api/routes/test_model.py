@@ -94,7 +94,8 @@ def test_of_an_adapter_the_files_are_its_own_or_merged(
     store.delete(store.require(keys.weights(RUN, 3)))
     alone = got(api)
     assert (alone["kind"], alone["kept_as"]) == ("adapter", "checkpoint")
-    assert "kept versions: 0" in refused(api, 404, "unknown-version", merge=True)
+    said = refused(api, 404, "unknown-version", merge=True)
+    assert "kept versions: 0" in said and "Of version 3 the adapter alone is kept" in said
 
 
 def test_files_are_those_of_a_model_with_size_and_hash(

@@ -56,3 +56,25 @@ def test_a_run_without_an_end_is_planned_by_the_step() -> None:
     Console(file=out, width=100).print(plan_table(answer))
     assert "8.0 MiB (versions 5.0 MiB, checkpoints 3.0 MiB)" in out.getvalue()
     assert "until it is stopped" in out.getvalue() and "None" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("named", "lora", "shown"),
+    [
+        ("store", {}, "store"),
+        ("auto", {}, "adapter"),
+        ("adapter", {}, "adapter"),
+        ("auto", None, "store: trainer.lora is not set, so that all weights train"),
+        (
+            "auto",
+            {"modules_to_save": ["lm_head"]},
+            "store: vLLM serves no adapter with trainer.lora.modules_to_save",
+        ),
+    ],
+)
+def test_the_plan_says_how_weights_get_to_engines(
+    named: str, lora: dict[str, object] | None, shown: str
+) -> None:
+    env = {"env": [{"id": "a"}]}
+    sections = {"trainer": {"lora": lora}, "inference": {"transfer": named}}
+    assert plan_of(validate({"max_steps": 1, "train": env, **sections})).transfer == shown
