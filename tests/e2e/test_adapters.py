@@ -31,7 +31,7 @@ from ratchet.worker.stack import Stack
 from tests.e2e.driving import ENDED, ENGINE, kill_server, launch, wait_until
 from tests.e2e.engines import RUN, SEQ_LEN, Policy, Served, serving
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 LORA = LoraConfig(rank=4, alpha=6)
 """B is scaled by 1.5, which is no power of two."""
@@ -108,7 +108,7 @@ def _check(policy: Policy, prompt: list[int], choice: dict[str, Any]) -> None:
 class TestEngine:
     """One engine, in this order."""
 
-    pytestmark = pytest.mark.asyncio(loop_scope="session")
+    pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="session")]
 
     async def test_rollouts_in_flight_go_on_under_the_adapter_that_they_named(
         self, based: Served
@@ -199,6 +199,7 @@ class TestEngine:
         assert "28 wrong tensors" in error.value.message, "A and B of 7 layers of 2 blocks"
 
 
+@pytest.mark.nightly
 @pytest.mark.stack
 def test_a_run_trains_on_rollouts_of_adapters_alone(stack: Stack) -> None:
     """The example at 6 steps: an engine is killed on the way, and gets its base and the newest."""
