@@ -105,10 +105,11 @@ def _check(policy: Policy, prompt: list[int], choice: dict[str, Any]) -> None:
     assert worst <= 1e-4, worst
 
 
+@pytest.mark.long
 class TestEngine:
     """One engine, in this order."""
 
-    pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="session")]
+    pytestmark = pytest.mark.asyncio(loop_scope="session")
 
     async def test_rollouts_in_flight_go_on_under_the_adapter_that_they_named(
         self, based: Served
