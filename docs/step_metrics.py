@@ -132,6 +132,15 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
             "The trainer trains the batch, also before its step begins, while earlier weights are "
             "pushed.",
         ),
+        Metric("time/push/prepare", "s", "The trained weights are committed to the store."),
+        Metric("time/push/receive", "s", "The slowest engine's worker fetches and checks them."),
+        Metric("time/push/load", "s", "The slowest engine loads them."),
+        Metric("time/push/pause", "s", "The longest that an engine was paused for them."),
+        Metric("time/push/verify", "s", "The slowest engine's gate."),
+        Metric(
+            "time/push/idle", "s", "The trainer waits for a push, though its next batch is there."
+        ),
+        Metric("weights/bytes", "bytes", "The weights of the version."),
         Metric("time/checkpoint", "s", "The checkpoint before this step."),
         Metric("seconds_train", "s", "The trainer process computes the step."),
         Metric("seconds_export", "s", "The trainer process exports the weights."),

@@ -189,7 +189,8 @@ class SyncResult:
 
     `max_diff` is the largest canary difference in nats. `unverified` says what was verified only by
     log-probabilities, because its bits could not be compared. `model` is the name that requests
-    for this version use from now on; '': the engine's served name.
+    for this version use from now on; '': the engine's served name. `seconds` are what the parts of
+    the push took over all tries: receive, load, verify, and pause, if the engine was paused.
     """
 
     version: int
@@ -198,6 +199,7 @@ class SyncResult:
     rejected: list[str] = field(default_factory=list)
     unverified: str = ""
     model: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ Invariants:
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -58,7 +59,9 @@ class InferenceActivities:
         async with heartbeats(), _lost_if_unreachable(sync):
             config = await asyncio.to_thread(self.ctx.config, sync.run_id)
             transfer = transfer_of(config, self.ctx.store)
-            weights = await asyncio.to_thread(transfer.receive, sync.weights)
+            seconds: dict[str, float] = {}
+            with _timed(seconds, "receive"):
+                weights = await asyncio.to_thread(transfer.receive, sync.weights)
             tolerance = await asyncio.to_thread(self._tolerance, config, sync)
             first = (activity.info().attempt - 1) * PUSH_TRIES
             rejected = [push_label(sync.version, sync.push, n) for n in range(first)]
@@ -72,9 +75,12 @@ class InferenceActivities:
                     label = push_label(sync.version, sync.push, number)
                     engine = _Engine(client, transfer.name(model, weights, label))
                     replaces = engine.model == model
-                    async with _paused(engine, label) if replaces else contextlib.nullcontext():
-                        await transfer.push(engine, weights)
-                    verdict = await transfer.verify(engine, weights, tolerance)
+                    with _timed(seconds, "pause") if replaces else contextlib.nullcontext():
+                        async with _paused(engine, label) if replaces else contextlib.nullcontext():
+                            with _timed(seconds, "load"):
+                                await transfer.push(engine, weights)
+                    with _timed(seconds, "verify"):
+                        verdict = await transfer.verify(engine, weights, tolerance)
                     if verdict.passed:
                         if sync.oldest is not None:
                             await transfer.retire(engine, served, sync.oldest)
@@ -85,6 +91,7 @@ class InferenceActivities:
                             rejected,
                             verdict.bits.unverified,
                             "" if replaces else engine.model,
+                            seconds,
                         )
                     activity.logger.warning("push %s refused: %s", label, verdict)
                     rejected.append(label)
@@ -104,6 +111,14 @@ class InferenceActivities:
         canary = self.ctx.store.read_file(first, keys.CANARY_FILE)
         noise = gate.parse_canary(canary, f"{first.key}/{keys.CANARY_FILE}").noise
         return gate.measured_tolerance(config, noise) or Tolerance(sync.tolerance)
+
+
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Adds what the block takes to a part's seconds."""
+    began = time.monotonic()
+    yield
+    seconds[part] = seconds.get(part, 0.0) + time.monotonic() - began
 
 
 def _lost(sync: SyncInput, why: str, *, final: bool = True) -> ApplicationError:

@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -262,10 +263,12 @@ class TrainerActivities:
                     token_logprobs=scores,
                 )
                 key = keys.weights(input.run_id, input.step)
-                transfer = transfer_of(config, store)
+                transfer, began = transfer_of(config, store), time.monotonic()
                 ref = await asyncio.to_thread(
                     transfer.prepare, key, out, epoch=input.trainer.epoch, attempt=attempt
                 )
+                metrics["time/push/prepare"] = time.monotonic() - began
+                metrics["weights/bytes"] = float(ref.size)
             reported = keys.train_metrics(input.run_id, input.step, input.batch.sha256)
             scored = keys.token_logprobs(input.run_id, input.step)
             if ref.key != key:

@@ -14,7 +14,7 @@ from tests.workflow.running import (
     until,
     world_of,
 )
-from tests.workflow.world import World
+from tests.workflow.world import PUSH_SECONDS, World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
@@ -53,6 +53,8 @@ async def test_the_next_batch_trains_while_weights_are_pushed(
         assert [push.version for push in world.pushes] == list(range(7))
         of = world.metrics[3]
         assert of["time/trainer"] > 0 and of["time/train"] < world.metrics[2]["time/sync_weights"]
+        assert world.metrics[2]["time/push/idle"] == 0
+        assert world.metrics[2]["time/push/load"] == PUSH_SECONDS["load"]
 
 
 async def test_the_run_tells_of_the_push_that_it_waits_for(temporal: Client) -> None:
@@ -94,6 +96,7 @@ async def test_a_checkpoint_that_is_due_comes_before_the_next_batch(temporal: Cl
         world.holds.clear()
         await handle.result()
         assert world.checkpoints == [2, 4, 6] and world.loaded == [0]
+        assert world.metrics[2]["time/push/idle"] > 0, "batch 3 was there"
         check_exactly_once(world, 6)
 
 

@@ -53,6 +53,9 @@ from ratchet.activities.contracts.training import (
 )
 from ratchet.activities.hosting.liveness import LivenessActivities
 
+PUSH_SECONDS = {"receive": 0.125, "load": 0.25, "pause": 0.5, "verify": 1.0}
+"""What every push reports."""
+
 
 def ref(key: str) -> ArtifactRef:
     """A reference to nothing."""
@@ -441,7 +444,7 @@ class World:
             self.events.append(f"gate refused v{arg.version}")
             text = "canary token 3: engine -1.5, trainer -1.2"
             raise ApplicationError(text, label, type=names.GATE_FAILED, non_retryable=True)
-        return SyncResult(arg.version, label, 1e-6, model=adapter)
+        return SyncResult(arg.version, label, 1e-6, model=adapter, seconds=PUSH_SECONDS)
 
     @activity.defn(name=names.RECORD_STEP)
     async def record_step(self, record: StepRecord) -> None:

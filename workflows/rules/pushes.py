@@ -48,6 +48,7 @@ class Pushes:
         # Engines by index and epoch that still roll out, though they should get other weights.
         self._had_traffic: set[tuple[int, int]] = set()
         self._open: list[Push] = []
+        self._seconds: dict[str, float] = {}
 
     @property
     def in_flight(self) -> int:
@@ -109,6 +110,16 @@ class Pushes:
             host.verified = push.version
             host.gate_failures = 0
         self._wake()
+
+    def on_timed(self, seconds: dict[str, float]) -> None:
+        """What the parts of a push took."""
+        for part, value in seconds.items():
+            self._seconds[part] = max(value, self._seconds.get(part, 0.0))
+
+    def take_seconds(self) -> dict[str, float]:
+        """By part the longest of the pushes since the last call."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
 
     def on_failed(self, host: HostState, push: Push, reason: str, *, refused: bool) -> None:
         """A push failed; `refused`: the gate did not let it pass."""

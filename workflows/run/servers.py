@@ -115,6 +115,7 @@ class Servers:
                 await self._on_push_failed(host, push, error)
             else:
                 self._pushes.on_verified(host, push, result.rejected)
+                self._pushes.on_timed(result.seconds)
                 if result.model and host.epoch == push.engine.epoch and host.up:
                     # From now on rollouts begin under the name of what was verified.
                     host.model = result.model

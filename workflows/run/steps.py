@@ -47,6 +47,7 @@ REMEDY = (
 )
 LOW_SHARE = 0.1
 SCORING, CHECKPOINT = "time/scoring", "time/checkpoint"
+PUSH = "time/push/"
 TOTALS = ("progress/tokens", "progress/samples", "progress/problems")
 
 
@@ -121,6 +122,7 @@ class Steps:
         self._is_long = context.is_long
         self.shipping = False
         self._ahead: asyncio.Task[Trained] | None = None
+        self._shipped_at: dict[int, datetime] = {}
         self._waited = timedelta()
         self._low = False
 
@@ -177,6 +179,7 @@ class Steps:
         seconds = (workflow.now() - began).total_seconds()
         shipped = ShippedBatch(step, batch.ref, batch.metrics, batch.metrics_ref, seconds)
         self._part.shipped.append(shipped)
+        self._shipped_at[step] = workflow.now()
 
     def _watch_share(self, step: int, trainable: int, rollouts: int) -> None:
         """Warns when batches begin to have little to train on, and notes each that has."""
@@ -264,8 +267,11 @@ class Steps:
         result = await self._trainer.train(batch.step, batch.ref)
         return Trained(result, began, workflow.now())
 
-    async def _until_synced(self, step: int) -> None:
-        """Waits until the engines are verified at `step`, and trains the next batch meanwhile."""
+    async def _until_synced(self, step: int) -> timedelta:
+        """Waits until the engines are verified at `step`, and trains the next batch meanwhile.
+        Returns how long the trainer waited, though that batch was there.
+        """
+        began = workflow.now()
 
         async def wait(or_else: Callable[[], bool]) -> None:
             await self._log.wait(
@@ -276,9 +282,11 @@ class Steps:
             )
 
         await wait(self._may_train_ahead)
+        idle = workflow.now() - max(began, self._shipped_at.get(step + 1, began))
         if not self._fleet.synced(step):
             self._ahead = asyncio.create_task(self._train(self._part.shipped[1]))
             await wait(lambda: False)
+        return idle if len(self._part.shipped) > 1 else timedelta()
 
     def _may_train_ahead(self) -> bool:
         return self._rule.may_train_ahead() and not self._is_long()
@@ -299,8 +307,9 @@ class Steps:
         # It may have been pushed before the run paused.
         if self._pushes.offer(step, trained.result.weights):
             self._log.note(OTHER_BITS.format(step))
-        await self._until_synced(step)
+        idle = await self._until_synced(step)
         part.shipped.pop(0)
+        self._shipped_at.pop(step, None)
         part.step, part.version = step, step
         self._pushes.forget_labels(step)
         part.reward = batch.metrics["reward/all/mean"]
@@ -318,6 +327,8 @@ class Steps:
             "time/trainer": (trained.ended - trained.began).total_seconds(),
         }
         self._log.write_line(step_line(step, times["time/step"], batch.metrics))
+        times |= {f"{PUSH}{name}": value for name, value in self._pushes.take_seconds().items()}
+        times[f"{PUSH}idle"] = idle.total_seconds()
         if (checkpoint := part.totals.pop(CHECKPOINT, None)) is not None:
             times[CHECKPOINT] = checkpoint
         self._record(

@@ -133,6 +133,14 @@ export const PANELS = [
 		series: those(["time/wait_for_batch", "trainer waits for rollouts"], ["time/scoring", "waits for scoring"], ["time/train", "trains"], ["time/sync_weights", "engines load weights"], ["time/checkpoint", "checkpoint"]),
 	},
 	{
+		id: "pushes", section: "Speed and system",
+		title: "Weight pushes",
+		note: "Seconds of each push: the weights are committed, received, loaded while the engine is paused, and verified; and how long the trainer waited for it with its next batch at hand.",
+		unit: "s",
+		zero: true,
+		series: those(["time/push/prepare", "committed"], ["time/push/receive", "received"], ["time/push/pause", "engine paused"], ["time/push/verify", "verified"], ["time/push/idle", "trainer waits"]),
+	},
+	{
 		id: "throughput", section: "Speed and system",
 		title: "Throughput",
 		note: "Tokens a second: sampled by the engines, and trained on.",

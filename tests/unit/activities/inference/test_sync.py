@@ -143,6 +143,9 @@ async def test_push_then_canary(tmp_path: Path, engine: Engine) -> None:
         "/resume",
         "/inference/v1/generate",
     ]
+    seconds = result.seconds
+    assert seconds.keys() == {"receive", "load", "pause", "verify"}
+    assert min(seconds.values()) > 0 and seconds["load"] < seconds["pause"]
 
 
 async def test_second_try_passes_and_names_the_first(tmp_path: Path, engine: Engine) -> None:
@@ -297,6 +300,7 @@ async def test_an_adapter_is_loaded_under_a_name_of_its_own_and_nothing_is_pause
     assert engine.asked == list(engine.adapters) == ["m-1@7.12a", "m-1@7.12b"]
     assert all(path.endswith("/adapter") for path in engine.adapters.values())
     assert engine.labels == [], "rollouts in flight keep the label that they have"
+    assert result.seconds.keys() == {"receive", "load", "verify"}
 
 
 async def test_version_0_of_an_adapter_is_the_engines_own_base(

@@ -88,6 +88,9 @@ async def test_from_version_0_to_a_restored_checkpoint(tmp_path: Path, policy: P
         kept = [keys.checkpoint(RUN, step) for step in (2, 3)]
         assert ctx.store.committed_keys(keys.checkpoints(RUN)) == kept
         assert ctx.store.committed_keys(f"runs/{RUN}/batches") == [keys.batch(RUN, 3)]
+        metrics = json.loads(ctx.store.get(results[3].metrics_ref))
+        assert metrics["time/push/prepare"] > 0
+        assert metrics["weights/bytes"] == results[3].weights.size > 4 * SMALL.shape.parameters
         scores = keys.token_logprobs(RUN, 3)
         assert ctx.store.committed_keys(f"runs/{RUN}/token_logprobs") == [scores]
         rows = decode_token_logprobs(ctx.store.get(ctx.store.require(scores)))

@@ -110,3 +110,11 @@ def test_labels_are_forgotten_once_no_group_can_bear_them() -> None:
     part.rejected_labels = ["0.1a", "7.3b", "100.9a"]
     pushes.forget_labels(100)
     assert part.rejected_labels == ["7.3b", "100.9a"]
+
+
+def test_the_slowest_push_since_the_last_step_counts() -> None:
+    pushes, _, _ = made(engines())
+    pushes.on_timed({"load": 0.5, "pause": 0.6})
+    pushes.on_timed({"load": 0.75})
+    assert pushes.take_seconds() == {"load": 0.75, "pause": 0.6}
+    assert pushes.take_seconds() == {}
