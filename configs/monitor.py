@@ -4,14 +4,12 @@ The URL of a heartbeat is often a secret by itself: then a config names the envi
 that holds it.
 """
 
-import re
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from ratchet.configs.base import Section, refusal
-from ratchet.configs.reference import HIDDEN
+from ratchet.configs.reference import HIDDEN, url_problem
 from ratchet.configs.variables import VariableConfig, named_variable
 
 _NAMED = '{ env_var = "NAME" } names a variable of orchestrator workers that holds it'
@@ -20,18 +18,10 @@ _NAMED = '{ env_var = "NAME" } names a variable of orchestrator workers that hol
 def _problem(url: Any) -> str:
     """Why a URL to ping is invalid; '' if it is valid."""
     form = f"must have the form http(s)://host/path; {_NAMED}"
-    if not isinstance(url, str) or len(url) > 2000 or re.search(r"\s|\\", url):
+    if not isinstance(url, str) or len(url) > 2000 or "\\" in url:
         return form
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return form
-    if not usable:
-        return form
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        return f"must have no user, query or fragment, which may be secrets: {_NAMED}"
-    return ""
+    bare = f"must have no user, query or fragment, which may be secrets: {_NAMED}"
+    return url_problem(url, form, bare)
 
 
 class MonitorConfig(Section):

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ratchet.configs.base import Section, refusal
+from ratchet.configs.variables import NAME
 
 DEFAULT_KEY_VAR = "RATCHET_REFERENCE_KEY"
 HIDDEN = "(not shown)"
@@ -34,9 +35,8 @@ def _unknown(key: str, section: type[Section]) -> str:
     return f"unknown key; valid keys: {', '.join(section.model_fields)}"
 
 
-def _url_problem(url: Any) -> str:
-    """Why an endpoint's address is invalid; '' if it is valid."""
-    form = "must have the form http(s)://host:port"
+def url_problem(url: Any, form: str, bare: str) -> str:
+    """`form` if `url` is no http(s) URL, `bare` if parts of it may hold a secret, else ''."""
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -44,12 +44,15 @@ def _url_problem(url: Any) -> str:
         return form
     if not usable or re.search(r"\s", url):
         return form
-    if "@" in parts.netloc or parts.query or parts.fragment:
-        return f"{form}, with a path at most; {_NO_KEYS}"
-    return ""
+    return bare if "@" in parts.netloc or parts.query or parts.fragment else ""
 
 
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+def _url_problem(url: Any) -> str:
+    """Why an endpoint's address is invalid; '' if it is valid."""
+    form = "must have the form http(s)://host:port"
+    return url_problem(url, form, f"{form}, with a path at most; {_NO_KEYS}")
+
+
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _SET_OTHERWISE = ("authorization", "connection", "content-length", "content-type", "host")
 
@@ -65,7 +68,7 @@ def _headers_problem(headers: Any) -> str:
         if name.lower() in _SET_OTHERWISE:
             return f"cannot set {name!r}: requests set it themselves, and api_key_var names the key"
         # Variables in capitals only: many keys would otherwise be valid names.
-        if not (isinstance(variable, str) and _VARIABLE.fullmatch(variable)):
+        if not (isinstance(variable, str) and re.fullmatch(NAME, variable)):
             return form
     return ""
 
@@ -143,7 +146,7 @@ class FrozenModelConfig(Section):
             if key in data and (problem := find(data[key])):
                 raise refusal("frozen model", key, problem, HIDDEN)
         name = data.get("api_key_var", DEFAULT_KEY_VAR)
-        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
             message = (
                 "must be the name of an environment variable (capitals, digits, '_'), such as "
                 f"{DEFAULT_KEY_VAR!r}; {_NO_KEYS}"

@@ -136,8 +136,8 @@ class RunConfig(Section):
         default=None,
         min_length=1,
         max_length=64,
-        description="Id of another run: this one begins once that has ended, with any status. For "
-        "a machine that has room for the servers of one run at a time.",
+        description="Start after this run has ended, with any status. For a machine that has room "
+        "for the servers of one run at a time.",
     )
     when_all_fail: Literal["pause", "end", "continue"] = Field(
         default="pause",

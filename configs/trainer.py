@@ -269,16 +269,16 @@ class TrainerConfig(Section):
     )
     offload_optimizer: bool = Field(
         default=False,
-        description="On a GPU, keep the optimizer's moments in the machine's memory, and bring "
-        "those of one parameter at a time to the GPU for its step: with AdamW 8 bytes less a "
-        "parameter of 16, the same bits, slower steps. Refused without a GPU, where the moments "
-        "are in the machine's memory anyway.",
+        description="On a GPU, keep the optimizer's moments in the machine's memory, and move "
+        "those of one parameter at a time to the GPU for its step: with AdamW 8 instead of 16 "
+        "bytes a parameter on the GPU, the same bits, slower steps. Refused without a GPU, where "
+        "the moments are in the machine's memory anyway.",
     )
     threads: int | None = Field(
         default=None,
         ge=1,
         description="CPU threads, of each rank where there are several; none: torch's own "
-        "choice, or of several ranks the cores shared out among them.",
+        "choice, or, with several ranks, an equal share of the cores.",
     )
     deterministic: bool = Field(
         default=False,

@@ -8,7 +8,7 @@ When a key of a config is added, renamed, moved or removed, or changes its meani
 
 1. Add `from_<n>_to_<n + 1>` and enter it in CONFIG. For an added key it sets what runs did before.
 2. Changes of a running run are partial configs: `overrides` in the run's state, `config_changes` in
-   its memo. If the key is one that may change (`workflows/changes.py`), the run state needs an
+   its memo. If the key is one that may change (`configs/live.py`), the run state needs an
    upgrader too (`workflows/protocol/upgrades.py`), and an older memo keeps the old name.
 3. Record the new shape (`tests/recorded/README.md`).
 
@@ -19,12 +19,7 @@ nothing that was moved is lost silently.
 from typing import Any
 
 from ratchet.configs.run import RunConfig
-from ratchet.configs.versions import SCHEMA, Document, Versions
-
-
-def from_0_to_1(config: Document) -> Document:
-    """Schema 1 is the first with a number; its keys are unchanged."""
-    return config
+from ratchet.configs.versions import SCHEMA, Document, Versions, unchanged
 
 
 def from_1_to_2(config: Document) -> Document:
@@ -101,7 +96,7 @@ def _short_replies(side: Document) -> Document:
 
 CONFIG = Versions(
     "the stored config",
-    {0: from_0_to_1, 1: from_1_to_2, 2: from_2_to_3, 3: from_3_to_4, 4: from_4_to_5},
+    {0: unchanged, 1: from_1_to_2, 2: from_2_to_3, 3: from_3_to_4, 4: from_4_to_5},
 )
 
 

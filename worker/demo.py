@@ -20,6 +20,7 @@ from typing import Any
 import plotext
 from rich.console import Console
 
+from ratchet.activities.contracts.health import REWARD
 from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.client import Ratchet, RatchetError, printing
 from ratchet.api.client.watch import Watch
@@ -33,7 +34,6 @@ from ratchet.configs.run import RunConfig
 from ratchet.worker import teacher
 from ratchet.worker.stack import Ended, Stack, StackError, answers, end_in_order
 
-REWARD = "reward/all/mean"
 LAST_STEPS = 5
 GIVEN_UP_WITHIN_S = 8.0
 

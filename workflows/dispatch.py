@@ -308,7 +308,7 @@ class Dispatch:
 
     async def _wake(self) -> None:
         """A long try may take hours, and the store may recover before that."""
-        await workflow.sleep(LONG_TRY, summary="time to try another one beside a long try")
+        await workflow.sleep(LONG_TRY, summary="a second try during a slow one")
         self._generation.held.on_slow_try()
 
     def _rollout_timeout(self, work: GroupWork) -> timedelta:

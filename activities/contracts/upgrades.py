@@ -3,15 +3,9 @@
 One table for each; `workflows/protocol/upgrades.py` says what to do when a field changes.
 """
 
-from ratchet.configs.versions import Document, Versions
+from ratchet.configs.versions import Document, Versions, unchanged
 
-
-def host_from_0_to_1(host: Document) -> Document:
-    """Schema 1 is the first with a number; its keys are unchanged."""
-    return host
-
-
-HOST_INPUT = Versions("the input of a host", {0: host_from_0_to_1})
+HOST_INPUT = Versions("the input of a host", {0: unchanged})
 
 CHECKPOINT_STATE = Versions("run_state.json", {}, oldest=1)
 """{schema, state, config}: `state` is a run's state and `config` a stored config, each with a

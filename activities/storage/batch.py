@@ -1,8 +1,8 @@
 """The batch file: what the trainer saw, one Parquet row per training sample.
 
 Every per-token list of a row has the length of `token_ids`. Positions that were not sampled by
-the policy have loss_mask False, logprob 0.0, advantage 0.0 and version -1. `DATA.md` describes the
-columns, and how to read a file in one line with pyarrow or duckdb.
+the policy have loss_mask False, logprob 0.0, advantage 0.0 and version -1. `docs/data.md` describes
+the columns, and how to read a file in one line with pyarrow or duckdb.
 
 Some lists may be absent (null). Without rl_weights, the weight is 1 on the loss mask; without
 ce_weights or ref_kl_weights, no token belongs to that component of the loss. Advantages may be

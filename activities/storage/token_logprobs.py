@@ -4,7 +4,7 @@ Rows lie in the order of the batch. Each list has the length of the sample's `to
 where nothing was scored: at the first token, which nothing predicts, and where the sample was cut
 off at `trainer.seq_len`. Scores are of the weights before the step's update, at the temperature
 that the sample was drawn at, in nats; they are what `mismatch_kl` compares with the engine's.
-`DATA.md` describes the columns.
+`docs/data.md` describes the columns.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def problem(shape: Shape, config: RunConfig, *, free: int, where: str) -> str | 
     help = (
         "set " + " or ".join(f"{text} ({size / GIB:.1f} GiB)" for text, size in fitting.items())
         if fitting
-        else f"even with all of the keys that help it keeps {least / GIB:.1f} GiB: free some "
+        else f"even with the smallest settings it keeps {least / GIB:.1f} GiB: free some "
         "space, or name another store"
     )
     return (

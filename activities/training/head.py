@@ -23,9 +23,7 @@ import torch
 from torch import Tensor
 
 from ratchet.activities.training.memory import BLOCK_LOGITS
-
-PROBE = (11, 5, 7, 3)
-"""Tokens whose logits test whether a model can be split."""
+from ratchet.activities.training.model import probe
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,7 @@ def split(model: Any, block_logits: int | None = None) -> Head | None:
     linear, body = model.get_output_embeddings(), model.get_decoder()
     if not isinstance(linear, torch.nn.Linear) or body is None or body is model:
         return None
-    vocab = model.config.get_text_config().vocab_size
-    ids = torch.tensor([[token % vocab for token in PROBE]], device=model.device)
+    ids = probe(model)
     with torch.no_grad():
         whole = model(input_ids=ids, use_cache=False).logits
         parts = linear(body(input_ids=ids, use_cache=False).last_hidden_state)

@@ -320,7 +320,7 @@ def problem(shape: Shape, config: RunConfig, *, room: int, gpu: bool) -> str | N
         f"set {_sizes(fitting)}"
         if fitting
         else (
-            f"with the least that its keys allow it takes {min(sizes.values()) / GIB:.1f} GiB: "
+            f"even with the smallest settings it takes {min(sizes.values()) / GIB:.1f} GiB: "
             "take a smaller model, a shorter trainer.seq_len or a machine with more memory"
         )
     )
@@ -334,7 +334,7 @@ def exhausted(shape: Shape | None, config: RunConfig, said: str, *, room: int, g
     """What to do about a trainer that ran out of memory, in words; `said` is how that was reported,
     `shape` None for a model of an unknown kind.
     """
-    begin = f"{names.OUT_OF_MEMORY} ({said}), of which there are {room / GIB:.1f} GiB for it"
+    begin = f"{names.OUT_OF_MEMORY} ({said}); it has {room / GIB:.1f} GiB"
     last = "take a shorter trainer.seq_len, a smaller model or a machine with more memory"
     if shape is None:
         return f"{begin}: set trainer.activation_checkpointing = true or a smaller " + (
@@ -344,7 +344,7 @@ def exhausted(shape: Shape | None, config: RunConfig, said: str, *, room: int, g
     needed = sum(parts.values())
     less = {t: size for t, size in _remedies(shape, config, gpu=gpu).items() if size < needed}
     help = f"set {_sizes(less)}, or {last}" if less else last
-    return f"{begin}; it takes some {needed / GIB:.1f} GiB ({shown(parts)}): {help}"
+    return f"{begin} and takes some {needed / GIB:.1f} GiB ({shown(parts)}): {help}"
 
 
 def shown(parts: Mapping[str, int]) -> str:

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PROBE = (11, 5, 7, 3)
-"""Tokens whose log-probabilities test whether a model can be sharded."""
-
 
 @dataclass(frozen=True)
 class Ranks:
@@ -123,7 +120,7 @@ def sharded(model: Any, head: Head | None, ranks: Ranks) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    from ratchet.activities.training.model import token_scores
+    from ratchet.activities.training.model import probe, token_scores
 
     class Scorer(torch.nn.Module):
         """The root module: the head's weights are used outside of the model's forward pass, too."""
@@ -145,8 +142,7 @@ def sharded(model: Any, head: Head | None, ranks: Ranks) -> Any:
             # A copy: FSDP warns of a view, which could be changed in place.
             return logprobs.clone(), entropy
 
-    ids, plain = torch.tensor([PROBE], device=model.device), torch.ones(1, 1, device=model.device)
-    ids %= model.config.get_text_config().vocab_size
+    ids, plain = probe(model), torch.ones(1, 1, device=model.device)
     with torch.no_grad():
         before = token_scores(model, ids, plain)
     mesh = init_device_mesh(model.device.type, (ranks.count,))

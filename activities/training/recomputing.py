@@ -10,8 +10,7 @@ Invariants:
 
 from typing import Any
 
-PROBE = (11, 5, 7, 3)
-"""Tokens whose logits test whether a model still gives the same bits."""
+from ratchet.activities.training.model import probe
 
 
 def enable(model: Any) -> None:
@@ -27,8 +26,7 @@ def enable(model: Any) -> None:
             f"trainer.activation_checkpointing is true, and {name} does not support it; set it to "
             "false"
         )
-    vocab = model.config.get_text_config().vocab_size
-    ids = torch.tensor([[token % vocab for token in PROBE]], device=model.device)
+    ids = probe(model)
     with torch.no_grad():
         before = model(input_ids=ids, use_cache=False).logits
         model.gradient_checkpointing_enable()

@@ -382,7 +382,7 @@ class Trainer:
         if base is not None and (found := adapters.identity(base)) != state["base"]:
             raise ValueError(
                 f"the adapter of step {state['step']} belongs to base weights {state['base']}, and "
-                f"version 0 of the run, in {base}, holds {found}: put the version 0 back that the "
+                f"version 0 of the run, in {base}, holds {found}: restore the version 0 that the "
                 "adapter was trained on"
             )
         return state

@@ -90,7 +90,7 @@ DryRun = Annotated[
 ]
 Key = Annotated[
     str | None,
-    typer.Option("--idempotency-key", help="A config starts one run per key, however often sent."),
+    typer.Option("--idempotency-key", help="Repeating the key starts no second run."),
 ]
 Changes = Annotated[
     list[str] | None,

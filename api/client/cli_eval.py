@@ -68,9 +68,7 @@ def evaluate(
     ] = False,
     idempotency_key: Annotated[
         str | None,
-        typer.Option(
-            "--idempotency-key", help="The same key and config are the same runs, however often."
-        ),
+        typer.Option("--idempotency-key", help="Repeating the key starts no second runs."),
     ] = None,
     as_json_: Json = False,
 ) -> None:
@@ -131,7 +129,7 @@ def compare(
     to_step: Annotated[
         int | None, typer.Option(min=0, help="Of OTHER, the evals of this step; else the last.")
     ] = None,
-    env: Annotated[str | None, typer.Option(help="One env; else all.")] = None,
+    env: Annotated[str | None, typer.Option(help="Compare only this env (default: all).")] = None,
     k: Annotated[int | None, typer.Option("--k", min=1, help="By pass@K; else by reward.")] = None,
     as_json_: Json = False,
 ) -> None:

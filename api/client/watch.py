@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ratchet.activities.contracts.health import REWARD
 from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.client import printing
 from ratchet.api.client.assignments import one_line
@@ -27,7 +28,6 @@ from ratchet.api.schemas.events import Event
 from ratchet.api.schemas.health import RunHealth
 from ratchet.api.schemas.run import Run
 
-REWARD = "reward/all/mean"
 HISTORY = 400
 SHOWN_EVENTS = 6
 TICK_S = 0.25

@@ -34,8 +34,8 @@ class Estimate(BaseModel):
     mean: float = Field(description="The mean.")
     low: float | None = Field(
         default=None,
-        description="Lower bound; null with the upper one where fewer than five examples, or "
-        "examples that are all alike, say nothing of the spread.",
+        description="Lower bound. Null, as is the upper one, if the spread is unknown: with fewer "
+        "than five examples, or if all are alike.",
     )
     high: float | None = Field(default=None, description="Upper bound.")
 

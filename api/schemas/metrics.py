@@ -107,8 +107,8 @@ class LagSample(BaseModel):
     )
     time: float = Field(description="Unix time in seconds.")
     source: str = Field(
-        description="The worker process that took the sample; 'env-server-<name>-…' for the env "
-        "server that it is of."
+        description="The worker process that took the sample; 'env-server-<name>-…' for an env "
+        "server."
     )
     role: LagRole = Field(description="The worker's role, or that of the server's worker.")
     event_loop_lag: LoopLag | None = None

@@ -357,8 +357,8 @@ class Plan(BaseModel):
     )
     servers: dict[str, list[str]] = Field(description="Servers that would be started, by role.")
     transfer: str = Field(
-        description="How new weights get to engines: 'store', or 'adapter' alone, and where the "
-        "config says 'auto', why it is the one."
+        description="How new weights get to engines: 'store', or 'adapter' alone, and, for 'auto', "
+        "the reason."
     )
     unverified: str | None = Field(
         description="Weights that the gate could not compare bit by bit, judging by the config "

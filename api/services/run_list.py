@@ -22,14 +22,13 @@ from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.schemas.run import Run
+from ratchet.api.services.ended import MARGIN
 from ratchet.api.services.run_view import run_object
 from ratchet.api.store.run_index import Row, RunIndex, row_of
 from ratchet.api.temporal.client import Execution, Temporal
 
 CAUGHT_UP_S = 60.0
 PATIENCE_S = 8.0
-MARGIN = timedelta(hours=1)
-"""By how much clocks may differ, and Temporal's list of executions may lag."""
 LAG = timedelta(minutes=2)
 """For how long after its creation a run may be missing in Temporal's list of executions."""
 MOST_LOOKED_AT = 150

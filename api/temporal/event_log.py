@@ -181,54 +181,54 @@ class EventBuilder:
         """The events that follow from the next event of the history, in order."""
         self._events, self._event = [], event
         kind = event.WhichOneof("attributes") or ""
-        given: Any = getattr(event, kind, None)
+        attrs: Any = getattr(event, kind, None)
         match kind.removesuffix("_event_attributes"):
             case "workflow_execution_started":
-                await self._on_started(given)
-            case "workflow_properties_modified" if MEMO_KEY in given.upserted_memo.fields:
-                self._on_memo(await self._decode(given.upserted_memo.fields[MEMO_KEY]))
+                await self._on_started(attrs)
+            case "workflow_properties_modified" if MEMO_KEY in attrs.upserted_memo.fields:
+                self._on_memo(await self._decode(attrs.upserted_memo.fields[MEMO_KEY]))
             case "workflow_execution_signaled":
-                await self._on_signal(given)
+                await self._on_signal(attrs)
             case "signal_external_workflow_execution_initiated":
-                if given.signal_name == "control":
-                    self._on_control(await self._first(given.input))
+                if attrs.signal_name == "control":
+                    self._on_control(await self._first(attrs.input))
             case "start_child_workflow_execution_initiated":
-                if given.workflow_type.name == DISPATCH:
-                    self._on_control(_dict(await self._first(given.input)).get("control"))
+                if attrs.workflow_type.name == DISPATCH:
+                    self._on_control(_dict(await self._first(attrs.input)).get("control"))
             case "workflow_execution_cancel_requested":
-                self._on_asked(CONTROLS["cancel"], given.identity, given.cause)
+                self._on_asked(CONTROLS["cancel"], attrs.identity, attrs.cause)
             case "workflow_execution_update_accepted":
                 # A change is reported as soon as the memo has it.
-                self._changed_by = record_of(given.accepted_request.meta.update_id)
+                self._changed_by = record_of(attrs.accepted_request.meta.update_id)
             case "activity_task_scheduled":
-                await self._on_scheduled(given)
+                await self._on_scheduled(attrs)
             case "activity_task_started":
-                if begun := self._begun.get(given.scheduled_event_id):
-                    begun.started, begun.attempt = event.event_time.ToDatetime(UTC), given.attempt
-                    begun.retried = _cause(given.last_failure) if given.attempt > 1 else ""
+                if begun := self._begun.get(attrs.scheduled_event_id):
+                    begun.started, begun.attempt = event.event_time.ToDatetime(UTC), attrs.attempt
+                    begun.retried = _cause(attrs.last_failure) if attrs.attempt > 1 else ""
             case "activity_task_completed":
-                self._on_done(given.scheduled_event_id)
+                self._on_done(attrs.scheduled_event_id)
             case "activity_task_failed":
-                self._on_failed(given.scheduled_event_id, _cause(given.failure))
+                self._on_failed(attrs.scheduled_event_id, _cause(attrs.failure))
             case "activity_task_timed_out":
-                self._on_failed(given.scheduled_event_id, f"timed out: {_cause(given.failure)}")
+                self._on_failed(attrs.scheduled_event_id, f"timed out: {_cause(attrs.failure)}")
             case "activity_task_canceled":
-                self._begun.pop(given.scheduled_event_id, None)
-            case "workflow_task_failed" if given.cause not in HARMLESS:
-                text = f"a workflow task failed and is retried: {_cause(given.failure)}"
+                self._begun.pop(attrs.scheduled_event_id, None)
+            case "workflow_task_failed" if attrs.cause not in HARMLESS:
+                text = f"a workflow task failed and is retried: {_cause(attrs.failure)}"
                 self._emit("run.stuck", text, level="error", source="orchestrator")
             case "workflow_execution_continued_as_new":
-                self.successor, self.ended = given.new_execution_run_id, True
+                self.successor, self.ended = attrs.new_execution_run_id, True
             case "workflow_execution_completed":
                 self._on_end(str(self._memo.get("status") or "succeeded"), "")
             case "workflow_execution_failed":
-                self._on_end("failed", _cause(given.failure))
+                self._on_end("failed", _cause(attrs.failure))
             case "workflow_execution_timed_out":
                 self._on_end("failed", "the workflow timed out in Temporal")
             case "workflow_execution_canceled":
                 self._on_end("cancelled", "")
             case "workflow_execution_terminated":
-                said = f"terminated in Temporal: {redacted(given.reason, 300)}"
+                said = f"terminated in Temporal: {redacted(attrs.reason, 300)}"
                 self._on_end("failed", said)
         return self._events
 
@@ -260,13 +260,13 @@ class EventBuilder:
 
     # -- the run ----------------------------------------------------------------------------
 
-    async def _on_started(self, given: Any) -> None:
+    async def _on_started(self, attrs: Any) -> None:
         self.began = self._event.event_time.ToDatetime(UTC)
-        payload = given.memo.fields.get(MEMO_KEY)
+        payload = attrs.memo.fields.get(MEMO_KEY)
         memo = _dict(await self._decode(payload)) if payload is not None else {}
-        if given.continued_execution_run_id:
-            self.predecessor, self._memo = given.continued_execution_run_id, memo
-            if document := _dict(await self._first(given.input)).get("state"):
+        if attrs.continued_execution_run_id:
+            self.predecessor, self._memo = attrs.continued_execution_run_id, memo
+            if document := _dict(await self._first(attrs.input)).get("state"):
                 state: RunState = decoded(RunState, document)
                 if any(each.state != "closed" for each in state.dispatch.generations):
                     # Evals under way began earlier; after a checkpoint or a pause they restart.
@@ -327,7 +327,7 @@ class EventBuilder:
             status, reason = memo.get("status"), memo.get("pause_reason")
             data = {"status": status, "from": before.get("status")}
             data |= {"reason": reason} if reason else {}
-            text = f"the run is {status}{f': {redacted(reason, 300)}' if reason else ''}"
+            text = f"status: {status}{f' ({redacted(reason, 300)})' if reason else ''}"
             self._emit("run.status", text, data=data)
         waiting = memo.get("waiting_for") or {}
         if waiting.get("name") and waiting != before.get("waiting_for"):
@@ -371,13 +371,13 @@ class EventBuilder:
 
     # -- signals and servers ----------------------------------------------------------------
 
-    async def _on_signal(self, given: Any) -> None:
-        if given.signal_name == "host_report":
-            self._on_report(await self._first(given.input))
-        elif given.signal_name == HEALTH_REPORT:
-            self._on_health(await self._first(given.input))
-        elif verb := verb_of(given.signal_name):
-            self._on_asked(verb, given.identity, await self._first(given.input))
+    async def _on_signal(self, attrs: Any) -> None:
+        if attrs.signal_name == "host_report":
+            self._on_report(await self._first(attrs.input))
+        elif attrs.signal_name == HEALTH_REPORT:
+            self._on_health(await self._first(attrs.input))
+        elif verb := verb_of(attrs.signal_name):
+            self._on_asked(verb, attrs.identity, await self._first(attrs.input))
 
     def _on_asked(self, verb: Verb, identity: str, value: Any = None) -> None:
         fields = (key for key in verb.body.model_fields if key != "reason")
@@ -436,10 +436,10 @@ class EventBuilder:
 
     # -- work -------------------------------------------------------------------------------
 
-    async def _on_scheduled(self, given: Any) -> None:
-        name, metadata = given.activity_type.name, self._event.user_metadata
+    async def _on_scheduled(self, attrs: Any) -> None:
+        name, metadata = attrs.activity_type.name, self._event.user_metadata
         summary = await self._decode(metadata.summary) if metadata.HasField("summary") else ""
-        finalized = await self._first(given.input) if name == names.FINALIZE_EVAL else None
+        finalized = await self._first(attrs.input) if name == names.FINALIZE_EVAL else None
         self._begun[self._event.event_id] = _Begun(
             name,
             str(summary),

@@ -3,7 +3,8 @@
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import Sample, decode_batch
 from ratchet.activities.storage.store import ArtifactStore
-from ratchet.activities.training.model import load_model, rescore
+from ratchet.activities.training.model import load_model
+from tests.scoring import rescore
 
 
 def batch_samples(store: ArtifactStore, run_id: str, steps: int) -> list[Sample]:

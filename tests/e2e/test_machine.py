@@ -1,4 +1,4 @@
-"""The whole machine goes down in the middle of a run, and `make up` mends it.
+"""The whole machine goes down in the middle of a run, and `make up` brings it back.
 
 Everything is ended at one moment, as by a power cut: the supervisor, Temporal, the API, every
 worker, every keeper and the servers that they keep, so that nothing can clean up after anything

@@ -25,7 +25,8 @@ from temporalio.testing import WorkflowEnvironment
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
-from ratchet.api.services.run_list import MARGIN, cursor_of
+from ratchet.api.services.ended import MARGIN
+from ratchet.api.services.run_list import cursor_of
 from ratchet.api.store.run_index import row_of
 from ratchet.workflows.protocol.messages import MEMO_KEY, TRAINING_RUN
 from tests.unit.api.conftest import temporal_binary

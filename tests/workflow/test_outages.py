@@ -1,4 +1,4 @@
-"""What can be mended pauses a run and ends nothing: a store that fails, servers that keep dying."""
+"""What can be fixed pauses a run and ends nothing: a store that fails, servers that keep dying."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ WORKS = (
 
 
 @pytest.mark.parametrize("work", WORKS)
-async def test_run_pauses_itself_while_the_store_fails_and_goes_on_once_it_is_mended(
+async def test_run_pauses_itself_while_the_store_fails_and_goes_on_once_it_works(
     temporal: Client, work: str
 ) -> None:
     async with world_of(temporal) as world:

@@ -22,7 +22,7 @@ A worker that meets a newer number fails the workflow task, which Temporal retri
 the newer build takes it; the run waits meanwhile and loses nothing.
 """
 
-from ratchet.configs.versions import Document, Versions
+from ratchet.configs.versions import Document, Versions, unchanged
 
 
 def run_state_from_0_to_1(state: Document) -> Document:
@@ -74,24 +74,9 @@ def run_state_from_1_to_2(state: Document) -> Document:
     return {**flat, **parts, **curriculum}
 
 
-def run_input_from_0_to_1(input: Document) -> Document:
-    """Schema 1 is the first with a number; its keys are unchanged."""
-    return input
-
-
-def dispatch_input_from_0_to_1(input: Document) -> Document:
-    """Schema 1 is the first with a number; its keys are unchanged."""
-    return input
-
-
 def dispatch_input_from_1_to_2(input: Document) -> Document:
     """Train groups in flight were never cancelled at the last batch."""
     return {**input, "control": {**input["control"], "train_over": False}}
-
-
-def host_workflow_input_from_0_to_1(input: Document) -> Document:
-    """Schema 1 is the first with a number; its keys are unchanged."""
-    return input
 
 
 def run_state_from_2_to_3(state: Document) -> Document:
@@ -130,8 +115,6 @@ RUN_STATE = Versions(
         3: run_state_from_3_to_4,
     },
 )
-RUN_INPUT = Versions("the input of TrainingRun", {0: run_input_from_0_to_1})
-DISPATCH_INPUT = Versions(
-    "the input of Dispatch", {0: dispatch_input_from_0_to_1, 1: dispatch_input_from_1_to_2}
-)
-HOST_WORKFLOW_INPUT = Versions("the input of Host", {0: host_workflow_input_from_0_to_1})
+RUN_INPUT = Versions("the input of TrainingRun", {0: unchanged})
+DISPATCH_INPUT = Versions("the input of Dispatch", {0: unchanged, 1: dispatch_input_from_1_to_2})
+HOST_WORKFLOW_INPUT = Versions("the input of Host", {0: unchanged})

@@ -2,8 +2,8 @@
 
 Invariants:
 
-- One permit pool: executing rollouts never exceed `permits`, train and eval together. A group is
-  carried out in parts of `rollouts_per_activity`; a rollout frees its permit when it ends.
+- One permit pool: executing rollouts never exceed `permits`, train and eval together. A group
+  runs in parts of `rollouts_per_activity`; a rollout frees its permit when it ends.
 - A group that has begun is finished first, on the engine it began on, for its prefix cache.
 - Eval work goes first while there is any to dispatch; nothing in flight is cancelled for it.
 - Every example of the lease is admitted at most once, and what was not admitted is handed on.
@@ -33,7 +33,7 @@ from ratchet.workflows.rules.sources import (
 
 @dataclass(frozen=True)
 class Part:
-    """Rollouts `first` up to `last` of a group, to be carried out by one activity."""
+    """Rollouts `first` up to `last` of a group, which one activity runs."""
 
     work: GroupWork
     engine: EngineTarget
@@ -43,7 +43,7 @@ class Part:
 
 @dataclass
 class Blocked:
-    """Why nothing was admitted; `retry_s` is set if time alone mends it."""
+    """Why nothing was admitted; `retry_s` is set if waiting helps."""
 
     reason: str
     retry_s: float = 0.0
@@ -105,8 +105,8 @@ class Scheduler:
         return True
 
     def on_released(self, ended: dict[str, int]) -> bool:
-        """Rollouts ended inside parts ('<group>/<first>') still carried out; True if permits came
-        free by it. What is unknown, older or repeated changes nothing.
+        """Rollouts ended inside parts ('<group>/<first>') that still run; True if that freed
+        permits. What is unknown, older or repeated changes nothing.
         """
         freed = False
         for name, count in ended.items():
@@ -119,7 +119,7 @@ class Scheduler:
         return freed
 
     def on_ended(self, group: str, first: int) -> bool:
-        """A part was carried out and its permits are free; True if all of its group was."""
+        """A part ended and freed its permits; True if its whole group has ended."""
         flight = self.flights[group]
         self.flights.end(flight, first)
         return flight.begun == flight.work.size and not flight.busy
@@ -231,17 +231,17 @@ class Scheduler:
         up = [e for e in self.control.evals if self.places.address(eval_work(e, 0))]
         return next(interleave(up, self.eval_cursors), None)
 
-    def next_put_back(self, kind: str) -> GroupWork | None:
-        """The put-back group of `kind` that waits longest; None if there is none, or if it is a
+    def next_requeued(self, kind: str) -> GroupWork | None:
+        """The requeued group of `kind` that waits longest; None if there is none, or if it is a
         train group and those stand back for evals.
         """
         if kind == "train" and self.control.train_limit == 0:
             return None
         dropped = self.control.put_backs_before - self.requeued.below
-        assert dropped <= 0, "a put-back group was dropped before it was admitted"
+        assert dropped <= 0, "a requeued group was dropped before it was admitted"
         while True:
             for group in self.requeued.heads(kind):
-                if (work := self._put_back_work(group)) is None:
+                if (work := self._requeued_work(group)) is None:
                     self.requeued.take(group)
                     break
                 if self.places.address(work):
@@ -255,8 +255,8 @@ class Scheduler:
             return eval_group(group)[0]
         return self._source.env_of(train_counter(group)[0])
 
-    def _put_back_work(self, group: str) -> GroupWork | None:
-        """The work of a put-back group; None if its eval is over."""
+    def _requeued_work(self, group: str) -> GroupWork | None:
+        """The work of a requeued group; None if its eval is over."""
         if not group.startswith("eval/"):
             return self._source.work(group, self.control.draws)
         name, example = eval_group(group)
@@ -273,11 +273,11 @@ class Scheduler:
         """What goes first: evals before train, a group that has begun before a fresh one."""
         if (flight := self.flights.half_dispatched("eval")) is not None:
             return flight
-        if self.admitting and (work := self.next_put_back("eval") or self.next_eval()) is not None:
+        if self.admitting and (work := self.next_requeued("eval") or self.next_eval()) is not None:
             return work
         if (flight := self.flights.half_dispatched("train")) is not None:
             return flight
-        return (self.next_put_back("train") or self.next_train_group()) if self.admitting else None
+        return (self.next_requeued("train") or self.next_train_group()) if self.admitting else None
 
     def admit(self, now: float) -> Part | Blocked:
         """Takes the next part that may start at `now` (seconds), or says why there is none."""

@@ -51,8 +51,9 @@ class TrainSink:
         if counted == 0:
             progress.empty_groups += 1
             progress.empty_filters = progress.empty_filters.plus(group.filters)
-            why = "its post-batch filters leave nothing" if admitted else "its curriculum's gates"
-            progress.last_error = group.error or f"group {group.group} was left out by {why}"
+            why = "post-batch filters removed all its rollouts"
+            why = why if admitted else "its curriculum's gates refused it"
+            progress.last_error = group.error or f"group {group.group} does not count: {why}"
         else:
             progress.empty_groups = 0
             progress.ready.append(group)
@@ -298,14 +299,14 @@ def error_rates(counts: dict[str, int]) -> dict[str, float]:
 
 
 def ship_input(
-    run_id: str, step: int, groups: list[GroupResult], barren: FilterTally
+    run_id: str, step: int, groups: list[GroupResult], empty: FilterTally
 ) -> ShipBatchInput:
-    """Names a batch by its groups and the hash over their hashes; `barren` is what the filters
+    """Names a batch by its groups and the hash over their hashes; `empty` is what the filters
     removed with whole groups since the last batch, for its metrics.
     """
     shas = "".join(group.ref.sha256 for group in groups if group.ref is not None)
     digest = hashlib.sha256(shas.encode()).hexdigest()
-    return ShipBatchInput(run_id, step, [group.group for group in groups], digest, barren)
+    return ShipBatchInput(run_id, step, [group.group for group in groups], digest, empty)
 
 
 def eval_arrival(progress: EvalProgress, group: GroupResult) -> bool:

@@ -23,9 +23,9 @@ MAX_PENDING_EVALS = 4
 
 
 def _examples(asked: int, there: int | None) -> int:
-    """Examples of an eval; what the preflight did not count is taken to be there."""
+    """Examples of an eval; a set that the preflight did not count has as many as asked for."""
     if asked == ALL:
-        assert there is not None, "all of a set that nobody counted"
+        assert there is not None, "the size of the set is unknown"
         return there
     return asked if there is None else min(asked, there)
 
@@ -80,7 +80,7 @@ class Evals:
         pending = [progress.epoch.env for progress in part.open]
         full = [env for env in envs if pending.count(env) >= MAX_PENDING_EVALS]
         if full:
-            self._log.note(f"trigger_eval: {', '.join(full)} already wait; ignored")
+            self._log.note(f"trigger_eval: {', '.join(full)} ignored: already queued")
         self._open([env for env in envs if env not in full])
 
     def open_again(self) -> None:
@@ -93,7 +93,7 @@ class Evals:
         last = self._part.last.items()
         failed = [env for env, it in last if it["reward"] is None and env not in open_now]
         if failed and workflow.patched(EVALUATES_AGAIN):
-            self._log.note(f"evaluates again: {', '.join(failed)}")
+            self._log.note(f"re-evaluating {', '.join(failed)}")
             self._open(failed)
             self._news.wake()
 
@@ -104,8 +104,7 @@ class Evals:
             asked, there = self._config.eval_num_examples(env), known.get(f"eval/{env}")
             if there is not None and asked > there:
                 self._log.warn(
-                    f"eval of {env}: its set has {there} examples and {asked} are asked for; all "
-                    "that there are count"
+                    f"eval of {env}: {asked} examples requested, the set has {there}; all are used"
                 )
             epoch = EvalEpoch(
                 epoch=f"{step}-{part.count}/{env}",

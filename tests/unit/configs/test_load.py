@@ -1,4 +1,4 @@
-"""Config errors say what, where and how to mend it, all at once."""
+"""Config errors say what, where and how to fix it, all at once."""
 
 import contextlib
 import copy

@@ -1,4 +1,4 @@
-"""Start-up checks of workers and of the local stack: each says what, where and how to mend it."""
+"""Start-up checks of workers and of the local stack: each says what, where and how to fix it."""
 
 import os
 import shutil

@@ -198,7 +198,7 @@ class Generation:
     def _evals_wait(self) -> bool:
         """Whether this generation has eval work that it could start."""
         scheduler = self.scheduler
-        if scheduler.admitting and (scheduler.next_put_back("eval") or scheduler.next_eval()):
+        if scheduler.admitting and (scheduler.next_requeued("eval") or scheduler.next_eval()):
             return True
         return any(f.to_begin and f.work.kind == "eval" for f in scheduler.flights.values())
 

@@ -82,7 +82,7 @@ export function show(root, data, params) {
 			h("a", { class: "rollout", href: address({ r: r.id }), "aria-current": r.id === current ? "true" : null }, h("span", {}, h("b", {}, `${r.group} · ${r.index}`), h("small", { class: "sub" }, ` ${r.env}${r.filtered ? " · filtered" : ""}`)), h("span", { class: "n" }, r.error ? h("span", { class: "wrong" }, "error") : num(r.reward), r.advantage === null ? null : h("small", { class: r.advantage < 0 ? "minus" : "plus" }, ` ${r.advantage < 0 ? "−" : "+"}${num(Math.abs(r.advantage))}`)), preview(r)),
 		);
 		const damage = damageLine("groups", damaged);
-		fill(list, damage && h("p", { class: "wrong", role: "status" }, damage), note && h("p", { class: "sub", role: "status" }, `This step has no train rollouts: ${note}.`), rows.length ? rows : notice("No rollouts", cursor ? "None among those looked through so far." : "None that is finished fits; choose another step, or clear the filters.", { action: linkTo(pageOf(data.id, "rollouts"), "Clear filters") }), cursor && h("button", { onclick: () => load(true) }, "More"));
+		fill(list, damage && h("p", { class: "wrong", role: "status" }, damage), note && h("p", { class: "sub", role: "status" }, `This step has no train rollouts: ${note}.`), rows.length ? rows : notice("No rollouts", cursor ? "No match so far." : "No finished rollout matches; choose another step, or clear the filters.", { action: linkTo(pageOf(data.id, "rollouts"), "Clear filters") }), cursor && h("button", { onclick: () => load(true) }, "More"));
 	}
 
 	/** The step and the beginning of the prompt. */
@@ -94,7 +94,7 @@ export function show(root, data, params) {
 	/** What is known of a rollout, in one line. */
 	function head(r) {
 		const signed = r.advantage === null ? "" : ` (${r.advantage < 0 ? "−" : "+"}${num(Math.abs(r.advantage))})`;
-		const some = [r.error ? "failed" : `${num(r.reward)}${signed}`, `${num(r.sampled_tokens)} tok`, r.turns === null ? null : `${num(r.turns)} turns`, r.stop];
+		const some = [r.error ? "failed" : `${num(r.reward)}${signed}`, `${num(r.sampled_tokens)} tok`, r.turns === null ? null : `${num(r.turns)} turn${r.turns === 1 ? "" : "s"}`, r.stop];
 		const text = some.filter(Boolean).join(" · ");
 		return h("header", { title: `Reward (advantage) · sampled tokens · turns · ended by: ${text}` }, h("a", { href: address({ r: r.id }) }, `Rollout ${r.index}`), " ", h("span", { class: "sub" }, text));
 	}

@@ -260,7 +260,7 @@ export function show(root, data) {
 		if (lane?.id === "flight") {
 			const g = data.gauges[Math.max(0, place(data.gauges, time, (one) => one.time) - 1)];
 			if (gaps.some(([from, to]) => from <= time && time <= to)) lines.push("No rollout worker reported what was in flight.");
-			else if (g) lines.push(`${g.inflight_train ?? 0} train and ${g.inflight_eval ?? 0} eval rollouts of ${g.permits ?? "?"} permits`, g.waiting_for && `not more because of: ${g.waiting_for}`);
+			else if (g) lines.push(`${g.inflight_train ?? 0} train and ${g.inflight_eval ?? 0} eval rollouts of ${g.permits ?? "?"} permits`, g.waiting_for && `held back by: ${g.waiting_for}`);
 		} else if (lane?.id === "faults") {
 			lines.push(...marks.filter(([at]) => Math.abs(at - time) < near).slice(0, 4).map(([, , text]) => text), ...missing(time, () => true));
 		} else if (lane) {

@@ -5,7 +5,7 @@ import { fill, h, pageOf, table, trouble } from "./dom.js";
 import { num } from "./format.js";
 
 /** What the interval of a difference says. */
-const verdict = ({ low, high }) => (low === null ? "no interval" : low > 0 ? "better" : high < 0 ? "worse" : "not told apart");
+const verdict = ({ low, high }) => (low === null ? "no interval" : low > 0 ? "better" : high < 0 ? "worse" : "no clear difference");
 
 /** '0.61 [0.52, 0.7]': a mean with its 95 % confidence interval, where that is known. */
 export const within = (value) => (value === null ? "–" : `${num(value.mean)}${value.low === null ? "" : ` [${num(value.low)}, ${num(value.high)}]`}`);

@@ -98,7 +98,7 @@ def test_a_taskset_with_an_end_is_counted_to_it(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
-    """Each problem points at its key and says how to mend it. Sections of one env that differ have
+    """Each problem points at its key and says how to fix it. Sections of one env that differ have
     a server each, unless someone else runs the one that both name.
     """
     there = {"address": "tcp://127.0.0.1:9"}

@@ -36,8 +36,10 @@ async def test_work_is_sampled_from_its_beginning_to_its_end(
     await gauges.write()
     await gauges.write()
     assert len(_samples(store)) == 1, "once in WRITE_S at most"
-    monkeypatch.setattr(gauging, "WRITE_S", 0.05)
-    await asyncio.sleep(0.5)
+    monkeypatch.setattr(gauging, "WRITE_S", 0.0)
+    async with asyncio.timeout(30):
+        while not gauges._lag._lags:
+            await asyncio.sleep(0.01)
     gauges.finished(50)
     gauges.inflight = 0
     await gauges.write(force=True)

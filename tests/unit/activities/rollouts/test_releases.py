@@ -1,4 +1,4 @@
-"""What a rollout worker tells Dispatch of ended rollouts: when, how much, and what it keeps."""
+"""What a rollout worker reports to Dispatch of ended rollouts: when, how much, what it keeps."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,6 @@ from ratchet.activities.contracts.rollouts import (
     RunRolloutsInput,
     RunRolloutsResult,
 )
-from ratchet.activities.rollouts import releases
 from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.rollouts.connections import EnvConnection, EnvConnections
 from ratchet.activities.rollouts.releases import Releases
@@ -31,10 +30,6 @@ from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys
 
 DISPATCH = "r/dispatch/1"
-QUIET_S = releases.LINGER_S * 3
-"""How long nothing is sent where nothing is to be. Timers of one loop ring in their order, so that
-what lingers is sent before that however slow the machine is.
-"""
 WITHIN_S = 30.0
 """How long anything may take that must happen: only a machine that stands still takes longer."""
 
@@ -81,6 +76,12 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def sent(room: Releases) -> None:
+    """Waits until the room has nothing left to send."""
+    senders = [owner.sender for owner in room._owners.values()]
+    await until(lambda: all(sender is None or sender.done() for sender in senders))
+
+
 async def test_parts_share_one_signal() -> None:
     server = Server()
     room = server.releases()
@@ -111,9 +112,10 @@ async def test_one_signal_is_in_flight_at_a_time() -> None:
     with server.releases().part(DISPATCH, "train/0/0", 8) as ended:
         ended(1)
         await until(lambda: server.in_flight == 1)
+        senders = asyncio.all_tasks()
         for count in range(2, 6):
             ended(count)
-            await asyncio.sleep(QUIET_S / 3)
+        assert asyncio.all_tasks() == senders, "no other signal is on its way"
         assert server.received == [(DISPATCH, {"train/0/0": 1})]
         server.answers.set()
         await until(lambda: server.answered == 2)
@@ -133,11 +135,12 @@ async def test_what_ends_together_or_with_its_activity_costs_nothing() -> None:
             group(count)
             # Others have a turn, and no time passes on however slow a machine.
             await asyncio.sleep(0)
-        await asyncio.sleep(QUIET_S)
+        await sent(room)
+    others = asyncio.all_tasks()
     with pytest.raises(KeyError), room.part(DISPATCH, "train/2/0", 3) as broken:
         broken(2)
         raise KeyError
-    await asyncio.sleep(QUIET_S)
+    await until(lambda: asyncio.all_tasks() == others)
     assert server.received == [] and len(room._owners) == 0
 
 
@@ -169,10 +172,11 @@ async def test_a_failed_signal_is_dropped_and_the_next_one_says_more(
 ) -> None:
     server = Server()
     server.error = RPCError("gone", status, b"")
-    with server.releases().part(DISPATCH, "train/0/0", 4) as ended:
+    room = server.releases()
+    with room.part(DISPATCH, "train/0/0", 4) as ended:
         ended(1)
         await until(lambda: server.answered == 1)
-        await asyncio.sleep(QUIET_S)
+        await sent(room)
         assert len(server.received) == 1, "not sent again"
         server.error = None
         ended(2)
@@ -258,6 +262,7 @@ def _start(rooms: Paced, first: int = 0, last: int | None = None) -> asyncio.Tas
 
 async def test_the_activity_reports_each_part_under_its_own_name(tmp_path: Path) -> None:
     server, rooms = _world(tmp_path, 6)
+    others = asyncio.all_tasks()
     low, high = _start(rooms, 0, 3), _start(rooms, 3, 6)
     rooms.end(1, 3, 5)
     await until(lambda: newest(server) == {"train/7/0": 1, "train/7/3": 2})
@@ -265,7 +270,7 @@ async def test_the_activity_reports_each_part_under_its_own_name(tmp_path: Path)
     assert await high == RunRolloutsResult("train/7", 3, 0, 3)
     rooms.end(0, 2)
     await low
-    await asyncio.sleep(QUIET_S)
+    await until(lambda: asyncio.all_tasks() <= others)
     reported = newest(server)
     assert reported["train/7/0"] < 3 and reported["train/7/3"] == 2, (
         "a part that has ended is not reported"
@@ -292,9 +297,10 @@ async def test_a_rollout_that_was_not_committed_is_not_reported(tmp_path: Path) 
     running = _start(rooms)
     rooms.end(0, 1)
     await until(lambda: bool(server.received))
-    await asyncio.sleep(QUIET_S)
+    assert rooms.releases is not None
+    await sent(rooms.releases)
     assert server.received == [(DISPATCH, {"train/7/0": 1})]
     rooms.end(2)
     with pytest.raises(ApplicationError, match="gone"):
         await running
-    assert rooms.releases is not None and not rooms.releases._owners
+    assert not rooms.releases._owners

@@ -321,7 +321,7 @@ async def test_reward_is_known_on_arrival() -> None:
     assert [given.advantage for given in credit] == [0.25, 1.0]
 
 
-async def test_rewards_beyond_floats_are_the_users_to_mend() -> None:
+async def test_rewards_beyond_floats_are_the_users_error() -> None:
     with pytest.raises(CreditError, match="moderate size"):
         await before_filters(grpo(), rollouts([1.7e308, -1.7e308, -1.7e308]))
 

@@ -173,7 +173,7 @@ def test_where_demonstrations_come_from(
 
 
 @pytest.mark.parametrize("task", [None, {}, {"demonstration": " "}, {"info": {"demonstration": 1}}])
-def test_a_task_without_demonstration_is_the_users_to_mend(task: dict[str, Any] | None) -> None:
+def test_a_task_without_demonstration_is_the_users_error(task: dict[str, Any] | None) -> None:
     with pytest.raises(CreditError, match=r"no text 'demonstration' .* set algo\.demo_key"):
         score(opsd(Teacher()), [asked_for("q", [[70]], "")], task=task)
 

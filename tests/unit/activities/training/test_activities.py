@@ -132,7 +132,7 @@ async def test_from_version_0_to_a_restored_checkpoint(tmp_path: Path, policy: P
     assert list((ctx.home / "scratch" / "training").iterdir()) == []
 
 
-async def test_model_that_does_not_load_is_the_users_to_mend(tmp_path: Path) -> None:
+async def test_model_that_does_not_load_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     ctx = context(tmp_path, tmp_path / "empty")
     with pytest.raises(ApplicationError, match="cannot be loaded") as caught:

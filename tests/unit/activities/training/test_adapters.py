@@ -16,9 +16,10 @@ from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.storage.keys import ADAPTER_CONFIG, ADAPTER_WEIGHTS, FINGERPRINTS_FILE
 from ratchet.activities.training import adapters
 from ratchet.activities.training.check import check_model
-from ratchet.activities.training.model import load_model, rescore
+from ratchet.activities.training.model import load_model
 from ratchet.activities.training.trainer import Trainer
 from ratchet.configs.trainer import LoraConfig
+from tests.scoring import rescore
 from tests.unit.activities.training.conftest import make_batch
 from tests.unit.activities.training.test_check import config as check_config
 from tests.unit.activities.training.test_process import CONFIG

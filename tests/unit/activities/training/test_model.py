@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from ratchet.activities.inference import fingerprints
-from ratchet.activities.training.model import canary, export, load_model, rescore, token_scores
+from ratchet.activities.training.model import canary, export, load_model, token_scores
+from tests.scoring import rescore
 from tests.unit.activities.training.conftest import make_batch
 
 

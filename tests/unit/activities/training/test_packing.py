@@ -21,7 +21,7 @@ from ratchet.activities.training.batching import (
     micro_batches,
     pack,
 )
-from ratchet.activities.training.model import load_model, rescore
+from ratchet.activities.training.model import load_model
 from ratchet.activities.training.packing import (
     TOKENS,
     Cost,
@@ -30,6 +30,7 @@ from ratchet.activities.training.packing import (
     grid,
     model_cost,
 )
+from tests.scoring import rescore
 from tests.unit.activities.training.conftest import make_sample
 
 FILL = {"rl_weights": 1.0, "ce_weights": 0.0, "ref_kl_weights": 0.0, "ref_logprobs": 0.0}

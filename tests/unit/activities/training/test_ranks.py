@@ -49,7 +49,7 @@ from ratchet.activities.training.client import (
 )
 from ratchet.activities.training.loss import LossInputs, MemberCounts, total_loss
 from ratchet.activities.training.memory import Shape, problem, trainer_parts
-from ratchet.activities.training.model import load_model, rescore
+from ratchet.activities.training.model import load_model
 from ratchet.activities.training.process import TrainerServer, rank_socket
 from ratchet.activities.training.ranks import ALONE
 from ratchet.activities.training.server import process_spec
@@ -57,6 +57,7 @@ from ratchet.activities.training.shards import write_weights
 from ratchet.activities.training.totals import Totals
 from ratchet.activities.training.trainer import Trainer
 from ratchet.configs.trainer import DefaultLossConfig, TrainerConfig
+from tests.scoring import rescore
 from tests.unit.activities.training.conftest import make_batch
 from tests.unit.activities.training.rank_processes import Launched, ranks_of, with_ranks
 from tests.unit.activities.training.test_activities import RUN, context, run

@@ -8,8 +8,9 @@ import pytest
 from docs.step_metrics import undescribed
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.training.client import NonFinite
-from ratchet.activities.training.model import load_model, rescore
+from ratchet.activities.training.model import load_model
 from ratchet.activities.training.trainer import Trainer
+from tests.scoring import rescore
 from tests.unit.activities.training.conftest import make_batch
 from tests.unit.activities.training.test_process import CONFIG
 

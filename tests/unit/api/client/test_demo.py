@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from ratchet.activities.contracts.health import REWARD
 from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.client import Ratchet, printing
 from ratchet.api.client.watch import Watch
@@ -74,7 +75,7 @@ async def test_its_last_line_has_the_run_s_figures(
             run = await asyncio.to_thread(client.runs.retrieve, run_id)
     rewards = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
     steps = [
-        MetricsRow(step=step, time=None, metrics={demo.REWARD: reward})
+        MetricsRow(step=step, time=None, metrics={REWARD: reward})
         for step, reward in enumerate(rewards, 1)
     ]
     evals = [

@@ -104,7 +104,7 @@ async def test_a_pause_is_reported_with_its_reason() -> None:
     await history.memo(status="running")
     reported = await history.memo(status="paused", pause_reason="a look at the rewards")
     assert [e.type for e in reported] == ["run.status"]
-    assert reported[0].message == "the run is paused: a look at the rewards"
+    assert reported[0].message == "status: paused (a look at the rewards)"
     assert reported[0].data["reason"] == "a look at the rewards"
 
 

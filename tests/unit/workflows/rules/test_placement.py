@@ -40,7 +40,7 @@ def test_engine_is_avoided_for_a_rest_then_reported_and_avoided_for_good() -> No
     assert p.engine({}) == ENGINES[0]
     assert p.leave(attempt, ENGINE_LOST, "gone") == FIRST
     p.forgive(attempt)
-    assert p.engine({}) == ENGINES[1], "a rest mends it no more"
+    assert p.engine({}) == ENGINES[1], "a rest does not help any more"
     p.engines[0] = ENGINES[0].__class__(0, 2, "http://0", "m", 0)
     assert p.engine({}) == p.engines[0], "it was restarted"
 

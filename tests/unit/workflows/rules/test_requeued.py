@@ -34,7 +34,7 @@ class Walked:
             if group.startswith(f"eval/{ENDED}/"):
                 self.take(group)
                 continue
-            work = s._put_back_work(group)
+            work = s._requeued_work(group)
             assert isinstance(work, GroupWork)
             if work.env in self.envs:
                 return group
@@ -78,7 +78,7 @@ def test_lines_give_what_a_walk_over_the_list_gives(data: st.DataObject) -> None
         told = {"put_backs": listed[dropped:], "put_backs_before": dropped}
         s.on_control(control(seq, evals=EPOCHS, envs=walked.envs, **told))
         for kind in data.draw(st.lists(st.sampled_from(["eval", "train"]), max_size=6)):
-            work = s.next_put_back(kind)
+            work = s.next_requeued(kind)
             assert (work and work.group) == walked.next(s, kind)
             if work is not None and data.draw(st.booleans()):
                 assert s.requeued.take(work.group) and walked.take(work.group)
@@ -114,6 +114,6 @@ def test_groups_of_an_env_that_is_away_hold_up_no_others(away: str) -> None:
     up = {name: target for name, target in ENVS.items() if name != away}
     put_backs = [f"train/{number}.1" for number in range(6)]
     s = scheduler(put_backs=put_backs, envs=up)
-    work = s.next_put_back("train")
+    work = s.next_requeued("train")
     assert work is not None and work.env != away
     assert s.cursor().put_backs == 0
