@@ -188,7 +188,7 @@ def test_a_checkpoint_goes_with_its_base_and_its_section(tmp_path: Path, policy:
     def load(lora: Mapping[str, Any] | None, base: Path | None) -> None:
         Trainer().load(tmp_path / "checkpoint", config(lora), checkpoint=True, base=base)
 
-    with pytest.raises(ValueError, match=r"adapter of step 1 belongs to base weights .*put the"):
+    with pytest.raises(ValueError, match=r"adapter of step 1 belongs to base weights .*restore"):
         load({}, other)
     with pytest.raises(ValueError, match=r"goes with the weights of version 0, and was loaded w"):
         load({}, None)
