@@ -14,8 +14,8 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 
 from ratchet.activities.contracts.hosting import HostReport
 from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.redact import redacted
 from ratchet.api.app import create_app
-from ratchet.api.http.redact import redacted
 from ratchet.api.temporal import histories
 from ratchet.api.temporal.client import Temporal
 from ratchet.worker.compat import Worker
