@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import uvicorn
 
+from ratchet.activities.contracts.redact import log_without_secrets, writable
 from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable, UnusableStore
 from ratchet.api.app import create_app
 from ratchet.api.http.connections import MOST_CONNECTIONS, BoundedProtocol
@@ -122,7 +123,8 @@ def refuse_unusable(store: ArtifactStore) -> None:
     except UnusableStore:
         raise
     except StoreUnavailable as error:
-        print(f"ratchet api: {error}; starting without it", file=sys.stderr)
+        said = writable(str(error))
+        print(f"ratchet api: {said}; starting without it", file=sys.stderr)
 
 
 def log_audit() -> None:
@@ -151,15 +153,18 @@ def main(argv: list[str] | None = None) -> int:
         refuse_unusable(app.state.services.records.store)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        print(f"ratchet api: {first}", file=sys.stderr)
+        print(f"ratchet api: {writable(first)}", file=sys.stderr)
         return 1
     port = listener.getsockname()[1]
     print(f"ratchet api: listening on http://{arguments.host}:{port}", flush=True)
+    log_without_secrets(logging.WARNING, "%(asctime)s %(levelname)s %(name)s %(message)s")
     log_audit()
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
         limit_concurrency=MOST_CONNECTIONS,
+        # Its own set-up of logs would write tracebacks as they are.
+        log_config=None,
         log_level=arguments.log_level,
         timeout_graceful_shutdown=2,
         server_header=False,

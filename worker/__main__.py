@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 
+from ratchet.activities.contracts.redact import log_without_secrets, writable
 from ratchet.activities.contracts.roles import SERVERS, WORKER_ROLES
 from ratchet.activities.hosting.reaper import sweep
 from ratchet.activities.hosting.scratch import sweep_folders
@@ -92,13 +93,13 @@ def main() -> int:
         "--roles", default=",".join(WORKER_ROLES), help=f"any of {', '.join(WORKER_ROLES)}"
     )
     args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_without_secrets(logging.INFO, "%(asctime)s %(levelname)s %(name)s %(message)s")
     for noisy in ("httpx", "temporalio.activity"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         asyncio.run(serve(parse_roles(args.roles), WorkerSettings.from_env()))
     except (ValueError, TemporalUnreachable, UnusableStore) as error:
-        print(f"worker: {error}", file=sys.stderr)
+        print(f"worker: {writable(str(error))}", file=sys.stderr)
         return 1
     return 0
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from ratchet.activities.contracts.logs import orchestrator_log
 from ratchet.activities.contracts.names import LOG_LINE, LOG_VIEW
+from ratchet.activities.contracts.redact import RedactingFormatter
 from ratchet.activities.contracts.statuses import ENDED
 from ratchet.activities.runtime.lag import LoopLag
 from ratchet.configs.home import private_folder
@@ -32,7 +33,7 @@ GONE_S = 150.0
 MOST_BYTES, KEPT = 2**20, 3
 LOGGER = "temporalio.workflow"
 DISPATCH = "/dispatch/"
-FORMAT = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+FORMAT = RedactingFormatter("%(asctime)s %(levelname)s %(message)s")
 
 View = Mapping[str, Any]
 

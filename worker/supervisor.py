@@ -36,6 +36,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from ratchet.activities.contracts.redact import log_without_secrets, writable
 from ratchet.activities.contracts.services import ServiceState, ServiceStatus, services_file
 from ratchet.activities.hosting.keeper import write_record
 from ratchet.configs.home import home_folder
@@ -300,13 +301,13 @@ async def mind(stack: Stack) -> None:
 
 def main() -> int:
     """Entry point; returns the exit status."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    log_without_secrets(logging.WARNING, "%(asctime)s %(levelname)s %(message)s")
     stack = Stack(home_folder())
     try:
         with only_supervisor(stack.home):
             asyncio.run(mind(stack))
     except StackError as error:
-        print(f"supervisor: {error}", file=sys.stderr)
+        print(f"supervisor: {writable(str(error))}", file=sys.stderr)
         return 1
     return 0
 

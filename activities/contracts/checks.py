@@ -1,8 +1,10 @@
 """Inputs and results of the preflight, which runs before anything is started."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ratchet.activities.contracts.redact import writable
 from ratchet.configs.run import RunConfig
 
 
@@ -23,6 +25,11 @@ class CheckProblem:
     pointer: str
     key: str
     message: str
+
+
+def without_secrets(problems: Iterable[CheckProblem]) -> list[CheckProblem]:
+    """Problems whose messages may hold what a user's code said."""
+    return [replace(problem, message=writable(problem.message)) for problem in problems]
 
 
 @dataclass(frozen=True)

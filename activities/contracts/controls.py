@@ -65,6 +65,9 @@ class EvalBody(BaseModel):
     envs: list[str] = Field(
         default_factory=list, description="Eval envs by name.", examples=[["reverse-text"]]
     )
+    reason: str = Field(
+        default="", max_length=200, description=WHY, examples=["the reward has jumped"]
+    )
 
 
 Heard = tuple[BaseModel, str]
@@ -106,15 +109,17 @@ def _read_pause(value: Any) -> Heard:
 
 
 def _read_eval(value: Any) -> Heard:
-    """Nothing, an env's name, a list of names, or {"envs": [...]}."""
+    """Nothing, an env's name, a list of names, or {"envs": [...], "reason": ...}."""
+    reason = ""
     if isinstance(value, dict):
+        reason = _read_reason(value)[0].model_dump()["reason"]
         value = plain(value.get("envs") or value.get("env"))
     if value is None or value == "":
-        return EvalBody(), ""
+        return EvalBody(reason=reason), ""
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list):
-        return EvalBody(), f"{printable(value)!r} names no env; all are evaluated"
-    return EvalBody(envs=[printable(name) for name in names[:MAX_NAMED_ENVS]]), ""
+        return EvalBody(reason=reason), f"{printable(value)!r} names no env; all are evaluated"
+    return EvalBody(envs=[printable(name) for name in names[:MAX_NAMED_ENVS]], reason=reason), ""
 
 
 @dataclass(frozen=True)
@@ -232,7 +237,7 @@ CONTROLS: dict[str, Verb] = {
             read=_read_eval,
             fields=("envs",),
             example={"envs": ["reverse-text"]},
-            labels={"envs": "Eval envs (default: all)"},
+            labels={"envs": "Eval envs (default: all)", **REASON},
             answer="an eval was requested",
         ),
         Verb(

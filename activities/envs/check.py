@@ -24,6 +24,7 @@ from ratchet.activities.contracts.checks import (
     CheckProblem,
     CheckResult,
     load_limits,
+    without_secrets,
 )
 from ratchet.activities.envs import load_times, loading
 from ratchet.activities.envs.probe import probe
@@ -80,7 +81,8 @@ class EnvActivities:
                     load_times.note_load, self.ctx.store, env, finding["seconds"]
                 )
         problems += once(found) + [problem for problem in answers if problem is not None]
-        return CheckResult(sorted(problems, key=lambda p: p.pointer), examples)
+        problems.sort(key=lambda p: p.pointer)
+        return CheckResult(without_secrets(problems), examples)
 
     async def _check_path(
         self, path: str | None, requests: list[dict[str, Any]], limit_s: float

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ratchet.activities.contracts.redact import RedactingFormatter, writable
 from ratchet.activities.envs import loading
 from ratchet.activities.runtime.lag import LoopLag
 
@@ -34,8 +35,10 @@ LAG_AT_FIRST_S = 1.0
 LAG_EVERY_S = 10.0
 
 
-class _Masked(logging.Formatter):
-    """Lines `<time> <LEVEL> <logger>: <message>`, the time in UTC, without any of `secrets`."""
+class _Masked(RedactingFormatter):
+    """Lines `<time> <LEVEL> <logger>: <message>`, the time in UTC, without any of `secrets` and
+    what else looks like one.
+    """
 
     def __init__(self, secrets: Sequence[str]) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -116,7 +119,7 @@ def main() -> None:
     except Exception as error:
         # The environment is the user's code: its errors are for the user to read.
         logging.getLogger(__name__).debug("environment does not load", exc_info=True)
-        reason = loading.without(secrets, f"{type(error).__name__}: {error}")
+        reason = writable(loading.without(secrets, f"{type(error).__name__}: {error}"))
         print(f"env server: {input['id']!r} does not load: {reason}", file=sys.stderr)
         sys.exit(2)
     signal.signal(signal.SIGTERM, _end_in_order)

@@ -34,6 +34,7 @@ from ratchet.activities.contracts.hosting import (
     HostReport,
     ServerState,
 )
+from ratchet.activities.contracts.redact import redacted
 from ratchet.activities.contracts.rests import rest_after
 from ratchet.activities.contracts.roles import ServerRole
 from ratchet.activities.hosting import reaper
@@ -181,7 +182,7 @@ class HostActivities:
                     failure = failure_of(error, f"the start of {host.host_id}")
                     if failure is None:
                         raise
-                    reason = failure.message[:DETAIL_LIMIT]
+                    reason = redacted(failure.message, DETAIL_LIMIT)
                 closed = closed or asyncio.create_task(self._until_run_closed(host.run_id))
                 tries, now = tries + 1, time.monotonic()
                 # A failure that passes at once is no reason for the run to pause.
@@ -253,7 +254,8 @@ class HostActivities:
 
     async def _report_down(self, host: HostInput, epoch: int, reason: str, tail: str = "") -> None:
         """Reports to the run, then fails the attempt; raises _RunClosed if the run is closed."""
-        detail = f"{reason}; last log lines:\n{tail}"[:DETAIL_LIMIT] if tail else reason
+        # Redacted before it is cut: half a secret may not look like one.
+        detail = redacted(f"{reason}; last log lines:\n{tail}" if tail else reason, DETAIL_LIMIT)
         down = self._report(host, epoch, "down", detail=detail)
         await self._signal(host.run_id, REPORT_SIGNAL, down)
         raise ApplicationError(f"{host.host_id}: {detail}", type=SERVER_LOST)

@@ -19,6 +19,7 @@ import uuid
 from pathlib import Path
 
 from ratchet.activities.contracts.logs import LOG_BYTES, PAST
+from ratchet.activities.contracts.redact import redacted
 from ratchet.activities.hosting import keeper, reaper
 from ratchet.activities.hosting.spec import ServerSpec
 from ratchet.activities.runtime.children import child_env
@@ -147,11 +148,15 @@ class ServerProcess:
             await self.exited.wait()
 
     def log_tail(self, limit: int = 1200) -> str:
-        """The last `limit` characters that this epoch wrote to its log."""
+        """The last `limit` characters that this epoch wrote to its log, without secrets."""
         with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, end - 4 * limit))
-            return log.read().decode(errors="replace").strip()[-limit:]
+            begin = log.seek(max(self._log_start, end - 4 * limit))
+            text = log.read().decode(errors="replace")
+            # Half a secret may not look like one: no line is cut before it is redacted.
+            cut, _, rest = text.partition("\n")
+            text = rest or cut if begin > self._log_start else text
+            return redacted(text, 4 * limit).strip()[-limit:]
         return ""
 
     def trim_log(self, limit: int = LOG_BYTES) -> None:

@@ -20,6 +20,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
+from ratchet.activities.contracts.redact import writable
 from ratchet.activities.contracts.training import (
     PUSH_TRIES,
     SyncInput,
@@ -89,7 +90,7 @@ class InferenceActivities:
                             label,
                             verdict.diff,
                             rejected,
-                            verdict.bits.unverified,
+                            writable(verdict.bits.unverified),
                             "" if replaces else engine.model,
                             seconds,
                         )

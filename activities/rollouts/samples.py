@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
+from ratchet.activities.contracts.redact import LONGEST, redacted_all
 from ratchet.activities.rollouts.failures import frames_of, is_theirs
 from ratchet.activities.scoring.algorithms.base import POLICY_AGENT
 
@@ -430,10 +431,10 @@ def failed(kind: str, message: str) -> Rollout:
 
 
 def to_document(rollout: Rollout) -> dict[str, Any]:
-    """The rollout as JSON, in full precision."""
+    """The rollout as JSON, in full precision; its error without secrets."""
     return {
         "reward": rollout.reward,
-        "error": rollout.error,
+        "error": redacted_all(rollout.error, LONGEST),
         "labels": rollout.labels,
         "tokens": sum(len(sample.token_ids) for sample in rollout.samples),
         "sampled_tokens": rollout.sampled_tokens,

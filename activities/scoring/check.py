@@ -12,7 +12,12 @@ from collections.abc import Callable, Sequence
 from temporalio import activity
 
 from ratchet.activities.contracts import names
-from ratchet.activities.contracts.checks import CheckInput, CheckProblem, CheckResult
+from ratchet.activities.contracts.checks import (
+    CheckInput,
+    CheckProblem,
+    CheckResult,
+    without_secrets,
+)
 from ratchet.activities.contracts.rollouts import EngineTarget
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import final
@@ -126,4 +131,5 @@ class AlgorithmActivities:
         config = read_config(input.config)
         async with heartbeats():
             problems = await asyncio.to_thread(check_algorithms, config)
-            return CheckResult(problems + await check_references(config))
+            problems += await check_references(config)
+            return CheckResult(without_secrets(problems))

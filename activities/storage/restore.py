@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.activities.contracts.names import workflow_of
+from ratchet.activities.contracts.redact import writable
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.training import CheckpointResult, RestoreInput, RestoreResult
 from ratchet.activities.contracts.upgrades import CHECKPOINT_STATE, TRAINER_STATE
@@ -85,7 +86,7 @@ def restore(store: ArtifactStore, input: RestoreInput, attempt: str) -> RestoreR
 
 def _passed_over(why: str, step: int, used: int) -> str:
     which = "another one of that step" if step == used else f"that of step {used}"
-    return f"{why}; {which} is used instead"
+    return writable(f"{why}; {which} is used instead")
 
 
 def _nothing_sound(

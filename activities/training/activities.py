@@ -27,7 +27,7 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
-from ratchet.activities.contracts.checks import CheckInput, CheckResult
+from ratchet.activities.contracts.checks import CheckInput, CheckResult, without_secrets
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.training import (
     CheckpointResult,
@@ -376,15 +376,16 @@ class TrainerActivities:
         async with heartbeats():
             problems = await asyncio.to_thread(check.check_model, config, restored=input.restored)
             if input.restored:
-                return CheckResult(problems)
+                return CheckResult(without_secrets(problems))
             problems += await asyncio.to_thread(check.check_version, config, store)
             if problems:
-                return CheckResult(problems)
+                return CheckResult(without_secrets(problems))
             shape = await asyncio.to_thread(check.shape_of, config, store)
             if shape is None:
                 return CheckResult()
             problems = check.check_disk(config, shape, store)
-            return CheckResult(problems, estimates=check.estimates(config, shape))
+            estimates = check.estimates(config, shape)
+            return CheckResult(without_secrets(problems), estimates=estimates)
 
     # -- private ----------------------------------------------------------------------------
 

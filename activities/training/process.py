@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from ratchet.activities.contracts.backend import TrainerBackend
+from ratchet.activities.contracts.redact import log_without_secrets
 from ratchet.activities.storage.store import remedy
 from ratchet.activities.training import determinism
 from ratchet.activities.training.client import (
@@ -209,7 +210,7 @@ def main() -> None:
     )
     parser.add_argument("--backend", choices=BACKENDS, default="torch", help="what trains")
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_without_secrets(logging.INFO, "%(asctime)s %(levelname)s %(name)s %(message)s")
     rank = int(os.environ["RANK"]) if options.ranks > 1 else 0
     places = [rank_socket(options.socket, other) for other in range(options.ranks)]
     server = TrainerServer(

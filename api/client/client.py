@@ -19,7 +19,7 @@ from ratchet.api.client.errors import RatchetError
 from ratchet.api.client.exports import require_absent, write_model
 from ratchet.api.client.pages import Page, page_of
 from ratchet.api.client.streams import SILENCE_S, EventStream
-from ratchet.api.client.transport import IDEMPOTENCY, Transport, default_address
+from ratchet.api.client.transport import IDEMPOTENCY, MERGE_PATCH, Transport, default_address
 from ratchet.api.schemas.artifacts import Batch, Checkpoint, Model, RunConfigView
 from ratchet.api.schemas.evals import EvalComparison
 from ratchet.api.schemas.events import Event, Level, LogLine
@@ -440,9 +440,9 @@ class Runs:
         """Ends the run at once, without another checkpoint."""
         return self.ask(run_id, "cancel", reason=reason)
 
-    def eval(self, run_id: str, *, envs: Sequence[str] = ()) -> Run:
+    def eval(self, run_id: str, *, envs: Sequence[str] = (), reason: str = "") -> Run:
         """Requests an eval at the next version, of all eval envs or of those named."""
-        return self.ask(run_id, "eval", envs=[*envs])
+        return self.ask(run_id, "eval", envs=[*envs], reason=reason)
 
     def checkpoint(self, run_id: str, *, reason: str = "") -> Run:
         """Requests a checkpoint at the next step boundary."""
@@ -452,7 +452,7 @@ class Runs:
         self, run_id: str, changes: Mapping[str, Any], *, idempotency_key: str | None = None
     ) -> Run:
         """Changes the config of a running run, and its metadata (None removes a pair)."""
-        headers = {IDEMPOTENCY: idempotency_key}
+        headers = {IDEMPOTENCY: idempotency_key, "Content-Type": MERGE_PATCH}
         return self._transport.ask_for(
             Run, "PATCH", _path(run_id), body=dict(changes), headers=headers
         )

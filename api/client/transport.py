@@ -26,6 +26,7 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8080"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CONNECT_S = 5.0
 IDEMPOTENCY = "Idempotency-Key"
+MERGE_PATCH = "application/merge-patch+json"
 
 Answer = TypeVar("Answer", bound=BaseModel)
 T = TypeVar("T")

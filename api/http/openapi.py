@@ -28,7 +28,7 @@ HEADERS: dict[str, Any] = {
         "example": "/v1/runs/reverse-1a2b3c",
     },
 }
-SENT_WITH = {"201": ("Location",), "429": ("RetryAfter",), "503": ("RetryAfter",)}
+SENT_WITH = {"201": ("Location",), **dict.fromkeys(("409", "429", "503"), ("RetryAfter",))}
 NAMES = {"RequestId": "x-request-id", "RetryAfter": "Retry-After", "Location": "Location"}
 
 
@@ -44,6 +44,9 @@ def complete(document: dict[str, Any]) -> None:
     for operations in document["paths"].values():
         for operation in operations.values():
             _refuse_unknown(operation)
+            if "requestBody" in operation:
+                late = {"description": "The body did not arrive in time.", "content": PROBLEM}
+                operation["responses"].setdefault("408", late)
             for status, reply in operation["responses"].items():
                 sent = reply.setdefault("headers", {})
                 for name in ("RequestId", *SENT_WITH.get(status, ())):

@@ -16,7 +16,14 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ratchet.api.http.conventions import allowed
-from ratchet.api.schemas.problems import ApiProblem, FieldError, joined, printable, shown
+from ratchet.api.schemas.problems import (
+    ApiProblem,
+    FieldError,
+    joined,
+    printable,
+    shown,
+    unknown_cursor,
+)
 
 MEDIA = "application/problem+json"
 ANYWHERE = (500, 503)
@@ -77,6 +84,9 @@ def install(app: FastAPI) -> None:
             )
             for item in error.errors()
         ]
+        if [item["loc"] for item in error.errors()] == [("query", "after")]:
+            detail = f"{errors[0].value!r} is no cursor of this list; pass `next_after` of a page."
+            return reply(unknown_cursor(detail))
         detail, title = joined(errors), "The request has invalid parameters"
         return reply(ApiProblem(422, "invalid-request", title, detail, errors=errors))
 

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from ratchet.activities.contracts.controls import CONTROLS, EvalBody, Verb
+from ratchet.activities.contracts.redact import redacted
 from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.http.audit import Caller
 from ratchet.api.http.bodies import MERGE_PATCH
@@ -41,6 +42,7 @@ from ratchet.configs.load import ConfigError
 router = APIRouter(prefix="/v1/runs", tags=["control"])
 
 REFUSALS = (400, 404, 409, 413, 415, 422, 503)
+MOST_REASON = 200
 
 
 async def _named_envs(services: Services, run_id: str, body: EvalBody) -> EvalBody:
@@ -61,7 +63,7 @@ async def _named_envs(services: Services, run_id: str, body: EvalBody) -> EvalBo
     ]
     if errors:
         raise invalid(errors)
-    return EvalBody(envs=body.envs or known)
+    return body.model_copy(update={"envs": body.envs or known})
 
 
 async def _send(
@@ -125,10 +127,16 @@ async def _ask(
     return run
 
 
+def _without_secrets(body: BaseModel) -> BaseModel:
+    """A body as histories may keep it: its reason is what a person typed."""
+    reason = redacted(getattr(body, "reason", ""), MOST_REASON)
+    return body.model_copy(update={"reason": reason})
+
+
 def _route(verb: Verb) -> Callable[..., Awaitable[Any]]:
     async def route(run_id: RunId, request: Request, services: Served) -> Any:
         async def act(data: dict[str, Any], once: Once | None) -> Run:
-            body = read_as(verb.body, data)
+            body = _without_secrets(read_as(verb.body, data))
             return await _ask(services, run_id, verb, body, once, Caller.of(request))
 
         return await answer_once(services, request, run_id, act)

@@ -16,7 +16,7 @@ from pydantic import Field
 from ratchet.api.http.problems import documented
 from ratchet.api.schemas.common import ListOf
 from ratchet.api.schemas.events import Event, Level, LogLine
-from ratchet.api.schemas.problems import ApiProblem
+from ratchet.api.schemas.problems import ApiProblem, unknown_cursor
 from ratchet.api.services.core import RunId, Served, Services
 from ratchet.api.services.process_logs import log_of, missing_log
 from ratchet.api.services.run_view import OPEN
@@ -261,8 +261,7 @@ async def _of_process(
     except FileNotFoundError:
         raise await missing_log(services, log) from None
     except ValueError as error:
-        title = "The request has invalid parameters"
-        raise ApiProblem(422, "invalid-request", title, str(error)) from None
+        raise unknown_cursor(str(error)) from None
     if "text/plain" in accept:
         return _as_text(request, page.lines, page.cursor if page.more else None)
     whole = LogPage(data=page.lines, has_more=page.more, next_after=page.cursor)

@@ -9,10 +9,10 @@ from fastapi import APIRouter
 from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
 
 from ratchet.activities.contracts.names import workflow_of
+from ratchet.activities.contracts.redact import redacted
 from ratchet.activities.contracts.roles import WORKER_ROLES
 from ratchet.activities.contracts.services import read_services
 from ratchet.api.http.problems import documented
-from ratchet.api.http.redact import redacted
 from ratchet.api.schemas.common import ListOf
 from ratchet.api.schemas.machines import Engine, ServiceItem, WorkerItem
 from ratchet.api.services.core import Served, Services

@@ -120,6 +120,11 @@ def joined(errors: Sequence[FieldError]) -> str:
     return "; ".join(f"{error.key}: {error.message}" for error in errors)
 
 
+def unknown_cursor(detail: str) -> ApiProblem:
+    """404: an `after` that no list gave, or that leads nowhere any more."""
+    return ApiProblem(404, "unknown-cursor", "Nothing is known by this cursor", detail)
+
+
 def invalid_config(errors: Sequence[FieldError], source: str = "") -> ApiProblem:
     """422: the config was parsed, from the file `source` if there was one, and has mistakes."""
     more = f"; and {len(errors) - 3} more" if len(errors) > 3 else ""

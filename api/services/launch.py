@@ -16,13 +16,13 @@ from typing import Any
 from ratchet.activities.contracts.checks import CheckResult
 from ratchet.activities.contracts.hosting import planned_hosts
 from ratchet.activities.contracts.names import attempt_id, workflow_of
+from ratchet.activities.contracts.redact import redacted
 from ratchet.activities.contracts.training import RestoreInput
 from ratchet.activities.storage import keys
 from ratchet.api.http.allowlist import own_flags, refused
 from ratchet.api.http.audit import Caller
 from ratchet.api.http.bodies import decode, require_portable
 from ratchet.api.http.idempotency import Once
-from ratchet.api.http.redact import redacted
 from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, invalid_config, shown
 from ratchet.api.schemas.run import Plan, PlannedEval, ResolvedConfig
 from ratchet.api.services.core import Services, unknown_run

@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 from ratchet.activities.contracts.names import workflow_of
+from ratchet.activities.contracts.redact import redacted, redacted_all
 from ratchet.activities.contracts.statuses import ENDED, STATUSES
-from ratchet.api.http.redact import redacted, redacted_all
 from ratchet.api.schemas.run import Links, Progress, Run, RunError, WaitingFor
 from ratchet.api.temporal.client import Execution
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from ratchet.activities.contracts.logs import PAST
-from ratchet.api.http.redact import redacted
+from ratchet.activities.contracts.redact import redacted
 from ratchet.api.schemas.events import Level, LogLine
 
 LEVELS: tuple[Level, ...] = get_args(Level)

@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 from ratchet.activities.contracts.names import workflow_of
+from ratchet.activities.contracts.redact import redacted
 from ratchet.activities.storage import configs, policies
 from ratchet.activities.storage.lineage import segments
-from ratchet.api.http.redact import redacted
 from ratchet.api.schemas.run import Lineage
 from ratchet.api.store.models import Stored
 from ratchet.api.store.records import Records

@@ -13,11 +13,11 @@ from typing import Any
 from cachetools import LRUCache, cachedmethod
 
 from ratchet.activities.contracts.names import attempt_id
+from ratchet.activities.contracts.redact import redacted, redacted_all
 from ratchet.activities.contracts.roles import WorkerRole
 from ratchet.activities.storage import configs, keys, series
 from ratchet.activities.storage.lineage import attempts, segments
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
-from ratchet.api.http.redact import redacted, redacted_all
 from ratchet.api.http.store_errors import damage_in
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.schemas.run import Progress

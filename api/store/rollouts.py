@@ -17,6 +17,7 @@ from typing import Any
 
 from cachetools import LRUCache, TLRUCache, cachedmethod
 
+from ratchet.activities.contracts.redact import redacted_all
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.fencing import variants
@@ -24,7 +25,6 @@ from ratchet.activities.storage.retention import number_of
 from ratchet.activities.storage.store import CorruptArtifact
 from ratchet.activities.storage.token_logprobs import SCHEMA_VERSION as SCORES_SCHEMA
 from ratchet.activities.storage.token_logprobs import decode_token_logprobs
-from ratchet.api.http.redact import redacted_all
 from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem, RolloutPage, TokenStrip
 from ratchet.api.store.records import Records
 from ratchet.api.store.step_groups import LISTING_SHARE, LISTINGS, StepGroups

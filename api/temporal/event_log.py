@@ -22,9 +22,9 @@ from temporalio.api.history.v1 import HistoryEvent
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.controls import CONTROLS, Verb, verb_of
 from ratchet.activities.contracts.health import HEALTH_REPORT, RULES, Finding
+from ratchet.activities.contracts.redact import redacted, redacted_all
 from ratchet.activities.contracts.wire import decoded
 from ratchet.api.http.audit import record_of
-from ratchet.api.http.redact import redacted, redacted_all
 from ratchet.workflows.protocol.messages import DISPATCH, MEMO_KEY
 from ratchet.workflows.protocol.state import RunState
 

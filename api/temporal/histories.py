@@ -23,6 +23,7 @@ from temporalio.service import RPCError
 
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.api.http.shared_call import Shared
+from ratchet.api.schemas import problems
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.temporal.client import Execution, Temporal
 from ratchet.api.temporal.connection import Missing
@@ -55,11 +56,8 @@ def everything(_: LoggedEvent) -> bool:
 
 def unknown_cursor(cursor: str) -> ApiProblem:
     """404: no event of the run has this id."""
-    return ApiProblem(
-        404,
-        "unknown-cursor",
-        "No such event",
-        f"No event {cursor[:80]!r} is kept of this run; omit `after` to begin with the first.",
+    return problems.unknown_cursor(
+        f"No event {cursor[:80]!r} is kept of this run; omit `after` to begin with the first."
     )
 
 

@@ -16,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 
+from ratchet.activities.contracts.redact import log_without_secrets
 from ratchet.api.client import Ratchet
 from ratchet.configs.home import home_folder
 from ratchet.worker.mirrors.forward import SAMPLES, Forwarder
@@ -133,7 +134,7 @@ def main(arguments: list[str]) -> int:
     made = parser()
     input = made.parse_args(arguments)
     name = "/".join(input.to) if input.child_of else "mirrors"
-    logging.basicConfig(level=logging.WARNING, format=f"%(asctime)s {name}: %(message)s")
+    log_without_secrets(logging.WARNING, f"%(asctime)s {name}: %(message)s")
     logging.getLogger("ratchet.mirrors").setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -106,6 +106,13 @@ def test_other_records_pass(tmp_path: Path) -> None:
     assert not (tmp_path / "logs").exists()
 
 
+def test_a_line_holds_no_secret(tmp_path: Path) -> None:
+    logs = RunLogs(tmp_path)
+    logs.filter(record("r", 100.0, **{LOG_LINE: "server down: password=hunter2"}))
+    logs.write(101.0)
+    assert lines(tmp_path) == ["INFO server down: password=[hidden]"]
+
+
 def test_a_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_logs, "MOST_BYTES", 2000)
     logs = RunLogs(tmp_path)

@@ -49,7 +49,13 @@ def test_no_verb_raises_and_each_says_what_its_handler_reads(value: Any) -> None
 )
 def test_an_eval_reads_what_clis_send(value: Any, envs: list[str], warned: bool) -> None:
     said, warning = heard("eval", value)
-    assert said == {"envs": envs} and bool(warning) == warned
+    assert said == {"envs": envs, "reason": ""} and bool(warning) == warned
+
+
+@pytest.mark.parametrize("envs", [None, [], ["b"]])
+def test_an_eval_has_a_reason(envs: list[str] | None) -> None:
+    said, _ = heard("eval", {"envs": envs, "reason": "a jump"})
+    assert said == {"envs": envs or [], "reason": "a jump"}
 
 
 @pytest.mark.parametrize(

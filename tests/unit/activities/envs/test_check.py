@@ -55,6 +55,7 @@ def own_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "endless_env.py").write_text(OWN_ENV.format(infinite=True))
     (folder / "broken_env.py").write_text("import a_package_nobody_has\n")
     (folder / "untidy_env.py").write_text("1 / 0\n")
+    (folder / "talking_env.py").write_text("raise ValueError('OPENAI_API_KEY=hunter2 is refused')")
     return str(folder)
 
 
@@ -114,6 +115,7 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
                 {"id": "reverse-text", "name": "far", "address": "tcp://127.0.0.1:9"},
                 {"id": "reverse-text", "name": "twin", "args": {"task": {"rewards": {}}}},
                 {"id": "reverse-text", "name": "one", "args": {"task": {"rewards": {}}}, **there},
+                {"id": "talking-env", "path": own_path},
             ]
         },
         eval={
@@ -137,6 +139,7 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
         "/train/env/4/id",
         "/train/env/5/address",
         "/train/env/7/address",
+        "/train/env/8/id",
         "/eval/env/2/address",
         "/eval/env/2/args",
         "/eval/env/3/num_examples",
@@ -148,6 +151,7 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
     assert "ZeroDivisionError" in found["/train/env/4/id"]
     assert "nothing listens there" in found["/train/env/5/address"]
     assert "share the server at tcp://127.0.0.1:9" in found["/eval/env/2/args"]
+    assert "OPENAI_API_KEY=[hidden] is refused" in found["/train/env/8/id"]
     assert "has no end" in found["/eval/env/3/num_examples"]
     assert result.examples["eval/own-env"] == result.examples["eval/b"] == 3, "fewer will do"
     keys = {problem.pointer: problem.key for problem in result.problems}

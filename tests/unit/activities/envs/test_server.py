@@ -202,9 +202,14 @@ def test_a_line_shows_no_secret_of_the_arguments(capsys: pytest.CaptureFixture[s
     try:
         set_up_logs(["my_env"], "debug", ["sk-hunter2"])
         logging.getLogger("my_env.parts").debug("key sk-hunter2!")
+        logging.getLogger("my_env").info("asks with OPENAI_API_KEY=abc")
         logging.getLogger("other").info("nothing")
     finally:
         logging.getLogger("my_env").setLevel(logging.NOTSET)
         root.handlers[:] = before
         root.setLevel(level)
-    assert capsys.readouterr().err.partition(" ")[2] == "DEBUG my_env.parts: key (not shown)!\n"
+    said = [line.partition(" ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "DEBUG my_env.parts: key (not shown)!",
+        "INFO my_env: asks with OPENAI_API_KEY=[hidden]",
+    ]

@@ -270,6 +270,32 @@ async def test_failed_start_carries_the_log(client: Client, tmp_path: Path) -> N
     assert servers.tagged(stack.tag) == []
 
 
+async def test_a_report_carries_no_secret_into_a_history(client: Client, tmp_path: Path) -> None:
+    def argv(epoch: int, port: int) -> list[str]:
+        # What is kept of the log begins right behind the name of the secret.
+        says = f"OPENAI_API_KEY=hunter2 {'-' * 1192}"
+        return [sys.executable, "-c", f"raise SystemExit({says!r})"]
+
+    stack = Stack(client, tmp_path, argv)
+    async with stack.worker():
+        await stack.open()
+        down = (await stack.reports(1))[0]
+        assert "hidden] ---" in down.detail
+        async with asyncio.timeout(servers.WITHIN_S):
+            # What a failed attempt left with Temporal is known once the next has begun.
+            while (
+                not (await stack.host.describe())
+                .raw_description.pending_activities[0]
+                .HasField("last_failure")
+            ):
+                await asyncio.sleep(0.05)
+        pending = (await stack.host.describe()).raw_description.SerializeToString()
+        history = await stack.run.fetch_history()
+        assert b"hidden] ---" in pending and b"hunter2" not in pending
+        assert b"hunter2" not in b"".join(e.SerializeToString() for e in history.events)
+        await stack.run.terminate()
+
+
 async def test_builder_error_reaches_the_host(client: Client, tmp_path: Path) -> None:
     def argv(epoch: int, port: int) -> list[str]:
         raise ApplicationError("no such model", type=names.BAD_INPUT, non_retryable=True)

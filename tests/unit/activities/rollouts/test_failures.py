@@ -92,6 +92,12 @@ async def test_a_reward_that_is_no_number_is_named(
     assert error["type"] == kind and said in error["message"]
 
 
+async def test_the_stored_error_holds_no_secret(tmp_path: Path) -> None:
+    error = (await _scored(tmp_path, "{}['password=hunter2']"))["error"]
+    assert "KeyError: 'password=[hidden]'" in error["message"] and "hunter2" not in str(error)
+    assert "hunter2" not in str(to_document(failed("EnvServer", "OPENAI_API_KEY=hunter2")))
+
+
 def test_frames_of_verifiers_and_of_python_are_left_out() -> None:
     lines = [
         ("/usr/lib/python3.11/asyncio/runners.py", "run"),

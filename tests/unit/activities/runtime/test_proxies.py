@@ -1,11 +1,19 @@
-"""Proxies of the environment: for what is outside, and not for our own servers."""
+"""Proxies and certificates of the environment: for what is outside, not for our own servers."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import httpx
 import pytest
 import pytest_asyncio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from ratchet.activities.inference.engine import engine_healthy
 from ratchet.activities.runtime.children import reach_own_machine
@@ -75,6 +83,58 @@ async def test_a_teacher_may_be_behind_a_proxy_only(
     assert len(targets) == 2
     await references.close()
     await inside.close()
+
+
+def own_authority(folder: Path) -> ssl.SSLContext:
+    """The context of a server on localhost, whose certificate only ca.pem of the folder vouches
+    for, as a company's does.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a company")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "ca.pem").write_bytes(made.public_bytes(Encoding.PEM))
+    plain = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "key.pem").write_bytes(plain)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "ca.pem", folder / "key.pem")
+    return context
+
+
+async def test_a_teacher_may_have_a_certificate_of_the_company(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    through(monkeypatch, DEAD)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+        await writer.drain()
+        writer.close()
+
+    context = own_authority(tmp_path)
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        teacher = Endpoint(f"https://localhost:{port}", "m")
+        stranger = References()
+        stranger.bind()
+        with pytest.raises(ReferenceLost, match="CERTIFICATE_VERIFY_FAILED"):
+            await stranger.ask(teacher, "GET", "/v1/models")
+        await stranger.close()
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        references = References()
+        references.bind()
+        assert (await references.ask(teacher, "GET", "/v1/models")).status_code == 200
+        await references.close()
 
 
 async def test_our_own_servers_are_reached_under_a_dead_proxy(

@@ -92,6 +92,26 @@ def test_the_api_says_503_and_makes_no_folder(tmp_path: Path) -> None:
     assert "mount" in reply["detail"]
 
 
+def test_a_run_of_an_unmounted_store_is_503_and_not_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Temporal does not know a run, the store might."""
+    result = settings(tmp_path / "home", RATCHET_STORE=f"file://{tmp_path}/store")
+    app = create_app(result, AWAY)
+    services = app.state.services
+    services.records.probe()
+
+    async def knows_none(run_id: str) -> None:
+        return None
+
+    monkeypatch.setattr(services.temporal, "describe", knows_none)
+    client = TestClient(app, raise_server_exceptions=False)
+    problem(client.get("/v1/runs/a-run"), 404, "unknown-run")
+    (tmp_path / "store").rename(tmp_path / "disk")
+    reply = problem(client.get("/v1/runs/another-run"), 503, "store-unavailable")
+    assert "mount" in reply["detail"] and not (tmp_path / "store").exists()
+
+
 def test_an_api_that_may_not_write_its_home_needs_no_mark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

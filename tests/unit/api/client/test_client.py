@@ -200,6 +200,25 @@ def test_every_verb_has_a_method_with_the_fields_of_its_body() -> None:
 
 
 @on_server
+async def test_a_change_is_sent_as_a_merge_patch() -> None:
+    sent: list[dict[bytes, bytes]] = []
+
+    async def refuses(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            sent.append(dict(scope["headers"]))
+            about = {"type": "urn:ratchet:problem:unknown-run", "title": "x", "status": 404}
+            await JSONResponse({**about, "detail": "no run"}, 404)(scope, receive, send)
+
+    def change(address: str) -> None:
+        with Ratchet(address) as client, pytest.raises(Refused, match="no run"):
+            client.runs.update("r", {"metadata": {"note": None}})
+
+    async with listening(refuses) as http:
+        await asyncio.to_thread(change, str(http.base_url))
+    assert sent[0][b"content-type"] == b"application/merge-patch+json"
+
+
+@on_server
 async def test_every_get_that_is_documented_has_a_method(served: Served, tmp_path: Path) -> None:
     """With each of its parameters; a page that omits something damaged says so."""
     run_id = (await served.start("whole"))["id"]

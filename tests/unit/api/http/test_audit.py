@@ -73,9 +73,10 @@ async def test_the_log_and_the_events_say_who_asked(
         run_id = made.json()["id"]
         await served.until(run_id, status="running")
         url, ids = f"/v1/runs/{run_id}", [made.headers["x-request-id"]]
+        shelved: list[str] = []
         for verb, body in (
             ("checkpoint", {"reason": "before lunch"}),
-            ("eval", {"envs": ["guess-hard"]}),
+            ("eval", {"envs": ["guess-hard"], "reason": "a jump"}),
             ("", {"metadata": {"owner": "ben"}}),
             ("cancel", {"reason": "wrong data"}),
         ):
@@ -91,13 +92,20 @@ async def test_the_log_and_the_events_say_who_asked(
             return [e for e in found if e["type"] in kinds and "by" in e["data"]]
 
         events = await eventually(asked, lambda found: len(found) == len(ids))
+        await served.until(run_id, status="cancelled")
+        for verb in ("archive", "unarchive"):
+            # A run that has ended has no events any more: the log alone says who did this.
+            answer = await http.post(f"{url}/{verb}")
+            assert answer.status_code == 200, answer.text
+            shelved.append(answer.headers["x-request-id"])
     assert [event["data"]["request_id"] for event in events] == ids
     assert {event["data"]["by"] for event in events} == {"ana"}
     reasons = [event["data"].get("reason") for event in events[1:]]
-    assert reasons == ["before lunch", None, None, "wrong data"]
+    assert reasons == ["before lunch", "a jump", None, "wrong data"]
     logged = lines(caplog)
-    assert [line["request"] for line in logged] == ids
+    assert [line["request"] for line in logged] == ids + shelved
     assert {(line["key"], line["run"]) for line in logged} == {("ana", run_id)}
     actions = ["create_run", "checkpoint_run", "eval_run", "change_run", "cancel_run"]
+    actions += ["archive_run", "unarchive_run"]
     assert [line["action"] for line in logged] == actions
-    assert [line["status"] for line in logged] == [201, 202, 202, 200, 202]
+    assert [line["status"] for line in logged] == [201, 202, 202, 200, 202, 200, 200]

@@ -137,7 +137,8 @@ def test_every_list_is_paged_alike(api: TestClient, document: dict[str, Any]) ->
         assert api.get(f"/v1/runs/left/{name}?after=2&after_step=3").json()["data"][0]["step"] == 4
     for name in LISTS:
         assert "next_after" in api.get(f"/v1/runs/left/{name}").json()
-    problem(api.get("/v1/runs/left/metrics?after=x"), 422, "invalid-request")
+    for name in ("metrics", "batches", "gauges"):
+        problem(api.get(f"/v1/runs/left/{name}?after=x"), 404, "unknown-cursor")
 
 
 def test_everything_is_described_and_has_an_example(document: dict[str, Any]) -> None:
@@ -155,7 +156,8 @@ def test_everything_is_described_and_has_an_example(document: dict[str, Any]) ->
         for status, reply in operation["responses"].items():
             assert "x-request-id" in reply["headers"], (where, status)
             assert ("Location" in reply["headers"]) is (status == "201"), (where, status)
-            assert ("Retry-After" in reply["headers"]) is (status in ("429", "503")), where
+            assert ("Retry-After" in reply["headers"]) is (status in ("409", "429", "503")), where
+            assert ("requestBody" in operation) is ("408" in operation["responses"]), where
             for media, content in reply.get("content", {}).items():
                 if media in ("application/problem+json", "application/octet-stream"):
                     continue

@@ -14,8 +14,8 @@ from temporalio.worker import UnsandboxedWorkflowRunner
 
 from ratchet.activities.contracts.hosting import HostReport
 from ratchet.activities.contracts.names import Queues
+from ratchet.activities.contracts.redact import redacted
 from ratchet.api.app import create_app
-from ratchet.api.http.redact import redacted
 from ratchet.api.temporal import histories
 from ratchet.api.temporal.client import Temporal
 from ratchet.worker.compat import Worker
@@ -140,20 +140,31 @@ async def test_the_reason_of_every_verb_is_kept(served: Served, tmp_path: Path) 
 
     await served.until(run_id, status="running")
     await ask("checkpoint", "running")
+    await ask("eval", "running")
+    secret = {"reason": "password=hunter2"}
+    assert (await served.http.post(f"{url}/eval", json=secret)).status_code == 202
     await ask("pause", "paused")
     await ask("resume", "running")
     await ask("cancel", "cancelled")
     put_checkpoint(served.store, run_id, 2, tmp_path)
     await ask("resume", "running")
+    await ask("stop", "succeeded")
     found = await everything(served.http, run_id, types="run.asked,run.resumed")
     assert [event["data"]["reason"] for event in found] == [
         "checkpoint at running",
+        "eval at running",
+        "password=[hidden]",
         "pause at paused",
         "resume at running",
         "cancel at cancelled",
         "resume at running",
+        "stop at succeeded",
     ]
-    assert found[-1]["message"] == "the run is resumed: attempt 2: resume at running"
+    assert found[-2]["message"] == "the run is resumed: attempt 2: resume at running"
+    # Redacted when it was written, not only when it is read.
+    handle = served.env.client.get_workflow_handle(run_id, first_execution_run_id=None)
+    history = await handle.fetch_history()
+    assert "hunter2" not in str(history.events)
 
 
 async def test_a_stream_goes_on_where_it_broke_over_a_killed_api(served: Served) -> None:

@@ -76,7 +76,7 @@ async def test_what_is_not_there_says_who_has_it(served: Served) -> None:
         body = problem(await served.http.get(f"{path}{wrong}"), 422, "invalid-request")
         assert "its sources: orchestrator, env:a, env:far" in body["detail"]
     write(served, orchestrator_log(run_id), "x\n")
-    problem(await served.http.get(f"{path}orchestrator&after=x"), 422, "invalid-request")
+    problem(await served.http.get(f"{path}orchestrator&after=x"), 404, "unknown-cursor")
 
 
 async def test_the_command_shows_and_follows_a_log(served: Served) -> None:

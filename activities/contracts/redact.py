@@ -1,4 +1,4 @@
-"""Removes possible secrets from text of workers, before it is shown or logged. Pure.
+"""Removes possible secrets from text, before it is written to a history, the store or a log.
 
 Nothing can know every secret. They are recognized by how they are written: as the value of
 something named like a secret, in a URL, in a header, or with an issuer's prefix. Ordinary text
@@ -6,10 +6,13 @@ stays: bare names, numbers of tokens, and messages about what is wrong with a ke
 idempotent.
 """
 
+import logging
 import re
 from typing import Any
 
 HIDDEN = "[hidden]"
+LONGEST = 20_000
+"""Characters of an error or a log line; the rest is cut, since time grows with the text."""
 
 _NAMES = (
     r"(?:api[_-]?key|secret|passw(?:or)?d|passphrase"
@@ -117,3 +120,23 @@ def redacted_all(value: Any, limit: int = 4000) -> Any:
     if isinstance(value, list):
         return [redacted_all(item, limit) for item in value]
     return value
+
+
+def writable(text: str) -> str:
+    """An error or a line of a log as it may be written: redacted, at most LONGEST characters."""
+    return redacted(text[: 5 * LONGEST], LONGEST)
+
+
+class RedactingFormatter(logging.Formatter):
+    """Lines of a log without secrets, also those of a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A record as it is written."""
+        return writable(super().format(record))
+
+
+def log_without_secrets(level: int, form: str) -> None:
+    """Sets up this process's log: standard error, from `level` on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(RedactingFormatter(form))
+    logging.basicConfig(level=level, handlers=[handler])

@@ -1,18 +1,23 @@
 """What is taken out of text from workers, and what stays."""
 
+import io
+import logging
+import re
 import time
-from datetime import UTC, datetime
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.api.http.redact import HIDDEN, redacted, redacted_all
-from ratchet.api.services.run_view import run_object
-from ratchet.api.store.rollouts import items_of
-from ratchet.api.temporal.client import Execution
-from ratchet.api.temporal.event_log import EventBuilder
+from ratchet.activities.contracts.redact import (
+    HIDDEN,
+    LONGEST,
+    log_without_secrets,
+    redacted,
+    redacted_all,
+    writable,
+)
 from tests import ROOT
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -207,39 +212,39 @@ def test_data_is_redacted_wherever_a_text_is() -> None:
     }
 
 
-SAID = "refused: password=hunter2"
+def test_a_log_holds_no_secret_also_in_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    root, out = logging.getLogger(), io.StringIO()
+    before, level = root.handlers[:], root.level
+    monkeypatch.setattr("sys.stderr", out)
+    root.handlers[:] = []
+    try:
+        log_without_secrets(logging.INFO, "%(levelname)s %(message)s")
+        logging.getLogger("a.library").info("asks %s", "https://me:hunter2@h/")
+        try:
+            raise ValueError("password=hunter2")
+        except ValueError:
+            logging.getLogger("ours").exception("failed")
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    said = out.getvalue()
+    assert said.startswith(f"INFO asks https://me:{HIDDEN}@h/\nERROR failed\nTraceback")
+    assert f"ValueError: password={HIDDEN}" in said and "hunter2" not in said
 
 
-def test_what_a_run_says_of_itself_is_shown_without_secrets() -> None:
-    memo = {
-        "error": {"code": "BadInput", "message": SAID},
-        "end_reason": SAID,
-        "paused_because": SAID,
-        "alarm": SAID,
-        "waiting_for": {"name": SAID},
+def test_no_process_sets_its_log_up_in_another_way() -> None:
+    """The audit log is JSON, of names and ids alone."""
+    ways = re.compile(r"logging\.(?:basicConfig|Formatter|StreamHandler|FileHandler)\(|dictConfig")
+    rooms = ("activities", "api", "configs", "docker", "worker", "workflows")
+    files = [file for room in rooms for file in ROOT.glob(f"{room}/**/*.py")]
+    found = {str(file.relative_to(ROOT)) for file in files if ways.search(file.read_text())}
+    assert found == {
+        "activities/contracts/redact.py",
+        "activities/envs/server.py",
+        "api/__main__.py",
     }
-    for state, kept, reason in (("running", memo, ""), ("failed", memo, ""), ("failed", {}, SAID)):
-        result = Execution("r", "TrainingRun", state, datetime.now(UTC), None, kept)
-        shown = run_object(result, ui="", namespace="default", reason=reason).model_dump_json()
-        assert "hunter2" not in shown and f"refused: password={HIDDEN}" in shown
 
 
-async def _no_payload(_: object) -> None:
-    return None
-
-
-def test_events_hold_no_secrets() -> None:
-    builder = EventBuilder("e", _no_payload)
-    builder._on_memo({"alarm": SAID, "trouble": SAID, "waiting_for": {"name": SAID}})
-    builder._on_memo({"error": {"code": "x", "message": SAID}, "end_reason": SAID})
-    builder._on_end("failed", SAID)
-    events = builder._events
-    assert len(events) >= 4
-    assert "hunter2" not in str(events) and HIDDEN in str(events[-1].data["error"])
-
-
-def test_errors_of_rollouts_hold_no_secrets() -> None:
-    member = {"rollout": 0, "error": {"type": "ProviderError", "message": SAID}}
-    result = {"group": "train/1", "kind": "train", "env": "e", "example": 1, "rollouts": [member]}
-    (item,) = items_of(result, "r")
-    assert item.error == {"type": "ProviderError", "message": f"refused: password={HIDDEN}"}
+def test_a_text_without_end_is_cut_and_takes_no_longer() -> None:
+    text = writable("password=hunter2 " * 10**6)
+    assert len(text) <= LONGEST and "hunter2" not in text
