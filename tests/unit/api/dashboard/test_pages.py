@@ -227,7 +227,12 @@ async def test_panels_are_found_added_and_taken_away(served: Served) -> None:
         await reader.open(f"#/runs/{runs[0]}", '="all"')
         await expect(page.locator(".health")).to_contain_text("no worker polls for rollout")
         await page.locator(".health summary").click()
-        await appears(page, "docs/reading-a-run.md#no-worker")
+        async with page.expect_popup() as opened:
+            await page.locator(".health").get_by_role("link", name="Read more").first.click()
+        advice = await opened.value
+        assert advice.url.endswith("/dashboard/help/reading-a-run.html#no-worker")
+        await expect(advice.locator("#no-worker")).to_be_in_viewport()
+        await advice.close()
         await expect(page.locator("#panel-own .legend")).to_contain_text("exact")
         finder = page.get_by_label("Find or add a panel")
         await finder.fill("^odd/|reward")
