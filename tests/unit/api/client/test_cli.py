@@ -497,6 +497,18 @@ def test_a_long_check_says_that_it_is_under_way(
     with options.progress(options.CHECKING, as_json_=True):
         assert written.getvalue() == ""
     with options.progress(options.CHECKING, as_json_=False):
-        assert "workers check the config" in written.getvalue()
         hides_the_cursor = "\x1b[?25l" in written.getvalue()
     assert hides_the_cursor is terminal, "a spinner does"
+    assert "workers check the config" in written.getvalue()
+
+
+@pytest.mark.parametrize("field", ["paused_because", "pause_reason", "error"])
+def test_a_list_has_the_reason_of_each_run_whole(
+    field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = " ".join(f"word{k}" for k in range(60))
+    error = {"code": "GateFailed", "message": reason}
+    run = Run.model_validate({**RUN_EXAMPLE, field: error if field == "error" else reason})
+    printing.console().print(printing.runs_table([run]))
+    shown = capsys.readouterr().out
+    assert all(word in shown.split() for word in reason.split())
