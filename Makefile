@@ -162,8 +162,9 @@ up: setup
 down:
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m ratchet.worker.stack down; fi
 
+# Exit status 1 if a process is not up; JSON=1 prints JSON.
 status: setup
-	@$(BIN)/python -m ratchet.worker.stack status
+	@$(BIN)/python -m ratchet.worker.stack status $(if $(JSON),--json)
 
 # Puts `ratchet` and `temporal` on a shell's PATH and has them find the stack: eval "$(make env)"
 env:

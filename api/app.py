@@ -34,6 +34,7 @@ from ratchet.api.routes import (
     runs,
 )
 from ratchet.api.services import ended
+from ratchet.api.services.absence import Absences
 from ratchet.api.services.core import Services
 from ratchet.api.services.disk import Disk
 from ratchet.api.services.run_list import RunList
@@ -60,6 +61,7 @@ def create_app(
         chores = [
             asyncio.create_task(idempotency.forgetting(records.store)),
             asyncio.create_task(ended.keeping(temporal, records)),
+            asyncio.create_task(Absences(app.state.services).watching()),
         ]
         yield
         for chore in chores:

@@ -1,4 +1,5 @@
-"""Writes the pages of docs/reference from what they describe: `python -m docs.generate`.
+"""Writes the pages of docs/reference from what they describe, and the dashboard's help page from
+docs/reading-a-run.md: `python -m docs.generate`.
 
 The config's schema, the command's own parser, the OpenAPI document and the declarations of metrics
 say it all; the pages add nothing. With `--check` nothing is written, and a stale page is an error.
@@ -16,6 +17,7 @@ import typer
 from pydantic import BaseModel
 from typer.core import TyperGroup
 
+from docs import help
 from docs.step_metrics import SECTIONS
 from ratchet.activities.contracts.names import Queues
 from ratchet.api.app import create_app
@@ -34,10 +36,10 @@ Schema = Mapping[str, Any]
 def main(argv: list[str]) -> int:
     """Returns the exit status: 1 with `--check` if a page is stale."""
     stale = []
-    for name, text in pages().items():
-        file = FOLDER / name
+    made = {FOLDER / name: text for name, text in pages().items()}
+    for file, text in {**made, help.PAGE: help.page()}.items():
         if not file.exists() or file.read_text() != text:
-            stale.append(f"docs/reference/{name}")
+            stale.append(str(file.relative_to(FOLDER.parents[1])))
             if "--check" not in argv:
                 file.parent.mkdir(exist_ok=True)
                 file.write_text(text)

@@ -1,7 +1,8 @@
 """The whole stack on one machine: Temporal, API and a worker per role, in the background.
 
 `python -m ratchet.worker.stack up|down|status`; `up` leaves a supervisor behind
-(`ratchet.worker.supervisor`). Invariants:
+(`ratchet.worker.supervisor`), and `status` (`ratchet.worker.status`) ends with 1 if a process is
+not up. Invariants:
 
 - `up` is idempotent: running services are left alone, missing ones are started, on their previous
   ports if those are still free.
@@ -24,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,11 +36,12 @@ import httpx
 import psutil
 
 from ratchet.activities.contracts.roles import WORKER_ROLES
-from ratchet.activities.contracts.services import read_services, services_file
+from ratchet.activities.contracts.services import ServiceState, read_services, services_file
 from ratchet.activities.hosting.keeper import write_record
 from ratchet.activities.hosting.reaper import sweep
 from ratchet.activities.runtime.children import module_command
 from ratchet.configs.home import home_folder, private_folder
+from ratchet.worker.status import Process, observed, reported, table
 from ratchet.workflows.protocol.messages import SEARCH_ATTRIBUTES
 
 PREFERRED_PORTS = {"temporal": 7233, "temporal_ui": 8233, "api": 8080}
@@ -356,6 +359,29 @@ class Stack:
         """Names of the recorded processes that are alive."""
         return [name for name in self.record["processes"] if self.alive(name) is not None]
 
+    def processes(self) -> list[Process]:
+        """All processes that belong to the stack and how they are; none if it was stopped or never
+        started.
+        """
+        states = {state.name: state for state in read_services(self.home) or ()}
+        recorded = self.record["processes"]
+        if not states and not recorded:
+            return []
+        temporal = ["temporal"] if self.has_own_temporal() else []
+        expected = [*temporal, "api", *(f"worker-{role}" for role in WORKER_ROLES)]
+        names = list(dict.fromkeys([*(states or expected), *recorded]))
+        with ThreadPoolExecutor(len(names)) as pool:
+            return list(pool.map(lambda name: self._process(name, states.get(name)), names))
+
+    def _process(self, name: str, state: ServiceState | None) -> Process:
+        process, port = self.alive(name), self.record["ports"].get(name)
+        pid = None if process is None else process.pid
+        if state is not None:
+            return reported(state, pid, port)
+        started = self.record["processes"].get(name, {}).get("started")
+        answers = pid is not None and port is not None and self._answers(name)
+        return observed(name, pid, port, started, answers)
+
     def alive(self, name: str) -> psutil.Process | None:
         recorded = self.record["processes"].get(name)
         if recorded is None or not psutil.pid_exists(recorded["pid"]):
@@ -489,16 +515,6 @@ def end_in_order() -> None:
         signal.signal(number, end)
 
 
-def report(stack: Stack) -> str:
-    """The running services, one per line, with the state of those that are not well."""
-    states = {state.name: state for state in read_services(stack.home) or ()}
-    lines = []
-    for name in dict.fromkeys([*stack.running(), *states]):
-        state = states.get(name)
-        lines.append(name if state is None or state.state == "up" else f"{name}  {state.said}")
-    return "\n".join(lines) or "nothing is running"
-
-
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit status."""
     stack = Stack(home_folder())
@@ -518,12 +534,16 @@ def main(arguments: list[str]) -> int:
     if arguments == ["down"]:
         stack.down()
         return 0
-    if arguments == ["status"]:
-        print(report(stack))
-        if stack.running() and supervisor_of(stack.home) is None:
+    if arguments in (["status"], ["status", "--json"]):
+        processes = stack.processes()
+        if "--json" in arguments:
+            print(json.dumps([process.document for process in processes]))
+        else:
+            print(table(processes))
+        if processes and supervisor_of(stack.home) is None:
             print("no supervisor: what ends is not restarted; run `make up`", file=sys.stderr)
-        return 0
-    print("usage: python -m ratchet.worker.stack up|down|status", file=sys.stderr)
+        return 0 if all(process.is_up for process in processes) else 1
+    print("usage: python -m ratchet.worker.stack up|down|status [--json]", file=sys.stderr)
     return 2
 
 

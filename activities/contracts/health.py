@@ -126,6 +126,11 @@ class Finding:
         """The section of the documentation with advice."""
         return f"{PAGE}#{self.rule.replace('_', '-')}"
 
+    @property
+    def pointer(self) -> dict[str, str]:
+        """How an event names its rule and that section."""
+        return {"rule": self.rule, "subject": self.subject, "help": self.help}
+
 
 @dataclass(frozen=True)
 class HealthReport:
@@ -282,6 +287,15 @@ def _env_failing(rows: Sequence[Row]) -> Iterator[Finding]:
         share = _mean(rows[-5:], name, 3)
         if name.endswith(RATE) and env != "all" and share is not None and share >= MANY_ERRORS:
             yield Finding("env_failing", f"{_percent(share)} of the rollouts of {env} fail", env)
+
+
+def eval_failing(
+    env: str, failed: int | None, of: int | None, error: str | None
+) -> Iterator[Finding]:
+    """The finding that many rollouts of an env's last eval failed, if they did."""
+    if failed and of and failed >= MANY_ERRORS * of:
+        text = f"{failed} of {of} rollouts of the eval of {env} failed: {error}"
+        yield Finding("env_failing", text, env)
 
 
 IDLE_SHARE, BUSY_SHARE, NO_WAIT = 0.8, 0.9, 0.02

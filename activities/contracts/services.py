@@ -29,13 +29,6 @@ class ServiceState:
     ends: int
     log: str
 
-    @property
-    def said(self) -> str:
-        """The state in words."""
-        ended = f"ended {self.ends} times in a row" if self.ends > 1 else "ended"
-        what = f": {ended}, restarting; see {self.log}" if self.ends else ""
-        return f"{self.state} since {self.since}{what}"
-
 
 def services_file(home: Path) -> Path:
     """The path of the file."""

@@ -27,12 +27,14 @@ from ratchet.api.client.cli_keys import keys
 from ratchet.api.client.cli_remove import archive, delete
 from ratchet.api.client.client import Ratchet, as_json
 from ratchet.api.client.options import (
+    CHECKING,
     UNREACHABLE,
     Json,
     JsonAnywhere,
     Metadata,
     RunId,
     asking,
+    progress,
     show_one,
     usable,
 )
@@ -145,9 +147,12 @@ def create(
     with asking(as_json_) as client:
         checked = load(config, changes or [])
         if dry_run:
-            _planned(client.runs.plan(checked), as_json_=as_json_)
+            with progress(CHECKING, as_json_=as_json_):
+                answer = client.runs.plan(checked)
+            _planned(answer, as_json_=as_json_)
             return
-        run = client.runs.create(checked, idempotency_key=idempotency_key)
+        with progress(CHECKING, as_json_=as_json_):
+            run = client.runs.create(checked, idempotency_key=idempotency_key)
         _started(client, run, follow=follow, as_json_=as_json_)
 
 
@@ -174,9 +179,12 @@ def fork(
             "metadata": usable(pairs, metadata) if metadata else None,
         }
         if dry_run:
-            _planned(client.runs.plan_fork(run_id, **reported), as_json_=as_json_)
+            with progress(CHECKING, as_json_=as_json_):
+                answer = client.runs.plan_fork(run_id, **reported)
+            _planned(answer, as_json_=as_json_)
             return
-        run = client.runs.fork(run_id, **reported, idempotency_key=idempotency_key)
+        with progress(CHECKING, as_json_=as_json_):
+            run = client.runs.fork(run_id, **reported, idempotency_key=idempotency_key)
         _started(client, run, follow=follow, as_json_=as_json_)
 
 

@@ -11,11 +11,13 @@ from ratchet.api.client import printing
 from ratchet.api.client.cli_read import watched
 from ratchet.api.client.client import Ratchet, as_json
 from ratchet.api.client.options import (
+    CHECKING,
     REFUSED,
     Json,
     RunId,
     asking,
     newest_ids,
+    progress,
 )
 from ratchet.api.schemas.evals import EvalComparison
 from ratchet.api.schemas.run import Run
@@ -78,11 +80,11 @@ def evaluate(
     with asking(as_json_) as client:
         plain = read(config, changes or [])
         try:
-            runs = [
-                *client.runs.evaluate(
+            with progress(CHECKING, as_json_=as_json_):
+                started = client.runs.evaluate(
                     plain, models=model or [], envs=env or [], idempotency_key=idempotency_key
                 )
-            ]
+                runs = [*started]
         except ConfigError as error:
             raise ConfigError(error.problems, str(config)) from None
         if not as_json_:

@@ -161,6 +161,25 @@ def asking(as_json_: bool) -> Iterator[Ratchet]:
         raise typer.Exit(INTERRUPTED) from None
 
 
+CHECKING = "workers check the config, which takes 5 to 10 s"
+
+
+@contextmanager
+def progress(text: str, *, as_json_: bool) -> Iterator[None]:
+    """Says on standard error what a request waits for: a spinner on a terminal, else one line.
+    Nothing with `--json`, where standard error has problem documents alone.
+    """
+    err = printing.console(stderr=True)
+    if as_json_:
+        yield
+    elif err.is_terminal:
+        with err.status(text):
+            yield
+    else:
+        err.print(f"{text} …", style="dim", soft_wrap=True)
+        yield
+
+
 def usable(make: Callable[..., Made], *arguments: Any) -> Made:
     """What `make` returns; its ValueError is wrong usage."""
     try:

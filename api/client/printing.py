@@ -203,12 +203,9 @@ def runs_table(runs: Iterable[Run]) -> Table:
             lasting(took) if (took := run.took_s) is not None else "-",
             amount(run.disk),
             moment(run.created_at, "%m-%d %H:%M"),
-            one_line(
-                run.paused_because
-                or run.pause_reason
-                or (run.waiting_for.name if run.waiting_for else "")
-            )
-            or error_line(run)
+            error_line(run)
+            or clean(run.paused_because or run.pause_reason or "")
+            or one_line(run.waiting_for.name if run.waiting_for else "")
             or clean(run.end_reason or ""),
         ),
     )

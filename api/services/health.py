@@ -1,8 +1,8 @@
 """The health of a run: rules applied to its last steps and its own state, as one verdict.
 
 The same rules raise the health events of a run (`activities/contracts/health.py`). Conditions of
-the moment are judged here and are no events of a rule: missing workers, a failed eval (which
-`run.eval` reports), drift (`run.alarm`).
+the moment are judged here, and their events name the rule, too: missing workers (`absence.py`), a
+failed eval (`run.eval`), drift (`run.alarm`).
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from temporalio.api.enums.v1 import TaskQueueType
 
 from ratchet.activities.contracts.health import (
     LATELY,
-    MANY_ERRORS,
     RULES,
     WAITS,
     WINDOW,
     Finding,
+    eval_failing,
     figures,
     findings,
 )
@@ -29,6 +29,7 @@ from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.schemas.health import HealthFinding, RunHealth, Verdict
 from ratchet.api.schemas.run import Run
 from ratchet.api.services.core import Services
+from ratchet.api.services.run_view import OPEN, status_of
 from ratchet.api.store.curves import Table
 from ratchet.api.temporal.client import Execution
 from ratchet.configs.run import RunConfig
@@ -43,12 +44,20 @@ async def health_of(services: Services, execution: Execution) -> RunHealth:
     """A run's health; raises ApiProblem 503, StoreUnavailable."""
     run = await services.show(execution)
     table = await asyncio.to_thread(_last_steps, services, run)
-    missing: Sequence[str] = ()
-    if run.status in ("running", "starting", "queued"):
-        config = await asyncio.to_thread(services.current_config, execution)
-        there = await services.polled.get("", lambda: _polled(services))
-        missing = [role for role in _roles(config) if role not in there]
-    return judged(run, table, missing)
+    return judged(run, table, await missing_roles(services, execution))
+
+
+async def missing_roles(services: Services, execution: Execution) -> list[WorkerRole]:
+    """Roles that a run needs now and no worker polled for lately; raises ApiProblem, RPCError, and
+    as the store does.
+    """
+    if execution.state not in OPEN or status_of(execution) not in ("running", "starting", "queued"):
+        return []
+    there = await services.polled.get("", lambda: _polled(services))
+    if there.issuperset(WORKER_ROLES):
+        return []
+    config = await asyncio.to_thread(services.current_config, execution)
+    return [role for role in _roles(config) if role not in there]
 
 
 def _roles(config: RunConfig) -> list[WorkerRole]:
@@ -117,9 +126,7 @@ def _of_this_moment(run: Run, missing: Sequence[str]) -> list[Finding]:
     if run.alarm:
         found.append(Finding("mismatch", run.alarm))
     for env, result in run.eval.items():
-        if result.failed and result.of and result.failed >= MANY_ERRORS * result.of:
-            text = f"{result.failed} of {result.of} rollouts of the eval of {env} failed"
-            found.append(Finding("env_failing", f"{text}: {result.error}", env))
+        found += eval_failing(env, result.failed, result.of, result.error)
     return found
 
 

@@ -21,7 +21,7 @@ from temporalio.api.history.v1 import HistoryEvent
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.controls import CONTROLS, Verb, verb_of
-from ratchet.activities.contracts.health import HEALTH_REPORT, RULES, Finding
+from ratchet.activities.contracts.health import HEALTH_REPORT, RULES, Finding, eval_failing
 from ratchet.activities.contracts.redact import redacted, redacted_all
 from ratchet.activities.contracts.wire import decoded
 from ratchet.api.http.audit import record_of
@@ -304,6 +304,9 @@ class EventBuilder:
             if not same or step == f"{result['step']:.0f}":
                 epoch = self._finalized.pop(env, None)
                 data = {"env": env, **result, **({"epoch": epoch} if epoch else {})}
+                reported = (result.get(key) for key in ("failed", "of", "error"))
+                for finding in eval_failing(env, *reported):
+                    data |= finding.pointer
                 level: Level = "warning" if result.get("failed") else "info"
                 self._emit("run.eval", _eval_line(env, result), level=level, data=data)
         if changed("checkpoint") and memo.get("checkpoint"):
@@ -319,7 +322,8 @@ class EventBuilder:
             text = f"the run paused itself: {redacted(str(trouble), 300)}"
             self._emit("run.trouble", text, level="warning", data={"reason": text})
         if (alarm := memo.get("alarm")) and not before.get("alarm"):
-            self._emit("run.alarm", f"drift: {alarm}", level="warning", data={"reason": alarm})
+            data = {"reason": alarm, **Finding("mismatch", alarm).pointer}
+            self._emit("run.alarm", f"drift: {alarm}", level="warning", data=data)
         for text in memo.get("warnings") or ():
             if text not in (before.get("warnings") or ()):
                 self._emit("run.warning", text, level="warning", data={"reason": text})
@@ -430,7 +434,7 @@ class EventBuilder:
         if (rule := RULES.get(str(finding.get("rule")))) is None:
             return
         found = Finding(finding["rule"], str(finding.get("message")), str(finding.get("subject")))
-        data = {"step": step, "rule": found.rule, "subject": found.subject, "help": found.help}
+        data = {"step": step, **found.pointer}
         text = f"{rule.title}: {found.message}"
         self._emit("run.health", text, level=rule.level, data=data)
 

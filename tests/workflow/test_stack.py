@@ -41,8 +41,9 @@ async def test_up_uses_the_server_that_the_environment_names(
         assert address in printed
         api = printed.split()[1]
         assert httpx.get(f"{api}/readyz", timeout=60).status_code == 200
-        expected = sorted(["api", *(f"worker-{role}" for role in WORKER_ROLES)])
-        assert sorted(stack(tmp_path, address, "status").split()) == expected
+        expected = ["api", *(f"worker-{role}" for role in WORKER_ROLES)]
+        _, *rows = (line.split() for line in stack(tmp_path, address, "status").splitlines())
+        assert [row[:2] for row in rows] == [[name, "running"] for name in expected]
         assert stack(tmp_path, address, "up") == printed, "a second up changes nothing"
     finally:
         stack(tmp_path, address, "down")

@@ -1,8 +1,9 @@
-"""stack.json after a crash of the machine."""
+"""stack.json after a crash of the machine, and what `make status` makes of it."""
 
 import json
 import os
 import socket
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 
 from ratchet.activities.contracts.roles import WORKER_ROLES
+from ratchet.activities.contracts.services import services_file
 from ratchet.worker import stack as stacks
 from ratchet.worker.stack import Addresses, Stack
 
@@ -112,3 +114,91 @@ def test_a_worker_whose_port_was_taken_meanwhile_gets_another(
     port = stack.record["ports"]["worker-env"]
     assert port != taken and given[0]["RATCHET_HEALTH_PORT"] == str(port)
     assert Stack(tmp_path).record["ports"]["worker-env"] == port
+
+
+SEVEN = ["temporal", "api", *(f"worker-{role}" for role in WORKER_ROLES)]
+REPORT = {"since": "2026-01-01T12:00:00.25+00:00", "restarts": 0, "ends": 0}
+
+
+def _whole(home: Path, monkeypatch: pytest.MonkeyPatch, gone: str = "") -> None:
+    """The record of a whole stack, all of it this process; `gone` has ended."""
+    monkeypatch.setenv("RATCHET_HOME", str(home))
+    stack = Stack(home)
+    started = psutil.Process(os.getpid()).create_time()
+    stack.record["ports"] = {name: 9000 + k for k, name in enumerate(SEVEN)}
+    stack.record["processes"] = {
+        name: {"pid": os.getpid(), "started": started - 60 * (name == gone)} for name in SEVEN
+    }
+    stack._save()
+
+
+def _status(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, list[str]], str]:
+    """Exit status, cells by service, and standard error of `make status`."""
+    ended = stacks.main(["status"])
+    printed = capsys.readouterr()
+    _, *rows = (line.split() for line in printed.out.splitlines())
+    return ended, {row[0]: row[1:] for row in rows}, printed.err
+
+
+def test_status_lists_all_processes_of_a_stack_that_nobody_supervises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Stack, "_answers", lambda self, name: name != "api")
+    _whole(tmp_path, monkeypatch, gone="worker-env")
+    ended, rows, warned = _status(capsys)
+    assert ended == 1 and list(rows) == SEVEN and "no supervisor" in warned
+    started = datetime.fromtimestamp(psutil.Process(os.getpid()).create_time(), UTC)
+    since = f"{started:%Y-%m-%dT%H:%M:%SZ}"
+    assert rows["temporal"] == ["running", str(os.getpid()), "9000", since]
+    assert rows["api"][:4] == ["silent", str(os.getpid()), "9001", since]
+    assert " ".join(rows["api"][4:]) == "it does not answer"
+    dead = ["DEAD", "-", "9006", "-", "ended;", "see", "logs/worker-env.log"]
+    assert rows["worker-env"] == dead
+
+
+def test_status_ends_with_0_only_if_all_are_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Stack, "_answers", lambda self, name: True)
+    _whole(tmp_path, monkeypatch)
+    assert _status(capsys)[0] == 0
+    assert stacks.main(["status", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["port"], one["is_up"]) for one in listed] == [
+        (name, 9000 + k, True) for k, name in enumerate(SEVEN)
+    ]
+    stack = Stack(tmp_path)
+    del stack.record["processes"]["worker-rollout"]
+    stack._save()
+    ended, rows, _ = _status(capsys)
+    assert ended == 1 and rows["worker-rollout"][0] == "DEAD", "`up` was ended before its start"
+
+
+def test_status_says_what_the_supervisor_is_doing_about_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _whole(tmp_path, monkeypatch, gone="worker-env")
+    states: dict[str, tuple[str, int]] = {name: ("up", 0) for name in SEVEN}
+    states |= {"api": ("starting", 0), "worker-trainer": ("crash-looping", 4)}
+    states |= {"worker-rollout": ("down", 1)}
+    services_file(tmp_path).write_text(
+        json.dumps(
+            [
+                {**REPORT, "name": name, "state": state, "ends": ends, "log": f"logs/{name}.log"}
+                for name, (state, ends) in states.items()
+            ]
+        )
+    )
+    ended, rows, _ = _status(capsys)
+    assert ended == 1 and list(rows) == SEVEN
+    assert {name: row[0] for name, row in rows.items()} == {
+        **dict.fromkeys(SEVEN, "running"),
+        "api": "starting",
+        "worker-trainer": "crash-loop",
+        "worker-rollout": "restarting",
+        "worker-env": "restarting",
+    }
+    assert rows["temporal"][3] == "2026-01-01T12:00:00Z"
+    assert " ".join(rows["worker-trainer"][4:]) == (
+        "ended 4 times in a row; see logs/worker-trainer.log"
+    )

@@ -425,11 +425,14 @@ async def test_a_crash_loop_is_reported(
     assert "no such queue" in (minded.home / seen.log).read_text()
     await state_of(minded, "api", lambda state: state.state == "up")
     monkeypatch.setenv("RATCHET_HOME", str(minded.home))
-    assert stacks.main(["status"]) == 0
+    assert stacks.main(["status"]) == 1
     said = capsys.readouterr()
-    api, broken = sorted(said.out.splitlines())
-    assert api == "api" and broken.startswith("broken  crash-looping since ")
-    assert "3 times in a row" in broken and broken.endswith("see logs/broken.log")
+    heads, api, broken = (line.split() for line in said.out.splitlines())
+    process, port = minded.alive("api"), str(minded.record["ports"]["api"])
+    assert process is not None and heads == ["service", "state", "pid", "port", "since"]
+    assert api[:4] == ["api", "running", str(process.pid), port] and api[4].endswith("Z")
+    assert broken[:3] == ["broken", "crash-loop", "-"] and broken[4].startswith("20")
+    assert " ".join(broken[5:]) == "ended 3 times in a row; see logs/broken.log"
     assert "no supervisor" in said.err, "this one is of the test, and holds no lock"
 
 

@@ -37,6 +37,12 @@ export function fill(element, ...children) {
 	return element;
 }
 
+/** A link to the section of the docs that a finding names, in the copy that the dashboard serves. */
+export function helpLink(help) {
+	const [page, section] = help.replace(/^docs\//, "").split("#");
+	return h("a", { href: `help/${page.replace(/\.md$/, ".html")}#${section}`, target: "_blank", rel: "noopener" }, "Read more");
+}
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /** An SVG element. */

@@ -1,11 +1,12 @@
 // The events of a run, the newest first, as they happen.
 
 import { api } from "./api.js";
-import { fill, h, loading, notice, ready, searchField, table, trouble } from "./dom.js";
+import { fill, h, helpLink, loading, notice, ready, searchField, table, trouble } from "./dom.js";
 import { clock } from "./format.js";
 
 const PAGES = 10;
 const SHOWN = 500;
+const RULED = ["run.health", "run.alarm", "run.eval"];
 
 /**
  * Events of a run before the one with id `after`, the newest first; `each` is called with those of
@@ -37,7 +38,7 @@ export function show(root, data) {
 	function paint() {
 		const text = search.value.toLowerCase();
 		const some = events.filter((e) => (level.value === "all" || e.level === level.value || (level.value === "warning" && e.level === "error")) && (!text || `${e.type} ${e.message}`.toLowerCase().includes(text)));
-		const rows = some.slice(0, SHOWN).map((e) => h("tr", { class: `level-${e.level}` }, h("td", {}, h("time", { datetime: e.created_at }, clock(Date.parse(e.created_at) / 1000))), h("td", {}, h("code", {}, e.type)), h("td", {}, e.message)));
+		const rows = some.slice(0, SHOWN).map((e) => h("tr", { class: `level-${e.level}` }, h("td", {}, h("time", { datetime: e.created_at }, clock(Date.parse(e.created_at) / 1000))), h("td", {}, h("code", {}, e.type)), h("td", {}, e.message, RULED.includes(e.type) && e.data.help ? [" ", helpLink(e.data.help)] : null)));
 		fill(
 			place,
 			rows.length ? table("Events", "events", ["Time", "Type", "What happened"], rows) : notice("No events", events.length ? "No event matches the filters." : "Nothing has happened so far."),

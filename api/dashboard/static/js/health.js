@@ -1,7 +1,7 @@
 // A run's health in one line: the verdict, the figures of its last steps, and advice.
 
 import { api } from "./api.js";
-import { fill, h } from "./dom.js";
+import { fill, h, helpLink } from "./dom.js";
 import { duration, num } from "./format.js";
 
 const EVERY_MS = 4000;
@@ -31,7 +31,7 @@ export function healthLine(id, signal) {
 		if (text === painted) return;
 		painted = text;
 		const open = element.querySelector("details")?.open;
-		const advice = health.findings.map((it) => h("li", {}, h("b", {}, it.title), `: ${it.message}. ${it.advice} `, h("span", { class: "sub" }, it.help)));
+		const advice = health.findings.map((it) => h("li", {}, h("b", {}, it.title), `: ${it.message}. ${it.advice} `, helpLink(it.help)));
 		element.hidden = false;
 		fill(
 			element,

@@ -12,12 +12,14 @@ from ratchet.activities.contracts.health import (
     NAMES,
     RULES,
     WINDOW,
+    Finding,
     Row,
     begun,
     figures,
     findings,
     relevant,
 )
+from ratchet.api.dashboard.pages import FILES
 from tests import ROOT
 
 
@@ -153,3 +155,7 @@ def test_every_rule_has_its_section() -> None:
     sections = [title.replace(" ", "-") for title in re.findall(r"^## (.+)$", page, re.M)]
     assert sections == [rule.replace("_", "-") for rule in RULES]
     assert "(docs/reading-a-run.md)" in (ROOT / "README.md").read_text()
+    served = (FILES / "help" / "reading-a-run.html").read_text()
+    for rule in RULES:
+        page, _, section = Finding(rule, "").help.partition("#")
+        assert page == "docs/reading-a-run.md" and f'<h2 id="{section}">' in served

@@ -1,6 +1,7 @@
 """The `ratchet` command: what it prints, its exit status, and, as a process, Ctrl-C."""
 
 import asyncio
+import io
 import json
 import os
 import pty
@@ -16,10 +17,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from ratchet.activities.storage import keys
-from ratchet.api.client import printing
+from ratchet.api.client import options, printing
 from ratchet.api.client.assignments import nested, pairs
 from ratchet.api.client.cli import app
 from ratchet.api.client.watch import Connection, View
@@ -192,10 +194,12 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         plan = await ratchet(address, "runs", "create", path, "max_steps=8", "--dry-run")
         assert plan.status == 0 and "128 at least" in plan.out
         assert "workers have checked what it names" in plan.err
+        assert plan.err.startswith("workers check the config, which takes 5 to 10 s …\n")
         made = await ratchet(
             address, "runs", "create", path, "max_steps=8", "metadata.owner=cli", "--json"
         )
         assert made.status == 0 and made.json["max_steps"] == 8
+        assert made.err == "", "with --json it is for problem documents"
         run_id = made.json["id"]
         await served.until(run_id, step=3)
         put_checkpoint(served.store, run_id, 2, tmp_path)
@@ -481,3 +485,30 @@ async def test_a_terminal_sees_the_run_move_over_a_broken_stream(served: Served)
         loop.remove_reader(master)
         os.close(slave)
         os.close(master)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_long_check_says_that_it_is_under_way(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=terminal, width=100)
+    monkeypatch.setattr(printing, "console", lambda *, stderr: console)
+    with options.progress(options.CHECKING, as_json_=True):
+        assert written.getvalue() == ""
+    with options.progress(options.CHECKING, as_json_=False):
+        hides_the_cursor = "\x1b[?25l" in written.getvalue()
+    assert hides_the_cursor is terminal, "a spinner does"
+    assert "workers check the config" in written.getvalue()
+
+
+@pytest.mark.parametrize("field", ["paused_because", "pause_reason", "error"])
+def test_a_list_has_the_reason_of_each_run_whole(
+    field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = " ".join(f"word{k}" for k in range(60))
+    error = {"code": "GateFailed", "message": reason}
+    run = Run.model_validate({**RUN_EXAMPLE, field: error if field == "error" else reason})
+    printing.console().print(printing.runs_table([run]))
+    shown = capsys.readouterr().out
+    assert all(word in shown.split() for word in reason.split())

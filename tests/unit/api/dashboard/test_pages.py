@@ -4,6 +4,7 @@ kept, and who tells how late his event loop is. The package playwright and Chrom
 
 import asyncio
 import json
+import re
 import time
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +17,7 @@ from ratchet.activities.contracts.services import ServiceState, services_file
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Series
 from ratchet.api.app import create_app
-from tests.e2e.browsing import browsing, reading
+from tests.e2e.browsing import PHONE, browsing, reading
 from tests.unit.api.client.support import make_steps
 from tests.unit.api.conftest import Served, connection, eventually, listening
 from tests.unit.api.routes.test_evals import ALONE, ENV, OFTEN, SELDOM, put
@@ -227,7 +228,12 @@ async def test_panels_are_found_added_and_taken_away(served: Served) -> None:
         await reader.open(f"#/runs/{runs[0]}", '="all"')
         await expect(page.locator(".health")).to_contain_text("no worker polls for rollout")
         await page.locator(".health summary").click()
-        await appears(page, "docs/reading-a-run.md#no-worker")
+        async with page.expect_popup() as opened:
+            await page.locator(".health").get_by_role("link", name="Read more").first.click()
+        advice = await opened.value
+        assert advice.url.endswith("/dashboard/help/reading-a-run.html#no-worker")
+        await expect(advice.locator("#no-worker")).to_be_in_viewport()
+        await advice.close()
         await expect(page.locator("#panel-own .legend")).to_contain_text("exact")
         finder = page.get_by_label("Find or add a panel")
         await finder.fill("^odd/|reward")
@@ -307,3 +313,40 @@ async def test_the_head_of_a_run_has_its_warnings_and_why_it_was_paused(served: 
         assert await reader.serious() == []
         # Each of them, those of before too, is an event.
         await appears(reader.page, "batch 1: only 4 of 64")
+
+
+async def test_a_run_on_a_phone_says_which_worker_is_missing(served: Served) -> None:
+    """With the header on one row, and shares drawn from 0 to 1, however small they are."""
+    run = (await served.start("lone"))["id"]
+    await served.until(run, step=3)
+    Series(run, "trainer-a-1-aaaaaa").add({"time": time.time() - 34}).write(served.store)
+    for step in (1, 2, 3):
+        record(served.store, run, step, **{"is_truncated/all/mean": 0.02, "reward/all/mean": 0.1})
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(
+            browser, str(http.base_url).rstrip("/"), viewport=PHONE, instruments=True
+        ) as reader,
+    ):
+        await reader.open(f"#/runs/{run}", '="all"')
+        await expect(reader.page.locator(".run-head")).to_contain_text(MISSING)
+        rows = await reader.page.evaluate(ROWS)
+        assert len(rows) >= 5 and max(top for top, _ in rows) < min(end for _, end in rows), rows
+        panel = reader.page.locator("#panel-truncation")
+        await panel.scroll_into_view_if_needed()
+        await panel.locator(".legend .chip").first.wait_for()
+        scales = await reader.page.evaluate(SCALES)
+        assert scales["panel-truncation"] == [0, 1]
+        assert scales["panel-reward"] != [0, 1], "a reward is no share"
+
+
+MISSING = re.compile(r"no trainer worker for (3[4-9]|[45]\d) s")
+ROWS = """[...document.querySelectorAll(".bar > .brand, .bar nav a, .bar-end > *")]
+    .map((it) => it.getBoundingClientRect()).filter((it) => it.width)
+    .map((it) => [it.top, it.bottom])"""
+"""Top and bottom of all that the header shows."""
+SCALES = """Object.fromEntries([0, 1, 2, 3].flatMap((k) => uPlot.sync(`sync-${k}`).plots)
+    .map((it) => [it.root.closest("figure").id, [it.scales.y.min, it.scales.y.max]]))"""
+"""By panel."""

@@ -11,6 +11,7 @@ from ratchet.activities.contracts.names import FINALIZE_EVAL
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.api.temporal.event_log import EventBuilder, LoggedEvent, parse_cursor
 from ratchet.api.temporal.histories import _decode
+from ratchet.workflows.protocol.messages import MEMO_KEY
 from tests import ROOT
 
 HISTORIES = ROOT / "tests" / "workflow" / "histories"
@@ -142,3 +143,23 @@ async def test_what_begins_to_be_the_matter_is_an_event() -> None:
         "subject": "reverse",
         "help": "docs/reading-a-run.md#env-failing",
     }
+
+
+async def test_drift_and_a_failing_eval_name_their_rule() -> None:
+    few = {"step": 4, "reward": 0.5, "failed": 1, "of": 16, "rollouts": 16, "error": "no"}
+    many = {**few, "step": 8, "failed": 16, "reward": None}
+    found: list[LoggedEvent] = []
+    builder = EventBuilder(EXECUTION, _decode)
+    for memo in ({"eval": {"e": few}}, {"eval": {"e": many}, "alarm": "mismatch KL 0.5"}):
+        heard = HistoryEvent(event_id=len(found) + 1)
+        fields = heard.workflow_properties_modified_event_attributes.upserted_memo.fields
+        fields[MEMO_KEY].CopyFrom((await WIRE.encode([memo]))[0])
+        found += await builder.take(heard)
+    some, failing, drift = found
+    assert (some.type, some.level) == ("run.eval", "warning") and "rule" not in some.data
+    page = "docs/reading-a-run.md"
+    assert failing.type == "run.eval" and failing.data["error"] == "no"
+    assert failing.data["rule"] == "env_failing" and failing.data["subject"] == "e"
+    assert failing.data["help"] == f"{page}#env-failing"
+    assert drift.type == "run.alarm" and drift.data["reason"] == "mismatch KL 0.5"
+    assert (drift.data["rule"], drift.data["help"]) == ("mismatch", f"{page}#mismatch")
