@@ -20,7 +20,7 @@ import uvicorn
 
 from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable, UnusableStore
 from ratchet.api.app import create_app
-from ratchet.api.http.connections import MOST_CONNECTIONS, BoundedProtocol
+from ratchet.api.http.connections import BoundedProtocol, allow_open_files
 from ratchet.api.http.security import is_loopback
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.run_list import RunList
@@ -156,10 +156,11 @@ def main(argv: list[str] | None = None) -> int:
     port = listener.getsockname()[1]
     print(f"ratchet api: listening on http://{arguments.host}:{port}", flush=True)
     log_audit()
+    allow_open_files()
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
-        limit_concurrency=MOST_CONNECTIONS,
+        ws="none",
         log_level=arguments.log_level,
         timeout_graceful_shutdown=2,
         server_header=False,
