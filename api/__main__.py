@@ -21,7 +21,7 @@ import uvicorn
 from ratchet.activities.contracts.redact import log_without_secrets, writable
 from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable, UnusableStore
 from ratchet.api.app import create_app
-from ratchet.api.http.connections import MOST_CONNECTIONS, BoundedProtocol
+from ratchet.api.http.connections import BoundedProtocol, allow_open_files
 from ratchet.api.http.security import is_loopback
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.run_list import RunList
@@ -159,12 +159,13 @@ def main(argv: list[str] | None = None) -> int:
     print(f"ratchet api: listening on http://{arguments.host}:{port}", flush=True)
     log_without_secrets(logging.WARNING, "%(asctime)s %(levelname)s %(name)s %(message)s")
     log_audit()
+    allow_open_files()
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
-        limit_concurrency=MOST_CONNECTIONS,
         # Its own set-up of logs would write tracebacks as they are.
         log_config=None,
+        ws="none",
         log_level=arguments.log_level,
         timeout_graceful_shutdown=2,
         server_header=False,

@@ -4,6 +4,9 @@ A change is a nested section like a config's own, e.g. {"dispatch": {"tasks_per_
 are keyed by name: {"train": {"env": {"reverse-text": {"ratio": 2}}}}. The config with all changes
 so far must be valid for a new run. Limits and metadata take effect at once; everything else makes a
 new revision of the config, which takes effect at the next step.
+
+All changes so far travel with the run, so they hold nothing that has no effect: a null that removes
+nothing is dropped, however many there are.
 """
 
 from fnmatch import fnmatchcase
@@ -91,12 +94,22 @@ def changed(
         raise ConfigError(
             [_problem(key, None, f"cannot change; {may}") for key in fixed[:MOST_REPORTED]]
         )
-    together = merged(overrides, patch)
+    together = _effective(config, merged(overrides, patch))
     result = validate(_without_nulls(merged(config, together)))
     if result.permits is None and validate(config).permits is not None:
         text = "cannot become 'auto': only engines of a run that began with it report their load"
         raise ConfigError([_problem(("dispatch", "max_inflight_rollouts"), "auto", text)])
     return together, result
+
+
+def _effective(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """`overrides` without nulls for pairs that the metadata of `config` does not have."""
+    if not isinstance(pairs := overrides.get("metadata"), dict):
+        return overrides
+    there = config.get("metadata") or {}
+    left = {name: value for name, value in pairs.items() if value is not None or name in there}
+    rest = {name: value for name, value in overrides.items() if name != "metadata"}
+    return {**overrides, "metadata": left} if left else rest
 
 
 def _without_nulls(config: dict[str, Any]) -> dict[str, Any]:

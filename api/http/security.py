@@ -28,6 +28,8 @@ MOST_STREAMS = 32
 """Of one key."""
 MOST_OPEN_STREAMS = 512
 """Of an API without keys."""
+MOST_HEAD = 32 * 1024
+"""Bytes of a request's address and headers: whoever sends them needs no key."""
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -81,6 +83,12 @@ class Bucket:
         return (1.0 - self._left) / self._rate
 
 
+def _head_of(scope: Scope) -> int:
+    """How many bytes a request's head has, but for its method and version."""
+    headers = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    return len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) + headers
+
+
 def _refused(status: int, kind: str, title: str, detail: str, wait_s: float = 0.0) -> ApiProblem:
     return ApiProblem(status, kind, title, detail, retry_after_s=math.ceil(wait_s) or None)
 
@@ -128,9 +136,10 @@ class Guard:
                 message["headers"] = [*given, *HEADERS, *([] if policy else [UNFRAMED])]
             await send(message)
 
-        headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
         state = scope.setdefault("state", {})
         try:
+            self._require_bounded(scope)
+            headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
             self._require_here(scope["method"], headers)
             if scope["path"].startswith(GUARDED) and self._keyring:
                 key = state["key"] = self._known(self._keyring, headers)
@@ -157,6 +166,27 @@ class Guard:
         finally:
             self._streams[key] -= asks_stream
             self._streams += Counter()
+
+    def _require_bounded(self, scope: Scope) -> None:
+        """Raises 431 for a head that is too large, 503 on a connection too many."""
+        over = scope["state"].get("over")
+        if over == "head" or _head_of(scope) > MOST_HEAD:
+            raise _refused(
+                431,
+                "head-too-large",
+                "The head of the request is too large",
+                f"Address and headers of a request may have at most {MOST_HEAD} bytes together; "
+                "send fewer or shorter parameters, cookies and headers.",
+            )
+        if over == "connections":
+            raise _refused(
+                503,
+                "too-many-connections",
+                "Too many connections",
+                "The API has as many connections as it takes from all clients together; close "
+                "some, and try again.",
+                5.0,
+            )
 
     def _require_room(self, key: ApiKey | None) -> None:
         """Raises 429 if the key, or an API without keys, has reached its limit of streams."""
@@ -259,11 +289,12 @@ def documented_security(document: dict[str, Any]) -> None:
         "401": "No key, or an unknown one.",
         "403": "The key lacks the scope, or a page of another site sent the request.",
         "429": "The key's rate limit is exceeded; Retry-After says when to try again.",
+        "431": "Address and headers are too large together.",
     }
     for path, operations in document["paths"].items():
         for operation in operations.values():
             guarded = path.startswith(GUARDED)
-            wanted = reported if guarded else {s: reported[s] for s in ("400", "403")}
+            wanted = reported if guarded else {s: reported[s] for s in ("400", "403", "431")}
             operation["security"] = [{}, {"key": []}] if guarded else []
             for status, description in wanted.items():
                 content = {"application/problem+json": schema}

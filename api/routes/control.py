@@ -34,6 +34,7 @@ from ratchet.api.schemas.bodies import ConfigPatch
 from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, shown
 from ratchet.api.schemas.run import Run
 from ratchet.api.services.core import RunId, Served, Services
+from ratchet.api.services.launch import carried
 from ratchet.api.services.run_view import OPEN, status_of
 from ratchet.api.temporal.client import Execution, Unanswered
 from ratchet.configs.live import changed
@@ -194,7 +195,9 @@ async def _change(
     before = execution.memo.get("config_changes") or {}
     try:
         await services.aside(
-            lambda: changed(config.model_dump(mode="json") if config else {}, before, patch)
+            lambda: carried(
+                changed(config.model_dump(mode="json") if config else {}, before, patch)[1]
+            )
         )
     except ConfigError as error:
         raise invalid(field_errors(error.problems)) from None

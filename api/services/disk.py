@@ -1,7 +1,8 @@
 """How many bytes of the store each run takes, without walking its files at every request.
 
 A run is measured when it is shown and the last measurement is out of date, in a separate thread,
-one run at a time; until then the last result is reported. What a run takes a minute after its end
+one run at a time; until then the last result is reported. While MOST_WAITING runs wait for that,
+further ones are measured only when they are shown again. What a run takes a minute after its end
 no longer changes.
 """
 
@@ -18,6 +19,7 @@ from ratchet.api.store.removal import size_of
 
 KEPT = 50_000
 FRESH_S = 60.0
+MOST_WAITING = 200
 LATE_S = 60.0
 """For how long after its end a run's workers may still write."""
 SHARE = 20.0
@@ -46,10 +48,12 @@ class Disk:
         """The run with its disk usage. If it was never measured, waits at most `wait_s`."""
         known = self._known.get(run.id)
         if known is None or not _final(run, known):
-            if run.id not in self._measuring and (known is None or time.monotonic() > known.until):
-                self._measuring[run.id] = asyncio.create_task(self._measure(run.id))
-            if known is None and wait_s:
-                await asyncio.wait([self._measuring[run.id]], timeout=wait_s)
+            task = self._measuring.get(run.id)
+            due = known is None or time.monotonic() > known.until
+            if task is None and due and len(self._measuring) < MOST_WAITING:
+                task = self._measuring[run.id] = asyncio.create_task(self._measure(run.id))
+            if known is None and task and wait_s:
+                await asyncio.wait([task], timeout=wait_s)
                 known = self._known.get(run.id)
         return run.model_copy(update={"disk": known.size if known else None})
 

@@ -79,10 +79,8 @@ def _require_few_envs(plain: Any) -> None:
             raise ConfigError([Problem(f"/{kind}/env", f"{kind}.env", None, message)])
 
 
-def admitted(services: Services, config: RunConfig, place: Place = str) -> dict[str, Any]:
-    """The config as it is stored and sent. Raises 413 if it is larger than Temporal carries, 422 if
-    it names something that this API does not allow.
-    """
+def carried(config: RunConfig) -> dict[str, Any]:
+    """The config as it is stored and sent; raises 413 if it is larger than Temporal carries."""
     document = config_document(config)
     size = len(json.dumps(document, separators=(",", ":")).encode())
     if size > MOST_BYTES:
@@ -93,6 +91,14 @@ def admitted(services: Services, config: RunConfig, place: Place = str) -> dict[
             f"With all defaults filled in it has {size} bytes, and the limit is {MOST_BYTES}; use "
             "fewer environments, or move large data to files that the config names.",
         )
+    return document
+
+
+def admitted(services: Services, config: RunConfig, place: Place = str) -> dict[str, Any]:
+    """The config as it is stored and sent. Raises 413 if it is larger than Temporal carries, 422 if
+    it names something that this API does not allow.
+    """
+    document = carried(config)
     _require_allowed(services, config, place)
     return document
 

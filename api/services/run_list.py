@@ -7,7 +7,8 @@ index can, and Temporal is asked only about the rows of a page. Invariants:
   CAUGHT_UP_S, with the executions that began since it last did; the first time, with all of them.
 - The cost of a request is bounded, however many runs there are: it looks at no more than
   MOST_LOOKED_AT rows. A filtered page may be empty although more pages follow.
-- Runs that have not ended are queried directly: at most MOST_OPEN.
+- Runs that have not ended are queried directly as long as there are less than MOST_OPEN; of more
+  the index knows all.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ import binascii
 import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 
 from ratchet.activities.contracts.statuses import ENDED
 from ratchet.activities.storage.store import StoreUnavailable
@@ -23,7 +25,7 @@ from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.schemas.run import Run
 from ratchet.api.services.ended import MARGIN
-from ratchet.api.services.run_view import run_object
+from ratchet.api.services.run_view import run_object, status_of
 from ratchet.api.store.run_index import Row, RunIndex, row_of
 from ratchet.api.temporal.client import Execution, Temporal
 
@@ -86,15 +88,10 @@ class RunList:
         if status is not None and status not in ENDED:
             if archived:
                 return [], None
-            runs = sorted(map(self._shown, await self.open()), key=_row, reverse=True)
-            further = [
-                run
-                for run in runs
-                if run.status == status
-                and (after is None or _row(run) < after)
-                and (fits is None or fits(run))
-            ]
-            return further[:limit], _row(further[limit - 1]) if len(further) > limit else None
+            open_runs = await self.open()
+            if len(open_runs) < MOST_OPEN:
+                these = [run for run in open_runs if status_of(run) == status]
+                return self._page_of(these, after, limit, fits)
         await self._caught_up()
         found: list[Run] = []
         place, looked = after, 0
@@ -117,9 +114,31 @@ class RunList:
             looked, filtered = looked + count, True
         return found, place
 
+    def _page_of(
+        self,
+        executions: list[Execution],
+        after: Row | None,
+        limit: int,
+        fits: Callable[[Run], bool] | None,
+    ) -> tuple[list[Run], Row | None]:
+        """The same for runs that are given, of which it shows no more than MOST_LOOKED_AT."""
+        rows = [(self.row_of(execution), execution) for execution in executions]
+        rows = [(row, execution) for row, execution in rows if after is None or row < after]
+        rows.sort(key=itemgetter(0), reverse=True)
+        found: list[Run] = []
+        for looked, (_, execution) in enumerate(rows):
+            if len(found) == limit or looked == MOST_LOOKED_AT:
+                return found, rows[looked - 1][0]
+            run = self._shown(execution)
+            if fits is None or fits(run):
+                found.append(run)
+        return found, None
+
     def row_of(self, execution: Execution) -> Row:
         """The row of a run in the list."""
-        return _row(self._shown(execution))
+        created = execution.memo.get("created_at")
+        at = datetime.fromisoformat(created) if created else execution.started
+        return row_of(execution.id, at)
 
     async def _runs_of(self, rows: list[Row]) -> Iterable[tuple[Row, Run | None]]:
         deleted = await asyncio.to_thread(self.index.deleted)
@@ -130,10 +149,15 @@ class RunList:
         for execution in await asyncio.gather(*map(self._temporal.describe, fresh)):
             if execution is not None:
                 known[execution.id] = execution
-        runs = {run_id: self._shown(execution) for run_id, execution in known.items()}
         # A row of a moment other than the run's own comes from a request that was sent twice.
         return [
-            (row, run if (run := runs.get(row[1])) and _row(run) == row else None) for row in rows
+            (
+                row,
+                self._shown(run)
+                if (run := known.get(row[1])) and self.row_of(run) == row
+                else None,
+            )
+            for row in rows
         ]
 
     def _shown(self, execution: Execution) -> Run:
@@ -169,8 +193,3 @@ class RunList:
             count += len(rows)
         await asyncio.to_thread(self.index.catch_up, began)
         return count
-
-
-def _row(run: Run) -> Row:
-    assert run.created_at is not None
-    return row_of(run.id, run.created_at)

@@ -24,6 +24,8 @@ from tests.chaos.targets import HOST_ROLE, OWNER, SERVERS, recorded_name
 from tests.chaos.world import Witness
 
 NOTICED_WITHIN_S = 90.0
+STALL_NOTICED_S = 15.0
+"""A stall of any role that was noticed has to be by then."""
 SLOW = 2.0
 """A step that takes more than so many undisturbed ones was disturbed."""
 REWARD, SMOOTHED = 0.7, 10
@@ -128,13 +130,20 @@ def recovered_at(witness: Witness, story: Story, evidence: Evidence) -> float | 
 
 
 def went_on(story: Story, evidence: Evidence, verdict: Verdict) -> Verdict:
-    """The run made progress after every fault, and no host took a stalled server for a live one."""
+    """The run made progress after every fault, no host took a stalled server for a live one, and
+    stalls were noticed within STALL_NOTICED_S.
+    """
     for witness in story.witnesses:
         if witness.landed:
             name, at = witness.spec.name, recovered_at(witness, story, evidence)
             verdict.expect(at is not None, f"{name}: no version after it was over")
             stale = witness.rode_out and witness.spec.role in SERVERS
             verdict.expect(not stale, f"{name}: nobody noticed; {witness.proof}")
+            if witness.spec.what == "stall" and not witness.rode_out:
+                noticed = detected_at(witness, story, evidence)
+                took = NOTICED_WITHIN_S if noticed is None else noticed - witness.at
+                late = f"{name}: noticed after {took:.1f} s, not within {STALL_NOTICED_S:.0f} s"
+                verdict.expect(took <= STALL_NOTICED_S, late)
     return verdict
 
 

@@ -45,6 +45,7 @@ STEPS = 12
 GROUPS = 4
 """In a batch."""
 CUT_AT = 3
+BACK_WITHIN_S = 10.0
 EARLIER_BOOT = "0f0f0f0f-0000-4000-8000-000000000000/pid:[4026531836]"
 PARTS = {
     "supervisor": "-m ratchet.worker.supervisor",
@@ -209,6 +210,31 @@ def test_every_example_trains_once(survived: Survived) -> None:
     counters = sorted(int(group.removeprefix("train/")) for group in groups)
     # Groups without a contrast in their rewards have no sample to train on.
     assert counters[-1] < STEPS * GROUPS + 16
+
+
+def back_after(home: Path, name: str) -> float:
+    """Kills a service of a stack; seconds until another process is there and answers."""
+    process = Stack(home).alive(name)
+    assert process is not None, f"{name} does not run"
+    process.kill()
+    began = time.monotonic()
+    while time.monotonic() < began + 60:
+        stack = Stack(home)
+        again = stack.alive(name)
+        with contextlib.suppress(httpx.HTTPError):
+            if again is not None and again.pid != process.pid:
+                answer = httpx.get(stack.health_url(name), timeout=1, trust_env=False)
+                # A worker is ready once it polls.
+                if answer.is_success and 'ready":false' not in answer.text.replace(" ", ""):
+                    return time.monotonic() - began
+        time.sleep(0.05)
+    raise AssertionError(f"{name} did not come back")
+
+
+@pytest.mark.parametrize("name", ["api", "worker-rollout", "temporal"])
+def test_a_killed_service_is_back_in_time(survived: Survived, name: str) -> None:
+    assert back_after(survived.home, name) < BACK_WITHIN_S
+    assert shown(survived.where, survived.run_id)["status"] == "succeeded"
 
 
 def test_nothing_is_left_when_the_machine_is_shut_down(survived: Survived) -> None:

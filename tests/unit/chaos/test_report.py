@@ -8,7 +8,7 @@ from tests.chaos.history import Evidence, Signal
 from tests.chaos.observer import Look
 from tests.chaos.report import Clean, Story
 from tests.chaos.schedule import Spec
-from tests.chaos.world import Witness
+from tests.chaos.world import REPLACED, Witness
 
 CLEAN = Clean(median_step_s=2.0, steps=3)
 
@@ -82,10 +82,31 @@ def test_stalled_server_that_nobody_replaced_is_a_violation() -> None:
     looks = [look(9.0, 1), look(60.0, 2)]
     for proof, good in (("was replaced meanwhile", True), ("went on afterwards", False)):
         witness = Witness(Spec("stall", "engine-core"), 10.0, 45.0, True, proof)
-        evidence = Evidence("run", signals=[host("up", 50.0)])
+        evidence = Evidence("run", signals=[host("down", 25.0), host("up", 50.0)])
         result = story(witness, *looks)
         assert report.went_on(result, evidence, Verdict("goes on")).good == good
     assert not report.went_on(story(kill("api"), looks[0]), Evidence("run"), Verdict("x")).good
+
+
+@pytest.mark.parametrize(
+    ("role", "noticed", "says"),
+    [
+        ("engine-core", 24.9, ""),
+        ("engine-core", 25.1, "stall engine-core: noticed after 15.1 s, not within 15 s"),
+        ("rollout-worker", 24.9, ""),
+        ("rollout-worker", 32.8, "stall rollout-worker: noticed after 22.8 s, not within 15 s"),
+        ("rollout-worker", None, "stall rollout-worker: noticed after 90.0 s, not within 15 s"),
+    ],
+)
+def test_a_stall_has_to_be_noticed_in_time(role: str, noticed: float | None, says: str) -> None:
+    witness = Witness(Spec("stall", role), 10.0, 45.0, True, REPLACED)  # type: ignore[arg-type]
+    at = () if noticed is None else (noticed,)
+    server = role == "engine-core"
+    evidence = Evidence("run", signals=[host("down", moment) for moment in at if server])
+    restarts = [(moment, "worker-rollout") for moment in at if not server]
+    result = Story([witness], [look(9.0, 1), look(60.0, 2)], restarts, [], 0.0, 100.0)
+    verdict = report.went_on(result, evidence, Verdict("goes on"))
+    assert verdict.violations == ([says] if says else [])
 
 
 def test_ettr_and_goodput() -> None:

@@ -13,7 +13,8 @@ from ratchet.api.app import create_app
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services import core
 from ratchet.api.services.launch import read_config
-from ratchet.configs.load import MOST_KEYS, MOST_REPORTED, ConfigError, parse
+from ratchet.configs.load import MOST_KEYS, MOST_REPORTED, ConfigError, parse, validate
+from ratchet.configs.upgrades import config_document
 from tests.unit.api.conftest import Served, asgi, config, connection
 from tests.unit.api.routes.test_create import problem
 
@@ -139,6 +140,22 @@ async def test_what_is_too_large_is_413_and_too_many_mistakes_are_counted(served
     patch = {f"k{n}": 1 for n in range(4_000)}
     answer = await served.http.patch(f"/v1/runs/{run['id']}", json=patch)
     assert len(problem(answer, 422, "invalid-request")["errors"]) <= MOST_REPORTED + 1
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_change_that_makes_a_config_too_large_is_413(served: Served) -> None:
+    def train(note: int) -> dict[str, Any]:
+        return {"env": [{**ENV, "args": {"note": "x" * note}}]}
+
+    document = config_document(validate(config(train=train(0))))
+    room = LIMIT - len(json.dumps(document, separators=(",", ":")))
+    run = await served.start("grows", train=train(room - 100))
+    await served.until(run["id"], status="running")
+    url = f"/v1/runs/{run['id']}"
+    patch = {"metadata": {"note": "x" * 200}}
+    problem(await served.http.patch(url, json=patch), 413, "config-too-large")
+    nulls = {"metadata": {f"k{number}": None for number in range(3000)}}
+    assert (await served.http.patch(url, json=nulls)).status_code == 200
 
 
 @pytest.mark.asyncio(loop_scope="session")

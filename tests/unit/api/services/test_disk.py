@@ -51,6 +51,18 @@ async def test_a_run_is_measured_once_in_a_while(
     await asyncio.gather(*again._measuring.values())
 
 
+async def test_however_many_runs_are_shown_few_wait_to_be_measured(tmp_path: Path) -> None:
+    measuring = Disk(ArtifactStore(f"file://{tmp_path}"))
+    runs = [RUN.model_copy(update={"id": f"run-{i}"}) for i in range(1000)]
+    for run in [*runs, runs[-1]]:
+        # One alone is waited for, if it is being measured.
+        assert (await measuring.shown(run, wait_s=30.0 if run is runs[-1] else 0.0)).disk is None
+    assert len(measuring._measuring) == disk.MOST_WAITING
+    await asyncio.gather(*measuring._measuring.values())
+    assert [(await measuring.shown(run)).disk for run in runs[:2]] == [0, 0]
+    assert await size_now(measuring, runs[-1]) == 0
+
+
 async def test_a_run_that_ended_long_ago_is_measured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

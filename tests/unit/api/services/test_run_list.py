@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from ratchet.activities.storage.store import ArtifactStore
-from ratchet.api.services.run_list import MOST_LOOKED_AT, RunList, cursor_of, row_at
+from ratchet.api.schemas.run import Run
+from ratchet.api.services import run_list
+from ratchet.api.services.run_list import (
+    MOST_LOOKED_AT,
+    MOST_OPEN,
+    RunList,
+    cursor_of,
+    row_at,
+)
+from ratchet.api.services.run_view import run_object
 from ratchet.api.store import run_index
 from ratchet.api.store.run_index import Row, RunIndex, row_of
 from ratchet.api.temporal.client import Execution
@@ -152,6 +161,48 @@ async def test_a_page_looks_at_a_bounded_number_of_runs(tmp_path: Path) -> None:
     known.asked = 0
     assert await pages(runs, 20, status="running") == [["open-1"]]
     assert known.asked == 0
+
+
+@pytest.mark.parametrize("count", [MOST_OPEN - 1, MOST_OPEN + 100])
+async def test_filters_of_many_open_runs_are_complete_and_show_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """As many as are listed directly, and more."""
+    made = [
+        execution(
+            f"run-{i:04d}",
+            NOW - timedelta(minutes=i),
+            "paused" if i % 500 == 7 else "running",
+            metadata={"owner": "ben" if i % 500 == 9 else "ana"},
+        )
+        for i in range(count)
+    ]
+    runs = runs_of(Known(made), tmp_path)
+    shown: list[str] = []
+
+    def counted(run: Execution, **given: Any) -> Run:
+        shown.append(run.id)
+        return run_object(run, **given)
+
+    monkeypatch.setattr(run_list, "run_object", counted)
+
+    async def all_of(limit: int, **given: Any) -> list[str]:
+        after, found = None, []
+        while True:
+            shown.clear()
+            page, after = await runs.page(after, limit, **given)
+            found += [run.id for run in page]
+            # Two looks at the index, where that is what knows them all.
+            assert len(page) <= limit and len(shown) <= 2 * MOST_LOOKED_AT
+            assert count >= MOST_OPEN or len(shown) <= max(limit, MOST_LOOKED_AT)
+            if after is None:
+                return found
+
+    of_ben = {"fits": lambda run: run.metadata["owner"] == "ben"}
+    expected = [f"run-{i:04d}" for i in range(count)]
+    assert await all_of(100, status="paused") == expected[7::500]
+    assert await all_of(100, status="running", **of_ben) == expected[9::500]
+    assert await all_of(100, status="running") == [r for r in expected if r not in expected[7::500]]
 
 
 @pytest.mark.parametrize("text", ["", "nope", "run-1a2b3c", "%", "é", "MTIz", "a" * 120])

@@ -38,6 +38,20 @@ def test_a_later_change_replaces_an_earlier_one() -> None:
     assert change({"dispatch": {"max_inflight_rollouts": 9}}, earlier).permits == 9
 
 
+def test_nulls_that_remove_nothing_are_not_kept() -> None:
+    config = {**PLAIN, "metadata": {"owner": "ana"}}
+    overrides: dict[str, Any] = {}
+    for times in range(3):
+        nulls = {f"k{times}-{number}": None for number in range(1000)}
+        overrides, _ = changed(config, overrides, {"metadata": {**nulls, "note": f"{times}"}})
+        assert overrides == {"metadata": {"note": f"{times}"}}
+    overrides, after = changed(config, overrides, {"metadata": {"owner": None, "note": None}})
+    assert overrides == {"metadata": {"owner": None}} and after.metadata == {}
+    both = {"metadata": {"owner": "ben", "x": None}, "max_steps": 9}
+    assert changed(config, overrides, both)[0] == {"metadata": {"owner": "ben"}, "max_steps": 9}
+    assert changed(PLAIN, {}, {"metadata": {"x": None}})[0] == {}
+
+
 def test_null_takes_a_limit_back() -> None:
     assert change({"dispatch": {"tasks_per_minute": None}}).dispatch.tasks_per_minute is None
     earlier = {"dispatch": {"max_inflight_rollouts": 16}}
