@@ -281,7 +281,8 @@ class Steps:
             await wait(lambda: False)
 
     def _may_train_ahead(self) -> bool:
-        return self._rule.may_train_ahead() and not self._is_long()
+        fails = self._log.failure is not None
+        return self._rule.may_train_ahead() and not self._is_long() and not fails
 
     async def _step(self) -> None:
         part, step, began = self._part, self._part.step + 1, workflow.now()
