@@ -16,9 +16,9 @@ from tests.workflow.running import (
     until,
     world_of,
 )
-from tests.workflow.test_overlapped_pushes import Always, ahead
+from tests.workflow.test_overlapped_pushes import ahead
 from tests.workflow.test_restore import resume
-from tests.workflow.world import World
+from tests.workflow.world import Stubborn, TrainGroups, World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
@@ -94,13 +94,9 @@ async def test_a_failure_waits_for_the_push_and_the_batch_that_trains_meanwhile(
 
 
 async def test_a_pause_for_a_failure_waits_for_the_push_too(temporal: Client) -> None:
-    class All(set[str]):
-        def __contains__(self, group: object) -> bool:
-            return str(group).startswith("train/")
-
     async with world_of(temporal) as world:
         handle = await busy(world)
-        world.fail_group = All()
+        world.fail_group = TrainGroups()
         world.holds = {"push 2"}
         async with asyncio.timeout(WITHIN_S):
             while not await events(world, handle, "run.warning"):
@@ -140,7 +136,7 @@ async def test_a_failure_after_a_stop_goes_back_to_the_last_step_that_was_verifi
 ) -> None:
     async with world_of(temporal) as world:
         handle = await ahead(world, checkpoint={"interval": 1000}, eval={})
-        world.refuse_gate_at = Always({2})
+        world.refuse_gate_at = Stubborn({2})
         await handle.signal("stop")
         world.holds.clear()
         assert "engine -1.5" in await failure_of(handle)

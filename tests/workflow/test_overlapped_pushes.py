@@ -184,7 +184,7 @@ async def test_a_change_is_made_once_the_trainer_is_not_ahead(temporal: Client) 
 async def test_an_engine_that_is_never_verified_pauses_the_run(temporal: Client) -> None:
     async with world_of(temporal) as world:
         handle = await ahead(world)
-        refused = world.refuse_gate_at = Always({2})
+        refused = world.refuse_gate_at = _Always({2})
         world.holds.clear()
         seen = await status(handle, "paused")
         assert "engine -1.5" in seen["paused_because"] and seen["step"] == 1
@@ -196,7 +196,7 @@ async def test_an_engine_that_is_never_verified_pauses_the_run(temporal: Client)
         assert world.trained == list(range(1, 7))
 
 
-class Always(set[int]):
+class _Always(set[int]):
     def discard(self, value: object) -> None:
         pass
 

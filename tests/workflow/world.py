@@ -71,6 +71,20 @@ def _set() -> asyncio.Event:
     return event
 
 
+class Stubborn(set[int]):
+    """Forgets nothing."""
+
+    def discard(self, value: object) -> None:
+        """Leaves `value` in the set."""
+
+
+class TrainGroups(set[str]):
+    """Every train group."""
+
+    def __contains__(self, group: object) -> bool:
+        return str(group).startswith("train/")
+
+
 @dataclass
 class World:
     """What the doubles did and which faults they are to show.
