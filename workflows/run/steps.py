@@ -375,6 +375,7 @@ class Steps:
             **self._arrivals.metrics(),
             **self._permits.metrics(),
             "progress/rollouts": float(self._state.arrivals.rollouts),
+            "progress/evals": float(self._state.evals.count),
             **self._leases.metrics(),
         }
 
