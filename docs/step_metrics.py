@@ -110,6 +110,7 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("progress/samples", "", "Samples that the batch trains on."),
         Metric("progress/problems", "", "Groups of the batch."),
         Metric("progress/rollouts", "", "Rollouts that have arrived since the run began."),
+        Metric("progress/evals", "", "Evals, one for each env, since the run began."),
         Metric("progress/total_tokens", "tokens", "Since the run began."),
         Metric("progress/total_samples", "", "Since the run began."),
         Metric("progress/total_problems", "", "Since the run began."),

@@ -68,6 +68,7 @@ from ratchet.workflows.rules.shipping import Shipping
 from ratchet.workflows.rules.sinks import Arrivals, TrainSink
 from ratchet.workflows.run.config_changes import ConfigChanges
 from ratchet.workflows.run.context import Context
+from ratchet.workflows.run.ending import Ending
 from ratchet.workflows.run.evals import Evals
 from ratchet.workflows.run.generations import Generations
 from ratchet.workflows.run.pausing import PAUSED_AT_MOST, Pausing
@@ -80,7 +81,6 @@ QUEUED_AT_MOST = timedelta(days=7)
 OWN_ENV_SERVERS = "own-env-servers"
 PREPARES_FIRST = "prepares-first"
 OVERLAPPED_PUSHES = "overlapped-pushes"
-CLOSE_AT_MOST = timedelta(seconds=60)
 RESTORED_FROM = ("step", "reward", "eval", "checkpoint")
 """What a run that is being restored shows of its source, until it is restored."""
 
@@ -153,6 +153,9 @@ class TrainingRun:
             self._stepping,
             self._trainer,
             self._save,
+        )
+        self._ending = Ending(
+            context, self._servers, leases, self._generations, self._trainer, self._save
         )
         self._acts: dict[str, Callable[[Any], None]] = {
             "stop": self._stop,
@@ -259,7 +262,8 @@ class TrainingRun:
             self._servers.lose(lost.role, lost.index, lost.epoch, lost.reason)
         for group in report.groups:
             if group.user_error:
-                self._log.failure = RunFailed("scoring", group.error, code="bad_input", user=True)
+                self._leases.given_up.append(group.group)
+                self._log.fail(RunFailed("scoring", group.error, code="bad_input", user=True))
             elif group.cancelled:
                 # Neither a success nor an error: the example is rolled out again, or the run ends.
                 self._leases.on_cancelled(group)
@@ -303,11 +307,13 @@ class TrainingRun:
         except Stopped:
             end_reason = f"stopped at step {self._state.steps.step}: {self._state.requests.stop}"
         except RunFailed as failure:
+            await self._ending.save_before_failing()
             return await self._fail(failure)
         except ActivityError as error:
+            await self._ending.save_before_failing()
             return await self._fail(RunFailed(error.activity_type, cause_of(error)))
         except asyncio.CancelledError:
-            await self._close("cancelled", end_reason="cancelled")
+            await self._ending.close("cancelled", end_reason="cancelled")
             raise
         at_rest = self._state.lifecycle.status == "paused"
         self._log.set_status("stopping")
@@ -318,9 +324,11 @@ class TrainingRun:
         except RunFailed as failure:
             return await self._fail(failure)
         except asyncio.CancelledError:
-            await self._close("cancelled", end_reason="cancelled before the final checkpoint")
+            await self._ending.close(
+                "cancelled", end_reason="cancelled before the final checkpoint"
+            )
             raise
-        await self._close("succeeded", end_reason=end_reason)
+        await self._ending.close("succeeded", end_reason=end_reason)
         return self._log.memo()
 
     async def _start(self) -> None:
@@ -457,7 +465,7 @@ class TrainingRun:
             except Paused:
                 await self._come_to_rest(None)
             except RunFailed as failure:
-                await self._come_to_rest(failure)
+                await self._come_to_rest(self._log.first(failure))
 
     async def _come_to_rest(self, failure: RunFailed | None) -> None:
         """To 'paused', whatever else fails on the way."""
@@ -562,30 +570,16 @@ class TrainingRun:
         )
 
     async def _fail(self, failure: RunFailed) -> dict[str, Any]:
-        await self._close("failed", error=failure.error, end_reason=str(failure)[:300])
+        await self._ending.close("failed", error=failure.error, end_reason=str(failure)[:300])
         raise ApplicationError(
             str(failure), failure.error, type=failure.code, non_retryable=True
         ) from None
 
-    async def _close(self, status: str, **ended: Any) -> None:
-        """Ends dispatch and hosts, and writes the run's final state."""
-        self._log.set_status("stopping")
-        await self._generations.send()
-        await self._servers.close()
-        try:
-            await workflow.wait_condition(
-                lambda: not self._leases.live and not self._log.busy,
-                timeout=CLOSE_AT_MOST,
-                timeout_summary="dispatch to close",
-            )
-        except TimeoutError:
-            self._log.note("dispatch did not close in time")
-        for host in self._state.servers.hosts:
-            self._outages.on_closed(host)
-        self._log.ended(status, **ended)
-
     async def _save(self) -> None:
         began = workflow.now()
-        await self._trainer.checkpoint(lambda: kept(self._state, self._config))
+        await self._trainer.checkpoint(self._kept)
         if seconds := (workflow.now() - began).total_seconds():
             self._stepping.on_checkpoint(seconds)
+
+    def _kept(self) -> str:
+        return kept(self._state, self._config, self._leases.given_up)

@@ -23,7 +23,7 @@ from ratchet.workflows.dispatch import SIGN_OF_LIFE
 from ratchet.workflows.protocol.messages import PREFLIGHT, TRAINING_RUN, PreflightInput, RunInput
 from ratchet.workflows.rules.placement import PLACED_WITHIN
 from tests.workflow.running import config, memo, until
-from tests.workflow.world import World
+from tests.workflow.world import Stubborn, TrainGroups, World
 
 TEXT = {"id": "reverse-text"}
 RETRY = {"id": "reverse-retry", "group_size": 4}
@@ -78,20 +78,6 @@ async def failed(handle: Handle) -> None:
     except WorkflowFailureError:
         return
     raise AssertionError(f"{handle.id} was to fail, and succeeded")
-
-
-class Stubborn(set[int]):
-    """Forgets nothing."""
-
-    def discard(self, value: object) -> None:
-        """Leaves `value` in the set."""
-
-
-class TrainGroups(set[str]):
-    """Every train group."""
-
-    def __contains__(self, group: object) -> bool:
-        return str(group).startswith("train/")
 
 
 async def plain(stage: Stage) -> None:
@@ -437,6 +423,18 @@ async def failing_env(stage: Stage) -> None:
     await handle.result()
 
 
+async def failing_credit(stage: Stage) -> None:
+    """An algorithm raises while weights are pushed; the run ends with a checkpoint of them."""
+    stage.holds = {"push 2", "train/9"}
+    handle = await stage.start(max_steps=1000, eval={}, checkpoint={"interval": 100})
+    await until(lambda: any(push.version == 2 for push in stage.pushes))
+    await until(lambda: "train/9/1" in stage.started)
+    stage.credit_error, stage.holds = "no credit", {"push 2"}
+    await until(lambda: "no credit for train/9" in stage.events)
+    stage.holds = set()
+    await failed(handle)
+
+
 async def stays_empty(stage: Stage) -> None:
     """Filters leave nothing of batches; the run pauses with the reason, and goes on when told."""
     stage.rollout_s = 0.1
@@ -582,6 +580,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(damaged, ('"cancelled":"damaged"', "train/5.1", names.CORRUPT)),
     Kind(restored, (names.RESTORE_RUN, "restored+2/dispatch/", '"kind":"resume"')),
     Kind(revised, (names.SAVE_CONFIG, '"revision":2', '"shares":[{')),
+    Kind(failing_credit, ("fails-between-steps", '"checkpoint":{"step":2}', "EXECUTION_FAILED")),
     Kind(failing_env, ("groups in a row had no rollout to train on",)),
     Kind(stays_empty, ("pause-when-batches-stay-empty", "2 batches in a row", '"status":"paused"')),
     Kind(failing_eval, ("4 of 4 failed: TaskError: boom", '"status":"paused"')),

@@ -93,13 +93,15 @@ class UncheckedRun(TrainingRun):
 class SilentRun(TrainingRun):
     """Shows nothing of its own when it ends: one command less, the last one."""
 
-    async def _close(self, status: str, **ended: Any) -> None:
-        await self._generations.send()
-        await self._servers.close()
-
     @workflow.run
     async def run(self, arg: RunInput) -> dict[str, Any]:
-        """As it was."""
+        """Closes all that is open, and no more."""
+
+        async def close(status: str, **ended: Any) -> None:
+            await self._generations.send()
+            await self._servers.close()
+
+        self._ending.close = close  # type: ignore[method-assign]
         return await super().run(arg)
 
 

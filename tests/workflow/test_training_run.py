@@ -52,6 +52,7 @@ async def test_run_steps_the_policy_version_to_max_steps(temporal: Client) -> No
         seen = await memo(handle)
         assert seen["status"] == "succeeded" and seen["finished_at"]
         assert seen["rollouts"] == {"train": 48, "eval": 12}
+        assert [world.metrics[step]["progress/evals"] for step in (1, 3, 4, 6)] == [1, 1, 2, 2]
 
 
 async def test_a_step_tells_what_it_waited_for(temporal: Client) -> None:

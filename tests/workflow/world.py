@@ -74,6 +74,20 @@ def _set() -> asyncio.Event:
     return event
 
 
+class Stubborn(set[int]):
+    """Forgets nothing."""
+
+    def discard(self, value: object) -> None:
+        """Leaves `value` in the set."""
+
+
+class TrainGroups(set[str]):
+    """Every train group."""
+
+    def __contains__(self, group: object) -> bool:
+        return str(group).startswith("train/")
+
+
 @dataclass
 class World:
     """What the doubles did and which faults they are to show.
@@ -133,6 +147,10 @@ class World:
     eval_examples: int = 5000
     eval_error: str = ""
     group_error: str = ""
+    credit_error: str = ""
+    """What the user's algorithm raises for every train group."""
+    refused_steps: set[int] = field(default_factory=set)
+    broken_saves: bool = False
     broken_ships: set[int] = field(default_factory=set)
     releases: bool = False
     flat_groups: set[str] = field(default_factory=set)
@@ -322,6 +340,9 @@ class World:
         work = arg.work
         self._store(names.FINALIZE_GROUP)
         self._read(names.FINALIZE_GROUP, [work.group])
+        if self.credit_error and work.kind == "train":
+            self.events.append(f"no credit for {work.group}")
+            raise ApplicationError(self.credit_error, type=names.BAD_INPUT, non_retryable=True)
         labels = self.sampled.get(work.group, set())
         example = (f"{work.kind}/{work.env}", work.example)
         self.example_of[work.group] = example
@@ -407,6 +428,9 @@ class World:
             self.lose_trainer_at.discard(arg.step)
             self.kill("trainer/0")
             raise ApplicationError("gone", type=names.TRAINER_LOST, non_retryable=True)
+        if arg.step in self.refused_steps:
+            text = f"loss is nan at step {arg.step}"
+            raise ApplicationError(text, type=names.BAD_INPUT, non_retryable=True)
         assert arg.trainer.epoch == self.trainer_epoch and arg.step == self.trainer_step + 1
         assert step_of(arg.batch) == arg.step
         self._store(names.TRAIN_STEP)
@@ -424,6 +448,8 @@ class World:
     async def save_checkpoint(self, arg: SaveCheckpointInput) -> CheckpointResult:
         assert arg.step == self.trainer_step
         self._store(names.SAVE_CHECKPOINT)
+        if self.broken_saves:
+            raise ApplicationError("no checkpoint", type=names.CORRUPT, non_retryable=True)
         self.checkpoints.append(arg.step)
         self.saved.setdefault(arg.run_id, {})[arg.step] = arg.run_state
         return CheckpointResult(arg.step, ref(f"checkpoint/{arg.step}"))

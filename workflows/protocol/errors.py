@@ -2,6 +2,14 @@
 
 from temporalio.exceptions import ActivityError, ApplicationError
 
+from ratchet.activities.contracts import names
+
+NO_PART_OF_A_STEP = (
+    *("dispatch", "env", "rollouts", "scoring"),
+    *(names.FINALIZE_EVAL, names.RECORD_STEP, names.SHIP_BATCH),
+)
+"""Roles and activities that can fail while a batch is trained and its weights are pushed."""
+
 
 class RunFailed(Exception):
     """The run cannot continue. `role` names the part that failed, `user` says whose mistake it is.
@@ -29,6 +37,11 @@ class RunFailed(Exception):
             "param": None,
             "is_user_error": user,
         }
+
+    @property
+    def spares_steps(self) -> bool:
+        """Whether the step under way can end in spite of it."""
+        return self.error["role"] in NO_PART_OF_A_STEP
 
 
 class Stopped(Exception):

@@ -25,7 +25,8 @@ STANDING = ("pausing", "paused", "starting")
 class Leases:
     """Acts on the generations of a run's state. While `frozen` the next groups are drawn by another
     revision; `wake` is called when generations need an update. With `ends_train`, train groups are
-    cancelled once the last batch is shipped; runs of older builds let them finish.
+    cancelled once the last batch is shipped; runs of older builds let them finish. `given_up` are
+    groups that this run rolls out no more, since it ends; its last checkpoint requeues them.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Leases:
         self._source: TrainSource | None = None
         self.frozen = False
         self.ends_train = False
+        self.given_up: list[str] = []
 
     # -- generations ------------------------------------------------------------------------
 
@@ -157,6 +159,7 @@ class Leases:
         """A group was cancelled in flight; unless the run ends, its example is rolled out again."""
         part = self._part
         if group.cancelled == "stop":
+            self.given_up.append(group.group)
             return
         surplus = self._train_over and group.cancelled == "pause"
         self._count_cancelled(group.env, "surplus" if surplus else group.cancelled)

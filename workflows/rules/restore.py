@@ -4,6 +4,7 @@ Pure. Invariant: what was collected, cut or shipped at the checkpoint trains aft
 were in flight are requeued under their ids; evals that had not ended start over.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pydantic_core import to_json
@@ -33,10 +34,14 @@ from ratchet.workflows.rules.live_config import limits_of, shares_after
 from ratchet.workflows.rules.sinks import TrainSink
 
 
-def kept(state: RunState, config: RunConfig) -> str:
-    """The run's state that a checkpoint holds besides its trainer's, as JSON text."""
+def kept(state: RunState, config: RunConfig, given_up: Sequence[str] = ()) -> str:
+    """The run's state that a checkpoint holds besides its trainer's, as JSON text. Groups that were
+    `given_up` for the run's end are rolled out by who goes on from here.
+    """
     # Otherwise every later checkpoint would keep what this one refers to.
     lean = replace(state, trainer=replace(state.trainer, checkpoint=None, older=None, batches=[]))
+    requeued = [*state.dispatch.requeued, *given_up]
+    lean = replace(lean, dispatch=replace(state.dispatch, requeued=requeued))
     number = CHECKPOINT_STATE.current
     return to_json({SCHEMA: number, "state": lean, "config": config_document(config)}).decode()
 

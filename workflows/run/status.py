@@ -32,6 +32,8 @@ VIEWED_AFTER = timedelta(seconds=1)
 """Interval between views of the pipeline, which are for people."""
 SHOWN_AFTER = timedelta(seconds=5)
 """A wait that lasts this long is written to the memo, for readers without a worker."""
+FAILS_BETWEEN_STEPS = "fails-between-steps"
+"""Before it, a failure cut short the step under way, and failed runs ended without a checkpoint."""
 
 T = TypeVar("T")
 
@@ -39,9 +41,9 @@ T = TypeVar("T")
 class RunLog:
     """The run's lifecycle, waits, notes, memo and search attributes.
 
-    `failure` is the error that ended a loop. `recoveries` counts holds that are over: each gives
-    waits in progress their full time again. `before` is the memo's content for a run that is yet to
-    be restored.
+    `failure` is the error that ended a loop, the first one; a `spared` step ends before it does.
+    `recoveries` counts holds that are over: each gives waits in progress their full time again.
+    `before` is the memo's content for a run that is yet to be restored.
     """
 
     def __init__(self, run_id: str, config: RunConfig, state: RunState) -> None:
@@ -54,6 +56,7 @@ class RunLog:
         self._tasks_started = 0
         self._viewed: datetime | None = None
         self.failure: RunFailed | None = None
+        self._spared = self._failing = False
         self.recoveries = 0
         self.before: dict[str, Any] = {}
 
@@ -92,7 +95,7 @@ class RunLog:
         """Waits until `predicate`; raises Stopped, Paused or RunFailed.
 
         A rising `progress` renews the bound. Without `stoppable` neither a stop nor a pause
-        interrupts.
+        interrupts, nor a failure that spares the step under way.
         """
         waiting: Waiting | None = None
         try:
@@ -108,7 +111,8 @@ class RunLog:
                     continue
                 stands = progress is None or progress() == mark
                 if stands and not self._state.outages.holds and self.recoveries == recoveries:
-                    raise RunFailed("run", f"waited {at_most} for {name()}", code="stalled")
+                    late = RunFailed("run", f"waited {at_most} for {name()}", code="stalled")
+                    raise self.first(late)
         finally:
             if waiting is not None:
                 self._waits.remove(waiting)
@@ -160,17 +164,34 @@ class RunLog:
         try:
             await loop
         except RunFailed as failure:
-            self.failure = failure
+            self.fail(failure)
         except ActivityError as error:
-            self.failure = RunFailed(error.activity_type, cause_of(error))
+            self.fail(RunFailed(error.activity_type, cause_of(error)))
         except Exception as error:
-            self.failure = RunFailed("run", f"{type(error).__name__}: {error}", code="internal")
+            self.fail(RunFailed("run", f"{type(error).__name__}: {error}", code="internal"))
+
+    def fail(self, failure: RunFailed) -> None:
+        """Has the run fail, in its next wait or once the step under way has ended."""
+        if not workflow.patched(FAILS_BETWEEN_STEPS):
+            self.failure = failure
+        elif not self._failing:
+            self._spared = failure.spares_steps and (self.failure is None or self._spared)
+            self.failure = self.failure or failure
+
+    def first(self, failure: RunFailed) -> RunFailed:
+        """The failure that came before `failure`, if the run was about to fail for it."""
+        return self.failure if self.failure is not None and self._spared else failure
+
+    def fails(self) -> None:
+        """The run ends for a failure: no other one matters any more."""
+        self.failure, self._failing = None, True
 
     def _interrupted(self, stoppable: bool) -> bool:
         requests, status = self._state.requests, self._state.lifecycle.status
         stopping = bool(requests.stop) and status != "stopping"
         pausing = bool(requests.pause) and status == "running"
-        return self.failure is not None or (stoppable and (stopping or pausing))
+        failed = self.failure is not None and (stoppable or not self._spared)
+        return failed or (stoppable and (stopping or pausing))
 
     def _name_wait(self, before: Waiting | None, name: str, at_most: timedelta) -> Waiting:
         now, waits = workflow.now(), self._waits

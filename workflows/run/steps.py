@@ -289,7 +289,8 @@ class Steps:
         return idle if len(self._part.shipped) > 1 else timedelta()
 
     def _may_train_ahead(self) -> bool:
-        return self._rule.may_train_ahead() and not self._is_long()
+        fails = self._log.failure is not None
+        return self._rule.may_train_ahead() and not self._is_long() and not fails
 
     async def _step(self) -> None:
         part, step, began = self._part, self._part.step + 1, workflow.now()
@@ -385,6 +386,7 @@ class Steps:
             **self._arrivals.metrics(),
             **self._permits.metrics(),
             "progress/rollouts": float(self._state.arrivals.rollouts),
+            "progress/evals": float(self._state.evals.count),
             **self._leases.metrics(),
         }
 

@@ -62,6 +62,9 @@ class Trainer:
             try:
                 result = await self._train_once(TrainedBatch(step, batch, revision), host)
             except ActivityError as error:
+                if type_of(error) == names.BAD_INPUT:
+                    # It refused the batch before it changed anything.
+                    self._part.step = step - 1
                 await self._on_lost(host, error)
                 continue
             self._part.step = step
@@ -73,6 +76,11 @@ class Trainer:
         """Whether there is a checkpoint of the run's step, or nothing to save."""
         step, checkpoint = self._state.steps.step, self._part.checkpoint
         return step == 0 or bool(checkpoint and checkpoint.step == step)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a trainer that could save."""
+        return any(host.up for host in self._fleet.of("trainer"))
 
     def record(self, batch: TrainedBatch) -> None:
         """A batch was trained: it is needed to rebuild a trainer. If its weights were not verified

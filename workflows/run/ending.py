@@ -1,0 +1,74 @@
+"""How a run ends: a last checkpoint if it can be written, then neither dispatch nor servers.
+
+Invariant: what fails on the way hides nothing of why the run ends.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+from temporalio import workflow
+
+from ratchet.workflows.protocol.errors import RunFailed
+from ratchet.workflows.rules.leases import Leases
+from ratchet.workflows.run.context import Context
+from ratchet.workflows.run.generations import Generations
+from ratchet.workflows.run.servers import Servers
+from ratchet.workflows.run.status import FAILS_BETWEEN_STEPS
+from ratchet.workflows.run.trainer import Trainer
+
+CLOSE_AT_MOST = timedelta(seconds=60)
+
+
+class Ending:
+    """Ends one run."""
+
+    def __init__(
+        self,
+        context: Context,
+        servers: Servers,
+        leases: Leases,
+        generations: Generations,
+        trainer: Trainer,
+        checkpoint: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._state = context.state
+        self._servers = servers
+        self._leases = leases
+        self._generations = generations
+        self._trainer = trainer
+        self._checkpoint = checkpoint
+        self._outages = context.outages
+        self._log = context.log
+
+    async def save_before_failing(self) -> None:
+        """Writes a checkpoint for who goes on from here, if the trainer is there to do so."""
+        if self._trainer.is_saved or not self._trainer.is_up:
+            return
+        if not workflow.patched(FAILS_BETWEEN_STEPS):
+            return
+        self._log.fails()
+        self._log.set_status("stopping")
+        try:
+            await self._checkpoint()
+        except (RunFailed, asyncio.CancelledError) as another:
+            reason = str(another) or "the run was cancelled"
+            self._log.warn(f"no checkpoint of step {self._state.steps.step}: {reason}")
+
+    async def close(self, status: str, **ended: Any) -> None:
+        """Ends dispatch and hosts, and writes the run's final state."""
+        self._log.set_status("stopping")
+        await self._generations.send()
+        await self._servers.close()
+        try:
+            await workflow.wait_condition(
+                lambda: not self._leases.live and not self._log.busy,
+                timeout=CLOSE_AT_MOST,
+                timeout_summary="dispatch to close",
+            )
+        except TimeoutError:
+            self._log.note("dispatch did not close in time")
+        for host in self._state.servers.hosts:
+            self._outages.on_closed(host)
+        self._log.ended(status, **ended)
