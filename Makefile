@@ -19,7 +19,7 @@ HARDWARE := $(shell command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev
 # GPU images bring Python 3.12, for which vLLM takes other versions.
 ON_312 := $(shell $(PYTHON) -c 'import sys; print("-312" * (sys.version_info[:2] == (3, 12)))' 2>/dev/null)
 LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
-GPU_PYTHON ?= $(BIN)/python
+GPU_PYTHON ?= $(if $(KIT),python3,$(BIN)/python)
 REDOCLY := $(VENV)/redocly
 
 .PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status env images pin-images docs reference pictures lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers replay
@@ -129,11 +129,19 @@ mutants: setup
 chaos: setup
 	@$(BIN)/python -m tests.chaos --seed $(SEED) $(if $(SOAK),--soak $(SOAK),--quick) $(if $(FAULTS),--faults $(FAULTS)) $(if $(EVERY),--every $(EVERY))
 
-# Tests that need an NVIDIA GPU. GPU_PYTHON=python3 for a machine whose own Python has torch, vLLM and
-# the rest: Ratchet is then imported from this checkout, by a folder that holds nothing beside it.
+# What needs an NVIDIA GPU, at most nine minutes: engine and trainer on one of them, whose last line of
+# stdout is its result as JSON, then tests. Needs neither a network nor `make setup`.
+#   KIT=../kit               a folder of unpacked packages that the machine's own Python lacks
+#   GPU_PYTHON=python3       that Python; without KIT it is the one of `make setup`
+#   GPU_OPTIONS="--steps 5"  for the program: python -m tests.gpu --help
+# Ratchet and its tests are imported from this checkout, by a folder that holds nothing beside them.
+GPU_FILES = $(shell grep -rl 'mark\.gpu' tests --include='test_*.py')
+gpu: export PYTHONPATH := $(CURDIR)/.ratchet/gpu$(if $(KIT),:$(abspath $(KIT)))$(if $(PYTHONPATH),:$(PYTHONPATH))
+gpu: export PATH := $(PATH)$(if $(KIT),:$(abspath $(KIT))/bin)
 gpu:
-	@mkdir -p .ratchet/gpu && ln -sfn "$(CURDIR)/ratchet" .ratchet/gpu/ratchet
-	PYTHONPATH="$(CURDIR)/.ratchet/gpu$${PYTHONPATH:+:$$PYTHONPATH}" $(GPU_PYTHON) -m pytest -q -m gpu tests
+	@mkdir -p .ratchet/gpu && ln -sfn "$(CURDIR)/ratchet" .ratchet/gpu/ratchet && ln -sfn "$(CURDIR)/tests" .ratchet/gpu/tests
+	timeout 400 $(GPU_PYTHON) -m tests.gpu --limit 370 $(GPU_OPTIONS)
+	timeout 140 $(GPU_PYTHON) -m pytest -q -m gpu $(GPU_FILES)
 
 # Trains recorded batches again and compares the bits: RUN=…, FROM=0 TO=20, OPTIONS="--threads 2".
 replay: setup

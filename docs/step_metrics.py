@@ -146,6 +146,13 @@ SECTIONS: dict[str, tuple[Metric, ...]] = {
         Metric("seconds_train", "s", "The trainer process computes the step."),
         Metric("seconds_export", "s", "The trainer process exports the weights."),
         Metric("perf/throughput", "tokens/s", "Tokens trained on per second."),
+        Metric(
+            "perf/mfu",
+            "share",
+            "Model FLOPs of the step by the peak of the trainer's GPUs in bfloat16: 6 for each "
+            "weight and token, 4 for a frozen one, and attention, as counted in PaLM, appendix B. "
+            "Left out for devices whose peak is not known.",
+        ),
         Metric("perf/peak_memory", "GiB", "The most that the trainer's device held."),
     ),
     "Trainer": (

@@ -40,6 +40,7 @@ from ratchet.activities.contracts.services import ServiceState, read_services, s
 from ratchet.activities.hosting.keeper import write_record
 from ratchet.activities.hosting.reaper import sweep
 from ratchet.activities.runtime.children import module_command
+from ratchet.activities.runtime.machine import ONE_MACHINE
 from ratchet.configs.home import home_folder, private_folder
 from ratchet.worker.status import Process, observed, reported, table
 from ratchet.workflows.protocol.messages import SEARCH_ATTRIBUTES
@@ -138,7 +139,7 @@ class Stack:
                 "set RATCHET_HOME to a folder on another disk"
             )
         (self.home / "logs").mkdir(exist_ok=True)
-        env = {**os.environ, "RATCHET_HOME": str(self.home)}
+        env = {**os.environ, "RATCHET_HOME": str(self.home), ONE_MACHINE: "1"}
         external = os.environ.get("TEMPORAL_ADDRESS")
         if not external:
             self._port("temporal_ui", "temporal")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 MIB = 2**20
+ONE_MACHINE = "RATCHET_ONE_MACHINE"
+"""Set in the environment of workers of all roles that share one machine, as those of `make up`."""
 
 
 def memory(limit: Path = CGROUP) -> int:
@@ -15,6 +17,11 @@ def memory(limit: Path = CGROUP) -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     text = limit.read_text().strip() if limit.is_file() else "max"
     return min(total, int(text)) if text.isdigit() else total
+
+
+def has_all_roles() -> bool:
+    """Whether engines run on this machine, too, when it is a trainer's."""
+    return os.environ.get(ONE_MACHINE) == "1"
 
 
 def out_of_memory_kills(

@@ -67,6 +67,16 @@ class MicroBatch:
         held = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{k: v.to(device) for k, v in held.items() if hasattr(v, "to")})
 
+    def work(self) -> tuple[int, int]:
+        """Tokens of its samples that the model computes, each shared one once, and the sum of the
+        samples' squared lengths.
+        """
+        lengths = self.lengths[: len(self.indices)]
+        tokens = sum(lengths)
+        if lengths and self.layout is not None and self.layout.own is not None:
+            tokens = self.layout.own.numel() - sum(self.lengths[len(lengths) :])
+        return tokens, sum(length * length for length in lengths)
+
     def spans(self) -> list[tuple[int, int, int]]:
         """Where each sample of `indices` lies: (row, start, stop), in their order."""
         lengths = self.lengths[: len(self.indices)]

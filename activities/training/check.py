@@ -264,6 +264,9 @@ def _check_memory(config: RunConfig, shape: memory.Shape | None) -> list[CheckPr
     # Flags may share an engine out, or quantize it.
     if not config.inference.extra_args:
         found[ENGINE_POINTER] = memory.engine_problem(shape, config, room=engine_room, gpu=gpu)
+        alone = not gpu and config.trains and not any(found.values())
+        if alone and machine.has_all_roles():
+            found[MEMORY_POINTER] = memory.together_problem(shape, config, room=room)
     return [_problem(message, pointer) for pointer, message in found.items() if message]
 
 

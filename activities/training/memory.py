@@ -273,6 +273,28 @@ def engine_problem(shape: Shape, config: RunConfig, *, room: int, gpu: bool) -> 
     )
 
 
+def together_problem(shape: Shape, config: RunConfig, *, room: int) -> str | None:
+    """Why trainer and engines of a run, each of which fits by itself, do not fit together into
+    `room` bytes of a machine without a GPU, and what would help; None if they fit.
+    """
+    trainer = sum(trainer_parts(shape, config, gpu=False).values())
+    engine = sum(engine_parts(shape, config, gpu=False).values())
+    count = config.inference.engines
+    if trainer + count * engine <= room:
+        return None
+    sizes = _remedies(shape, config, gpu=False)
+    left = room - count * engine
+    fitting = {text: size for text, size in sizes.items() if size <= left}
+    help = [f"set {_sizes(fitting)} for the trainer"] if fitting else []
+    help += ["lower inference.kv_cache_gib"] + (["take fewer engines"] if count > 1 else [])
+    what = "an engine" if count == 1 else f"{count} engines"
+    return (
+        f"a trainer takes some {trainer / GIB:.1f} GiB and {what} {count * engine / GIB:.1f} GiB, "
+        f"and the machine that they share has {room / GIB:.1f} GiB; {', '.join(help)}, or run "
+        "trainer and engines on different machines"
+    )
+
+
 def _with(config: RunConfig, **trainer: Any) -> RunConfig:
     """The config with other values of keys of its trainer."""
     section = config.trainer.model_copy(update=trainer)

@@ -280,7 +280,7 @@ def export(
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CANARY_FILE).unlink(missing_ok=True)
-    _save(model, folder, dtype)
+    save(model, folder, dtype)
     tokenizer.save_pretrained(folder)
     fingerprints.write(
         folder, fingerprints.take(model.state_dict().items(), dict.fromkeys([dtype, *served]))
@@ -290,7 +290,8 @@ def export(
     write_canary(folder, known, kernel_noise(model, sequences) if noise else {})
 
 
-def _save(model: Any, folder: Path, dtype: str) -> None:
+def save(model: Any, folder: Path, dtype: str) -> None:
+    """Writes weights in `dtype`, and the config, to `folder`."""
     import torch
 
     if dtype == "float32":

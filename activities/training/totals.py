@@ -57,10 +57,13 @@ class Totals:
         for name, value in share.parts.items():
             self.parts[name] = self.parts.get(name, 0.0) + value
         low, high = share.rl.masked_low.sum().item(), share.rl.masked_high.sum().item()
+        computed, squares = batch.work()
         here = {
             "loss": share.total.item(),
             "micro_batches": float(bool(batch.indices)),
             "tokens": int(mask.sum().item()),
+            "computed": computed,
+            "squares": squares,
             "reported": int(reported.sum().item()),
             "entropy": (entropy * mask).sum().item(),
             "mismatch_kl": mismatch.sum().item(),

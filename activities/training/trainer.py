@@ -44,7 +44,9 @@ from ratchet.activities.training import (
 )
 from ratchet.activities.training.batching import MicroBatch, member_counts, micro_batches
 from ratchet.activities.training.client import NonFinite, StateMismatch
+from ratchet.activities.training.flops import model_flops, peak
 from ratchet.activities.training.loss import LossInputs, MemberCounts, total_loss
+from ratchet.activities.training.memory import Shape
 from ratchet.activities.training.model import (
     computing,
     export,
@@ -114,6 +116,7 @@ class Trainer:
         self._rl_loss: rl_loss.RlLoss | None = None
         self._packing = False
         self._cost = TOKENS
+        self._peak: float | None = None
         self._head: Head | None = None
         self._config: RunConfig | None = None
         self._input: dict[str, Any] = {}
@@ -189,6 +192,9 @@ class Trainer:
                 "all logits of a micro-batch are held at once, since the model scales or caps "
                 "them, or its head is adapted or trained whole with an adapter"
             )
+        self._peak = None
+        if self._device == "cuda":
+            self._peak = peak(torch.cuda.get_device_name())
         self._scorer = None
         if self._ranks.count > 1:
             shards.require_plain(self._model)
@@ -448,16 +454,29 @@ class Trainer:
         self._token_logprobs = reported
         seconds = time.monotonic() - started
         tokens = sum(min(len(sample.token_ids), trainer.seq_len) for sample in samples)
-        self._metrics = metrics | {
-            "grad_norm": norm,
-            "lr": lr,
-            "optim/grad_norm": norm,
-            "optim/lr": lr,
-            "perf/throughput": tokens / seconds,
-            "perf/peak_memory": max(self._ranks.all(_peak_memory_gib(self._device))),
-            "samples": float(len(samples)),
-            "seconds_train": seconds,
-        }
+        self._metrics = (
+            metrics
+            | self._utilization(totals, seconds)
+            | {
+                "grad_norm": norm,
+                "lr": lr,
+                "optim/grad_norm": norm,
+                "optim/lr": lr,
+                "perf/throughput": tokens / seconds,
+                "perf/peak_memory": max(self._ranks.all(_peak_memory_gib(self._device))),
+                "samples": float(len(samples)),
+                "seconds_train": seconds,
+            }
+        )
+
+    def _utilization(self, totals: Totals, seconds: float) -> dict[str, float]:
+        """The share of the ranks' peak that the model's FLOPs are; none if either is unknown."""
+        shape = Shape.read(self._model.config.to_dict())
+        if self._peak is None or shape is None:
+            return {}
+        work = int(totals.sums["computed"]), int(totals.sums["squares"])
+        flops = model_flops(shape, *work, frozen=self._adapter is not None)
+        return {"perf/mfu": flops / seconds / (self._peak * self._ranks.count)}
 
     @contextlib.contextmanager
     def _recovering(self) -> Iterator[None]:

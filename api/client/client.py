@@ -15,8 +15,14 @@ from pydantic import BaseModel
 
 from ratchet.activities.contracts.roles import WorkerRole
 from ratchet.activities.contracts.statuses import ENDED, RunStatus
-from ratchet.api.client.errors import RatchetError
-from ratchet.api.client.exports import require_absent, write_model
+from ratchet.api.client.errors import RatchetError, Refused
+from ratchet.api.client.exports import (
+    Fetch,
+    require_absent,
+    require_merger,
+    write_merged,
+    write_model,
+)
 from ratchet.api.client.pages import Page, page_of
 from ratchet.api.client.streams import SILENCE_S, EventStream
 from ratchet.api.client.transport import IDEMPOTENCY, MERGE_PATCH, Transport, default_address
@@ -356,23 +362,46 @@ class Runs:
         on_bytes: Callable[[int], None] = lambda done: None,
     ) -> Model:
         """Writes a version as a Hugging Face folder with a model card; `to` must not exist. For a
-        run that trains a LoRA adapter that is the adapter, or if `merge` the whole model.
+        run that trains a LoRA adapter that is the adapter, or if `merge` the whole model: where the
+        run keeps the adapter alone, it is merged here, which takes the extra `trainer`.
 
         `on_model` is called with the model before it is written, `on_bytes` with the bytes written
         so far. Raises NotExported; after any exception `to` exists only if it is complete.
         """
         folder = Path(to)
         require_absent(folder)
-        model = self.model(run_id, step=step, best=best, merge=merge)
+        try:
+            model = self.model(run_id, step=step, best=best, merge=merge)
+        except Refused:
+            alone = self.model(run_id, step=step, best=best) if merge else None
+            if alone is None or alone.kind != "adapter":
+                raise
+            return self._export_merged(alone, folder, on_model, on_bytes)
         on_model(model)
+        write_model(model, folder, self._files_of(model, merge=merge), on_bytes)
+        return model
 
+    def _export_merged(
+        self,
+        adapter: Model,
+        folder: Path,
+        on_model: Callable[[Model], None],
+        on_bytes: Callable[[int], None],
+    ) -> Model:
+        require_merger()
+        base = self.model(adapter.run_id, step=0)
+        size = adapter.size + base.size
+        on_model(adapter.model_copy(update={"kind": "model", "size": size}))
+        fetches = (self._files_of(adapter), self._files_of(base))
+        return write_merged(adapter, base, folder, fetches, on_bytes)
+
+    def _files_of(self, model: Model, *, merge: bool = False) -> Fetch:
         def fetch(name: str, file: Path, progress: Callable[[int], None]) -> str:
-            path = _path(run_id, "model", "files", *name.split("/"))
+            path = _path(model.run_id, "model", "files", *name.split("/"))
             params = {"step": model.step, **({"merge": True} if merge else {})}
             return self._transport.download(path, file, params=params, progress=progress)
 
-        write_model(model, folder, fetch, on_bytes)
-        return model
+        return fetch
 
     def config(self, run_id: str, *, revision: int | None = None) -> RunConfigView:
         """The resolved config as it is now, or as one revision."""

@@ -1,6 +1,7 @@
 """A run's model: the version to export, and its files."""
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated
 from urllib.parse import quote
 
@@ -58,6 +59,8 @@ async def get_model(
         kept = models.stored(records, run_id, choice.step, merged=merge)
         by_env = models.scores(records.evals(run_id))
         evals = {env: by[choice.step] for env, by in by_env.items() if choice.step in by}
+        facts = model_card.read(records, run_id, choice.step, kept)
+        whole = model_card.card(replace(facts, alone=False)) if facts.alone else None
         return Model(
             run_id=run_id,
             step=choice.step,
@@ -71,7 +74,8 @@ async def get_model(
             size=sum(file.size for file in kept.files),
             files=kept.files,
             steps=choice.steps,
-            card=model_card.card(model_card.read(records, run_id, choice.step, kept)),
+            card=model_card.card(facts),
+            merged_card=whole,
         )
 
     return await asyncio.to_thread(work)

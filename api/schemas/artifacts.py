@@ -156,6 +156,11 @@ class Model(BaseModel):
         default="model",
         description="'model': all weights; 'adapter': a LoRA adapter that peft loads on the base.",
     )
+    merged_card: str | None = Field(
+        default=None,
+        description="Of an adapter: the model card of the whole model that it makes once it is "
+        "merged into version 0.",
+    )
     path: str = Field(description="The folder with its files, relative to the artifact store.")
     size: int = Field(description="Total size of its files in bytes.")
     files: list[ModelFile] = Field(description="The files that make up the model, by name.")

@@ -20,7 +20,8 @@ from ratchet.api.store.artifacts import problem_of
 from ratchet.api.store.records import Records
 
 ALONE = (
-    ". Of version {} the adapter alone is kept: export it and version 0, and merge them with peft"
+    ". Of version {} the adapter alone is kept: `ratchet runs export --merge` merges it into "
+    "version 0; or export both, and merge them with peft"
 )
 
 

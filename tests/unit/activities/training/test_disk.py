@@ -25,6 +25,11 @@ LARGE = Shape(layers=36, hidden=2560, heads=4096, kv_heads=1024, inner=9728, voc
 FULL = 4 * LARGE.parameters
 
 
+def weight_parts(shape: Shape, run: RunConfig) -> dict[str, int]:
+    """Without what rollouts and batches take."""
+    return {k: v for k, v in disk_parts(shape, run).items() if k not in ("rollouts", "batches")}
+
+
 def run_of(sections: dict[str, dict[str, Any]] | None = None, **top: Any) -> RunConfig:
     plain = config({}, seq_len=512).model_dump(mode="json")
     for name, changes in (sections or {}).items():
@@ -33,18 +38,57 @@ def run_of(sections: dict[str, dict[str, Any]] | None = None, **top: Any) -> Run
 
 
 def test_parts_are_what_retention_keeps() -> None:
-    plain = disk_parts(LARGE, run_of())
+    plain = weight_parts(LARGE, run_of())
     # Version 0, the newest four and none of an eval; two checkpoints of weights and two moments.
     assert plain == {"versions": 5 * FULL, "checkpoints": 6 * FULL, "being written": 6 * FULL}
-    low = disk_parts(LARGE, run_of({"inference": {"dtype": "bfloat16"}}))
+    low = weight_parts(LARGE, run_of({"inference": {"dtype": "bfloat16"}}))
     assert low == {**plain, "versions": 5 * FULL // 2}, "masters stay float32"
     assert disk_parts(LARGE, run_of({"retention": {"weights": "all"}}))["versions"] == 101 * FULL
     every = run_of({"checkpoint": {"keep_last": 3, "keep_every": 20}})
     assert disk_parts(LARGE, every)["checkpoints"] == (3 + 2) * 3 * FULL
     sgd = run_of({"trainer": {"optim": {"type": "sgd", "lr": 0.1}}})
     assert disk_parts(LARGE, sgd)["checkpoints"] == 4 * FULL
-    short = disk_parts(LARGE, run_of(max_steps=1))
+    short = weight_parts(LARGE, run_of(max_steps=1))
     assert short == {"versions": 2 * FULL, "checkpoints": 3 * FULL, "being written": 6 * FULL}
+
+
+def test_rollouts_and_batches_are_counted_by_their_tokens() -> None:
+    length, size = 512, 64
+    run = {"train": {"batch_size": size}, "checkpoint": {"interval": 10, "keep_last": 2}}
+    rollout = 4096 + 19 * length
+
+    def parts(**more: dict[str, Any]) -> dict[str, int]:
+        return disk_parts(LARGE, run_of({**run, **more}))
+
+    assert parts()["rollouts"] == pytest.approx(100 * size * rollout)
+    # Two checkpoints, and the steps until the third is due.
+    assert parts()["batches"] == pytest.approx(30 * size * 13.2 * length)
+    assert parts(retention={"batches": "all"})["batches"] == pytest.approx(
+        100 * size * 13.2 * length
+    )
+    fewer = parts(retention={"rollouts": 5})["rollouts"]
+    assert fewer == pytest.approx(30 * size * rollout), "what a checkpoint needs stays"
+    assert parts(retention={"rollouts": 40})["rollouts"] == pytest.approx(50 * size * rollout)
+    kept = {"interval": 10, "keep_last": 2, "keep_every": 50}
+    assert parts(retention={"rollouts": 5}, checkpoint=kept)["rollouts"] == parts()["rollouts"]
+    by_tokens = {"batch_size": None, "token_batch_size": 10 * length}
+    counted = run_of({"train": by_tokens, "dispatch": {"max_inflight_rollouts": 8}})
+    assert disk_parts(LARGE, counted)["rollouts"] == pytest.approx(100 * 10 * rollout)
+    env = {"env": [{"id": "a"}], "num_examples": 8, "group_size": 2, "interval": 10}
+    assert parts(eval=env)["rollouts"] == pytest.approx((100 * size + 11 * 16) * rollout)
+    unknown = {**env, "num_examples": -1}
+    assert parts(eval=unknown)["rollouts"] == parts()["rollouts"]
+
+
+def test_rollouts_that_fill_a_disk_are_refused_with_the_key_that_helps() -> None:
+    tiny = Shape(layers=2, hidden=64, heads=64, kv_heads=64, inner=128, vocab=128)
+    run = run_of(
+        {"train": {"batch_size": 1024}, "trainer": {"seq_len": 32768, "micro_batch_tokens": 32768}}
+    )
+    parts = disk_parts(tiny, run)
+    assert parts["rollouts"] > 55 * GIB
+    text = problem(tiny, run, free=50 * GIB, where="/store")
+    assert text is not None and "set retention.rollouts = 1 (" in text
 
 
 def test_a_run_that_keeps_all_is_counted_for_its_first_steps() -> None:
@@ -84,7 +128,7 @@ def test_what_is_told_to_help_helps(free: int) -> None:
     least = run_of(
         {
             "checkpoint": {"keep_last": 2, "keep_every": None},
-            "retention": {"weights": 2},
+            "retention": {"weights": 2, "rollouts": 1},
             "inference": {"dtype": "bfloat16"},
         }
     )
@@ -104,6 +148,7 @@ def test_an_evaluation_keeps_one_version_and_needs_no_trainer(tmp_path: Path) ->
     assert found.keys() == {"engine memory", "disk"}
     parts = found["disk"]
     assert parts["checkpoints"] == 0 and parts["being written"] == 2 * parts["versions"]
+    assert parts["batches"] == 0 < parts["rollouts"]
 
 
 def test_checkpoint_bytes_follow_the_optimizer() -> None:

@@ -217,6 +217,34 @@ def test_an_engine_fits_or_hears_what_helps(room: int, gpu: bool, dtype: str) ->
         assert ('"bfloat16"' in text) == (dtype == "float32")
 
 
+def test_trainer_and_engines_of_one_machine_are_added_up(
+    tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = folder_of(tmp_path, policy)
+    shape = Shape.read(json.loads((tmp_path / "model" / "config.json").read_text()))
+    assert shape is not None
+    two = run.inference.model_copy(update={"engines": 2})
+    run = run.model_copy(update={"inference": two})
+    trainer = sum(trainer_parts(shape, run, gpu=False).values())
+    engine = sum(engine_parts(shape, run, gpu=False).values())
+    room = trainer + 2 * engine
+    monkeypatch.setattr(machine, "memory", lambda: room - 1)
+    assert check_model(run) == [], "nobody says that they share a machine"
+    monkeypatch.setenv(machine.ONE_MACHINE, "1")
+    (found,) = check_model(run)
+    assert found.pointer == "/trainer/micro_batch_tokens"
+    assert f"2 engines {2 * engine / GIB:.1f} GiB" in found.message
+    assert "trainer.micro_batch_tokens = 256 (" in found.message
+    assert "take fewer engines" in found.message and "kv_cache_gib" in found.message
+    assert check_model(run, restored=True) == []
+    split = two.model_copy(update={"extra_args": ["--quantization", "fp8"]})
+    assert check_model(run.model_copy(update={"inference": split})) == []
+    monkeypatch.setattr(machine, "memory", lambda: room)
+    assert check_model(run) == []
+    monkeypatch.setattr(machine, "memory", lambda: trainer - 1)
+    assert "share" not in check_model(run)[0].message, "it does not fit even alone"
+
+
 def test_a_gpu_is_shared_with_engines(
     tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

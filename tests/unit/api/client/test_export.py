@@ -11,13 +11,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
-from ratchet.api.client import NotExported, Ratchet, Refused, Unreachable
+from ratchet.api.client import NotExported, Ratchet, Refused, Unreachable, exports
 from ratchet.api.client.exports import write_model
 from ratchet.api.schemas.artifacts import Model
 from tests.unit.api.client.support import breaking, on_server
 from tests.unit.api.client.test_cli import Done, ratchet
 from tests.unit.api.conftest import listening
-from tests.unit.api.leaving import BIG, MODEL, app_of, leave, put_eval, weights_of
+from tests.unit.api.leaving import BIG, MODEL, app_of, leave, put_adapter, put_eval, weights_of
 
 RUN = "reverse-1a2b3c"
 
@@ -237,3 +237,78 @@ async def test_the_client_raises_what_the_api_refuses(store: ArtifactStore, tmp_
 
     async with listening(app_of(store)) as http:
         await asyncio.to_thread(ask, str(http.base_url))
+
+
+MERGER = """
+import sys
+from pathlib import Path
+base, adapter, out = map(Path, sys.argv[1:])
+assert not (base / "README.md").exists()
+out.mkdir()
+parts = [base / "model.safetensors", adapter / "adapter_model.safetensors"]
+(out / "model.safetensors").write_bytes(b"+".join(part.read_bytes() for part in parts))
+"""
+
+
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactStore:
+    """A run that keeps adapters alone, and a merger that puts bytes together."""
+    made = ArtifactStore(f"file://{tmp_path}/alone")
+    leave(made, RUN, weights=[0], steps=3, trainer={"lora": {"rank": 8}})
+    put_adapter(made, RUN, 3)
+    made.delete(made.require(keys.weights(RUN, 3)))
+    (tmp_path / "mergers").mkdir()
+    (tmp_path / "mergers" / "merges.py").write_text(MERGER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "mergers"))
+    monkeypatch.setattr(exports, "MERGER", "merges")
+    return made
+
+
+def export_merged(address: str, to: Path, told: list[int]) -> Model:
+    with Ratchet(address) as client:
+        return client.runs.export_model(RUN, to, merge=True, on_bytes=told.append)
+
+
+@on_server
+async def test_an_adapter_alone_is_merged_into_version_0(
+    alone: ArtifactStore, tmp_path: Path
+) -> None:
+    to, told = tmp_path / "out" / "mine", list[int]()
+    async with listening(app_of(alone)) as http:
+        address = str(http.base_url).rstrip("/")
+        model = await asyncio.to_thread(export_merged, address, to, told)
+    assert names_in(to.parent) == ["mine", "mine/README.md", "mine/model.safetensors"]
+    adapter = f"{keys.ADAPTER_WEIGHTS} of {RUN} 3".encode()
+    assert (to / "model.safetensors").read_bytes() == weights_of(RUN, 0) + b"+" + adapter
+    card = (to / "README.md").read_text()
+    assert "with a LoRA adapter (rank 8, alpha 32) merged" in card and "library_name: peft" not in (
+        card
+    )
+    assert (model.kind, model.step, model.card) == ("model", 3, card)
+    assert [file.name for file in model.files] == ["model.safetensors"]
+    assert told == sorted(told) and told[-1] > BIG
+
+
+@on_server
+async def test_a_merge_that_fails_says_why_and_leaves_nothing(
+    alone: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "mergers" / "merges.py").write_text("raise SystemExit('no such layer')")
+    async with listening(app_of(alone)) as http:
+        address = str(http.base_url).rstrip("/")
+        with pytest.raises(NotExported, match="no such layer; export the two"):
+            await asyncio.to_thread(export_merged, address, tmp_path / "out" / "mine", [])
+        monkeypatch.setattr(exports.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(NotExported, match=r"takes torch and peft: pip install 'ratchet-rl"):
+            await asyncio.to_thread(export_merged, address, tmp_path / "out" / "mine", [])
+    assert names_in(tmp_path / "out") == []
+
+
+@on_server
+async def test_what_is_no_adapter_is_refused_as_before(
+    alone: ArtifactStore, tmp_path: Path
+) -> None:
+    to = ["--to", str(tmp_path / "mine"), "--merge"]
+    done = await exported(alone, RUN, "--step", "9", *to)
+    assert done.status == 1 and "kept versions: 0, 3" in " ".join(done.err.split()), done.err
