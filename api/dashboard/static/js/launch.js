@@ -12,16 +12,21 @@ const BASE = { name: "reverse", max_steps: 40, train: { batch_size: 64, group_si
 const READ_MS = 400;
 const PAUSE_MS = 1500;
 
-/** A config as TOML: the values of a section, then the sections in it. */
-function tomlOf(data, above = []) {
-	const entries = Object.entries(data).filter(([, value]) => value !== null);
-	const inner = (value) => typeof value === "object" && (!Array.isArray(value) || typeof value[0] === "object");
+/** A value as the API reads it in TOML, which has no null. */
+const spelled = (value) => (Array.isArray(value) ? value.map(spelled) : value === null ? "<none>" : typeof value === "string" && /^\\*<none>$/.test(value) ? `\\${value}` : value);
+
+/** A config as TOML: the values of a section, then the sections in it; no value that is the default is written as none. */
+function tomlOf(data, known, above = [], generic = []) {
+	const byDefault = (leaf) => leaf && (leaf.default ?? null) === null;
+	const entries = Object.entries(data).filter(([key, value]) => value !== null || !byDefault(known.get([...generic, key].join("."))));
+	const inner = (value) => value !== null && typeof value === "object" && (!Array.isArray(value) || typeof value[0] === "object");
 	const name = (path) => path.map((part) => (/^[\w-]+$/.test(part) ? part : JSON.stringify(part))).join(".");
 	const sections = entries.filter(([, value]) => inner(value)).flatMap(([key, value]) => {
 		const path = [...above, key];
-		return Array.isArray(value) ? value.map((one) => `\n[[${name(path)}]]\n${tomlOf(one, path)}`) : `\n[${name(path)}]\n${tomlOf(value, path)}`;
+		const below = [...generic, key];
+		return Array.isArray(value) ? value.map((one) => `\n[[${name(path)}]]\n${tomlOf(one, known, path, [...below, "0"])}`) : `\n[${name(path)}]\n${tomlOf(value, known, path, below)}`;
 	});
-	return [...entries.filter(([, value]) => !inner(value)).map(([key, value]) => `${name([key])} = ${JSON.stringify(value)}\n`), ...sections].join("");
+	return [...entries.filter(([, value]) => !inner(value)).map(([key, value]) => `${name([key])} = ${JSON.stringify(spelled(value))}\n`), ...sections].join("");
 }
 
 export function show(root, { params }) {
@@ -50,12 +55,12 @@ export function show(root, { params }) {
 		kind.value = toml ? "toml" : "json";
 		try {
 			if (!toml) {
-				text.value = tomlOf(JSON.parse(text.value));
+				text.value = tomlOf(JSON.parse(text.value), known);
 				toml = true;
 				kind.value = "toml";
 				return typed();
 			}
-			if (text.value !== tomlOf(config)) config = (await api.check(...body())).config;
+			if (text.value !== tomlOf(config, known)) config = (await api.check(...body())).config;
 			toml = form.inert = false;
 			kind.value = "json";
 			write();
@@ -91,7 +96,7 @@ export function show(root, { params }) {
 	function showField(key, wrong = "") {
 		const { input, note, leaf } = fields.get(key);
 		const value = at(config, key);
-		if (document.activeElement !== input) input.value = textOf(value);
+		if (document.activeElement !== input) input.value = value === null ? "none" : textOf(value);
 		const why = wrong || (value === undefined ? "" : mistake(leaf, value));
 		input.setAttribute("aria-invalid", Boolean(why));
 		note.className = why ? "wrong" : "sub";

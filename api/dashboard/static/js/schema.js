@@ -27,6 +27,7 @@ export function leaves(schemas, root = "RunConfig") {
 	const found = new Map();
 	const walk = (node, key, depth) => {
 		const own = target(schemas, node);
+		const nullable = Boolean((own.anyOf ?? own.oneOf)?.some((one) => one.type === "null"));
 		for (const branch of branches(schemas, node)) {
 			if (branch.properties && depth < 6) {
 				for (const [name, child] of Object.entries(branch.properties)) walk(child, key ? `${key}.${name}` : name, depth + 1);
@@ -36,7 +37,7 @@ export function leaves(schemas, root = "RunConfig") {
 				const before = found.get(key) ?? { types: [], choices: [] };
 				const choices = new Set([...before.choices, ...(branch.enum ?? (branch.const !== undefined ? [branch.const] : []))]);
 				const types = new Set([...before.types, branch.type].filter(Boolean));
-				found.set(key, { ...branch, ...before, types: [...types], choices: [...choices], description: before.description ?? own.description ?? branch.description, default: before.default ?? own.default });
+				found.set(key, { ...branch, ...before, types: [...types], choices: [...choices], nullable: before.nullable || nullable, description: before.description ?? own.description ?? branch.description, default: before.default ?? own.default });
 			}
 		}
 	};
@@ -68,8 +69,9 @@ export function mistake(leaf, value) {
 /** A value as it is typed. */
 export const textOf = (value) => (value === undefined || value === null ? "" : typeof value === "string" ? value : JSON.stringify(value));
 
-/** Typed text as a JSON value; text that is not JSON stays text. */
+/** Typed text as a JSON value, 'none' as no value where there may be none; text that is not JSON stays text. */
 export function valueOf(text, leaf) {
+	if (text === "none" && leaf?.nullable) return null;
 	if (leaf && leaf.types.length === 1 && leaf.types[0] === "string") return text;
 	try {
 		return JSON.parse(text);
