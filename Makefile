@@ -153,7 +153,7 @@ record-histories: setup
 #   FLIGHTS="100 1000 4000" COUNT=500   for bench-admission, seconds
 #   TOKENS=1000000 LENGTH=1000 SIZE=8   for bench-batches, half a minute
 #   COUNT=5 MODELS="tiny smollm2"   for bench-transfers, a minute
-#   SET="max_steps=8" POLICY=.ratchet/policy   for bench-rollouts, about a minute; about 3 without SET
+#   SET="max_steps=8" POLICY=.ratchet/policy   for bench-rollouts, some minutes
 bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers bench-rollouts: setup
 	@$(BIN)/python -m tests.bench.$(@:bench-%=%)
 

@@ -1,12 +1,12 @@
 """`make bench-rollouts`: what a rollout of the demo costs each process, and how fast a run is.
 
-One run of CONFIG with the changes in SET (`SET="max_steps=8"` takes a minute), on a stack in a home
-of its own. The warm-started policy is in its store before the run begins; POLICY names a folder
-that keeps it for the next time. The last line of stdout is one JSON object: wall seconds, also up
-to the first delivered rollouts, rewards (the last is a mean of LAST_STEPS), and CPU milliseconds
-per rollout by role, of the whole run (`cpu_ms`) and of its steady part: from the record of step
-STEADY_FROM to that of the last step, with rollouts per second. `warm_start_s` is what making the
-policy took, 0 if POLICY had it. Exits with 1 if the run does not succeed.
+One run of CONFIG with the changes in SET (`SET="max_steps=8"` is the quick form), on a stack with
+a home of its own. The warm-started policy is in its store before the run begins; POLICY names a
+folder that keeps it for the next time. The last line of stdout is one JSON object: wall seconds,
+also up to the first delivered rollouts, rewards (the last is a mean of LAST_STEPS), and CPU
+milliseconds per rollout by role, of the whole run (`cpu_ms`) and of its steady part: from the
+record of step STEADY_FROM to that of the last step, with rollouts per second. `warm_start_s` is
+what making the policy took, 0 if POLICY had it. Exits with 1 if the run does not succeed.
 
 CPU seconds are read from /proc every EVERY_S for all processes below this one: what a process did
 after it was last seen is missing, and so are processes that live shorter than that.
