@@ -22,7 +22,7 @@ LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
 GPU_PYTHON ?= $(if $(KIT),python3,$(BIN)/python)
 REDOCLY := $(VENV)/redocly
 
-.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status env images pin-images docs reference pictures lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers replay
+.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status env images pin-images docs reference pictures lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers bench-rollouts replay
 
 setup: $(VENV)/.ready
 
@@ -161,7 +161,8 @@ record-histories: setup
 #   FLIGHTS="100 1000 4000" COUNT=500   for bench-admission, seconds
 #   TOKENS=1000000 LENGTH=1000 SIZE=8   for bench-batches, half a minute
 #   COUNT=5 MODELS="tiny smollm2"   for bench-transfers, a minute
-bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers: setup
+#   SET="max_steps=8" POLICY=.ratchet/policy   for bench-rollouts, some minutes
+bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers bench-rollouts: setup
 	@$(BIN)/python -m tests.bench.$(@:bench-%=%)
 
 up: setup

@@ -6,13 +6,14 @@ launched, so a rollout costs milliseconds of CPU and needs no sandbox.
 
 import asyncio
 import functools
+from collections.abc import AsyncGenerator
 from typing import Any
 
-import httpx
+import aiohttp
 import verifiers.v1 as vf
 from verifiers.v1.dialects.chat import message_to_wire
 
-from ratchet.activities.envs.shipped import ratchet_compat
+from ratchet.activities.envs.shipped import ratchet_compat, ratchet_http
 
 ratchet_compat.apply()
 
@@ -26,12 +27,20 @@ class RatchetChatConfig(vf.HarnessConfig):
     """Nothing beyond the common options."""
 
 
+CONNECTIONS = 2000
+
+
 @functools.cache
-def _client() -> httpx.AsyncClient:
+def _clients() -> AsyncGenerator[aiohttp.ClientSession, None]:
     # One pool for the server's one event loop: building a client costs more than a rollout.
     # A rollout's deadline bounds its calls, so the pool sets no timeout of its own.
-    limits = httpx.Limits(max_connections=2000, max_keepalive_connections=200)
-    return httpx.AsyncClient(timeout=None, limits=limits, trust_env=False)
+    async def one() -> AsyncGenerator[aiohttp.ClientSession, None]:
+        async with ratchet_http.session(CONNECTIONS) as client:
+            while True:
+                yield client
+
+    # The loop closes its generators before it ends, and with this one the pool.
+    return one()
 
 
 class RatchetChatHarness(vf.Harness[RatchetChatConfig]):
@@ -65,19 +74,21 @@ class RatchetChatHarness(vf.Harness[RatchetChatConfig]):
             messages += [message_to_wire(message) for message in prompt or []]
         url = f"{endpoint.rstrip('/')}/chat/completions"
         body = {"model": ctx.model, "messages": messages}
-        response = None
+        status, text = 0, ""
+        client = await anext(_clients())
         for attempt, wait in enumerate((0.0, *BACKOFFS_S)):
             await asyncio.sleep(wait)
             headers = {"Authorization": f"Bearer {secret}"}
             if attempt:
                 # Identifies a repeat of the same call, so that it commits at most one turn.
                 headers["x-stainless-retry-count"] = str(attempt)
-            response = await _client().post(url, headers=headers, json=body)
-            if response.status_code not in RETRIED:
+            async with client.post(url, headers=headers, json=body) as response:
+                # Read in any case, so that the connection can be used again.
+                status, text = response.status, await response.text(errors="replace")
+            if status not in RETRIED:
                 break
-        assert response is not None
-        if response.status_code >= 400:
-            detail = f"HTTP {response.status_code}: {response.text[:500]}"
+        if status >= 400:
+            detail = f"HTTP {status}: {text[:500]}"
             return vf.ProgramResult(exit_code=1, stdout="", stderr=detail)
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 

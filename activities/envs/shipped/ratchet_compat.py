@@ -1,6 +1,6 @@
 """Bridges gaps between verifiers 0.4.0, renderers 0.1.12, vLLM 0.32 and reasoning-gym 0.1.25.
 
-The only module that patches other packages at run time. Six gaps, each closed only if present:
+The only module that patches other packages at run time. Seven gaps, each closed only if present:
 
 1. vLLM 0.32 names a sampled token by an integer `token_id` in `/inference/v1/generate`, where
    renderers up to 0.1.12 insists on the text 'token_id:<n>' and refuses every response. Can go
@@ -21,6 +21,9 @@ The only module that patches other packages at run time. Six gaps, each closed o
 6. pydantic reads the signature of a default's factory each time that it makes a message without
    validation, and those of builtins take it longer than all else: half a millisecond a rollout.
    Equal functions of Python take their places. Can go once pydantic keeps what it has read.
+7. verifiers asks an engine through the OpenAI SDK over httpx, the dearest part of a short rollout.
+   `ratchet_http.EngineClient` takes that place where it suits. Can go once verifiers' train client
+   takes a client of ours.
 """
 
 import contextvars
@@ -64,6 +67,7 @@ def apply() -> None:
 
     _keep_tokens_of_chats()
     _name_factories()
+    _ask_leanly()
     if not needed() or getattr(TrainClient, "ratchet_compat", False):
         return
     parse, parse_whole = client._parse_completion_logprobs, client.parse_generate_response
@@ -104,6 +108,22 @@ def apply() -> None:
     client.parse_generate_response = parse_reply
     TrainClient.get_response = get_response_with_spans
     TrainClient.ratchet_compat = True
+
+
+def _ask_leanly() -> None:
+    from verifiers.v1.clients import train
+
+    from ratchet.activities.envs.shipped.ratchet_http import EngineClient, suits
+
+    stock = train.build_async_openai
+    if getattr(stock, "ratchet_compat", False):
+        return
+
+    def build(config: Any) -> Any:
+        return EngineClient(config) if suits(config) else stock(config)
+
+    build.ratchet_compat = True  # type: ignore[attr-defined]
+    train.build_async_openai = build
 
 
 def _now() -> float:
