@@ -408,3 +408,14 @@ def demo_tokens_of(algo: AlgorithmConfig) -> int:
     """How many tokens more than a sample a teacher may have to read."""
     tokens: int = getattr(algo, "demo_tokens", 0)
     return tokens
+
+
+def scores_at_once(algo: AlgorithmConfig) -> bool:
+    """Whether a group's rollouts are all that an algorithm needs, and scoring them takes no time.
+
+    Not if it asks a model, if its function is a user's, which may block for long, or if it reads
+    the task, or state that the run keeps.
+    """
+    stateless = type(algo).fold is AlgorithmSection.fold
+    foreign = isinstance(algo, FunctionSection) or teacher_of(algo) is not None
+    return stateless and not foreign and not needs_task(algo)

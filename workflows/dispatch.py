@@ -155,8 +155,9 @@ class Dispatch:
         """Runs one part; the last of its group to end finalizes the group."""
         generation, group = self._generation, part.work.group
         flight = generation.flights[group]
+        finalized = None
         try:
-            lost = await self._roll_out(part)
+            lost, finalized = await self._roll_out(part)
         except asyncio.CancelledError:
             # A cancellation that we did not request is a loss: nobody would requeue the example.
             lost = flight.lost or OUTSIDE
@@ -164,17 +165,25 @@ class Dispatch:
             # A group that vanished would hold its permits and keep its generation open forever.
             lost = cause_of(error)
         if generation.on_part_ended(part, lost):
-            await self._finalize(flight)
+            if finalized is None:
+                await self._finalize(flight)
+            else:
+                generation.on_finalized(group, finalized, "")
         if group not in generation.flights:
             self._tasks.pop(group, None)
 
-    async def _roll_out(self, part: Part) -> str:
-        """Returns '' once every rollout of the part ended, or why they were cancelled."""
+    async def _roll_out(self, part: Part) -> tuple[str, GroupResult | None]:
+        """Returns '' once every rollout of the part ended, or why they were cancelled; and the
+        group, if the activity has finalized it, too.
+        """
         work, generation = part.work, self._generation
+        finalize_from = generation.finalize_from(part)
+        if finalize_from is not None and not workflow.patched("finalize-with-rollouts"):
+            finalize_from = None
         attempt = generation.attempt(part)
         if not attempt.address:
             await self._place(attempt)
-        await self._try(
+        result = await self._try(
             attempt,
             lambda: self._with_patience(
                 f"{work.group}/{part.first}",
@@ -187,12 +196,13 @@ class Dispatch:
                     generation.scheduler.gauges(),
                     part.first,
                     part.last,
+                    finalize_from,
                 ),
                 self._summary(work, attempt.engine.version, part),
                 self._rollout_timeout(work),
             ),
         )
-        return attempt.failure
+        return attempt.failure, result.finalized if result is not None else None
 
     async def _finalize(self, flight: Flight) -> None:
         """Finalizes a group; another engine is used if the one that served it is gone."""

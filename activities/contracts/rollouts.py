@@ -71,6 +71,9 @@ class GroupWork:
 class RunRolloutsInput:
     """Run rollouts `first` up to `last` (exclusive; None: all) of one group; those already
     committed are adopted.
+
+    If they are all of the group, it may be finalized at their end: as one that began at version
+    `finalize_from` (None: not here).
     """
 
     run_id: str
@@ -80,21 +83,12 @@ class RunRolloutsInput:
     gauges: Gauges = field(default_factory=Gauges)
     first: int = 0
     last: int | None = None
+    finalize_from: int | None = None
 
     @property
     def indexes(self) -> range:
         """The indexes of the rollouts to run."""
         return range(self.first, self.work.size if self.last is None else self.last)
-
-
-@dataclass(frozen=True)
-class RunRolloutsResult:
-    """Every rollout of the group ended: `size` committed artifacts exist."""
-
-    group: str
-    ok: int
-    errored: int
-    sampled_tokens: int
 
 
 @dataclass(frozen=True)
@@ -179,6 +173,19 @@ class GroupResult:
     advantage_range: tuple[float, float] | None = None
     observed: dict[str, list[float]] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunRolloutsResult:
+    """Every rollout of the group ended: `size` committed artifacts exist. If it was `finalized`,
+    too, this is its result; it is None if that was not asked for, or has failed.
+    """
+
+    group: str
+    ok: int
+    errored: int
+    sampled_tokens: int
+    finalized: GroupResult | None = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ import httpx
 from temporalio import activity
 
 from ratchet.activities.contracts import names
-from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import (
     BatchResult,
     EvalResult,
@@ -57,7 +56,6 @@ from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.activities.scoring import filters
 from ratchet.activities.scoring.algorithms import CreditError, Render
-from ratchet.activities.scoring.algorithms.base import Algorithm
 from ratchet.activities.scoring.algorithms.rendering import load_renderer
 from ratchet.activities.scoring.check import AlgorithmLibrary
 from ratchet.activities.scoring.references import ReferenceLost
@@ -104,7 +102,8 @@ class RolloutActivities:
 
     @activity.defn(name=names.RUN_ROLLOUTS)
     async def run_rollouts(self, input: RunRolloutsInput) -> RunRolloutsResult:
-        """Runs the group's rollouts at once, committing each as it ends.
+        """Runs the group's rollouts at once, committing each as it ends, and then finalizes the
+        group if that is asked for.
 
         Raises ApplicationError ENV_LOST when the env server is gone, as soon as completed rollouts
         are stored; ENGINE_LOST when the others have ended if the engine ended one; BAD_INPUT if the
@@ -122,12 +121,33 @@ class RolloutActivities:
                 async with self._beating(input, found, gauges):
                     await self._run_missing(input, missing, found, gauges, ended)
         errored = sum(document["error"] is not None for document in found.values())
+        sampled_tokens = sum(document["sampled_tokens"] for document in found.values())
+        finalized = None
+        if input.finalize_from is not None:
+            adopted = len(missing) < len(found)
+            finalized = await self._finalize_here(input, input.finalize_from, found, adopted)
         return RunRolloutsResult(
-            group=work.group,
-            ok=len(found) - errored,
-            errored=errored,
-            sampled_tokens=sum(document["sampled_tokens"] for document in found.values()),
+            work.group, len(found) - errored, errored, sampled_tokens, finalized
         )
+
+    async def _finalize_here(
+        self,
+        input: RunRolloutsInput,
+        version: int,
+        found: dict[int, dict[str, Any]],
+        adopted: bool,
+    ) -> GroupResult | None:
+        """Finalizes the group that was just rolled out, from the documents at hand; None if that
+        fails: FINALIZE_GROUP then meets what is wrong and says so, since no rollout failed here.
+        An earlier attempt finalized it only if rollouts of that one were `adopted`.
+        """
+        group = FinalizeGroupInput(input.run_id, input.work, version)
+        rollouts = [found[index] for index in range(input.work.size)]
+        try:
+            return await self._finalize(group, rollouts, look=adopted)
+        except Exception:
+            activity.logger.warning("%s is finalized on its own", input.work.group, exc_info=True)
+            return None
 
     def _releasing(
         self, input: RunRolloutsInput
@@ -142,14 +162,15 @@ class RolloutActivities:
 
     def _adopt(self, input: RunRolloutsInput) -> dict[int, dict[str, Any]]:
         """Rollouts of the group that an earlier attempt committed."""
+        store, run_id, group = self.ctx.store, input.run_id, input.work.group
+        # One look at the folder: nearly always there is none.
+        committed = set(store.committed_keys(keys.rollouts(run_id, group)))
+        wanted = {index: keys.rollout(run_id, group, index) for index in input.indexes}
         return {
-            index: documents.read(self.ctx.store, ref)
-            for index in input.indexes
-            if (ref := self._committed_rollout(input.run_id, input.work.group, index))
+            index: documents.read(store, store.require(key))
+            for index, key in wanted.items()
+            if key in committed
         }
-
-    def _committed_rollout(self, run_id: str, group: str, index: int) -> ArtifactRef | None:
-        return self.ctx.store.committed(keys.rollout(run_id, group, index))
 
     async def _run_missing(
         self,
@@ -401,8 +422,9 @@ class RolloutActivities:
 
         async def beat() -> None:
             while True:
-                activity.heartbeat({"done": len(found), "size": len(input.indexes)})
+                # The server writes each to its database, and short groups need none.
                 await asyncio.sleep(HEARTBEAT_S)
+                activity.heartbeat({"done": len(found), "size": len(input.indexes)})
 
         async def write_gauges() -> None:
             while True:
@@ -430,6 +452,18 @@ class RolloutActivities:
         is retried, if a frozen model does not answer.
         """
         self.algorithms.references.bind()
+        return await self._finalize(input)
+
+    async def _finalize(
+        self,
+        input: FinalizeGroupInput,
+        rollouts: Sequence[dict[str, Any] | None] | None = None,
+        *,
+        look: bool = True,
+    ) -> GroupResult:
+        """What `finalize_group` does, with the group's `rollouts` if they are at hand. Unless it is
+        to `look`, nobody has committed the group.
+        """
         async with heartbeats():
             judge = post_batch = task = None
             if input.work.kind == "train":
@@ -438,10 +472,13 @@ class RolloutActivities:
                 post_batch = await self._judge(input.run_id, slots.post_batch)
                 task = await self._task_for_algorithm(input)
             key = keys.group(input.run_id, input.work.group)
-            ref, attempt = await asyncio.to_thread(self.ctx.store.committed, key), attempt_token()
+            attempt = attempt_token()
+            ref = await asyncio.to_thread(self.ctx.store.committed, key) if look else None
             if ref is None:
                 began = time.monotonic()
-                document = await self._score_group(input, judge, post_batch, task)
+                if rollouts is None:
+                    rollouts = await asyncio.to_thread(self._rollouts_of, input)
+                document = await self._score_group(input, rollouts, judge, post_batch, task)
                 document["scoring_s"] = time.monotonic() - began
                 ref = await asyncio.to_thread(
                     documents.put, self.ctx.store, key, document, attempt=attempt
@@ -482,6 +519,7 @@ class RolloutActivities:
     async def _score_group(
         self,
         input: FinalizeGroupInput,
+        rollouts: Sequence[dict[str, Any] | None],
         judge: groups.Judge | None,
         post_batch: groups.Judge | None,
         task: dict[str, Any] | None,
@@ -490,7 +528,11 @@ class RolloutActivities:
         work = input.work
         config = self.ctx.config(input.run_id)
         env = config.env(work.env, work.kind)
-        rollouts, algorithm = await asyncio.to_thread(self._unscored, input)
+        algorithm = None
+        if work.kind == "train":
+            algorithm = await asyncio.to_thread(
+                self.algorithms.algorithm, input.run_id, work.env, input.engine
+            )
         score = functools.partial(
             groups.scored,
             work,
@@ -515,18 +557,14 @@ class RolloutActivities:
                 raise final(names.ENGINE_LOST, error) from error
             raise
 
-    def _unscored(
-        self, input: FinalizeGroupInput
-    ) -> tuple[list[dict[str, Any] | None], Algorithm | None]:
-        """A group's rollout documents [size], None where there is none, and its algorithm."""
+    def _rollouts_of(self, input: FinalizeGroupInput) -> list[dict[str, Any] | None]:
+        """A group's rollout documents [size], None where there is none."""
         store, work = self.ctx.store, input.work
         refs = [
-            self._committed_rollout(input.run_id, work.group, index) for index in range(work.size)
+            store.committed(keys.rollout(input.run_id, work.group, index))
+            for index in range(work.size)
         ]
-        rollouts = [None if found is None else documents.read(store, found) for found in refs]
-        if work.kind != "train":
-            return rollouts, None
-        return rollouts, self.algorithms.algorithm(input.run_id, work.env, input.engine)
+        return [None if found is None else documents.read(store, found) for found in refs]
 
     @activity.defn(name=names.FINALIZE_EVAL)
     async def finalize_eval(self, input: FinalizeEvalInput) -> EvalResult:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import httpx
 
 from ratchet.activities.inference.load import READ_LIMIT_S, executing_share
+from ratchet.activities.runtime.tls import shared_context
 
 TICK_S = 1.0
 SHORTEST_TICK_S = 0.25
@@ -68,6 +69,7 @@ class EngineClock:
             base_url=self._url,
             timeout=READ_LIMIT_S,
             transport=self._transport,
+            verify=shared_context(),
             trust_env=False,
         ) as client:
             while True:

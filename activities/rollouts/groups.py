@@ -73,7 +73,7 @@ async def _give_credit(
 
 async def scored(
     work: GroupWork,
-    rollouts: list[dict[str, Any] | None],
+    rollouts: Sequence[dict[str, Any] | None],
     version: int,
     lost: str,
     algorithm: algorithms.Algorithm | None = None,

@@ -2,11 +2,13 @@
 
 Invariants: a signal only speeds up what the end of the activity reports anyway, so one that cannot
 be sent is dropped. A part that has ended completely is never reported: its activity is about to
-complete. Signals cost history: a workflow gets at most one in LINGER_S, and one at a time, from
-each worker. State about a workflow is dropped with its last part.
+complete. Signals cost history: from each worker a workflow gets one at a time, and more than one in
+LINGER_S only if each frees the permits of a part. State about a workflow is dropped with its last
+part.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,18 +23,29 @@ from ratchet.activities.contracts.rollouts import Released
 
 log = logging.getLogger(__name__)
 
-LINGER_S = 0.1
-"""An ended rollout waits this long for others; those of one group often end together."""
+LINGER_S = 0.3
+"""An ended rollout waits this long at most for others, until they are as many as a part has: with
+fewer permits the next one could not begin. Those of one group often end together.
+"""
 RPC_TIMEOUT = timedelta(seconds=5)
 
 
 @dataclass
 class _Owner:
-    """A workflow with `parts` activities here; `pending` is its next signal."""
+    """A workflow with `parts` activities here; `pending` is its next signal, `sent` what earlier
+    ones said of parts that still run. `enough` is set once the next one is worth sending.
+    """
 
     parts: int = 0
     pending: dict[str, int] = field(default_factory=dict)
+    sent: dict[str, int] = field(default_factory=dict)
+    enough: asyncio.Event = field(default_factory=asyncio.Event)
     sender: asyncio.Task[None] | None = None
+
+    @property
+    def freed(self) -> int:
+        """Permits that the next signal would free."""
+        return sum(count - self.sent.get(key, 0) for key, count in self.pending.items())
 
 
 class Releases:
@@ -57,6 +70,8 @@ class Releases:
             elif count > 0:
                 # An abandoned attempt may still run in this process and count fewer.
                 owner.pending[key] = max(count, owner.pending.get(key, 0))
+                if owner.freed >= size:
+                    owner.enough.set()
                 if owner.sender is None or owner.sender.done():
                     owner.sender = asyncio.create_task(self._send(workflow_id, owner))
 
@@ -64,6 +79,7 @@ class Releases:
             yield ended
         finally:
             owner.pending.pop(key, None)
+            owner.sent.pop(key, None)
             owner.parts -= 1
             if owner.parts == 0:
                 del self._owners[workflow_id]
@@ -74,10 +90,14 @@ class Releases:
         """Sends the pending signal until none is pending."""
         handle = self._client.get_workflow_handle(workflow_id)
         while owner.pending:
-            await asyncio.sleep(LINGER_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    await owner.enough.wait()
+            owner.enough.clear()
             if not owner.pending:
                 return
             reported, owner.pending = Released(owner.pending), {}
+            owner.sent.update(reported.ended)
             try:
                 await handle.signal(names.RELEASED, reported, rpc_timeout=RPC_TIMEOUT)
             except RPCError as error:

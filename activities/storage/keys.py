@@ -53,7 +53,12 @@ def lineage(run: str) -> str:
 
 def rollout(run: str, group: str, index: int) -> str:
     """One finished rollout: its trace and its samples."""
-    return f"runs/{run}/rollouts/{group}/{index:04d}.json"
+    return f"{rollouts(run, group)}/{index:04d}.json"
+
+
+def rollouts(run: str, group: str) -> str:
+    """The folder of a group's rollouts."""
+    return f"runs/{run}/rollouts/{group}"
 
 
 def group(run: str, group: str) -> str:

@@ -180,7 +180,7 @@ async def _show_hops(theatre: Stage, run_id: str, first: str | None, steps: int)
     print(f"TrainingRun, first execution, {run.steps} steps; per step:")
     print(table(run, max(run.steps, 1)))
     dispatch = await profile(theatre.client, f"{run_id}/dispatch/0")
-    groups = dispatch.events["finalize_group completed"]
+    groups = dispatch.events["run_rollouts completed"]
     print(f"Dispatch, first generation, {groups} groups; per group:")
     print(table(dispatch, max(groups, 1)))
 

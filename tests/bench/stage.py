@@ -79,7 +79,8 @@ class BenchWorld(World):
         self.ledger.end(work.kind, len(indexes), generation)
         for index in indexes:
             self.rolled_out[f"{work.group}/{index}"] += 1
-        return RunRolloutsResult(work.group, len(indexes), 0, len(indexes) * 4)
+        count = len(indexes)
+        return RunRolloutsResult(work.group, count, 0, count * 4, self._finalized_too(arg))
 
     @activity.defn(name=names.TRAIN_STEP)
     async def train_step(self, arg: TrainStepInput) -> TrainStepResult:
@@ -112,6 +113,7 @@ class BenchWorld(World):
         for counts in (self.rolled_out, self.examples, self.batches, self.metrics):
             counts.clear()
         self.started.clear()
+        self.finalized_alone.clear()
         self.checkpoints.clear()
         self.ledger.marks.clear()
 

@@ -93,6 +93,17 @@ async def two_envs_in_parts(stage: Stage) -> None:
     await (await stage.start(max_steps=3, train=train, dispatch=dispatch)).result()
 
 
+async def finalized_with_rollouts(stage: Stage) -> None:
+    """Groups are finalized by the activity that rolls them out, except those whose scoring depends
+    on the state of the run, and one that fails there.
+    """
+    stage.damaged_groups = {"train/2": names.FINALIZE_GROUP}
+    envs = [TEXT, {"id": "reverse-retry", "algo": {"type": "rae"}}]
+    train = {"env": envs, "batch_size": 8, "group_size": 2}
+    await (await stage.start(max_steps=2, train=train)).result()
+    assert stage.finalized_alone and not any("eval" in name for name in stage.finalized_alone)
+
+
 async def own_env_servers(stage: Stage) -> None:
     """Train and eval of one env differ in args, so that each has a server of its own."""
     train = {"env": [TEXT], "batch_size": 8, "group_size": 2}
@@ -535,6 +546,16 @@ KINDS: tuple[Kind, ...] = (
     Kind(hand_overs, ("EXECUTION_CONTINUED_AS_NEW", '"state":"tail"', '"generation":2')),
     Kind(plain, (names.FINALIZE_EVAL, names.SAVE_CHECKPOINT, "all 3 steps are done")),
     Kind(two_envs_in_parts, ("train/reverse-retry", '"first":3,"last":4')),
+    Kind(
+        finalized_with_rollouts,
+        (
+            "finalize-with-rollouts",
+            '"finalized":{"group":"train/0"',
+            '"finalized":null',
+            names.FINALIZE_GROUP,
+            '"cancelled":"damaged"',
+        ),
+    ),
     Kind(own_env_servers, ("own-env-servers", "eval/reverse-text", "host/env/1")),
     Kind(released_permits, (names.RELEASED, '"ended":{"train/0/0":')),
     Kind(lost_trainer, (names.TRAINER_LOST, "TIMER_STARTED")),

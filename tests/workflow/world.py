@@ -26,6 +26,7 @@ from ratchet.activities.contracts.rollouts import (
     FinalizeEvalInput,
     FinalizeGroupInput,
     GroupResult,
+    GroupWork,
     Released,
     RunRolloutsInput,
     RunRolloutsResult,
@@ -160,6 +161,8 @@ class World:
     started: list[str] = field(default_factory=list)
     trainable_of: Callable[[str], int] | None = None
     order: list[str] = field(default_factory=list)
+    finalized_alone: list[str] = field(default_factory=list)
+    """Groups that were finalized by an activity of their own."""
     restored: list[bool] = field(default_factory=list)
     servers: dict[str, asyncio.Event] = field(default_factory=dict)
     store_fails: Counter[str] = field(default_factory=Counter)
@@ -301,7 +304,15 @@ class World:
         for index in arg.indexes:
             self.rolled_out[f"{work.group}/{index}"] += 1
         count = len(arg.indexes)
-        return RunRolloutsResult(work.group, count, 0, count * 4)
+        return RunRolloutsResult(work.group, count, 0, count * 4, self._finalized_too(arg))
+
+    def _finalized_too(self, arg: RunRolloutsInput) -> GroupResult | None:
+        """The group, if it was to be finalized with its rollouts and nothing is to fail in that."""
+        fails = self.store_fails[names.FINALIZE_GROUP] > 0 or self._has_no_credit(arg.work)
+        damaged = self.damaged_groups.get(arg.work.group) == names.FINALIZE_GROUP
+        if arg.finalize_from is None or fails or damaged:
+            return None
+        return self._finalized(arg.work, arg.finalize_from)
 
     async def _run_all(self, arg: RunRolloutsInput) -> None:
         """Every rollout for its own time; those that end before others are told to Dispatch."""
@@ -337,19 +348,25 @@ class World:
 
     @activity.defn(name=names.FINALIZE_GROUP)
     async def finalize_group(self, arg: FinalizeGroupInput) -> GroupResult:
-        work = arg.work
         self._store(names.FINALIZE_GROUP)
-        self._read(names.FINALIZE_GROUP, [work.group])
-        if self.credit_error and work.kind == "train":
-            self.events.append(f"no credit for {work.group}")
+        self._read(names.FINALIZE_GROUP, [arg.work.group])
+        if self._has_no_credit(arg.work):
+            self.events.append(f"no credit for {arg.work.group}")
             raise ApplicationError(self.credit_error, type=names.BAD_INPUT, non_retryable=True)
+        self.finalized_alone.append(arg.work.group)
+        return self._finalized(arg.work, arg.version, arg.lost)
+
+    def _has_no_credit(self, work: GroupWork) -> bool:
+        return bool(self.credit_error) and work.kind == "train"
+
+    def _finalized(self, work: GroupWork, version: int, lost: str = "") -> GroupResult:
         labels = self.sampled.get(work.group, set())
         example = (f"{work.kind}/{work.env}", work.example)
         self.example_of[work.group] = example
         if not labels & self.refused:
             self.examples[example] += 1
         self.order.append(work.group)
-        error = arg.lost or (self.group_error if work.kind == "train" else "")
+        error = lost or (self.group_error if work.kind == "train" else "")
         survivors = 0 if error else work.size
         trainable = self.trainable_of(work.group) if self.trainable_of else survivors
         return GroupResult(
@@ -363,10 +380,10 @@ class World:
             0.5,
             survivors,
             trainable * 8,
-            arg.version,
+            version,
             sorted(labels),
             error,
-            errors={"TaskError": work.size} if error and not arg.lost else {},
+            errors={"TaskError": work.size} if error and not lost else {},
             trainable=trainable,
             advantage_range=(0.0, 0.0) if work.group in self.flat_groups else (-0.5, 0.5),
         )

@@ -12,6 +12,7 @@ signals. Invariants:
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rollouts import GroupResult
+from ratchet.configs.algorithm import scores_at_once
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import (
     Control,
@@ -33,6 +34,7 @@ class Generation:
 
     def __init__(self, config: RunConfig, arg: DispatchInput) -> None:
         self._arg = arg
+        self._config = config
         self.scheduler = Scheduler(config, arg.examples, arg.lease, arg.shares)
         self.scheduler.on_control(arg.control)
         self.flights = self.scheduler.flights
@@ -170,6 +172,16 @@ class Generation:
     def on_finalized(self, group: str, result: GroupResult | None, error: str) -> None:
         """The group's result, or why there is none."""
         self._deliver(self.flights[group], result, error)
+
+    def finalize_from(self, part: Part) -> int | None:
+        """The version that a group began at, if the activity of `part` is to finalize it, too; None
+        if that is left to an activity of its own: for a group in parts, and where scoring may take
+        long, since the rollouts hold their permits meanwhile, or depends on when it happens.
+        """
+        work = part.work
+        whole = part.last - part.first == work.size
+        at_once = work.kind == "eval" or scores_at_once(self._config.algorithm(work.env))
+        return self.flights[work.group].version if whole and at_once else None
 
     # -- attempts ---------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from ratchet.configs.algorithm import (
     AlgorithmConfig,
@@ -12,6 +13,7 @@ from ratchet.configs.algorithm import (
     GrpoConfig,
     MaxRlConfig,
     RaeConfig,
+    scores_at_once,
     source_of,
     teacher_of,
 )
@@ -207,3 +209,23 @@ def test_only_a_frozen_model_may_play_greedily() -> None:
     assert validate({**MINIMAL, "train": train, "algo": {"type": "sft", "source": FROZEN}})
     for algo in ({"type": "opd", "teacher": FROZEN}, {"type": "grpo"}):
         assert "temperature 0" in refused(train=train, algo=algo)[""]
+
+
+@pytest.mark.parametrize(
+    ("algo", "at_once"),
+    [
+        ({"type": "grpo"}, True),
+        ({"type": "max_rl"}, True),
+        ({"type": "hierarchical_grpo"}, True),
+        ({"type": "reward"}, True),
+        ({"type": "echo"}, True),
+        ({"type": "sft", "source": FROZEN}, True),
+        ({"type": "rae"}, False),
+        ({"type": "opd", "teacher": FROZEN}, False),
+        ({"type": "opsd"}, False),
+        ({"type": "custom", "function": "credit:mine"}, False),
+    ],
+)
+def test_what_asks_nobody_scores_at_once(algo: dict[str, Any], at_once: bool) -> None:
+    made: AlgorithmConfig = TypeAdapter(AlgorithmConfig).validate_python(algo)
+    assert scores_at_once(made) is at_once

@@ -76,13 +76,14 @@ class Rooms(RolloutActivities):
     async def _request(self, given: RunRolloutsInput, task: dict[str, Any]) -> dict[str, Any]:
         return {"sampling": SimpleNamespace(temperature=1.0)}
 
-    def start(self) -> asyncio.Task[Any]:
+    def start(self, finalize_from: int | None = None) -> asyncio.Task[Any]:
         """One attempt at the group."""
         environment = ActivityEnvironment()
         environment.info = replace(environment.info, workflow_id="d")
         environment.on_heartbeat = self._beat
         work = GroupWork("train/0", "train", "reverse-text", 0, SIZE)
         given = RunRolloutsInput("r", work, EngineTarget(0, 0, "http://e:1", "m", 0), "tcp://env:1")
+        given = replace(given, finalize_from=finalize_from)
         return asyncio.create_task(environment.run(self.run_rollouts, given))
 
     def _beat(self, *details: Any) -> None:

@@ -106,6 +106,24 @@ async def test_parts_share_one_signal() -> None:
     assert len(room._owners) == 0
 
 
+async def test_what_another_part_could_begin_with_waits_for_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(releases, "LINGER_S", 3600.0)
+    server = Server()
+    room = server.releases()
+    with (
+        room.part(DISPATCH, "train/0/0", 4) as first,
+        room.part(DISPATCH, "train/1/0", 4) as second,
+    ):
+        first(3)
+        second(1)
+        await until(lambda: len(server.received) == 1)
+        assert server.received == [(DISPATCH, {"train/0/0": 3, "train/1/0": 1})]
+        second(3)
+        assert not room._owners[DISPATCH].enough.is_set(), "2 more are too few"
+
+
 async def test_one_signal_is_in_flight_at_a_time() -> None:
     server = Server()
     server.answers.clear()

@@ -32,6 +32,20 @@ async def test_a_heartbeat_reports_when_it_was() -> None:
     assert -0.001 <= (datetime.fromisoformat(result) - began).total_seconds() < 60
 
 
+async def test_what_is_short_sends_none() -> None:
+    beats: list[Any] = []
+
+    async def work() -> None:
+        async with heartbeats():
+            # The other task has its turn.
+            await asyncio.sleep(0)
+
+    environment = ActivityEnvironment()
+    environment.on_heartbeat = lambda *details: beats.append(details)
+    await environment.run(work)
+    assert beats == []
+
+
 @pytest.mark.parametrize(("details", "found"), [([], ""), (["2026-01-01T12:00:31+00:00"], None)])
 async def test_the_last_heartbeat_is_that_of_the_attempt_before(
     details: list[str], found: str | None

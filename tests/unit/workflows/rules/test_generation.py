@@ -48,6 +48,16 @@ def delivered(g: Generation) -> list[tuple[str, str, str]]:
     return [(group.group, group.cancelled, group.error) for group in g.report().groups]
 
 
+# -- who finalizes ----------------------------------------------------------------------------
+
+
+def test_a_group_in_one_part_is_finalized_with_its_rollouts() -> None:
+    g = generation(version=3)
+    assert {g.finalize_from(part) for part in admitted(g.scheduler)} == {3}
+    g = generation({"rollouts_per_activity": 1})
+    assert {g.finalize_from(part) for part in admitted(g.scheduler)} == {None}
+
+
 # -- reports --------------------------------------------------------------------------------
 
 
