@@ -22,6 +22,7 @@ from ratchet.activities.contracts.rollouts import (
     RunRolloutsInput,
     RunRolloutsResult,
 )
+from ratchet.activities.rollouts import releases
 from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.rollouts.connections import EnvConnection, EnvConnections
 from ratchet.activities.rollouts.releases import Releases
