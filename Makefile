@@ -134,13 +134,13 @@ chaos: setup
 #   KIT=../kit               a folder of unpacked packages that the machine's own Python lacks
 #   GPU_PYTHON=python3       that Python; without KIT it is the one of `make setup`
 #   GPU_OPTIONS="--steps 5"  for the program: python -m tests.gpu --help
-# Ratchet and its tests are imported from this checkout, by a folder that holds nothing beside them.
+# The program imports Ratchet and its tests from this checkout, by a folder that holds nothing beside them.
 GPU_FILES = $(shell grep -rl 'mark\.gpu' tests --include='test_*.py')
 gpu: export PYTHONPATH := $(CURDIR)/.ratchet/gpu$(if $(KIT),:$(abspath $(KIT)))$(if $(PYTHONPATH),:$(PYTHONPATH))
 gpu: export PATH := $(PATH)$(if $(KIT),:$(abspath $(KIT))/bin)
 gpu:
 	@mkdir -p .ratchet/gpu && ln -sfn "$(CURDIR)/ratchet" .ratchet/gpu/ratchet && ln -sfn "$(CURDIR)/tests" .ratchet/gpu/tests
-	timeout 400 $(GPU_PYTHON) -m tests.gpu --limit 370 $(GPU_OPTIONS)
+	timeout 400 $(GPU_PYTHON) -P -m tests.gpu --limit 370 $(GPU_OPTIONS)
 	timeout 140 $(GPU_PYTHON) -m pytest -q -m gpu $(GPU_FILES)
 
 # Trains recorded batches again and compares the bits: RUN=…, FROM=0 TO=20, OPTIONS="--threads 2".
@@ -171,7 +171,7 @@ up: setup
 down:
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m ratchet.worker.stack down; fi
 
-# Exit status 1 if a process is not up; JSON=1 prints JSON.
+# Fails if a process is not up; JSON=1 prints JSON.
 status: setup
 	@$(BIN)/python -m ratchet.worker.stack status $(if $(JSON),--json)
 

@@ -4,8 +4,10 @@ Nothing here may import torch, vllm, transformers or verifiers: the API starts i
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import Depends, FastAPI
 from temporalio.envconfig import ClientConnectConfig
@@ -45,6 +47,13 @@ from ratchet.api.store.run_index import RunIndex
 from ratchet.api.temporal.client import Temporal
 from ratchet.api.temporal.histories import Histories
 
+logger = logging.getLogger(__name__)
+
+
+def _log_failure(chore: asyncio.Task[Any]) -> None:
+    if not chore.cancelled() and (error := chore.exception()) is not None:
+        logger.error("a background task of the API has ended", exc_info=error)
+
 
 def create_app(
     settings: Settings | None = None, connect: ClientConnectConfig | None = None
@@ -63,6 +72,8 @@ def create_app(
             asyncio.create_task(ended.keeping(temporal, records)),
             asyncio.create_task(Absences(app.state.services).watching()),
         ]
+        for chore in chores:
+            chore.add_done_callback(_log_failure)
         yield
         for chore in chores:
             chore.cancel()

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- `running` means that it answered: to its supervisor, or just now. Whatever else is a state of its
+- `running` means that it answered: to its supervisor, or just now. Every other state is one of its
   own, and `is_up` is false.
 - A process that has ended is DEAD unless a supervisor reports that it will be started again.
 """

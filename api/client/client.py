@@ -372,8 +372,10 @@ class Runs:
         require_absent(folder)
         try:
             model = self.model(run_id, step=step, best=best, merge=merge)
-        except Refused:
-            alone = self.model(run_id, step=step, best=best) if merge else None
+        except Refused as refused:
+            alone = None
+            if merge and not refused.transient:
+                alone = self.model(run_id, step=step, best=best)
             if alone is None or alone.kind != "adapter":
                 raise
             return self._export_merged(alone, folder, on_model, on_bytes)

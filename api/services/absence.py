@@ -6,7 +6,9 @@ the run, whose history is its event log: no command of a workflow depends on it.
 
 - A role counts as missing once two looks in a row found no worker that polled lately.
 - An absence is one event of each execution, however many API processes see it: their signals carry
-  the same request id, made of the role and of when the run last heard from it.
+  the same request id, made of the role and of when the run last heard from it. So all absences of
+  a role that a run has not heard from yet are one event.
+- What keeps one run from being looked at keeps no other.
 """
 
 import asyncio
@@ -26,9 +28,11 @@ from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.services.core import Services
 from ratchet.api.services.health import missing_roles
 from ratchet.api.temporal.client import Execution
+from ratchet.configs.load import ConfigError
 from ratchet.configs.versions import NewerSchema
 
 LOOK_EVERY_S = 30.0
+UNKNOWN = (ApiProblem, ConfigError, CorruptArtifact, NewerSchema, RPCError, StoreUnavailable)
 
 logger = logging.getLogger(__name__)
 
@@ -50,19 +54,24 @@ class Absences:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> None:
-        """Looks once. Raises ApiProblem, RPCError, StoreUnavailable."""
+        """Looks once. Raises ApiProblem, RPCError, StoreUnavailable if runs cannot be listed."""
         before, self._known = self._known, {}
         for execution in await self._services.run_list.open():
             try:
-                missing = await missing_roles(self._services, execution)
-            except (ApiProblem, CorruptArtifact, NewerSchema) as error:
-                logger.warning("what run %s needs is not known: %s", execution.id, error)
-                continue
-            for role in missing:
-                reported = before.get((execution.id, role))
-                if reported is False:
-                    await self._report(execution, role)
-                self._known[execution.id, role] = reported is not None
+                await self._look_at(execution, before)
+            except UNKNOWN as error:
+                logger.warning("which workers run %s misses is not known: %s", execution.id, error)
+                same = {key: value for key, value in before.items() if key[0] == execution.id}
+                self._known |= same
+
+    async def _look_at(
+        self, execution: Execution, before: dict[tuple[str, WorkerRole], bool]
+    ) -> None:
+        for role in await missing_roles(self._services, execution):
+            reported = before.get((execution.id, role))
+            if reported is False:
+                await self._report(execution, role)
+            self._known[execution.id, role] = reported is not None
 
     async def _report(self, execution: Execution, role: WorkerRole) -> None:
         store = self._services.records.store

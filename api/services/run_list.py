@@ -7,7 +7,7 @@ index can, and Temporal is asked only about the rows of a page. Invariants:
   CAUGHT_UP_S, with the executions that began since it last did; the first time, with all of them.
 - The cost of a request is bounded, however many runs there are: it looks at no more than
   MOST_LOOKED_AT rows. A filtered page may be empty although more pages follow.
-- Runs that have not ended are queried directly as long as there are less than MOST_OPEN; of more
+- Runs that have not ended are queried directly as long as there are fewer than MOST_OPEN; of more
   the index knows all.
 """
 
@@ -121,7 +121,7 @@ class RunList:
         limit: int,
         fits: Callable[[Run], bool] | None,
     ) -> tuple[list[Run], Row | None]:
-        """The same for runs that are given, of which it shows no more than MOST_LOOKED_AT."""
+        """The same for `executions`, of which it shows no more than MOST_LOOKED_AT."""
         rows = [(self.row_of(execution), execution) for execution in executions]
         rows = [(row, execution) for row, execution in rows if after is None or row < after]
         rows.sort(key=itemgetter(0), reverse=True)

@@ -5,6 +5,7 @@ Real parts: the trainer process, the engine as a run starts it, store, transfer,
 Temporal server and no environment: this drives them step by step, for what only a GPU can show.
 """
 
+import asyncio
 import contextlib
 import random
 import shutil
@@ -136,8 +137,6 @@ def config_of(size: Size, steps: int, folder: Path, *, deterministic: bool) -> R
 @contextlib.asynccontextmanager
 async def serving(ctx: WorkerContext, spec: ServerSpec, host: HostInput) -> AsyncIterator[None]:
     """A server that is healthy, and gone afterwards."""
-    import asyncio
-
     process = ServerProcess(spec, home=ctx.home, run=RUN, host=host.host_id, epoch=1)
     try:
         await process.start()
@@ -264,8 +263,6 @@ class Program:
             self.found.problems.append(f"the gate refused version {version}: {push}")
 
     async def _step(self, engine: Drained, trainer: TrainerClient, step: int) -> None:
-        import asyncio
-
         size, rng = self.size, random.Random(f"{self.seed}/{step}")
         prompts = [
             [rng.randrange(size.vocab) for _ in range(size.prompt)] for _ in range(size.groups)

@@ -1,9 +1,13 @@
 """A role without a worker is one event of each run that needs one."""
 
+from typing import Any
+
 import pytest
 
 from ratchet.activities.storage.series import Series
+from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.api.app import create_app
+from ratchet.api.services import absence
 from ratchet.api.services.absence import Absences
 from tests.unit.api.conftest import Served, connection
 
@@ -35,3 +39,32 @@ async def test_a_missing_worker_is_one_event_however_many_look(served: Served) -
     assert event["data"]["help"] == "docs/reading-a-run.md#no-worker"
     findings = (await served.http.get(f"/v1/runs/{run}/health")).json()["findings"]
     assert [finding["rule"] for finding in findings] == ["no_worker"], "the page says so, too"
+
+
+async def test_a_run_that_cannot_be_looked_at_keeps_no_other_waiting(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [(await served.start(name))["id"] for name in ("unread", "read")]
+    for run in runs:
+        await served.until(run, status="running")
+    app = create_app(served.settings, connection(served.env))
+    look = Absences(app.state.services)
+    await look.look()
+    found = absence.missing_roles
+
+    async def missing_roles(services: Any, execution: Any) -> Any:
+        if execution.id == runs[0]:
+            raise StoreUnavailable("read", "away")
+        return await found(services, execution)
+
+    monkeypatch.setattr(absence, "missing_roles", missing_roles)
+    await look.look()
+    monkeypatch.undo()
+
+    async def events(run: str) -> list[Any]:
+        answer = await served.http.get(f"/v1/runs/{run}/events?types=run.health")
+        return list(answer.json()["data"])
+
+    assert not await events(runs[0]) and await events(runs[1])
+    await look.look()
+    assert await events(runs[0]), "what was known of it is kept"
