@@ -85,6 +85,8 @@ class Pushes:
                     self._had_traffic.add((engine.index, engine.epoch))
                 engine.verified = -1
             self._wake()
+        else:
+            self._seconds = {}
         part.weights, part.target_version = weights, version
         return again
 
@@ -117,7 +119,7 @@ class Pushes:
             self._seconds[part] = max(value, self._seconds.get(part, 0.0))
 
     def take_seconds(self) -> dict[str, float]:
-        """By part the longest of the pushes since the last call."""
+        """By part the longest of the newest version's pushes since the last call."""
         seconds, self._seconds = self._seconds, {}
         return seconds
 

@@ -19,6 +19,8 @@ from ratchet.workflows.run.status import FAILS_BETWEEN_STEPS
 from ratchet.workflows.run.trainer import Trainer
 
 CLOSE_AT_MOST = timedelta(seconds=60)
+SAVED_WITHIN = timedelta(minutes=30)
+"""A lost trainer may have to load a checkpoint and to train again what came after it."""
 
 
 class Ending:
@@ -43,17 +45,22 @@ class Ending:
         self._log = context.log
 
     async def save_before_failing(self) -> None:
-        """Writes a checkpoint for who goes on from here, if the trainer is there to do so."""
+        """Writes a checkpoint to go on from, if the trainer is there to do so. A store that is away
+        for long is not waited for.
+        """
         if self._trainer.is_saved or not self._trainer.is_up:
             return
         if not workflow.patched(FAILS_BETWEEN_STEPS):
             return
         self._log.fails()
         self._log.set_status("stopping")
+        await self._generations.send()
         try:
-            await self._checkpoint()
-        except (RunFailed, asyncio.CancelledError) as another:
-            reason = str(another) or "the run was cancelled"
+            await asyncio.wait_for(self._checkpoint(), SAVED_WITHIN.total_seconds())
+        except (RunFailed, TimeoutError, asyncio.CancelledError) as another:
+            late = isinstance(another, TimeoutError)
+            reason = f"not within {SAVED_WITHIN}" if late else str(another)
+            reason = reason or "the run was cancelled"
             self._log.warn(f"no checkpoint of step {self._state.steps.step}: {reason}")
 
     async def close(self, status: str, **ended: Any) -> None:

@@ -219,11 +219,12 @@ class Trainer:
             raise RunFailed("store", reason, code="damaged")
         if part.losses and names.OUT_OF_MEMORY in reason:
             # One loss may be another process's fault; two without a step in between are its own.
+            self._fleet.mark_down("trainer", 0, host.epoch, reason)
             raise RunFailed("trainer", reason, code="bad_input", user=True)
         part.losses += 1
         self._log.note(f"trainer lost (epoch {host.epoch}): {reason}")
+        self._fleet.mark_down("trainer", 0, host.epoch, reason)
         if part.losses > MAX_LOSSES:
             raise RunFailed("trainer", f"lost {part.losses} times, last: {reason}")
         part.epoch = -1
-        self._fleet.mark_down("trainer", 0, host.epoch, reason)
         await self._servers.restart(host)

@@ -118,3 +118,6 @@ def test_the_slowest_push_since_the_last_step_counts() -> None:
     pushes.on_timed({"load": 0.75})
     assert pushes.take_seconds() == {"load": 0.75, "pause": 0.6}
     assert pushes.take_seconds() == {}
+    pushes.on_timed({"load": 0.5})
+    pushes.offer(1, bits("1"))
+    assert pushes.take_seconds() == {}, "that was another version"
