@@ -28,6 +28,7 @@ from ratchet.api.routes import (
     machines,
     metrics,
     model,
+    notes,
     prometheus,
     removal,
     rollouts,
@@ -93,6 +94,7 @@ def create_app(
     for resource in (
         runs,
         control,
+        notes,
         fork,
         removal,
         metrics,

@@ -57,11 +57,28 @@ const OWN = [
 	{
 		name: "config",
 		label: "Change config",
+		send: api.change,
 		offered: STATUSES.filter((s) => s !== "stopping" && !ENDED.includes(s)),
 		dialog: async (_, run) => {
 			const change = await keyValues("Keys to change", run.id, live);
 			change.add(LIVE[0]);
 			return { text: "Limits and metadata take effect at once, everything else at the next step.", fields: [change.element], body: () => change.nested() };
+		},
+	},
+	{
+		name: "note",
+		label: "Note",
+		confirm: "Save the note",
+		offered: STATUSES,
+		always: true,
+		send: api.note,
+		dialog: async (_, run) => {
+			const { note } = await api.run(run.id);
+			return {
+				text: "Plain text, which everyone who sees the run can read. The run itself does not notice.",
+				fields: [h("label", {}, "Note", h("textarea", { name: "note", rows: "8", maxlength: "2000", value: note }))],
+				body: (given) => given,
+			};
 		},
 	},
 ];
@@ -71,10 +88,10 @@ const VERBS = [...CONTROLS.filter((verb) => !verb.danger), ...OWN, ...CONTROLS.f
 const possible = (verb, run) => !(run.max_steps === 0 && verb.of_training) && verb.offered.includes(run.status) && (verb.always || run.status !== "succeeded" || run.max_steps === null || run.step < run.max_steps);
 
 async function perform(verb, run, done) {
-	const { name, label, danger, confirm, dismiss, dialog = dialogOf } = verb;
+	const { name, label, danger, confirm, dismiss, dialog = dialogOf, send = (sent, id, given) => api.act(sent, id, name, given) } = verb;
 	const { text, fields, body, after } = await dialog(verb, run);
 	const sent = new Map();
-	const act = (given) => (name === "config" ? api.change(sent, run.id, body(given)) : api.act(sent, run.id, name, body(given)));
+	const act = (given) => send(sent, run.id, body(given));
 	const made = await ask({ title: `${label} ${run.id}`, text, fields, verb: confirm || label, dismiss, danger, act });
 	if (!made) return;
 	const later = Object.entries(made.pending ?? {}).map(([key, value]) => `${key} = ${JSON.stringify(value)}`);
