@@ -1,11 +1,9 @@
 // Controls of a run, each with a confirmation that says what will happen.
 
-import { CONTROLS, ENDED, LIVE, STATUSES } from "../contract.js";
+import { CONTROLS, ENDED, STATUSES } from "../contract.js";
 import { api } from "./api.js";
 import { ask } from "./dialog.js";
-import { checkbox, h, pageOf, toast } from "./dom.js";
-
-const live = (key) => LIVE.includes(key.replace(".0.", ".<name>.")) || key.startsWith("metadata.");
+import { checkbox, h, toast } from "./dom.js";
 
 /** The dialog of a verb of the service: it asks for the fields that are sent to the run. */
 async function dialogOf({ text, labels, fields }, run) {
@@ -24,63 +22,12 @@ async function dialogOf({ text, labels, fields }, run) {
 	};
 }
 
-/** Rows of config keys, used only by dialogs. */
-async function keyValues(label, id, admits) {
-	const { KeyValues } = await import("./keyvalues.js");
-	const rows = new KeyValues(label);
-	await rows.load(id, admits);
-	return rows;
-}
-
 // These need more than fields.
+const own = (name, verb) => ({ name, ...verb, dialog: async (_, run) => (await import("./dialogs.js"))[name](run) });
 const OWN = [
-	{
-		name: "fork",
-		label: "Fork",
-		offered: STATUSES,
-		always: true,
-		dialog: async (_, run) => {
-			const { data } = await api.checkpoints(run.id);
-			const change = await keyValues("Changed config keys (optional)", run.id);
-			return {
-				text: "Starts a new run from a checkpoint of this one. This run continues unchanged.",
-				fields: [
-					h("label", {}, "From checkpoint", h("select", { name: "step" }, data.reverse().map((c) => h("option", { value: c.step, disabled: !c.sound }, `step ${c.step}`, !c.sound && ` (damaged: ${c.problem})`)), !data.length && h("option", { value: "" }, "the last one"))),
-					h("label", {}, "Name (optional)", h("input", { name: "name", maxlength: "40", pattern: "[a-z0-9][a-z0-9\\-]*", title: "Lower-case letters, digits and -" })),
-					change.element,
-				],
-				body: ({ step, name }) => ({ ...(step ? { step: Number(step) } : {}), ...(name ? { name } : {}), config: change.nested() }),
-				after: ({ id }) => (location.hash = pageOf(id)),
-			};
-		},
-	},
-	{
-		name: "config",
-		label: "Change config",
-		send: api.change,
-		offered: STATUSES.filter((s) => s !== "stopping" && !ENDED.includes(s)),
-		dialog: async (_, run) => {
-			const change = await keyValues("Keys to change", run.id, live);
-			change.add(LIVE[0]);
-			return { text: "Limits and metadata take effect at once, everything else at the next step.", fields: [change.element], body: () => change.nested() };
-		},
-	},
-	{
-		name: "note",
-		label: "Note",
-		confirm: "Save the note",
-		offered: STATUSES,
-		always: true,
-		send: api.note,
-		dialog: async (_, run) => {
-			const { note } = await api.run(run.id);
-			return {
-				text: "Plain text, which everyone who sees the run can read. The run itself does not notice.",
-				fields: [h("label", {}, "Note", h("textarea", { name: "note", rows: "8", maxlength: "2000", value: note }))],
-				body: (given) => given,
-			};
-		},
-	},
+	own("fork", { label: "Fork", offered: STATUSES, always: true }),
+	own("config", { label: "Change config", offered: STATUSES.filter((s) => s !== "stopping" && !ENDED.includes(s)), send: api.change }),
+	own("note", { label: "Note", confirm: "Save the note", offered: STATUSES, always: true, send: api.note }),
 ];
 const VERBS = [...CONTROLS.filter((verb) => !verb.danger), ...OWN, ...CONTROLS.filter((verb) => verb.danger)];
 

@@ -58,7 +58,7 @@ async def test_a_run_has_a_note(served: Served) -> None:
         assert done.status == 0 and f"{run_id} is cancelled; noted" in done.out
         shown = await ratchet(address, "runs", "show", run_id)
         # What could control a terminal is cut out.
-        assert re.search(r"^note +wrong data,\n +see \ufffdother", shown.out, re.MULTILINE)
+        assert re.search(r"^note +wrong data, *\n +see \ufffdother", shown.out, re.MULTILINE)
         refused = await ratchet(address, "runs", "note", run_id, "a\x1b[2J")
         assert refused.status == 1 and "U+001B at position 1 is not allowed" in refused.err
         gone = await ratchet(address, "runs", "note", run_id, "", "--json")
