@@ -30,6 +30,7 @@ from ratchet.api.routes import (
     machines,
     metrics,
     model,
+    notes,
     prometheus,
     removal,
     rollouts,
@@ -104,6 +105,7 @@ def create_app(
     for resource in (
         runs,
         control,
+        notes,
         fork,
         removal,
         metrics,

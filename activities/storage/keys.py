@@ -200,6 +200,15 @@ def deleted_run(deleted_ms: int, run: str) -> str:
     return f"{DELETED_RUNS}/{deleted_ms:013d}-{run}"
 
 
+NOTES = "notes"
+"""The folder of notes; a run without one has no file."""
+
+
+def note(run: str) -> str:
+    """The user's note of a run, overwritten in place: {text}."""
+    return f"{NOTES}/{run}.json"
+
+
 IDEMPOTENCY = "idempotency"
 """The folder of days."""
 

@@ -393,9 +393,11 @@ class ArtifactStore:
 
     # -- live records -----------------------------------------------------------------------
 
-    def write_live(self, key: str, value: Any) -> None:
-        """Replaces a live record; readers see the old one or the new one, never half of it."""
-        self._write(key, json.dumps(value, separators=(",", ":")).encode(), sync=False)
+    def write_live(self, key: str, value: Any, *, sync: bool = False) -> None:
+        """Replaces a live record; readers see the old one or the new one, never half of it. With
+        `sync` it is on disk when this returns.
+        """
+        self._write(key, json.dumps(value, separators=(",", ":")).encode(), sync=sync)
 
     def read_live(self, key: str) -> Any | None:
         """A live record, or None; one torn by a crash of the machine counts as none."""

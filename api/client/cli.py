@@ -247,6 +247,20 @@ for verb in CONTROLS.values():
     runs.command(verb.name, help=verb.help)(_command(verb))
 
 
+@runs.command()
+def note(
+    run_id: RunId,
+    text: Annotated[
+        str, typer.Argument(metavar="TEXT", help="At most 2,000 characters; '' removes the note.")
+    ],
+    as_json_: Json = False,
+) -> None:
+    """Attach a note to a run, which may have ended; it replaces the note before."""
+    with asking(as_json_) as client:
+        run = client.runs.note(run_id, text)
+        _reported(run, as_json_=as_json_, what="noted" if run.note else "has no note")
+
+
 @runs.command("set")
 def set_config(
     run_id: RunId,

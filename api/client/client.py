@@ -15,14 +15,8 @@ from pydantic import BaseModel
 
 from ratchet.activities.contracts.roles import WorkerRole
 from ratchet.activities.contracts.statuses import ENDED, RunStatus
+from ratchet.api.client import exports
 from ratchet.api.client.errors import RatchetError, Refused
-from ratchet.api.client.exports import (
-    Fetch,
-    require_absent,
-    require_merger,
-    write_merged,
-    write_model,
-)
 from ratchet.api.client.pages import Page, page_of
 from ratchet.api.client.streams import SILENCE_S, EventStream
 from ratchet.api.client.transport import IDEMPOTENCY, MERGE_PATCH, Transport, default_address
@@ -369,7 +363,7 @@ class Runs:
         so far. Raises NotExported; after any exception `to` exists only if it is complete.
         """
         folder = Path(to)
-        require_absent(folder)
+        exports.require_absent(folder)
         try:
             model = self.model(run_id, step=step, best=best, merge=merge)
         except Refused as refused:
@@ -380,7 +374,7 @@ class Runs:
                 raise
             return self._export_merged(alone, folder, on_model, on_bytes)
         on_model(model)
-        write_model(model, folder, self._files_of(model, merge=merge), on_bytes)
+        exports.write_model(model, folder, self._files_of(model, merge=merge), on_bytes)
         return model
 
     def _export_merged(
@@ -390,14 +384,14 @@ class Runs:
         on_model: Callable[[Model], None],
         on_bytes: Callable[[int], None],
     ) -> Model:
-        require_merger()
+        exports.require_merger()
         base = self.model(adapter.run_id, step=0)
         size = adapter.size + base.size
         on_model(adapter.model_copy(update={"kind": "model", "size": size}))
         fetches = (self._files_of(adapter), self._files_of(base))
-        return write_merged(adapter, base, folder, fetches, on_bytes)
+        return exports.write_merged(adapter, base, folder, fetches, on_bytes)
 
-    def _files_of(self, model: Model, *, merge: bool = False) -> Fetch:
+    def _files_of(self, model: Model, *, merge: bool = False) -> exports.Fetch:
         def fetch(name: str, file: Path, progress: Callable[[int], None]) -> str:
             path = _path(model.run_id, "model", "files", *name.split("/"))
             params = {"step": model.step, **({"merge": True} if merge else {})}
@@ -488,6 +482,10 @@ class Runs:
             Run, "PATCH", _path(run_id), body=dict(changes), headers=headers
         )
 
+    def note(self, run_id: str, note: str) -> Run:
+        """Replaces the run's note, at most 2,000 characters of plain text; '' removes it."""
+        return self._transport.ask_for(Run, "PUT", _path(run_id, "note"), body={"note": note})
+
     # -- archiving --------------------------------------------------------------------------
 
     def archive(self, run_id: str) -> Run:
@@ -538,7 +536,6 @@ def _range(
 class Ratchet:
     """A client of one API; close it, or use it as a context manager.
 
-    `base_url` is by default RATCHET_API, else the local stack's address; `api_key` RATCHET_API_KEY.
     By default `base_url` is RATCHET_API, else the local stack's address, and `api_key`
     RATCHET_API_KEY. Requests that get lost are sent again up to `max_retries` times. Raises
     ValueError for an invalid address or key.

@@ -281,6 +281,7 @@ def run_table(run: Run, health: RunHealth | None = None) -> Table:
             ("changed", clean(json.dumps(run.config_changes)) if run.config_changes else None),
             ("from the next step on", pending_line(run)),
             ("metadata", clean(", ".join(f"{k}={v}" for k, v in run.metadata.items()))),
+            ("note", clean(run.note)),
             ("disk", amount(run.disk) if run.disk is not None else None),
             ("archived", "yes" if run.archived else None),
             ("created", moment(run.created_at)),

@@ -18,7 +18,7 @@ from ratchet.activities.contracts.controls import CONTROLS
 from ratchet.api.http.curl import add_calls
 from ratchet.api.http.openapi import complete
 from ratchet.api.http.security import documented_security
-from ratchet.api.schemas.bodies import ConfigPatch, ForkBody
+from ratchet.api.schemas.bodies import ConfigPatch, ForkBody, NoteBody
 from ratchet.api.schemas.problems import ProblemDocument
 from ratchet.configs.run import RunConfig
 
@@ -43,6 +43,7 @@ def _schemas() -> dict[str, Any]:
             *((verb.body, "validation") for verb in CONTROLS.values()),
             (ConfigPatch, "validation"),
             (ForkBody, "validation"),
+            (NoteBody, "validation"),
             (ProblemDocument, "serialization"),
         ],
         ref_template="#/components/schemas/{model}",
@@ -84,7 +85,7 @@ def install(app: FastAPI) -> None:
                     {"name": "metrics", "description": "Watch: what a run measured."},
                     {"name": "rollouts", "description": "Watch: what the policy wrote."},
                     {"name": "artifacts", "description": "Watch: what else a run stored."},
-                    {"name": "control", "description": "Steer a run; archive and delete it."},
+                    {"name": "control", "description": "Steer a run; note, archive and delete it."},
                     {"name": "machines", "description": "What runs execute on."},
                     {"name": "health", "description": "For probes."},
                 ],

@@ -32,6 +32,12 @@ def optional_body(model: type[BaseModel], example: dict[str, Any], *further: str
     return {"requestBody": {"required": False, "content": content}}
 
 
+def required_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI entry of a JSON body that must be there."""
+    entry = optional_body(model, example)["requestBody"]
+    return {"requestBody": {**entry, "required": True}}
+
+
 def invalid(errors: list[FieldError]) -> ApiProblem:
     """422: the request was parsed, and has these mistakes."""
     title = "The request is invalid"

@@ -148,7 +148,7 @@ async def list_runs(
             (lambda run: pairs.items() <= run.metadata.items()) if pairs else None,
             archived=archived,
         )
-        runs = [await services.disk.shown(run) for run in runs]
+        runs = [await services.disk.shown(run) for run in await services.noted(runs)]
         following = cursor_of(rest) if rest else None
         page = RunPage(data=runs, has_more=rest is not None, next_after=following)
         return page.model_dump_json().encode()

@@ -1,8 +1,27 @@
 """Bodies of requests that change a run or fork it; verbs have theirs in `CONTROLS`."""
 
-from typing import Any
+import re
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+LONGEST_NOTE = 2000
+CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
+"""Control characters except line breaks and tabs, as a range of a regular expression."""
+
+
+def _plain_text(text: str) -> str:
+    """`text`, which has no control characters; raises a validation error."""
+    if match := re.search(f"[{CONTROL}]", text):
+        found = {"found": f"U+{ord(match[0]):04X}", "place": match.start()}
+        raise PydanticCustomError(
+            "control_character",
+            "the control character {found} at position {place} is not allowed; of these only line "
+            "breaks (U+000A) and tabs are",
+            found,
+        )
+    return text
 
 
 class ConfigPatch(BaseModel):
@@ -42,4 +61,22 @@ class ForkBody(BaseModel):
     name: str | None = Field(default=None, description="Name of the new run; null: the same name.")
     metadata: dict[str, str] | None = Field(
         default=None, description="Metadata of the new run; null: the same metadata."
+    )
+
+
+class NoteBody(BaseModel):
+    """Body of a note."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"note": "lr halved after the jump at step 40"}]},
+    )
+    note: Annotated[
+        str,
+        StringConstraints(strip_whitespace=True, max_length=LONGEST_NOTE),
+        AfterValidator(_plain_text),
+    ] = Field(
+        description="Plain text without control characters other than line breaks and tabs; white "
+        "space around it is cut off. Empty: no note.",
+        json_schema_extra={"pattern": f"^[^{CONTROL}]*$"},
     )

@@ -144,6 +144,7 @@ RUN_EXAMPLE: dict[str, Any] = {
     "error": None,
     "end_reason": None,
     "metadata": {"owner": "ana"},
+    "note": "lr halved after the jump at step 40",
     "disk": 31457280,
     "archived": False,
     "progress": {
@@ -259,6 +260,9 @@ class Run(BaseModel):
     )
     end_reason: str | None = Field(default=None, description="Why the run ended.")
     metadata: dict[str, str] = Field(default_factory=dict, description="The user's own pairs.")
+    note: str = Field(
+        default="", description="The user's note; empty also while the store cannot be read."
+    )
     disk: int | None = Field(
         default=None,
         description="Bytes that it takes in the artifact store, as measured in the last few "

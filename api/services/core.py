@@ -23,6 +23,7 @@ from ratchet.api.services.ended import forgotten
 from ratchet.api.services.run_list import RunList
 from ratchet.api.services.run_view import OPEN, run_object, status_of
 from ratchet.api.settings import Settings
+from ratchet.api.store.notes import notes_of
 from ratchet.api.store.records import Records
 from ratchet.api.store.rollouts import Rollouts
 from ratchet.api.temporal.client import Execution, Temporal, a_worker_on
@@ -175,7 +176,16 @@ class Services:
                 row = self.run_list.row_of(execution)
                 archived = await asyncio.to_thread(self.run_list.index.archived, row)
                 run = run.model_copy(update={"archived": archived})
+        (run,) = await self.noted([run])
         return await self.disk.shown(run, MEASURED_S)
+
+    async def noted(self, runs: list[Run]) -> list[Run]:
+        """The runs with their notes, if the store can be read."""
+        with contextlib.suppress(StoreUnavailable):
+            ids = [run.id for run in runs]
+            notes = await asyncio.to_thread(notes_of, self.records.store, ids)
+            return [run.model_copy(update={"note": notes.get(run.id, "")}) for run in runs]
+        return runs
 
 
 def unknown_run(run_id: str) -> ApiProblem:

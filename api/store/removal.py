@@ -57,11 +57,12 @@ def _sources(store: ArtifactStore, attempt: str) -> set[str]:
 
 
 def delete(store: ArtifactStore, run_id: str, home: Path) -> None:
-    """Deletes all data of a run in the store, and its logs below `home`."""
+    """Deletes all data of a run in the store, its note, and its logs below `home`."""
     attempts = attempts_in(store, run_id)
     for attempt in attempts:
         store.delete_folder(keys.config(attempt) + MARKER)
         store.delete_folder(keys.lineage(attempt) + MARKER)
+    store.delete_folder(keys.note(run_id))
     for attempt in attempts:
         store.delete_folder(keys.run_folder(attempt))
     shutil.rmtree(home / logs_folder(run_id), ignore_errors=True)

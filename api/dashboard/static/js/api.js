@@ -109,6 +109,7 @@ export const api = {
 	rollouts: (id, params, signal) => get(`${run(id)}/rollouts`, params, signal),
 	rollout: (id, rollout, signal) => get(`${run(id)}/rollouts/${encodeURIComponent(rollout)}`, {}, signal),
 	act: (sent, id, verb, body) => send(sent, "POST", `${run(id)}/${verb}`, body),
+	note: (sent, id, body) => send(sent, "PUT", `${run(id)}/note`, body),
 	change: (sent, id, patch) => send(sent, "PATCH", run(id), patch),
 	create: (sent, body, type) => send(sent, "POST", "/runs", body, type),
 	services: (signal) => get("/services", {}, signal),

@@ -1,11 +1,9 @@
 // Controls of a run, each with a confirmation that says what will happen.
 
-import { CONTROLS, ENDED, LIVE, STATUSES } from "../contract.js";
+import { CONTROLS, ENDED, STATUSES } from "../contract.js";
 import { api } from "./api.js";
 import { ask } from "./dialog.js";
-import { checkbox, h, pageOf, toast } from "./dom.js";
-
-const live = (key) => LIVE.includes(key.replace(".0.", ".<name>.")) || key.startsWith("metadata.");
+import { checkbox, h, toast } from "./dom.js";
 
 /** The dialog of a verb of the service: it asks for the fields that are sent to the run. */
 async function dialogOf({ text, labels, fields }, run) {
@@ -24,46 +22,12 @@ async function dialogOf({ text, labels, fields }, run) {
 	};
 }
 
-/** Rows of config keys, used only by dialogs. */
-async function keyValues(label, id, admits) {
-	const { KeyValues } = await import("./keyvalues.js");
-	const rows = new KeyValues(label);
-	await rows.load(id, admits);
-	return rows;
-}
-
 // These need more than fields.
+const own = (name, verb) => ({ name, ...verb, dialog: async (_, run) => (await import("./dialogs.js"))[name](run) });
 const OWN = [
-	{
-		name: "fork",
-		label: "Fork",
-		offered: STATUSES,
-		always: true,
-		dialog: async (_, run) => {
-			const { data } = await api.checkpoints(run.id);
-			const change = await keyValues("Changed config keys (optional)", run.id);
-			return {
-				text: "Starts a new run from a checkpoint of this one. This run continues unchanged.",
-				fields: [
-					h("label", {}, "From checkpoint", h("select", { name: "step" }, data.reverse().map((c) => h("option", { value: c.step, disabled: !c.sound }, `step ${c.step}`, !c.sound && ` (damaged: ${c.problem})`)), !data.length && h("option", { value: "" }, "the last one"))),
-					h("label", {}, "Name (optional)", h("input", { name: "name", maxlength: "40", pattern: "[a-z0-9][a-z0-9\\-]*", title: "Lower-case letters, digits and -" })),
-					change.element,
-				],
-				body: ({ step, name }) => ({ ...(step ? { step: Number(step) } : {}), ...(name ? { name } : {}), config: change.nested() }),
-				after: ({ id }) => (location.hash = pageOf(id)),
-			};
-		},
-	},
-	{
-		name: "config",
-		label: "Change config",
-		offered: STATUSES.filter((s) => s !== "stopping" && !ENDED.includes(s)),
-		dialog: async (_, run) => {
-			const change = await keyValues("Keys to change", run.id, live);
-			change.add(LIVE[0]);
-			return { text: "Limits and metadata take effect at once, everything else at the next step.", fields: [change.element], body: () => change.nested() };
-		},
-	},
+	own("fork", { label: "Fork", offered: STATUSES, always: true }),
+	own("config", { label: "Change config", offered: STATUSES.filter((s) => s !== "stopping" && !ENDED.includes(s)), send: api.change }),
+	own("note", { label: "Note", confirm: "Save the note", offered: STATUSES, always: true, send: api.note }),
 ];
 const VERBS = [...CONTROLS.filter((verb) => !verb.danger), ...OWN, ...CONTROLS.filter((verb) => verb.danger)];
 
@@ -71,10 +35,10 @@ const VERBS = [...CONTROLS.filter((verb) => !verb.danger), ...OWN, ...CONTROLS.f
 const possible = (verb, run) => !(run.max_steps === 0 && verb.of_training) && verb.offered.includes(run.status) && (verb.always || run.status !== "succeeded" || run.max_steps === null || run.step < run.max_steps);
 
 async function perform(verb, run, done) {
-	const { name, label, danger, confirm, dismiss, dialog = dialogOf } = verb;
+	const { name, label, danger, confirm, dismiss, dialog = dialogOf, send = (sent, id, given) => api.act(sent, id, name, given) } = verb;
 	const { text, fields, body, after } = await dialog(verb, run);
 	const sent = new Map();
-	const act = (given) => (name === "config" ? api.change(sent, run.id, body(given)) : api.act(sent, run.id, name, body(given)));
+	const act = (given) => send(sent, run.id, body(given));
 	const made = await ask({ title: `${label} ${run.id}`, text, fields, verb: confirm || label, dismiss, danger, act });
 	if (!made) return;
 	const later = Object.entries(made.pending ?? {}).map(([key, value]) => `${key} = ${JSON.stringify(value)}`);

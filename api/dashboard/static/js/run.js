@@ -102,6 +102,7 @@ export function show(root, asked) {
 			run.max_steps && h("progress", { max: 1, value: share, "aria-label": "Steps done" }),
 			run.error && h("div", { class: "error-box", role: "alert" }, h("b", {}, `${run.error.code}${run.error.role ? ` in ${run.error.role}` : ""}`), h("p", {}, run.error.message), run.error.param && h("p", {}, "Config key: ", h("code", {}, run.error.param))),
 			run.warnings.length ? h("ul", { class: "warnings", "aria-label": "Warnings" }, run.warnings.slice(-WARNINGS).reverse().map((text) => h("li", {}, text))) : null,
+			run.note && h("p", { class: "run-note", role: "note", "aria-label": "Note" }, run.note),
 			pairs(facts(run), "facts"),
 			h("div", { class: "tags" }, Object.entries(run.metadata).map(([k, v]) => h("span", { class: "tag" }, `${k}: ${v}`)), from && h("span", { class: "tag" }, "from ", h("a", { href: pageOf(from.replace(/\+\d+$/, "")) }, from))),
 		);

@@ -51,6 +51,22 @@ async def test_runs_are_archived_and_deleted(served: Served) -> None:
 
 
 @on_server
+async def test_a_run_has_a_note(served: Served) -> None:
+    run_id = await ended_run(served)
+    async with serving(served) as address:
+        done = await ratchet(address, "runs", "note", run_id, "wrong data,\nsee \u202eother")
+        assert done.status == 0 and f"{run_id} is cancelled; noted" in done.out
+        shown = await ratchet(address, "runs", "show", run_id)
+        # What could control a terminal is cut out.
+        assert re.search(r"^note +wrong data, *\n +see \ufffdother", shown.out, re.MULTILINE)
+        refused = await ratchet(address, "runs", "note", run_id, "a\x1b[2J")
+        assert refused.status == 1 and "U+001B at position 1 is not allowed" in refused.err
+        gone = await ratchet(address, "runs", "note", run_id, "", "--json")
+        assert gone.json["note"] == ""
+        assert "\nnote" not in (await ratchet(address, "runs", "show", run_id)).out
+
+
+@on_server
 async def test_a_terminal_is_asked_before_anything_is_deleted(served: Served) -> None:
     run_id = await ended_run(served)
     async with serving(served) as address:

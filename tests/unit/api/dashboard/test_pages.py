@@ -20,6 +20,7 @@ from ratchet.api.app import create_app
 from tests.e2e.browsing import PHONE, browsing, reading
 from tests.unit.api.client.support import make_steps
 from tests.unit.api.conftest import Served, connection, eventually, listening
+from tests.unit.api.routes.test_control import ended
 from tests.unit.api.routes.test_evals import ALONE, ENV, OFTEN, SELDOM, put
 from tests.unit.api.routes.test_rollouts import group
 from tests.unit.api.store.test_curves import damage, record
@@ -313,6 +314,29 @@ async def test_the_head_of_a_run_has_its_warnings_and_why_it_was_paused(served: 
         assert await reader.serious() == []
         # Each of them, those of before too, is an event.
         await appears(reader.page, "batch 1: only 4 of 64")
+
+
+async def test_a_note_is_written_on_the_page_of_a_run_that_has_ended(served: Served) -> None:
+    run = await ended(served)
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/"), instruments=True) as reader,
+    ):
+        await reader.open(f"#/runs/{run}/events", '="events"')
+        shown, field = reader.page.get_by_role("note"), reader.page.get_by_role("textbox")
+        await expect(shown).to_have_count(0)
+        for before, text in (("", "<b>jumped</b>\nat 40"), ("<b>jumped</b>\nat 40", "")):
+            await reader.page.get_by_role("button", name="Note").click()
+            await expect(field).to_have_value(before)
+            await field.fill(text)
+            assert await reader.serious() == []
+            await reader.page.get_by_role("button", name="Save the note").click()
+            await expect(shown).to_have_text([text] if text else [], use_inner_text=True)
+            answer = await served.http.get(f"/v1/runs/{run}")
+            assert answer.json()["note"] == text
+        assert reader.complaints == []
 
 
 async def test_a_run_on_a_phone_says_which_worker_is_missing(served: Served) -> None:

@@ -98,6 +98,8 @@ async def test_the_log_and_the_events_say_who_asked(
             answer = await http.post(f"{url}/{verb}")
             assert answer.status_code == 200, answer.text
             shelved.append(answer.headers["x-request-id"])
+        noted = await http.put(f"{url}/note", json={"note": "wrong data"})
+        shelved.append(noted.headers["x-request-id"])
     assert [event["data"]["request_id"] for event in events] == ids
     assert {event["data"]["by"] for event in events} == {"ana"}
     reasons = [event["data"].get("reason") for event in events[1:]]
@@ -106,6 +108,6 @@ async def test_the_log_and_the_events_say_who_asked(
     assert [line["request"] for line in logged] == ids + shelved
     assert {(line["key"], line["run"]) for line in logged} == {("ana", run_id)}
     actions = ["create_run", "checkpoint_run", "eval_run", "change_run", "cancel_run"]
-    actions += ["archive_run", "unarchive_run"]
+    actions += ["archive_run", "unarchive_run", "note_run"]
     assert [line["action"] for line in logged] == actions
-    assert [line["status"] for line in logged] == [201, 202, 202, 200, 202, 200, 200]
+    assert [line["status"] for line in logged] == [201, 202, 202, 200, 202, 200, 200, 200]

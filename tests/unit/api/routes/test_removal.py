@@ -47,6 +47,7 @@ async def test_nothing_is_left_of_a_deleted_run(served: Served, tmp_path: Path) 
     log = served.settings.home / orchestrator_log(run_id)
     log.parent.mkdir(parents=True)
     log.write_text("said")
+    assert (await served.http.put(f"/v1/runs/{run_id}/note", json={"note": "x"})).is_success
     await until_listed(served, run_id)
     for part in ("", "/metrics", "/checkpoints", "/events"):
         assert (await served.http.get(f"/v1/runs/{run_id}{part}")).status_code == 200
