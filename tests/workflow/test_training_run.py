@@ -269,7 +269,9 @@ async def test_an_eval_of_more_examples_than_there_are_takes_all(
         assert (await handle.result())["status"] == "succeeded"
         assert [(e.step, e.num_examples) for e in world.evals] == [(0, 7)]
         warned = await events(world, handle, "run.warning")
-        assert len(warned) == warns and all("has 7 examples and 50 are" in w for w in warned)
+        assert len(warned) == warns and all(
+            "50 examples requested, the set has 7" in w for w in warned
+        )
 
 
 async def test_a_first_eval_of_which_everything_fails_pauses_the_run(temporal: Client) -> None:

@@ -409,7 +409,11 @@ def test_down_ends_a_supervisor_that_has_only_begun(
     else:
         stack.supervise()
     pid = supervisor_of(tmp_path)
-    assert pid is not None and psutil.Process(pid).cmdline() == command
+    assert pid is not None
+    # A process that has not begun its program yet has no command line.
+    while not (line := psutil.Process(pid).cmdline()):
+        time.sleep(0.01)
+    assert line == command
     stack.supervise(), "which leaves the first one alone"
     assert supervisor_of(tmp_path) == pid
     Stack(tmp_path).down()

@@ -320,7 +320,9 @@ async def test_gauges_are_paged_by_time(served: Served) -> None:
     page = (await served.http.get(f"{path}?after=1.5&limit=1")).json()
     assert [item["time"] for item in page["data"]] == [2.25, 2.25] and page["has_more"] is True
     assert (await served.http.get(f"{path}?after=3.25")).json()["data"] == []
-    for bad in ("after=-1", "after=nan", "limit=0", "role=nobody"):
+    for bad in ("after=-1", "after=nan"):
+        problem(await served.http.get(f"{path}?{bad}"), 404, "unknown-cursor")
+    for bad in ("limit=0", "role=nobody"):
         problem(await served.http.get(f"{path}?{bad}"), 422, "invalid-request")
     problem(await served.http.get("/v1/runs/nope/gauges"), 404, "unknown-run")
 
