@@ -75,7 +75,7 @@ def _known(route: APIRoute) -> list[str]:
 
 async def require_known_query(request: Request) -> None:
     """Raises 422 for a query parameter that the route does not know: a misspelled one would
-    otherwise be ignored silently. Whatever the query, that takes a few milliseconds.
+    otherwise be ignored silently. Takes a few milliseconds for any query.
     """
     title = "The request has invalid parameters"
     # Counted before they are parsed.

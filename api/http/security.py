@@ -29,7 +29,7 @@ MOST_STREAMS = 32
 MOST_OPEN_STREAMS = 512
 """Of an API without keys."""
 MOST_HEAD = 32 * 1024
-"""Bytes of a request's address and headers: whoever sends them needs no key."""
+"""Bytes of a request's address and headers, which are read before any key is checked."""
 HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -138,7 +138,7 @@ class Guard:
 
         state = scope.setdefault("state", {})
         try:
-            self._require_bounded(scope)
+            self._require_accepted(scope)
             headers = {name.lower(): value.decode("latin-1") for name, value in scope["headers"]}
             self._require_here(scope["method"], headers)
             if scope["path"].startswith(GUARDED) and self._keyring:
@@ -167,10 +167,12 @@ class Guard:
             self._streams[key] -= asks_stream
             self._streams += Counter()
 
-    def _require_bounded(self, scope: Scope) -> None:
-        """Raises 431 for a head that is too large, 503 on a connection too many."""
-        over = scope["state"].get("over")
-        if over == "head" or _head_of(scope) > MOST_HEAD:
+    def _require_accepted(self, scope: Scope) -> None:
+        """Raises 431 for a head that is too large, 503 on a connection too many, and 400 for a body
+        that was not read because the request asks for another protocol.
+        """
+        why = scope["state"].get("refuse")
+        if why == "head" or _head_of(scope) > MOST_HEAD:
             raise _refused(
                 431,
                 "head-too-large",
@@ -178,7 +180,16 @@ class Guard:
                 f"Address and headers of a request may have at most {MOST_HEAD} bytes together; "
                 "send fewer or shorter parameters, cookies and headers.",
             )
-        if over == "connections":
+        if why == "upgrade":
+            raise _refused(
+                400,
+                "upgrade-with-body",
+                "The request asks for another protocol",
+                "The API speaks HTTP/1.1 only and does not read the body of a request that has the "
+                "header Upgrade; send it without Upgrade (curl: --http1.1, Java's HttpClient: "
+                "version(HTTP_1_1)).",
+            )
+        if why == "connections":
             raise _refused(
                 503,
                 "too-many-connections",

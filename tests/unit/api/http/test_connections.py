@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from ratchet.api.app import create_app
@@ -22,10 +24,23 @@ from ratchet.api.schemas import keys as api_keys
 from tests.unit.api.http.test_security import AWAY, settings
 
 SOON_S = 20.0
+MIB = 1024 * 1024
 
 
 @asynccontextmanager
 async def serving(app: Any) -> AsyncIterator[int]:
+    """The port where an app is served."""
+    async with server_of(app) as server:
+        yield port_of(server)
+
+
+def port_of(server: uvicorn.Server) -> int:
+    port: int = server.servers[0].sockets[0].getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def server_of(app: Any) -> AsyncIterator[uvicorn.Server]:
     server = uvicorn.Server(
         uvicorn.Config(
             app,
@@ -39,7 +54,7 @@ async def serving(app: Any) -> AsyncIterator[int]:
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
+    yield server
     server.should_exit = True
     await task
 
@@ -75,8 +90,11 @@ async def test_half_sent_heads_are_closed_and_streams_are_not(
         assert nothing == [b"", b"", b""] and b"end" in stream_of
 
 
-async def asked(port: int, *sent: bytes) -> tuple[int, dict[str, Any]]:
-    """Status and body of the reply to what is sent."""
+async def asked(port: int, *sent: bytes, last: bool = False) -> tuple[int, dict[str, Any]]:
+    """Status and body of the reply to what is sent.
+
+    The `last` of a connection has to say so, and what is sent after it has to be read.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         for part in sent:
@@ -85,7 +103,13 @@ async def asked(port: int, *sent: bytes) -> tuple[int, dict[str, Any]]:
         async with asyncio.timeout(SOON_S):
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = int(head.partition("content-length: ")[2].split()[0])
-            return int(head.split()[1]), json.loads(await reader.readexactly(length))
+            body = json.loads(await reader.readexactly(length))
+            if last:
+                assert "connection: close" in head and await reader.read() == b""
+                # More than sockets buffer. It would fail if the server had closed.
+                writer.write(get() * (8 * MIB // len(get())))
+                await writer.drain()
+            return int(head.split()[1]), body
     finally:
         writer.close()
 
@@ -106,7 +130,6 @@ async def refusals(port: int, kind: str) -> float:
     return float(text.partition(f'ratchet_api_refused_total{{problem="{kind}"}} ')[2].split()[0])
 
 
-MIB = 1024 * 1024
 HEADS = {
     "a whole address": [get(f"/healthz?a={'x' * 40_000}")],
     "a whole address of 1 MiB": [get(f"/healthz?{'a=1&' * (MIB // 4)}")],
@@ -116,18 +139,59 @@ HEADS = {
     "headers without end": [get()[:-2], *[b"a: b\r\n" * 4000] * 3],
     "a header without end": [get()[:-2] + b"x: ", b"y" * MIB],
 }
+READ = ("a whole address", "whole headers")
+"""Those that are read to their end: their connections go on."""
 
 
 async def test_a_large_head_is_431(tmp_path: Path) -> None:
     async with serving(away(tmp_path)) as port:
         for name, head in HEADS.items():
-            status, problem = await asked(port, *head)
+            status, problem = await asked(port, *head, last=name not in READ)
             assert (status, problem["type"]) == (431, "urn:ratchet:problem:head-too-large"), name
         assert await refusals(port, "head-too-large") == len(HEADS)
         # What is not too large, in however many parts, is read.
         large = get(headers=f"x: {'y' * 30_000}\r\n")
         assert await asked(port, large) == await asked(port, *large.partition(b"yy"))
         assert (await asked(port, large))[0] == 200
+
+
+async def test_trailers_without_end_are_cut_off_and_few_are_dropped(tmp_path: Path) -> None:
+    chunked = b"POST /v1/nothing HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+    async with serving(away(tmp_path)) as port, asyncio.timeout(SOON_S):
+        for sent in (b"0\r\nx: ", b"0\r\n" + b"a: b\r\n" * 6000, b"1;x="):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(chunked + sent)
+            with pytest.raises(ConnectionError):
+                while True:
+                    writer.write(b"y" * 4096)
+                    await writer.drain()
+            writer.close()
+    async with serving(echo) as port:
+        # More of a body than of a head, in chunks with extensions, and trailers.
+        body = b"400;x=y\r\n" + b"z" * 1024 + b"\r\n"
+        sent = chunked + body * 200 + b"0\r\nhost: b\r\nx: y\r\n\r\n"
+        assert await asked(port, sent) == (200, {"bytes": 200 * 1024, "headers": 2})
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """How many bytes the body has, and how many headers the request."""
+    request = Request(scope, receive)
+    size = len(await request.body())
+    await JSONResponse({"bytes": size, "headers": len(request.headers)})(scope, receive, send)
+
+
+@pytest.mark.parametrize("body", ["content-length: 17", "transfer-encoding: chunked"])
+async def test_a_body_is_not_lost_to_an_upgrade(tmp_path: Path, body: str) -> None:
+    # As curl --http2 and Java's HttpClient send it.
+    upgrade = "connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+    start = f"POST /v1/runs/r/pause HTTP/1.1\r\nhost: localhost\r\n{upgrade}"
+    async with serving(away(tmp_path)) as port:
+        sent = f'{start}{body}\r\n\r\n{{"mode":"cancel"}}'.encode()
+        status, problem = await asked(port, sent, last=True)
+        assert (status, problem["type"]) == (400, "urn:ratchet:problem:upgrade-with-body")
+        # Nothing is lost without a body.
+        assert (await asked(port, get(headers=upgrade)))[0] == 200
+        assert (await asked(port, get(headers=f"{upgrade}content-length: 0\r\n")))[0] == 200
 
 
 QUERIES = {
@@ -156,10 +220,20 @@ async def test_connections_beyond_the_limit_are_refused_or_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "MOST_CONNECTIONS", 3)
-    async with serving(away(tmp_path)) as port, asyncio.timeout(SOON_S):
+    pool = httpx.AsyncClient(trust_env=False)
+    async with server_of(away(tmp_path)) as server, asyncio.timeout(SOON_S), pool:
+        port = port_of(server)
+
+        async def only(most: int) -> None:
+            while len(server.server_state.connections) > most:
+                await asyncio.sleep(0)
+
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-        status, problem = await asked(port, get())
+        status, problem = await asked(port, get(), last=True)
         assert (status, problem["type"]) == (503, "urn:ratchet:problem:too-many-connections")
+        address = f"http://127.0.0.1:{port}/healthz"
+        assert (await pool.get(address)).status_code == 503
+        await only(3)
         opened += [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
         # No answer, and at once.
         reader, one_more = await asyncio.open_connection("127.0.0.1", port)
@@ -171,8 +245,9 @@ async def test_connections_beyond_the_limit_are_refused_or_closed(
         for _, writer in [*opened, (reader, one_more)]:
             writer.close()
             await writer.wait_closed()
-        while (await asked(port, get()))[0] != 200:
-            await asyncio.sleep(0)
+        await only(0)
+        # A client that was refused has no more to do than to ask again.
+        assert (await pool.get(address)).status_code == 200
         assert await refusals(port, "too-many-connections") >= 1
 
 
