@@ -12,7 +12,7 @@ from typing import Any
 
 HIDDEN = "[hidden]"
 LONGEST = 20_000
-"""Characters of an error or a log line; the rest is cut, since time grows with the text."""
+"""Characters of an error or a log line; its middle is cut, since time grows with the text."""
 
 _NAMES = (
     r"(?:api[_-]?key|secret|passw(?:or)?d|passphrase"
@@ -26,10 +26,12 @@ _SAID = (
     # A placeholder for a secret in a config names a variable.
     r"|\{[ \t]*\\?[\"']?env_var\b)"
 )
-# In quotes up to the closing one, or else to the end of the line; without quotes up to a blank.
+# Without quotes up to a blank; where a known secret was, `configs.reference.HIDDEN` stands.
+_BARE = r"(?:\(not shown\)|[^\s\"',;&}])+"
+# In quotes up to the closing one, or else to the end of the line.
 _VALUE = (
     r"(?:[bru]{0,2}(?P<q>\\?[\"'])(?!\[hidden\])(?:(?!(?P=q))(?:\\.|[^\n\\]))+"
-    r"|(?!\\?[\"']|\[hidden\])[^\s\"',;&}]+)"
+    rf"|(?!\\?[\"']|\[hidden\]){_BARE})"
 )
 _QUOTE = r"\\?[\"']?"
 _IS = r"[ \t]*(?:[=:]=?>?)[ \t]*+"
@@ -45,7 +47,7 @@ _PATTERNS = (
     # Headers: in text, and as pairs in a list of them.
     _named(
         rf"\bauthorization{_QUOTE}{_IS}{_QUOTE}(?:(?:apikey|basic|bearer|digest|token)[ \t]+)?+",
-        rf"{_SAID}[^\s\"',;&}}]+",
+        rf"{_SAID}{_BARE}",
     ),
     _named(rf"\bcookie{_QUOTE}{_IS}{_QUOTE}", r"(?!\[hidden\])[^\n\"'}]+"),
     _named(rf"\(b?[\"'][\w-]{{0,40}}(?:{_NAMES}|-token|cookie|authorization)[\"'],[ \t]*"),
@@ -93,6 +95,7 @@ _SUSPECT = re.compile(
     r"|hf_|gh[oprsu]_|_pat|glpat|xox|npm_|akia|asia|aiza|eyj|_auth|_pass|_pwd",
     re.IGNORECASE,
 )
+_BREAK = re.compile(r"[\r\n]")
 
 
 def _hidden(result: re.Match[str]) -> str:
@@ -101,14 +104,27 @@ def _hidden(result: re.Match[str]) -> str:
     return f"{result['before']}{quote}{HIDDEN}"
 
 
-def redacted(text: str, limit: int = 1000) -> str:
+def redacted(text: str, limit: int | None = 1000) -> str:
     """`text` without keys, tokens and passwords as far as they can be recognized, cut at `limit`
-    characters; lone surrogates are replaced.
+    characters, if there is one; lone surrogates are replaced.
     """
     if _SUSPECT.search(text):
         for pattern in _PATTERNS:
             text = pattern.sub(_hidden, text)
     return text[:limit].encode("utf-8", "replace").decode()
+
+
+def whole_lines(text: str) -> str:
+    """The end of a longer text without the rest of the line that it begins in: half a secret may
+    not look like one. A progress bar rewrites its line, and so begins others.
+    """
+    return "".join(_BREAK.split(text, maxsplit=1)[1:])
+
+
+def redacted_end(text: str, limit: int) -> str:
+    """The last `limit` characters of `text` without secrets; only some more than these are read."""
+    read = 5 * limit
+    return redacted(text if len(text) <= read else whole_lines(text[-read:]), None)[-limit:]
 
 
 def redacted_all(value: Any, limit: int = 4000) -> Any:
@@ -123,8 +139,15 @@ def redacted_all(value: Any, limit: int = 4000) -> Any:
 
 
 def writable(text: str) -> str:
-    """An error or a line of a log as it may be written: redacted, at most LONGEST characters."""
-    return redacted(text[: 5 * LONGEST], LONGEST)
+    """An error or a line of a log as it may be written: redacted, at most LONGEST characters.
+
+    A longer one loses its middle: the last line of a traceback names the exception.
+    """
+    half, read = (LONGEST - 1) // 2, 5 * LONGEST // 2
+    if len(text) > 2 * read:
+        return f"{redacted(text[:read], half)}…{redacted(whole_lines(text[-read:]), None)[-half:]}"
+    text = redacted(text, None)
+    return text if len(text) <= LONGEST else f"{text[:half]}…{text[-half:]}"
 
 
 class RedactingFormatter(logging.Formatter):

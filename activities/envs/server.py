@@ -49,7 +49,8 @@ class _Masked(RedactingFormatter):
         return moment.replace("+00:00", "Z")
 
     def format(self, record: logging.LogRecord) -> str:
-        return loading.without(self._secrets, super().format(record))
+        # First what is known: a pattern may hide a part of it, and the rest would not be found.
+        return writable(loading.without(self._secrets, logging.Formatter.format(self, record)))
 
 
 def set_up_logs(own: Sequence[str], level: str, secrets: Sequence[str] = ()) -> None:

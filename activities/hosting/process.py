@@ -19,7 +19,7 @@ import uuid
 from pathlib import Path
 
 from ratchet.activities.contracts.logs import LOG_BYTES, PAST
-from ratchet.activities.contracts.redact import redacted
+from ratchet.activities.contracts.redact import redacted, whole_lines
 from ratchet.activities.hosting import keeper, reaper
 from ratchet.activities.hosting.spec import ServerSpec
 from ratchet.activities.runtime.children import child_env
@@ -148,15 +148,15 @@ class ServerProcess:
             await self.exited.wait()
 
     def log_tail(self, limit: int = 1200) -> str:
-        """The last `limit` characters that this epoch wrote to its log, without secrets."""
+        """The last `limit` characters that this epoch wrote to its log, without secrets; nothing of
+        a line that is many times as long.
+        """
         with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
-            begin = log.seek(max(self._log_start, end - 4 * limit))
+            begin = log.seek(max(self._log_start, end - 16 * limit))
             text = log.read().decode(errors="replace")
-            # Half a secret may not look like one: no line is cut before it is redacted.
-            cut, _, rest = text.partition("\n")
-            text = rest or cut if begin > self._log_start else text
-            return redacted(text, 4 * limit).strip()[-limit:]
+            text = whole_lines(text) if begin > self._log_start else text
+            return redacted(text, None).strip()[-limit:]
         return ""
 
     def trim_log(self, limit: int = LOG_BYTES) -> None:

@@ -33,19 +33,27 @@ RPC_TIMEOUT = timedelta(seconds=5)
 @dataclass
 class _Owner:
     """A workflow with `parts` activities here; `pending` is its next signal, `sent` what earlier
-    ones said of parts that still run. `enough` is set once the next one is worth sending.
+    ones said of parts that still run. `enough` is set while the next one is worth sending: it frees
+    the `wanted` permits of a part.
     """
 
     parts: int = 0
     pending: dict[str, int] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
     enough: asyncio.Event = field(default_factory=asyncio.Event)
+    wanted: int = 0
     sender: asyncio.Task[None] | None = None
 
     @property
     def freed(self) -> int:
         """Permits that the next signal would free."""
         return sum(count - self.sent.get(key, 0) for key, count in self.pending.items())
+
+    def drop(self, key: str) -> None:
+        """Takes a part that has ended out of the next signal."""
+        self.pending.pop(key, None)
+        if self.freed < self.wanted:
+            self.enough.clear()
 
 
 class Releases:
@@ -66,11 +74,12 @@ class Releases:
 
         def ended(count: int) -> None:
             if count >= size:
-                owner.pending.pop(key, None)
+                owner.drop(key)
             elif count > 0:
                 # An abandoned attempt may still run in this process and count fewer.
                 owner.pending[key] = max(count, owner.pending.get(key, 0))
                 if owner.freed >= size:
+                    owner.wanted = size
                     owner.enough.set()
                 if owner.sender is None or owner.sender.done():
                     owner.sender = asyncio.create_task(self._send(workflow_id, owner))
@@ -78,7 +87,7 @@ class Releases:
         try:
             yield ended
         finally:
-            owner.pending.pop(key, None)
+            owner.drop(key)
             owner.sent.pop(key, None)
             owner.parts -= 1
             if owner.parts == 0:

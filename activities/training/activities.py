@@ -28,6 +28,7 @@ from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.checks import CheckInput, CheckResult, without_secrets
+from ratchet.activities.contracts.redact import redacted_end
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.training import (
     CheckpointResult,
@@ -207,7 +208,7 @@ class TrainerActivities:
         if problem:
             raise final(names.BAD_INPUT, problem)
         if code != 0:
-            tail = errors.read_text(errors="replace")[-OUTPUT_TAIL:]
+            tail = redacted_end(errors.read_text(errors="replace"), OUTPUT_TAIL)
             raise RuntimeError(f"preparing {config.model.name!r} ended with code {code}:\n{tail}")
 
     # -- steps ------------------------------------------------------------------------------

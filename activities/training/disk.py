@@ -124,6 +124,7 @@ def _remedies(shape: Shape, config: RunConfig) -> dict[str, int]:
         },
         'inference.dtype = "bfloat16"': {"inference": {"dtype": "bfloat16"}},
         "retention.rollouts = 1": {"retention": {"rollouts": 1}},
+        'retention.batches = "checkpoint"': {"retention": {"batches": "checkpoint"}},
     }
     all_of_them: dict[str, dict[str, Any]] = {}
     for changes in fewest.values():

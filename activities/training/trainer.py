@@ -117,6 +117,7 @@ class Trainer:
         self._packing = False
         self._cost = TOKENS
         self._peak: float | None = None
+        self._shape: Shape | None = None
         self._head: Head | None = None
         self._config: RunConfig | None = None
         self._input: dict[str, Any] = {}
@@ -192,6 +193,7 @@ class Trainer:
                 "all logits of a micro-batch are held at once, since the model scales or caps "
                 "them, or its head is adapted or trained whole with an adapter"
             )
+        self._shape = Shape.read(self._model.config.to_dict())
         self._peak = None
         if self._device == "cuda":
             self._peak = peak(torch.cuda.get_device_name())
@@ -471,11 +473,10 @@ class Trainer:
 
     def _utilization(self, totals: Totals, seconds: float) -> dict[str, float]:
         """The share of the ranks' peak that the model's FLOPs are; none if either is unknown."""
-        shape = Shape.read(self._model.config.to_dict())
-        if self._peak is None or shape is None:
+        if self._peak is None or self._shape is None:
             return {}
         work = int(totals.sums["computed"]), int(totals.sums["squares"])
-        flops = model_flops(shape, *work, frozen=self._adapter is not None)
+        flops = model_flops(self._shape, *work, frozen=self._adapter is not None)
         return {"perf/mfu": flops / seconds / (self._peak * self._ranks.count)}
 
     @contextlib.contextmanager

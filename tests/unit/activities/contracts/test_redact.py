@@ -16,6 +16,7 @@ from ratchet.activities.contracts.redact import (
     log_without_secrets,
     redacted,
     redacted_all,
+    redacted_end,
     writable,
 )
 from tests import ROOT
@@ -51,6 +52,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
         ("['run', '--token', 'hunter2']", f"['run', '--token', '{HIDDEN}']"),
         ("redis://:p@ss@host/0", f"redis://:{HIDDEN}@host/0"),
         ("https://0123456789abcdef0123@host/", f"https://{HIDDEN}@host/"),
+        ("password=(not shown)ab, at x", f"password={HIDDEN}, at x"),
+        ("Authorization: Bearer (not shown)", f"Authorization: Bearer {HIDDEN}"),
         ("AccountKey=abc/d==;x=1", f"AccountKey={HIDDEN};x=1"),
         (
             "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
@@ -248,3 +251,29 @@ def test_no_process_sets_its_log_up_in_another_way() -> None:
 def test_a_text_without_end_is_cut_and_takes_no_longer() -> None:
     text = writable("password=hunter2 " * 10**6)
     assert len(text) <= LONGEST and "hunter2" not in text
+
+
+@pytest.mark.parametrize("lines", [2_000, 20_000])
+def test_a_long_traceback_keeps_its_beginning_and_the_error_it_ends_with(lines: int) -> None:
+    frame = '  File "x.py", line 1\n'
+    last = "RuntimeError: password=hunter2"
+    text = writable(f"Traceback:\n{frame * lines}{last}")
+    assert len(text) <= LONGEST and "…" in text
+    assert text.startswith("Traceback:\n") and text.endswith(f"\nRuntimeError: password={HIDDEN}")
+
+
+def test_a_text_that_only_secrets_make_long_is_kept_whole() -> None:
+    text = "password=hunter2hunter2\n" * 1000
+    assert len(text) > LONGEST
+    assert writable(text) == f"password={HIDDEN}\n" * 1000
+
+
+def test_the_end_of_a_text_begins_in_no_secret() -> None:
+    for size in range(50, 85):
+        text = f"{'x' * 300}\npassword={'hunter2' * 9}\r{'y' * size}\nlast words"
+        end = redacted_end(text, 20)
+        assert end == f"{'y' * 9}\nlast words"
+        assert "hunter2" not in redacted_end(text, 40) and "hunter2" not in redacted_end(text, 30)
+    # A mark may be longer than what it hides: the newest characters stay.
+    assert redacted_end("key=1; password=1\n" * 4 + "last words", 90).endswith("\nlast words")
+    assert redacted_end("hunter2" * 99, 20) == "", "perhaps all of it is a secret"

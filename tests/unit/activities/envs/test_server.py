@@ -200,9 +200,10 @@ def test_a_line_shows_no_secret_of_the_arguments(capsys: pytest.CaptureFixture[s
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
     try:
-        set_up_logs(["my_env"], "debug", ["sk-hunter2"])
+        set_up_logs(["my_env"], "debug", ["sk-hunter2", "p,w0rd"])
         logging.getLogger("my_env.parts").debug("key sk-hunter2!")
         logging.getLogger("my_env").info("asks with OPENAI_API_KEY=abc")
+        logging.getLogger("my_env").info("logs in with password=p,w0rd, user=me")
         logging.getLogger("other").info("nothing")
     finally:
         logging.getLogger("my_env").setLevel(logging.NOTSET)
@@ -212,4 +213,5 @@ def test_a_line_shows_no_secret_of_the_arguments(capsys: pytest.CaptureFixture[s
     assert said == [
         "DEBUG my_env.parts: key (not shown)!",
         "INFO my_env: asks with OPENAI_API_KEY=[hidden]",
+        "INFO my_env: logs in with password=[hidden], user=me",
     ]

@@ -91,6 +91,17 @@ async def test_exit_code_and_last_words(tmp_path: Path, tag: str) -> None:
     assert again.log_tail().startswith("cannot start /no/such/program")
 
 
+async def test_last_words_begin_in_no_secret_and_end_with_the_newest(tmp_path: Path) -> None:
+    process = _process(_spec(tmp_path, "unused"), tmp_path)
+    process.log.parent.mkdir(parents=True)
+    process.log.write_text(f"password={'hunter2' * 99}")
+    assert process.log_tail(20) == ""
+    process.log.write_text(f"password={'hunter2' * 40}\n{'y' * 200}\nlast words")
+    assert process.log_tail(20) == f"{'y' * 9}\nlast words"
+    process.log.write_text("password=1\n" * 40 + "last words")
+    assert process.log_tail(40).endswith("\nlast words"), "marks are longer than what they hide"
+
+
 TALKER = """
 import sys
 for line in sys.stdin: pass

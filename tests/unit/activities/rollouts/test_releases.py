@@ -125,6 +125,35 @@ async def test_what_another_part_could_begin_with_waits_for_no_more(
         assert not room._owners[DISPATCH].enough.is_set(), "2 more are too few"
 
 
+async def test_what_a_part_that_went_had_freed_hurries_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(releases, "LINGER_S", 3600.0)
+    server = Server()
+    server.answers.clear()
+    room = server.releases()
+    with room.part(DISPATCH, "train/0/0", 4) as stays:
+        owner = room._owners[DISPATCH]
+        with room.part(DISPATCH, "train/1/0", 3) as goes:
+            stays(1)
+            goes(2)
+            assert owner.enough.is_set()
+            goes(3)
+            assert not owner.enough.is_set(), "what it frees is reported with its result"
+        with room.part(DISPATCH, "train/2/0", 4) as goes:
+            goes(3)
+            await until(lambda: server.in_flight == 1)
+            stays(2)
+            with room.part(DISPATCH, "train/3/0", 2) as other:
+                other(1)
+                assert owner.enough.is_set()
+            assert not owner.enough.is_set(), "also if its activity has failed"
+            stays(3)
+            goes(3)
+            stays(4)
+            assert not owner.enough.is_set()
+
+
 async def test_one_signal_is_in_flight_at_a_time() -> None:
     server = Server()
     server.answers.clear()

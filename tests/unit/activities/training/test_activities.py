@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from ratchet.activities.storage import configs, keys
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.storage.retention import expendable
 from ratchet.activities.storage.token_logprobs import decode_token_logprobs
+from ratchet.activities.training import activities
 from ratchet.activities.training.activities import TrainerActivities
 from ratchet.activities.training.disk import checkpoint_bytes
 from ratchet.activities.training.model import export
@@ -138,6 +140,19 @@ async def test_model_that_does_not_load_is_the_users_error(tmp_path: Path) -> No
     with pytest.raises(ApplicationError, match="cannot be loaded") as caught:
         await run(TrainerActivities(ctx).prepare_policy, PreparePolicyInput(RUN))
     assert caught.value.type == names.BAD_INPUT and caught.value.non_retryable
+
+
+async def test_what_preparing_says_when_it_dies_holds_no_part_of_a_secret(
+    tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = f"password={'hunter2' * 300}\n{'y' * 1900}\nlast words"
+    dies = [sys.executable, "-c", f"import sys; sys.stderr.write({said!r}); sys.exit(3)"]
+    monkeypatch.setattr(activities, "module_command", lambda module: dies)
+    acts = TrainerActivities(context(tmp_path, policy))
+    config = read_config({**CONFIG, "model": {"name": str(policy)}})
+    with pytest.raises(RuntimeError, match="ended with code 3") as caught:
+        await acts._prepare(config, tmp_path, tmp_path / "out")
+    assert "hunter2" not in str(caught.value) and str(caught.value).endswith("y\nlast words")
 
 
 async def test_a_model_without_a_template_cannot_be_evaluated_by_chat(

@@ -91,6 +91,20 @@ def test_rollouts_that_fill_a_disk_are_refused_with_the_key_that_helps() -> None
     assert text is not None and "set retention.rollouts = 1 (" in text
 
 
+def test_batches_that_fill_a_disk_are_refused_with_the_key_that_helps() -> None:
+    tiny = Shape(layers=2, hidden=64, heads=64, kv_heads=64, inner=128, vocab=128)
+    run = run_of(
+        {
+            "train": {"batch_size": 1024},
+            "trainer": {"seq_len": 32768, "micro_batch_tokens": 32768},
+            "checkpoint": {"interval": 5, "keep_last": 2},
+            "retention": {"batches": "all", "rollouts": 1},
+        }
+    )
+    text = problem(tiny, run, free=25 * GIB, where="/store")
+    assert text is not None and 'set retention.batches = "checkpoint" (' in text
+
+
 def test_a_run_that_keeps_all_is_counted_for_its_first_steps() -> None:
     all_of_it = {"retention": {"weights": "all"}, "checkpoint": {"keep_every": 1}}
     parts = disk_parts(LARGE, run_of(all_of_it))

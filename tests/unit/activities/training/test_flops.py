@@ -70,12 +70,14 @@ def test_a_step_reports_it_on_a_known_device(
     trainer = Trainer()
     document = {**CONFIG, "trainer": {**CONFIG["trainer"], "lora": lora}}
     trainer.load(policy, document, checkpoint=False)
+    shape = Shape.read(trainer._model.config.to_dict())
+    assert shape is not None
+    # The model is the same at each step.
+    monkeypatch.delattr(Shape, "read")
     metrics = trainer.train(1, encode_batch(make_batch(1)), tmp_path / "1")
     assert "perf/mfu" not in metrics, "nobody knows the peak of a CPU"
     monkeypatch.setattr(trainer, "_peak", 1e9)
     metrics = trainer.train(2, encode_batch(make_batch(2)), tmp_path / "2")
-    shape = Shape.read(trainer._model.config.to_dict())
-    assert shape is not None
     lengths = [len(sample.token_ids) for sample in make_batch(2)]
     flops = model_flops(shape, sum(lengths), sum(n * n for n in lengths), frozen=lora is not None)
     assert metrics["perf/mfu"] == pytest.approx(flops / metrics["seconds_train"] / 1e9)
