@@ -17,8 +17,7 @@ const spelled = (value) => (Array.isArray(value) ? value.map(spelled) : value ==
 
 /** A config as TOML: the values of a section, then the sections in it; no value that is the default is written as none. */
 function tomlOf(data, known, above = [], generic = []) {
-	const byDefault = (leaf) => leaf && (leaf.default ?? null) === null;
-	const entries = Object.entries(data).filter(([key, value]) => value !== null || !byDefault(known.get([...generic, key].join("."))));
+	const entries = Object.entries(data).filter(([key, value]) => value !== null || known.get([...generic, key].join("."))?.default !== null);
 	const inner = (value) => value !== null && typeof value === "object" && (!Array.isArray(value) || typeof value[0] === "object");
 	const name = (path) => path.map((part) => (/^[\w-]+$/.test(part) ? part : JSON.stringify(part))).join(".");
 	const sections = entries.filter(([, value]) => inner(value)).flatMap(([key, value]) => {
