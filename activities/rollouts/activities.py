@@ -103,7 +103,7 @@ class RolloutActivities:
     @activity.defn(name=names.RUN_ROLLOUTS)
     async def run_rollouts(self, input: RunRolloutsInput) -> RunRolloutsResult:
         """Runs the group's rollouts at once, committing each as it ends, and then finalizes the
-        group if that is asked for.
+        group if the input says so.
 
         Raises ApplicationError ENV_LOST when the env server is gone, as soon as completed rollouts
         are stored; ENGINE_LOST when the others have ended if the engine ended one; BAD_INPUT if the

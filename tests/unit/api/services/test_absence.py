@@ -20,7 +20,7 @@ async def test_a_missing_worker_is_one_event_however_many_look(served: Served) -
     await served.until(run, status="running")
     sample = {"time": 1000.0, "event_loop_lag": {"mean": 0.0, "max": 0.0, "p99": 0.0}}
     Series(run, "trainer-host-1").add(sample).write(served.store)
-    # Two API processes, one of which is started anew.
+    # Two API processes, one of which restarts.
     apps = [create_app(served.settings, connection(served.env)) for _ in range(3)]
     looks = [Absences(app.state.services) for app in apps]
     await looks[0].look()
