@@ -168,10 +168,10 @@ class TrainingRun:
     # -- signals and queries ----------------------------------------------------------------
 
     def hear(self, verb: Verb, value: Any) -> None:
-        """Receives a public signal with any payload; notes what in it was ignored."""
+        """Receives a public signal with any payload; warns of what in it was ignored."""
         body, warning = verb.heard(value)
         if warning:
-            self._log.note(f"{verb.signal}: {warning}")
+            self._log.warn(f"{verb.signal}: {warning}")
         self._acts[verb.name](body)
 
     def _stop(self, body: ReasonBody) -> None:
@@ -187,7 +187,7 @@ class TrainingRun:
         if self._config.trains:
             self._pausing.on_checkpoint()
         else:
-            self._log.note("checkpoint: ignored, since an evaluation trains nothing")
+            self._log.warn("checkpoint: ignored, since an evaluation trains nothing")
 
     def _eval(self, body: EvalBody) -> None:
         self._evals.on_trigger(body.envs)
@@ -195,12 +195,12 @@ class TrainingRun:
 
     @workflow.signal(dynamic=True)
     def other_signal(self, name: str, args: Sequence[RawValue]) -> None:
-        """Public signals under other spellings; anything else is logged and ignored."""
+        """Public signals under other spellings; anything else is ignored with a warning."""
         verb = verb_of(name)
         if verb and verb.signal:
             self.hear(verb, args[0].payload.data if args else None)
         else:
-            self._log.note(f"unknown signal {name!r} was ignored")
+            self._log.warn(f"unknown signal {name!r} was ignored")
 
     @workflow.update(name=CHANGE_CONFIG)
     def change_config(self, patch: dict[str, Any]) -> dict[str, Any]:

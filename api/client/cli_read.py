@@ -87,7 +87,11 @@ def show(run_id: RunId, as_json_: Json = False) -> None:
         run = client.runs.retrieve(run_id)
         # A run can be shown while its health cannot be judged.
         judged = None if as_json_ else health_of(client, run_id)
-        show_one(run, lambda run: printing.run_table(run, judged), as_json_=as_json_)
+        show_one(
+            run,
+            lambda run: printing.run_table(run, client.address, judged),
+            as_json_=as_json_,
+        )
 
 
 def health(run_id: RunId, as_json_: Json = False) -> None:
@@ -95,7 +99,9 @@ def health(run_id: RunId, as_json_: Json = False) -> None:
     with asking(as_json_) as client:
         shown = client.runs.health(run_id)
         show_one(
-            shown, lambda it: printing.pairs_table(printing.health_rows(it)), as_json_=as_json_
+            shown,
+            lambda it: printing.pairs_table(printing.health_rows(it, client.address)),
+            as_json_=as_json_,
         )
 
 

@@ -228,8 +228,16 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.0f} %"
 
 
-def health_rows(health: RunHealth) -> list[tuple[str, RenderableType | None]]:
-    """A run's health: the verdict, the figures, and what to do about each finding."""
+def _guide(address: str, help_: str) -> str:
+    """Where the API at `address` serves the section of the docs that a finding names."""
+    page, _, section = help_.removeprefix("docs/").partition("#")
+    return f"{address}/dashboard/help/{page.removesuffix('.md')}.html#{section}"
+
+
+def health_rows(health: RunHealth, address: str) -> list[tuple[str, RenderableType | None]]:
+    """A run's health: the verdict, the figures, and what to do about each finding, with the page of
+    the API at `address` that says more.
+    """
     style = HEALTH_STYLES.get(health.verdict, "")
     pace, left = health.seconds_per_step, health.seconds_left
     stale = health.worst_staleness
@@ -242,7 +250,7 @@ def health_rows(health: RunHealth) -> list[tuple[str, RenderableType | None]]:
         ("", health.waits or ""),
     )
     found: list[tuple[str, RenderableType | None]] = [
-        ("do" if i == 0 else "", clean(f"{item.title}: {item.advice} ({item.help})"))
+        ("do" if i == 0 else "", clean(f"{item.title}: {item.advice} {_guide(address, item.help)}"))
         for i, item in enumerate(health.findings)
     ]
     return [
@@ -252,13 +260,13 @@ def health_rows(health: RunHealth) -> list[tuple[str, RenderableType | None]]:
     ]
 
 
-def run_table(run: Run, health: RunHealth | None = None) -> Table:
-    """One run in full, headed by its health."""
+def run_table(run: Run, address: str, health: RunHealth | None = None) -> Table:
+    """One run of the API at `address` in full, headed by its health."""
     lineage = run.lineage
     servers = ", ".join(f"{role} {count}" for role, count in run.restarts.items() if count)
     return pairs_table(
         [
-            *(health_rows(health) if health is not None else ()),
+            *(health_rows(health, address) if health is not None else ()),
             ("id", run.id),
             ("status", run.status),
             ("waits for", waits_line(run)),

@@ -41,9 +41,10 @@ QUIET = frozenset({"run.waiting", "work.done"})
 
 @dataclass
 class View:
-    """What is known about the watched run; `rewards` are by step, ascending."""
+    """What is known about a run, watched at `address`; `rewards` are by step, ascending."""
 
     run: Run
+    address: str
     rewards: dict[int, float] = field(default_factory=dict)
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=SHOWN_EVENTS))
     trouble: str = ""
@@ -70,7 +71,7 @@ class View:
         if run.kind == "train":
             rows.append(("steps", self._bar(width)))
         if self.health is not None:
-            rows += printing.health_rows(self.health)
+            rows += printing.health_rows(self.health, self.address)
         if self.rewards:
             values = [*self.rewards.values()]
             line = printing.sparkline(values, max(width - 32, 8))
@@ -179,7 +180,7 @@ class Watch:
         self._until = until
         self._news: queue.SimpleQueue[Event | str | RatchetError | None] = queue.SimpleQueue()
         """Events; why nothing arrives, '' once something does; an error, or None, at the end."""
-        self._view = View(run)
+        self._view = View(run, client.address)
         self._live = out.is_terminal and not lines_of_json
         self._after = None if from_start else LATEST
         self._renewed = time.monotonic()

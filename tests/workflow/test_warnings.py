@@ -3,7 +3,7 @@
 import pytest
 from temporalio.client import Client
 
-from tests.workflow.running import start, world_of
+from tests.workflow.running import start, until, world_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
@@ -29,3 +29,19 @@ async def test_an_eval_says_what_it_was_made_of(temporal: Client) -> None:
         assert told["epoch"].startswith("2-") and told["epoch"].endswith("/reverse-text")
         assert told["rollouts"] > 0 and len(told["versions"]) == 2
         assert told["versions"][1] == told["version"]
+
+
+async def test_what_is_ignored_in_a_signal_is_warned_of(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=1000, eval={})
+        await until(lambda: len(world.trained) >= 1)
+        await handle.signal("sotp", "now")
+        await handle.signal("trigger_eval", ["other"])
+        await handle.signal("trigger_eval", 7)
+        await handle.signal("stop", "enough")
+        warnings = (await handle.result())["warnings"]
+        assert warnings == [
+            "unknown signal 'sotp' was ignored",
+            "trigger_eval: no eval env other",
+            "trigger_eval: '7' names no env; all are evaluated",
+        ]

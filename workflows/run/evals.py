@@ -68,10 +68,10 @@ class Evals:
         part = self._part
         known = [env.name for env in self._config.eval.env]
         if unknown := [env for env in named if env not in known]:
-            self._log.note(f"trigger_eval: no eval env {', '.join(unknown)}")
+            self._log.warn(f"trigger_eval: no eval env {', '.join(unknown)}")
         envs = [env for env in known if env in named] if named else known
         if self._state.requests.stop:
-            self._log.note("trigger_eval: ignored, since the run is ending")
+            self._log.warn("trigger_eval: ignored, since the run is ending")
             return
         if self._state.steps.version < 0:
             self._log.note("trigger_eval: kept until the run has a version to evaluate")
@@ -80,7 +80,7 @@ class Evals:
         pending = [progress.epoch.env for progress in part.open]
         full = [env for env in envs if pending.count(env) >= MAX_PENDING_EVALS]
         if full:
-            self._log.note(f"trigger_eval: {', '.join(full)} ignored: already queued")
+            self._log.warn(f"trigger_eval: {', '.join(full)} ignored: already queued")
         self._open([env for env in envs if env not in full])
 
     def open_again(self) -> None:

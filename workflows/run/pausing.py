@@ -58,7 +58,7 @@ class Pausing:
     def on_pause(self, mode: Literal["drain", "cancel"], reason: str) -> None:
         """The run should pause, unless it is ending."""
         if self._part.stop or self._state.lifecycle.status in OVER:
-            self._log.note("pause: ignored, since the run is ending")
+            self._log.warn("pause: ignored, since the run is ending")
         elif self._part.pause != "cancel":
             self._part.pause, self._part.pause_reason = mode, reason
             self._news.wake()

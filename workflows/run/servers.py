@@ -71,7 +71,7 @@ class Servers:
             if not await is_running(workflow_id, self._arg.queues):
                 return
             await workflow.sleep(seconds, summary=f"{workflow_id} to end")
-        self._log.note(f"{workflow_id} does not end; its server may still use its device")
+        self._log.warn(f"{workflow_id} does not end; its server may still use its device")
 
     async def signal(self, workflow_id: str, name: str, *args: Any) -> bool:
         """Signals another workflow of this run; False if that has already ended."""

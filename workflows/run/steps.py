@@ -307,7 +307,7 @@ class Steps:
         await self._sweep_before_push(step)
         # It may have been pushed before the run paused.
         if self._pushes.offer(step, trained.result.weights):
-            self._log.note(OTHER_BITS.format(step))
+            self._log.warn(OTHER_BITS.format(step))
         idle = await self._until_synced(step)
         part.shipped.pop(0)
         self._shipped_at.pop(step, None)

@@ -158,7 +158,7 @@ class Trainer:
             trained = await self._train_once(batch, host)
             newest = batch.step == self._state.servers.target_version
             if newest and self._pushes.offer(batch.step, trained.weights):
-                self._log.note(OTHER_BITS.format(batch.step))
+                self._log.warn(OTHER_BITS.format(batch.step))
 
     async def _load(self, host: HostState) -> LoadTrainerResult:
         checkpoint = self._part.checkpoint

@@ -143,7 +143,7 @@ def test_nothing_that_is_printed_steers_a_terminal() -> None:
 
 
 def test_a_watched_run_is_drawn_in_a_few_lines() -> None:
-    view = View(Run.model_validate(RUN_EXAMPLE), {9: 0.1, 10: 0.2, 11: 0.3})
+    view = View(Run.model_validate(RUN_EXAMPLE), "http://h", {9: 0.1, 10: 0.2, 11: 0.3})
     for step, reward in ((12, 0.4), (13, 0.5), (12, 0.3)):
         data = {"step": step, "reward": reward}
         view.take(

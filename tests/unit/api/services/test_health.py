@@ -53,7 +53,8 @@ def test_what_is_the_matter_comes_with_what_to_do() -> None:
         "16 of 16 rollouts of the eval of reverse failed: TaskError: no"
     )
     assert health.findings[0].help == "docs/reading-a-run.md#no-worker"
-    rows = dict(printing.health_rows(health))
+    rows = dict(printing.health_rows(health, "http://h"))
+    assert str(rows["do"]).endswith(" http://h/dashboard/help/reading-a-run.html#no-worker")
     assert str(rows["health"]) == "attention: no worker polls for trainer, and 2 more"
     assert rows["lately"] == (
         "5 s a step, 2 min 30 s left, errors 10 %, the trainer waits for rollouts 60 % of the time"
