@@ -21,6 +21,8 @@ ON_312 := $(shell $(PYTHON) -c 'import sys; print("-312" * (sys.version_info[:2]
 LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
 GPU_PYTHON ?= $(if $(KIT),python3,$(BIN)/python)
 REDOCLY := $(VENV)/redocly
+# Hundreds of processes import the same modules; compiled anew by each, they take half of all tests' CPU.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status env images pin-images docs reference pictures lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers bench-rollouts replay
 

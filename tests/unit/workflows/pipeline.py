@@ -42,6 +42,9 @@ class Log:
     def note(self, text: str) -> None:
         """Forgets it."""
 
+    def warn(self, text: str) -> None:
+        """Forgets it, too."""
+
     def in_background(self, work: Any) -> None:
         """Side work is not carried out."""
         work.close()
