@@ -1,10 +1,9 @@
-"""Writes a taskset's task data as JSON lines.
+"""Writes the task data of tasksets as JSON lines.
 
-`python -m ratchet.activities.envs.dump < request.json` runs an environment's code in a separate
-process. The request has 'id', 'args', 'kind', 'count' and 'out'; at most `count` tasks are written,
-in the taskset's order. If that fails, it ends with one line of explanation: with code UNREACHABLE
-if a disk or a connection failed, which can be fixed outside, and with code BROKEN if the
-environment itself did.
+`python -m ratchet.activities.envs.dump < requests.json` runs code of environments in a separate
+process. It reads a list of requests with 'id', 'args', 'kind', 'count' and 'out'; at most `count`
+tasks are written to 'out', in the taskset's order. A request that fails leaves a `Refusal` at
+`refusal_of(out)` instead, and does not keep the process from the next one.
 """
 
 import contextlib
@@ -12,16 +11,30 @@ import itertools
 import json
 import os
 import sys
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ratchet.activities.envs import loading
 from ratchet.activities.runtime.children import end_with_parent
 from ratchet.activities.storage.store import remedy
 
-BROKEN = 2
-UNREACHABLE = 3
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a taskset does not load: `unreachable` if a disk or a connection failed, which can be
+    fixed outside; else the environment itself did.
+    """
+
+    reason: str
+    unreachable: bool
 
 
-def refusal(error: BaseException | None) -> OSError | None:
+def refusal_of(out: str) -> str:
+    """Where the refusal of a request that writes to `out` is."""
+    return f"{out}.refused"
+
+
+def cause_of(error: BaseException | None) -> OSError | None:
     """The error of the operating system or a connection that `error` is or was raised from.
 
     Dataset libraries wrap such errors, and connection libraries raise types of their own.
@@ -31,10 +44,8 @@ def refusal(error: BaseException | None) -> OSError | None:
     return error
 
 
-def main() -> None:
+def write(request: dict[str, Any]) -> Refusal | None:
     """Writes to a temporary name first, so that a half-written file is never read."""
-    end_with_parent()
-    request = json.load(sys.stdin)
     part = f"{request['out']}.part-{os.getpid()}"
     secrets: list[str] = []
     try:
@@ -49,13 +60,23 @@ def main() -> None:
             os.unlink(part)
         # The environment is the user's code: its errors are for the user to read.
         reason = f"taskset {request['id']!r} does not load: {type(error).__name__}: {error}"
-        cause = refusal(error)
+        cause = cause_of(error)
         if cause is not None and cause is not error:
             reason += f" ({type(cause).__name__}: {cause})"
         if cause is not None:
             reason += f"; {remedy(cause)}"
-        print(" ".join(loading.without(secrets, reason).split()), file=sys.stderr)
-        sys.exit(BROKEN if cause is None else UNREACHABLE)
+        text = " ".join(loading.without(secrets, reason).split())
+        return Refusal(text, unreachable=cause is not None)
+    return None
+
+
+def main() -> None:
+    """Carries out every request."""
+    end_with_parent()
+    for request in json.load(sys.stdin):
+        if (refused := write(request)) is not None:
+            with open(refusal_of(request["out"]), "w", encoding="utf-8") as file:
+                json.dump(asdict(refused), file)
 
 
 if __name__ == "__main__":

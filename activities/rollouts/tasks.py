@@ -1,8 +1,8 @@
 """Task data of a run's environments, by index.
 
 The environment's code runs in a separate process (`ratchet.activities.envs.dump`), which writes the
-tasks to a scratch file; a worker only ever reads plain JSON. Loaded once per worker and
-(run, kind, env).
+tasks to scratch files; a worker only ever reads plain JSON. Loaded once per worker and run, in one
+process for all envs of an import path.
 """
 
 import asyncio
@@ -23,11 +23,15 @@ from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.configs.env import EnvConfig
+from ratchet.configs.run import RunConfig
 
 HEADROOM = 256
 """An endless or huge taskset is read this far at first, and then twice as far as requested."""
 WHOLE = 20_000
 """A taskset is read whole up to here."""
+
+_Key = tuple[str, Kind, str]
+"""Run, kind and name of an env."""
 
 
 @dataclass
@@ -47,14 +51,18 @@ class _Loaded:
         """The task of an index."""
         return self.data[self.starts[index] : self.starts[index + 1]]
 
+    def reaches(self, index: int) -> bool:
+        """Whether reading more of the taskset would not show another task `index`."""
+        return index < len(self) or self.complete
+
 
 class TaskLibrary:
     """Hands out task data; one for each worker process."""
 
     def __init__(self, ctx: WorkerContext) -> None:
         self.ctx = ctx
-        self._loaded: dict[tuple[str, Kind, str], _Loaded] = {}
-        self._locks: dict[tuple[str, Kind, str], asyncio.Lock] = {}
+        self._loaded: dict[_Key, _Loaded] = {}
+        self._locks: dict[tuple[str, str | None], asyncio.Lock] = {}
 
     async def task(self, run_id: str, kind: Kind, name: str, index: int) -> dict[str, Any]:
         """Data of task `index`, as an env server takes it.
@@ -63,12 +71,15 @@ class TaskLibrary:
         StoreUnavailable if what it is read from cannot be reached, such as a disk or a hub.
         """
         key = (run_id, kind, name)
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            result = self._loaded.get(key)
-            if result is None or (index >= len(result) and not result.complete):
-                env = self.ctx.config(run_id).env(name, kind)
-                count = WHOLE if index < WHOLE else 2 * index + HEADROOM
-                result = self._loaded[key] = await self._load(run_id, kind, env, count)
+        result = self._loaded.get(key)
+        if result is None or not result.reaches(index):
+            config = self.ctx.config(run_id)
+            path = config.env(name, kind).path
+            async with self._locks.setdefault((run_id, path), asyncio.Lock()):
+                result = self._loaded.get(key)
+                if result is None or not result.reaches(index):
+                    await self._load(config, key, WHOLE if index < WHOLE else 2 * index + HEADROOM)
+                    result = self._loaded[key]
         if index >= len(result):
             raise final(
                 names.BAD_INPUT,
@@ -78,16 +89,28 @@ class TaskLibrary:
         data: dict[str, Any] = json.loads(result.line(index))
         return data
 
-    async def _load(self, run_id: str, kind: Kind, env: EnvConfig, count: int) -> _Loaded:
+    async def _load(self, config: RunConfig, key: _Key, count: int) -> None:
+        """Reads the first `count` tasks of an env, and with them those of its neighbours that were
+        not read yet: what takes time is to import the environment.
+        """
+        run_id, kind, name = key
+        env = config.env(name, kind)
         scratch = self.ctx.scratch(f"tasks-{run_id}")
-        out = scratch / f"{kind}-{env.name}-{count}-{os.getpid()}.jsonl"
-        request = {
-            "id": env.id,
-            "args": env.args,
-            "kind": kind,
-            "count": count,
-            "out": str(out),
+        wanted = {key: count, **{other: WHOLE for other in self._neighbours(config, key)}}
+        outs = {
+            it: str(scratch / f"{it[1]}-{it[2]}-{count}-{os.getpid()}.jsonl")
+            for it, count in wanted.items()
         }
+        requests = [
+            {
+                "id": (of := config.env(it[2], it[1])).id,
+                "args": of.args,
+                "kind": it[1],
+                "count": count,
+                "out": outs[it],
+            }
+            for it, count in wanted.items()
+        ]
         process = await asyncio.create_subprocess_exec(
             *module_command("ratchet.activities.envs.dump"),
             cwd=scratch,
@@ -96,10 +119,10 @@ class TaskLibrary:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )
-        limit_s = load_limits(self.ctx.config(run_id))[env.path]
+        limit_s = load_limits(config)[env.path]
         try:
             async with asyncio.timeout(limit_s):
-                _, err = await process.communicate(json.dumps(request).encode())
+                _, err = await process.communicate(json.dumps(requests).encode())
         except TimeoutError:
             # The preflight, which waits as long, has loaded it.
             raise StoreUnavailable(
@@ -111,13 +134,37 @@ class TaskLibrary:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        if process.returncode in (dump.BROKEN, dump.UNREACHABLE):
-            reason = err.decode().strip().splitlines()[-1]
-            broken = process.returncode == dump.BROKEN
-            raise final(names.BAD_INPUT, reason) if broken else StoreUnavailable(reason)
         if process.returncode:
             raise RuntimeError(f"reading {env.id!r} ended with {process.returncode}: {err!r}")
-        return await asyncio.to_thread(_read, out, count)
+        refusals = await asyncio.to_thread(_refusals, outs)
+        for it, out in outs.items():
+            if it not in refusals:
+                self._loaded[it] = await asyncio.to_thread(_read, Path(out), wanted[it])
+        # A neighbour's refusal is heard by whoever asks for it.
+        if (refused := refusals.get(key)) is not None:
+            if refused.unreachable:
+                raise StoreUnavailable(refused.reason)
+            raise final(names.BAD_INPUT, refused.reason)
+
+    def _neighbours(self, config: RunConfig, key: _Key) -> list[_Key]:
+        """Envs of the run with the same import path that were not read yet."""
+        run_id, kind, name = key
+        path = config.env(name, kind).path
+        sections: list[tuple[Kind, EnvConfig]] = [("train", env) for env in config.train.env]
+        sections += [("eval", env) for env in config.eval.env]
+        found: list[_Key] = [(run_id, of, env.name) for of, env in sections if env.path == path]
+        return [it for it in found if it != key and it not in self._loaded]
+
+
+def _refusals(outs: dict[_Key, str]) -> dict[_Key, dump.Refusal]:
+    """What was refused; its files are gone."""
+    found = {}
+    for key, out in outs.items():
+        path = Path(dump.refusal_of(out))
+        if path.exists():
+            found[key] = dump.Refusal(**json.loads(path.read_text(encoding="utf-8")))
+            path.unlink()
+    return found
 
 
 def _read(path: Path, count: int) -> _Loaded:

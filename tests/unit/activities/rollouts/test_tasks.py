@@ -1,12 +1,13 @@
 """Tasks that cannot be read: whose fault it is, and what a workflow hears."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
+from ratchet.activities.contracts.rollouts import Kind
 from ratchet.activities.rollouts import tasks
 from ratchet.activities.rollouts.tasks import TaskLibrary
 from ratchet.activities.runtime.context import WorkerContext
@@ -66,6 +67,28 @@ async def test_tasks_are_read_by_index_to_the_last(tmp_path: Path) -> None:
     with pytest.raises(ApplicationError, match="has 3 examples, and example 3 was requested"):
         await found.task("r", "train", "own-env", 3)
     assert list((tmp_path / "scratch" / "tasks-r").iterdir()) == []
+
+
+@pytest.mark.timeout(120)
+async def test_envs_of_a_path_share_a_process_and_fail_alone(tmp_path: Path) -> None:
+    env = OWN_ENV.format(infinite=False).replace('print("loading")', "note()")
+    note = "\nimport os\ndef note():\n    open('loads', 'a').write(f'{os.getpid()}\\n')\n"
+    (tmp_path / "own_env.py").write_text(env + note)
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    own: dict[str, Any] = {"id": "own-env", "path": str(tmp_path)}
+    broken = {"id": "no-env", "path": str(tmp_path)}
+    train = {"env": [own, {**own, "name": "again", "ratio": 1}, broken]}
+    config = validate({"max_steps": 1, "train": train, "eval": {"env": [own]}})
+    ctx.store.put_json(keys.config("r"), config.model_dump(mode="json"))
+    found = TaskLibrary(ctx)
+    asked = (("train", "own-env"), ("eval", "own-env"), ("train", "again"))
+    for kind, name in asked:
+        assert (await found.task("r", cast(Kind, kind), name, 0))["prompt"] == "0"
+    loads = tmp_path / "scratch" / "tasks-r" / "loads"
+    processes = loads.read_text().split()
+    assert len(processes) == 3 and len(set(processes)) == 1
+    with pytest.raises(ApplicationError, match="'no-env' does not load"):
+        await found.task("r", "train", "no-env", 0)
 
 
 @pytest.mark.timeout(120)
