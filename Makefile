@@ -21,10 +21,10 @@ ON_312 := $(shell $(PYTHON) -c 'import sys; print("-312" * (sys.version_info[:2]
 LOCK := requirements/$(HARDWARE)$(if $(filter cuda,$(HARDWARE)),$(ON_312)).lock
 GPU_PYTHON ?= $(if $(KIT),python3,$(BIN)/python)
 REDOCLY := $(VENV)/redocly
-# Hundreds of processes import the same modules; compiled anew by each, they take half of all tests' CPU.
+# Hundreds of processes import the same modules, which each would compile anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long chaos nightly mutants gpu up down status env images pin-images docs reference pictures lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers bench-rollouts replay
+.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long long-stack long-others chaos nightly mutants gpu up down status env images pin-images docs reference pictures lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers bench-rollouts replay
 
 setup: $(VENV)/.ready
 
@@ -54,8 +54,9 @@ examples: setup
 
 # What `make test` leaves to `make test-long` and `make nightly`.
 QUICK := not long and not nightly
-# The files that hold a test which has the machine to itself: collecting all others takes a minute.
+# The files that hold such a test, or one that has the machine to itself: collecting all takes a minute.
 ALONE = $(shell grep -rl 'mark\.alone' tests/unit tests/workflow tests/e2e --include='test_*.py')
+LONG = $(shell grep -rl 'mark\.long' tests/unit tests/workflow tests/e2e --include='test_*.py')
 # Tests wait more than they compute, and run side by side; what measures time has the machine to
 # itself.
 test: setup browser
@@ -84,9 +85,14 @@ browser:
 	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-liberation >/dev/null; } \
 	|| echo "test: the dashboard's tests are skipped, since there is no Chromium; Debian and Ubuntu: sudo apt-get install chromium" >&2
 
-# Runs that are paused, resumed, forked and upgraded on the real stack; at most eight minutes.
+# Runs that are paused, resumed, forked and upgraded on the real stack, and beside them what starts
+# many processes; at most twelve minutes.
 test-long: setup
-	$(BIN)/python -m pytest -q -m long tests
+	$(MAKE) -j 2 -O long-stack long-others
+long-stack:
+	$(BIN)/python -m pytest -q -m "long and stack" tests/e2e
+long-others:
+	$(BIN)/python -m pytest -q -n 2 $(SIDE_BY_SIDE) -m "long and not stack" $(LONG)
 
 # What takes long, in parts of at most an hour; all of them without PART. docs/nightly.md has the last
 # result of each.

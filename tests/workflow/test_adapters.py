@@ -29,6 +29,7 @@ async def start(world: World, transfer: str, **overrides: Any) -> WorkflowHandle
     )
 
 
+@pytest.mark.long
 async def test_rollouts_name_what_was_verified_and_keep_it(temporal: Client) -> None:
     async with world_of(temporal, cached=0) as world:
         world.adapters = True

@@ -50,6 +50,7 @@ async def test_permit_of_a_rollout_that_ended_inside_its_activity_is_used_again(
         check_exactly_once(world, 1)
 
 
+@pytest.mark.long
 async def test_limits_change_while_the_run_runs_and_bad_changes_are_refused(
     temporal: Client,
 ) -> None:
@@ -111,6 +112,7 @@ async def test_generation_that_dies_is_replaced_and_nothing_is_lost_or_repeated(
         assert again.id.endswith("/1"), "no generation took over"
 
 
+@pytest.mark.long
 async def test_generations_that_keep_dying_pause_the_run_with_the_reason(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.flowing.clear()
@@ -281,6 +283,7 @@ async def test_backfill_ships_full_batches_of_what_post_batch_filters_leave(
             assert sum(counts) >= 8 > sum(counts[:-1]) and all(counts)
 
 
+@pytest.mark.long
 async def test_auto_permits_follow_the_load_that_engines_report(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.rollout_s = 0.3

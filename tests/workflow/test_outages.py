@@ -254,6 +254,7 @@ async def let_up(world: World, handle: WorkflowHandle[Any, Any], role: Any) -> N
     await handle.signal("host_report", replace(up, queue=world.queues.trainer))
 
 
+@pytest.mark.long
 async def test_host_that_waits_for_its_disk_holds_the_run_and_is_no_stall(
     temporal: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,6 +316,7 @@ async def test_host_that_is_closed_for_a_pause_holds_nothing(temporal: Client) -
         assert (await handle.result())["status"] == "succeeded"
 
 
+@pytest.mark.long
 async def test_of_many_works_that_are_held_one_tries_for_all(
     temporal: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ async def pushing(world: World, **overrides: Any) -> WorkflowHandle[Any, Any]:
     return handle
 
 
-@pytest.mark.parametrize("cached", [0, 100])
+@pytest.mark.parametrize("cached", [pytest.param(0, marks=pytest.mark.long), 100])
 async def test_the_next_batch_trains_while_weights_are_pushed(
     temporal: Client, cached: int
 ) -> None:
@@ -144,6 +144,7 @@ async def test_an_engine_that_is_lost_in_the_middle_of_the_push(temporal: Client
         check_exactly_once(world, 6)
 
 
+@pytest.mark.long
 async def test_a_store_that_fails_while_the_trainer_is_ahead(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.holds = {"step 3"}
@@ -204,6 +205,7 @@ class _Always(set[int]):
         pass
 
 
+@pytest.mark.long
 async def test_a_long_run_continues_as_new_between_two_steps(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.push_s = 0.1

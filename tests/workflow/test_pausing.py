@@ -65,6 +65,7 @@ async def test_pause_frees_every_server_and_resume_goes_on_where_it_stood(
         ]
 
 
+@pytest.mark.long
 async def test_two_pauses_with_hand_overs_between_them(temporal: Client) -> None:
     async with world_of(temporal) as world:
         handle = await start(world, max_steps=16, dispatch={"generation_events": 120})

@@ -59,7 +59,7 @@ async def ended(handle: WorkflowHandle[Any, Any]) -> None:
         await handle.result()
 
 
-@pytest.mark.parametrize("how", ["cancel", "terminate"])
+@pytest.mark.parametrize("how", ["cancel", pytest.param("terminate", marks=pytest.mark.long)])
 async def test_ended_run_goes_on_from_its_last_checkpoint_under_its_id(
     temporal: Client, how: str
 ) -> None:

@@ -65,7 +65,11 @@ FIRST = Recorded(
 FLAT = Recorded(
     "c49e718", "recorded-8bc05a", 12, 2, "2026-11-22T23:04:12.183Z", ("env", "env-1"), ""
 )
-RUNS = pytest.mark.parametrize("recorded", [FIRST, FLAT], ids=lambda recorded: recorded.build)
+RUNS = pytest.mark.parametrize(
+    "recorded",
+    [FIRST, pytest.param(FLAT, marks=pytest.mark.long)],
+    ids=lambda recorded: recorded.build,
+)
 
 
 def same(data: Any) -> Any:

@@ -196,6 +196,7 @@ async def test_run_moves_to_the_current_build_and_loses_and_repeats_nothing(
         assert world.epochs == {"engine/0": 1, "env/0": 1, "trainer/0": 1}, "nothing restarted"
 
 
+@pytest.mark.long
 async def test_run_whose_build_is_gone_can_be_moved(
     temporal: Client, deployment: Deployment
 ) -> None:

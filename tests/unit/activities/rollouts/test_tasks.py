@@ -48,6 +48,7 @@ def library(tmp_path: Path, failure: str) -> TaskLibrary:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.long
 async def test_what_can_be_put_right_is_waited_for(tmp_path: Path) -> None:
     found = library(tmp_path, FULL)
     said = r"'own-env' does not load: OSError: .*No space.*; free some space"
@@ -99,6 +100,7 @@ async def test_the_cause_behind_an_error_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long
 async def test_a_broken_env_is_the_users(tmp_path: Path) -> None:
     with pytest.raises(ApplicationError, match=r"does not load: KeyError: 'answer'$") as caught:
         await library(tmp_path, BROKEN).task("r", "train", "own-env", 0)

@@ -40,6 +40,8 @@ from ratchet.configs.load import validate
 from tests import ROOT
 from tests.unit.activities.training.conftest import SMALL
 
+pytestmark = pytest.mark.long
+
 FIND = """
 import importlib.util
 ROOMS = ("activities", "api", "configs", "worker", "workflows")

@@ -257,6 +257,7 @@ def test_experts_of_a_mixture_are_refused() -> None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.long
 def test_the_preflight_refuses_targets_of_another_model(policy: Path) -> None:
     good = check_config({"name": str(policy)}, lora={"targets": ["q_proj"]})
     assert check_model(good) == []

@@ -103,6 +103,7 @@ def foreign(store: ArtifactStore, made: ArtifactRef, key: str, scratch: Path) ->
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.long
 async def test_a_late_writer_decides_nothing(tmp_path: Path, policy: Path) -> None:
     ctx = context(tmp_path, policy, retention={"batches": "all"})
     acts, store = TrainerActivities(ctx), ctx.store

@@ -28,6 +28,7 @@ ANY_SIZE = -1
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.long
 async def test_a_full_disk_only_holds_the_trainer_up(tmp_path: Path, policy: Path) -> None:
     ctx = context(tmp_path, policy)
     acts = TrainerActivities(ctx)

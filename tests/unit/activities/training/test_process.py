@@ -80,6 +80,7 @@ def same_weights(one: Path, other: Path) -> bool:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 async def test_resume_is_bitwise_and_steps_are_idempotent(tmp_path: Path, policy: Path) -> None:
     data = batches(tmp_path)
     straight: list[Any] = []

@@ -84,6 +84,7 @@ def flipped(store: ArtifactStore, key: str, file: str, tensor: str) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_an_adapter_from_its_checkpoint(
     tmp_path: Path, policy: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,6 +105,7 @@ def test_an_adapter_from_its_checkpoint(
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.nightly
 def test_across_attempts_to_the_last_bit(
     resumed: ArtifactStore, capfd: pytest.CaptureFixture[str]
 ) -> None:
