@@ -1,8 +1,10 @@
 """Proxies and certificates of the environment: for what is outside, not for our own servers."""
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,7 +16,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+from openai import APIConnectionError
+from verifiers.v1.clients.base import build_async_openai
+from verifiers.v1.configs.client import BaseClientConfig
 
+from ratchet.activities.envs.loading import process_env
 from ratchet.activities.inference.engine import engine_healthy
 from ratchet.activities.runtime.children import reach_own_machine
 from ratchet.activities.scoring.references import Endpoint, ReferenceLost, References
@@ -108,12 +114,9 @@ def own_authority(folder: Path) -> ssl.SSLContext:
     return context
 
 
-async def test_a_teacher_may_have_a_certificate_of_the_company(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
-    through(monkeypatch, DEAD)
+@asynccontextmanager
+async def company_server(folder: Path) -> AsyncIterator[str]:
+    """The address of a server with such a certificate, which answers any request with 200."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -121,10 +124,19 @@ async def test_a_teacher_may_have_a_certificate_of_the_company(
         await writer.drain()
         writer.close()
 
-    context = own_authority(tmp_path)
+    context = own_authority(folder)
     async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as listening:
-        port = listening.sockets[0].getsockname()[1]
-        teacher = Endpoint(f"https://localhost:{port}", "m")
+        yield f"https://localhost:{listening.sockets[0].getsockname()[1]}"
+
+
+async def test_a_teacher_may_have_a_certificate_of_the_company(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    through(monkeypatch, DEAD)
+    async with company_server(tmp_path) as address:
+        teacher = Endpoint(address, "m")
         stranger = References()
         stranger.bind()
         with pytest.raises(ReferenceLost, match="CERTIFICATE_VERIFY_FAILED"):
@@ -135,6 +147,40 @@ async def test_a_teacher_may_have_a_certificate_of_the_company(
         references.bind()
         assert (await references.ask(teacher, "GET", "/v1/models")).status_code == 200
         await references.close()
+
+
+async def asked(base_url: str) -> int:
+    """The status of a request of verifiers' judges, which env servers make."""
+    config = BaseClientConfig(base_url=base_url, api_key_var="NO_KEY")
+    async with build_async_openai(config) as client:
+        return (await client.models.with_raw_response.list()).status_code
+
+
+async def test_a_judge_may_be_behind_a_proxy_only(
+    server: tuple[int, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, targets = server
+    through(monkeypatch, f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(os, "environ", os.environ | process_env(None, Path("/nowhere")))
+    assert await asked("http://judge.invalid/v1") == 200
+    assert targets == ["http://judge.invalid/v1/models"]
+    monkeypatch.setenv("NO_PROXY", "judge.invalid")
+    with pytest.raises(APIConnectionError):
+        await asked("http://judge.invalid/v1")
+    assert len(targets) == 1
+
+
+async def test_a_judge_may_have_a_certificate_of_the_company(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    async with company_server(tmp_path) as address:
+        with pytest.raises(APIConnectionError) as refused:
+            await asked(address)
+        assert "CERTIFICATE_VERIFY_FAILED" in str(refused.value.__cause__)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        assert await asked(address) == 200
 
 
 async def test_our_own_servers_are_reached_under_a_dead_proxy(
