@@ -47,6 +47,9 @@ async def site(home: Path, request: pytest.FixtureRequest) -> AsyncIterator[Site
         yield site
 
 
+SCHEMES = pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
+
+
 @pytest.mark.alone
 async def test_a_run_of_10_000_steps_opens_in_two_seconds(site: Site) -> None:
     """The best of five, since whatever else the machine does only ever adds to it."""
@@ -106,7 +109,7 @@ async def test_zooming_fetches_the_steps_in_full(site: Site) -> None:
         assert reader.complaints == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@SCHEMES
 @pytest.mark.parametrize("name", list(PAGES))
 async def test_pages_are_accessible_and_quiet(site: Site, name: str, scheme: str) -> None:
     where, ready = PAGES[name]
@@ -182,7 +185,7 @@ async def test_a_link_of_the_list_is_not_lost_while_it_is_pressed(site: Site) ->
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@SCHEMES
 async def test_dialogs_are_accessible(site: Site, scheme: str, viewport: dict[str, int]) -> None:
     """Every dialog of a run's page, with all that it fetches, is as readable as the page."""
     async with reading(
