@@ -291,8 +291,8 @@ class OpsdConfig(AlgorithmSection):
     demo_key: str = Field(
         default="demonstration",
         min_length=1,
-        description="Where a task has its demonstration, a text: a key of its `info`, or else of "
-        "the task itself. The teacher sees it as a system message in front of the prompt.",
+        description="Key under which a task holds its demonstration, a text: in its `info`, or "
+        "else in the task itself. The teacher sees it as a system message in front of the prompt.",
     )
     demo_tokens: int = Field(
         default=256,

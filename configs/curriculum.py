@@ -50,12 +50,12 @@ class DifficultyPoolConfig(Section):
         if not self.hard_below < self.normal_below < self.easy_below:
             raise ValueError(
                 f"hard_below ({self.hard_below}), normal_below ({self.normal_below}) and "
-                f"easy_below ({self.easy_below}) must rise; put them in that order, or set a "
-                "pool's weight to 0 if you mean to leave it out"
+                f"easy_below ({self.easy_below}) must increase in this order; to leave a pool out, "
+                "set its weight to 0"
             )
         if not self.unseen_weight:
             raise ValueError(
-                "unseen_weight is 0, but every example is unseen until it was drawn once; set a "
+                "unseen_weight is 0, but every example is unseen until it has been drawn; set a "
                 "weight, however small, or use sampler 'standard'"
             )
         return self

@@ -103,9 +103,9 @@ class EnvConfig(Section):
         default=1,
         ge=1,
         le=MOST_WORKERS,
-        description="Servers that are started of it, each a process with an event loop of its own. "
-        "Rollouts go to the one that has the fewest; more than one serves environments whose own "
-        "code keeps a core busy. Where train and eval share servers, the larger number holds.",
+        description="Servers to start for it, each a process with its own event loop. A rollout "
+        "goes to the one that has the fewest; more than one helps environments whose own code "
+        "keeps a core busy. Where train and eval share servers, the larger number applies.",
     )
     timeout_s: float = Field(
         default=120.0,
@@ -138,8 +138,8 @@ class EnvConfig(Section):
     def _workers_are_started_here(self) -> "EnvConfig":
         if self.address is not None and self.workers > 1:
             raise ValueError(
-                f"workers is {self.workers}, and nothing is started for an env that has an "
-                "address; drop `workers`, or `address`"
+                f"workers is {self.workers}, but no server is started for an env that has an "
+                "address; remove `workers` or `address`"
             )
         return self
 
@@ -286,7 +286,7 @@ class TrainConfig(Section):
         if self.max_off_policy_steps < self.max_lag:
             raise ValueError(
                 f"max_off_policy_steps ({self.max_off_policy_steps}) must be at least max_lag "
-                f"({self.max_lag}): batches that ship ahead are stale by as much"
+                f"({self.max_lag}): a batch may ship that many versions ahead of the policy"
             )
         if self.max_empty_batches == 0:
             raise ValueError(

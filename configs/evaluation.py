@@ -43,7 +43,8 @@ def _problems(config: dict[str, Any], models: list[str], envs: Sequence[str]) ->
     trained = [name for name, _ in _sections(config, "train")]
     for name in envs if known else ():
         if name not in known:
-            why = "has no [[eval.env]] of its own" if name in trained else "is no env of the config"
+            other = "is not an env of the config"
+            why = "has no [[eval.env]] of its own" if name in trained else other
             text = f"{name!r} {why}; its eval envs: {', '.join(known)}"
             problems.append(Problem("/eval/env", "env", name, text))
     return problems

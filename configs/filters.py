@@ -103,7 +103,7 @@ class FiltersConfig(Section):
 
     pre_batch: list[FilterConfig] = Field(
         default_factory=_pre_batch,
-        description="Applied to each group once it is scored; more rollouts are dispatched for "
+        description="Applied to each group once it is scored; more rollouts are dispatched to "
         "replace removed ones. By default gibberish, repetition and zero_advantage, none enforced.",
     )
     post_batch: list[FilterConfig] = Field(

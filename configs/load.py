@@ -133,7 +133,7 @@ def _require_few_keys(text: str) -> None:
     """
     # Such characters inside quotes count, too: prose has far fewer. A table costs four keys.
     keys = text.count("=") + text.count(".") + 4 * text.count("\n[")
-    many_keys = f"not read: it has more than {MOST_KEYS} keys, or a quarter as many tables"
+    many_keys = f"not read: it has more than {MOST_KEYS} keys, where a table counts as four"
     message = many_keys if keys > MOST_KEYS else ""
     if not message and (many := _MANY_PARTS.search(text)):
         line = text.count("\n", 0, many.start()) + 1
@@ -204,7 +204,7 @@ def _override(data: dict[str, Any], assignment: str) -> None:
             )
         place[int(last) if isinstance(place, list) else last] = value
     except (IndexError, ValueError, TypeError, AttributeError):
-        raise ConfigError([Problem("", key, value, "the config has no such place")]) from None
+        raise ConfigError([Problem("", key, value, "the config has no such section")]) from None
 
 
 def read(path: str | Path, overrides: Iterable[str] = ()) -> Any:

@@ -73,8 +73,8 @@ class ModelConfig(Section):
     def _version_is_whole(cls, value: str) -> str:
         if value.startswith(OF_RUN) and version_named(value) is None:
             raise ValueError(
-                f"{value!r} is not a version of a run; it looks like 'run:reverse-1a2b3c@40', a "
-                "run's id and one of its steps, which `ratchet runs export RUN` shows"
+                f"{value!r} is not a version of a run; write 'run:reverse-1a2b3c@40', with a run's "
+                "id and one of its steps, which `ratchet runs export RUN` shows"
             )
         return value
 
@@ -83,7 +83,7 @@ class ModelConfig(Section):
         hub = self.name not in SHIPPED_MODELS and re.fullmatch(HUB_NAME, self.name)
         if self.revision is not None and not hub:
             raise ValueError(
-                f"revision {self.revision!r} chooses a commit of a hub name, and {self.name!r} is "
+                f"revision {self.revision!r} chooses a commit of a hub name, but {self.name!r} is "
                 "not one; remove it"
             )
         return self

@@ -245,8 +245,8 @@ class RunConfig(Section):
             raise ValueError(problem)
         if self.inference.transfer == "adapter" and (why := self.trainer.merged_only):
             raise ValueError(
-                f"inference.transfer is 'adapter', and {why}; set it to 'auto' or 'store', by "
-                "which all weights are pushed"
+                f"inference.transfer is 'adapter', but {why}; set it to 'auto' or 'store', which "
+                "push all weights"
             )
         if self.trainer.micro_batch_tokens < self.trainer.seq_len:
             raise ValueError(
@@ -256,7 +256,7 @@ class RunConfig(Section):
         extra = sum(env.workers - 1 for env in [*self.train.env, *self.eval.env])
         if extra > MOST_EXTRA_SERVERS:
             raise ValueError(
-                f"`workers` of all envs ask for {extra} servers beside the first of each, and a "
+                f"`workers` of all envs ask for {extra} servers besides the first of each, but a "
                 f"run may have {MOST_EXTRA_SERVERS}; lower some of them"
             )
         for env in self.eval.env:
@@ -274,8 +274,8 @@ class RunConfig(Section):
         if self.is_frozen(name):
             if sampling.stop:
                 return (
-                    "stop strings, and a frozen model plays there: its replies come without the "
-                    "string that ended them, so the policy would learn to stop before it; set "
+                    "stop strings, but a frozen model generates its rollouts: replies come without "
+                    "the string that ended them, so the policy would learn to stop before it; set "
                     "`sampling` without `stop` on that env"
                 )
             return None

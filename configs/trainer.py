@@ -208,7 +208,7 @@ class LoraConfig(Section):
         if self.targets == []:
             raise ValueError(f"targets names no layer; leave it out for {ALL_LINEAR!r}")
         if "" in [*names, *self.modules_to_save]:
-            raise ValueError("targets and modules_to_save name modules; '' is no name")
+            raise ValueError("targets and modules_to_save name modules; '' is not a name")
         if both := sorted(set(names) & set(self.modules_to_save)):
             raise ValueError(
                 f"targets and modules_to_save both name {', '.join(both)}: a module is either "
@@ -230,7 +230,7 @@ class TrainerConfig(Section):
         le=64,
         description="Processes that make one trainer: weights, gradients and moments are sharded "
         "over them (FSDP2), each has a GPU to itself, or its share of the cores, and trains its "
-        "part of every batch. A run's bits depend on it; its checkpoints load at any number.",
+        "part of every batch. A run's bits depend on this number; its checkpoints load with any.",
     )
     compute_dtype: Dtype = Field(
         default="float32",
@@ -292,7 +292,7 @@ class TrainerConfig(Section):
     def _there_is_something_to_offload(self) -> "TrainerConfig":
         if self.offload_optimizer and not self.keeps_moments:
             raise ValueError(
-                f"offload_optimizer moves the optimizer's moments, and {self.optim.type!r} keeps "
+                f"offload_optimizer moves the optimizer's moments, but {self.optim.type!r} keeps "
                 "none with these settings; set it to false"
             )
         return self
@@ -323,7 +323,9 @@ class TrainerConfig(Section):
             return "vLLM serves no adapter with trainer.lora.modules_to_save"
         named = [] if lora.targets == ALL_LINEAR else lora.targets
         if "lm_head" in (target.rpartition(".")[2] for target in named):
-            return "the output head is among trainer.lora.targets, and engines serve none there"
+            return (
+                "the output head is among trainer.lora.targets, and engines serve no adapter of it"
+            )
         if lora.rank > MOST_SERVED_RANK:
             return (
                 f"vLLM serves ranks up to {MOST_SERVED_RANK}, and trainer.lora.rank is {lora.rank}"
@@ -341,8 +343,8 @@ class TrainerConfig(Section):
             ):
                 return None
             return (
-                f"trainer.scheduler.type {schedule.type!r} falls towards the last step, and with "
-                "max_steps none there is no such step; set max_steps, or trainer.scheduler.type "
+                f"trainer.scheduler.type {schedule.type!r} falls towards the last step, but with "
+                "max_steps none there is no last step; set max_steps, or trainer.scheduler.type "
                 "'constant', or 'linear' with decay_steps 0"
             )
         if schedule.type == "linear" and schedule.warmup_steps + schedule.decay_steps > max_steps:
@@ -383,9 +385,9 @@ class RetentionConfig(Section):
     )
     rollouts: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
         default="all",
-        description="Steps whose rollouts and groups are kept, the newest ones, with the evals of "
-        "their time; at each checkpoint older ones are deleted, but for what a checkpoint that is "
-        "kept may need. 'all': every one.",
+        description="How many of the newest steps keep their rollouts and groups, and the evals of "
+        "their time; each checkpoint deletes older ones, except what a checkpoint that is kept may "
+        "need. 'all': every step.",
     )
 
     @field_validator("weights", mode="before")

@@ -14,7 +14,7 @@ def _keys(key: str) -> list[str]:
         place: Any = tomllib.loads(f"{key} = 0")
     except tomllib.TOMLDecodeError:
         raise ValueError(
-            f"{key!r} is no key; parts are separated by dots, and quoted where they contain one: "
+            f"{key!r} is not a key; separate its parts by dots, and quote those that contain one: "
             'train.env."a.b".ratio=2'
         ) from None
     parts: list[str] = []

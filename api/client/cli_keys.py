@@ -34,8 +34,8 @@ def _lifetime(text: str) -> timedelta:
     result = timedelta(**{UNITS[match[2]]: int(match[1])}) if match else LONGEST * 2
     if result > LONGEST:
         raise ValueError(
-            f"--expires {text!r} is no time: use a number and m, h, d or w, such as 30d, at most "
-            f"{LONGEST.days}d"
+            f"--expires {text!r} is not a duration: use a number and m, h, d or w, such as 30d, at "
+            f"most {LONGEST.days}d"
         )
     return result
 

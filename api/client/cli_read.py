@@ -69,7 +69,7 @@ def list_runs(
 ) -> None:
     """List runs, the newest first."""
     if status is not None and status not in STATUSES:
-        raise typer.BadParameter(f"{status!r} is none of {', '.join(STATUSES)}")
+        raise typer.BadParameter(f"{status!r} is not one of {', '.join(STATUSES)}")
     with asking(as_json_) as client:
         page = client.runs.list(
             status=cast(RunStatus | None, status),

@@ -45,7 +45,7 @@ def require_merger() -> None:
     missing = [name for name in ("torch", "peft") if importlib.util.find_spec(name) is None]
     if missing:
         raise NotExported(
-            f"the run keeps its adapter alone, and merging it takes {' and '.join(missing)}: pip "
+            f"the run keeps only its adapter, and merging it requires {' and '.join(missing)}: pip "
             "install 'ratchet-rl[trainer]', or export the adapter and version 0 (--step 0)"
         )
 

@@ -191,8 +191,8 @@ def _in_model(model: ModelConfig, place: Place) -> Iterator[_Named | _Mistake]:
     hub = name not in SHIPPED_MODELS and re.fullmatch(HUB_NAME, name) is not None
     if hub and re.fullmatch(COMMIT, model.revision or "") is None:
         message = (
-            f"where the API has keys a model of the hub is pinned to a commit: set model.revision "
-            f"to the commit of {name!r} (40 hex digits) that you mean"
+            f"an API with keys accepts a model of the hub only at a commit: set model.revision to "
+            f"a commit of {name!r} (40 hex digits)"
         )
         yield _Mistake((*place, "revision"), model.revision, message)
     # Options become keys of the renderer's own config, which can name a class.

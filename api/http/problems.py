@@ -85,7 +85,7 @@ def install(app: FastAPI) -> None:
             for item in error.errors()
         ]
         if [item["loc"] for item in error.errors()] == [("query", "after")]:
-            detail = f"{errors[0].value!r} is no cursor of this list; pass `next_after` of a page."
+            detail = f"{errors[0].value!r} is not a cursor of this list; use a page's `next_after`."
             return reply(unknown_cursor(detail))
         detail, title = joined(errors), "The request has invalid parameters"
         return reply(ApiProblem(422, "invalid-request", title, detail, errors=errors))

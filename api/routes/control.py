@@ -209,7 +209,7 @@ async def _change(
     except ValueError as error:
         # Something else was changed, or the run began to stop, since the check above.
         detail = f"Run {execution.id} refuses the change: {error}"
-        raise ApiProblem(409, "run-conflict", "The run refuses", detail) from None
+        raise ApiProblem(409, "run-conflict", "The run refuses the change", detail) from None
     except Unanswered as error:
         detail = f"Run {execution.id} waits for {error}; start one and try again."
         raise ApiProblem(503, "no-worker", "No worker answers", detail, retry_after_s=5) from None

@@ -85,7 +85,7 @@ async def compare_evals(
         both = [name for side in (this, other) for name in eval_envs(records, side.run_id)]
         known = [*dict.fromkeys(both)]
         if env is not None and env not in known:
-            text = f"is no eval env of either run; their eval envs: {', '.join(known) or 'none'}"
+            text = f"is an eval env of neither run; their eval envs: {', '.join(known) or 'none'}"
             raise invalid([FieldError(pointer="", key="query.env", value=shown(env), message=text)])
         data = [compared(records, this, other, name, k) for name in known if env in (None, name)]
         page = ListOf[EvalComparison](data=data, has_more=False)

@@ -151,17 +151,17 @@ def _unusable(side: Side, record: dict[str, Any] | None, k: int | None) -> str |
         return f"{side.run_id} has no result of this eval{at} yet"
     if record.get("rewards") is None:
         return (
-            f"the eval {record['epoch']} of {side.run_id} is of an older build, which kept no "
-            "rewards by example; evaluate that version again, with `ratchet eval`"
+            f"the eval {record['epoch']} of {side.run_id} was recorded by an older build, which "
+            "kept no rewards by example; evaluate that version again, with `ratchet eval`"
         )
     if k is not None and k > record["group_size"]:
         return (
-            f"pass@{k} takes {k} rollouts of each example, and the eval of {side.run_id} has "
-            f"{record['group_size']}; take a smaller k, or evaluate with eval.group_size={k}"
+            f"pass@{k} needs {k} rollouts of each example, but the eval of {side.run_id} has "
+            f"{record['group_size']}; use a smaller k, or evaluate with eval.group_size={k}"
         )
     if k is not None and not solved_or_not(_rewards(record)):
         return (
-            f"pass@{k} takes rewards of 0 and 1 alone, and the eval of {side.run_id} has others; "
+            f"pass@{k} needs rewards of 0 or 1, but the eval of {side.run_id} has others; "
             "compare the mean rewards, without k"
         )
     return None

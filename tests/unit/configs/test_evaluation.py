@@ -72,7 +72,7 @@ def test_what_cannot_be_is_refused_before_anything_starts() -> None:
     twice = refused(CONFIG, ["reverse-1a2b3c@4", "x", "run:reverse-1a2b3c@4"])
     assert "'run:reverse-1a2b3c@4' is named twice" in twice["model"]
     unknown = refused(CONFIG, [], ["guess"])["env"]
-    assert unknown == "'guess' is no env of the config; its eval envs: reverse-text, guess-hard"
+    assert unknown == "'guess' is not an env of the config; its eval envs: reverse-text, guess-hard"
     trained = refused(CONFIG, [], ["chain-sum"])["env"]
     assert trained.startswith("'chain-sum' has no [[eval.env]] of its own")
     nothing = {"train": {"env": [{"id": "reverse-text"}]}}

@@ -57,12 +57,12 @@ def test_servers_of_an_env_are_bounded_and_none_is_started_beside_an_address() -
     there = {"id": "a", "address": "tcp://there:5000"}
     found = problems(train={"env": [{**there, "workers": 2}]})
     (message,) = found.values()
-    assert "drop `workers`, or `address`" in message
+    assert "remove `workers` or `address`" in message
     validate({**MINIMAL, "train": {"env": [{**there, "workers": 1}]}})
     many = [{"id": f"e{k}", "workers": 64} for k in range(5)]
     validate({**MINIMAL, "train": {"env": many[:4]}})
     (message,) = problems(train={"env": many}).values()
-    assert "315 servers beside the first of each" in message and "may have 256" in message
+    assert "315 servers besides the first of each" in message and "may have 256" in message
     assert (
         "less than or equal to 64"
         in problems(train={"env": [{"id": "a", "workers": 65}]})["/train/env/0/workers"]

@@ -280,7 +280,7 @@ def refuses_targets(model: dict[str, str]) -> None:
 def test_names_that_no_model_has_are_refused_with_the_config() -> None:
     for lora, said in (
         ({"targets": []}, "names no layer"),
-        ({"targets": [""]}, "is no name"),
+        ({"targets": [""]}, "is not a name"),
         ({"targets": ["lm_head"], "modules_to_save": ["lm_head"]}, "both name lm_head"),
         ({"rank": 0}, "rank"),
     ):

@@ -113,7 +113,7 @@ def test_assignments_are_sections() -> None:
     [
         (["a"], "form key=value"),
         (["=1"], "form key=value"),
-        (["a..b=1"], "is no key"),
+        (["a..b=1"], "is not a key"),
         (["a=1", "a.b=2"], "a already has a value"),
         (["a.b=2", "a=1"], "is set twice"),
         (["a=1", "a=1"], "is set twice"),

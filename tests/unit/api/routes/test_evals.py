@@ -93,13 +93,13 @@ def test_by_pass_at_k(store: ArtifactStore, api: TestClient) -> None:
     assert found["this"]["score"]["low"] is None, "all are alike"
     assert (found["wins"], found["ties"]) == (5, 5)
     (found,) = got(api, to=BASE, k=3)
-    text = f"pass@3 takes 3 rollouts of each example, and the eval of {NEW} has 2"
+    text = f"pass@3 needs 3 rollouts of each example, but the eval of {NEW} has 2"
     assert found["problem"].startswith(text) and "eval.group_size=3" in found["problem"]
     assert found["difference"] is None
     leave(store, "graded-1a2b3c", **ALONE)
     put(store, "graded-1a2b3c", [[0.5, 1.0]] * 10)
     (found,) = got(api, "graded-1a2b3c", to=BASE, k=2)
-    assert "rewards of 0 and 1 alone" in found["problem"]
+    assert "needs rewards of 0 or 1" in found["problem"]
 
 
 def test_a_run_is_compared_with_its_own_beginning(store: ArtifactStore, api: TestClient) -> None:
@@ -133,7 +133,7 @@ def test_what_cannot_be_compared_says_why(store: ArtifactStore, api: TestClient)
     leave(store, "old-1a2b3c", **ALONE)
     put_eval(store, "old-1a2b3c", ENV, 0, 0.5)
     (found_old,) = got(api, "old-1a2b3c", to=BASE)
-    assert "of an older build" in found_old["problem"]
+    assert "by an older build" in found_old["problem"]
     assert "`ratchet eval`" in found_old["problem"]
 
 
