@@ -68,7 +68,7 @@ test: setup browser
 # Files go to processes in the order of their paths, or one long test of many would come last, alone.
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder
 test-unit:
-	$(BIN)/python -m pytest -q -n 3 $(SIDE_BY_SIDE) -m "not alone and $(QUICK)" tests/unit
+	$(BIN)/python -m pytest -q -n 2 $(SIDE_BY_SIDE) -m "not alone and $(QUICK)" tests/unit
 test-workflow:
 	$(BIN)/python -m pytest -q -n 2 $(SIDE_BY_SIDE) -m "not alone and $(QUICK)" tests/workflow
 

@@ -197,6 +197,7 @@ async def reports(generation: Any, client: Client) -> AsyncIterator[DispatchRepo
             yield report
 
 
+@pytest.mark.long
 async def test_groups_that_end_at_once_are_reported_by_the_hundred(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.flowing.clear()

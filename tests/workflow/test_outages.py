@@ -57,6 +57,7 @@ async def test_run_pauses_itself_while_the_store_fails_and_goes_on_once_it_works
         check_exactly_once(world, 5)
 
 
+@pytest.mark.long
 async def test_failure_that_passes_at_once_stops_nothing(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.store_fails.update(dict.fromkeys(WORKS, 1))

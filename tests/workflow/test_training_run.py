@@ -172,6 +172,7 @@ async def test_killed_engine_and_lost_group_go_on_elsewhere(temporal: Client) ->
         check_exactly_once(world, 6)
 
 
+@pytest.mark.long
 async def test_env_server_that_only_rollouts_find_gone_is_restarted(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.dead_env_epochs = {1}

@@ -93,6 +93,7 @@ async def test_envs_of_a_path_share_a_process_and_fail_alone(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.long
 async def test_the_cause_behind_an_error_decides(tmp_path: Path) -> None:
     said = r"RuntimeError: An error .*\(ConnectionError: hub .*; check the mount or the"
     with pytest.raises(StoreUnavailable, match=said):
