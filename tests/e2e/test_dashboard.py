@@ -20,7 +20,7 @@ from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.schemas.keys import digest
 from tests.e2e import recorded
 from tests.e2e.browsing import DESKTOP, FRAMES, PHONE, act, confirm, reading, serving
-from tests.e2e.site import PAGES, Site, recorded_site
+from tests.e2e.site import FEWER, MOST, PAGES, SCHEMES, Site, recorded_site
 
 pytestmark = [
     pytest.mark.e2e,
@@ -29,8 +29,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
-MOST, FEWER = 10_000, 2_500
-"""Steps of the long run: where time is measured, and where it is only thinned out."""
 OPENS_S = 2.0
 
 
@@ -45,9 +43,6 @@ async def site(home: Path, request: pytest.FixtureRequest) -> AsyncIterator[Site
     timed = any(item.get_closest_marker("alone") for item in request.session.items)
     async with recorded_site(home, long=MOST if timed else FEWER) as site:
         yield site
-
-
-SCHEMES = pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 
 
 @pytest.mark.alone
