@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from temporalio import activity
 from temporalio.testing import WorkflowEnvironment
 from temporalio.worker import UnsandboxedWorkflowRunner
@@ -27,7 +26,6 @@ from tests.unit.api.standin import Preflight, TrainingRun
 SHORT = 60
 MOST, FEWER = 10_000, 2_500
 """Steps of the long run: where time is measured, and where it is only thinned out."""
-SCHEMES = pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 PAGES = {
     "runs": ("#/runs", '="runs"'),
     "run": ("#/runs/short", '="all"'),

@@ -20,7 +20,7 @@ from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.schemas.keys import digest
 from tests.e2e import recorded
 from tests.e2e.browsing import DESKTOP, FRAMES, PHONE, act, confirm, reading, serving
-from tests.e2e.site import FEWER, MOST, PAGES, SCHEMES, Site, recorded_site
+from tests.e2e.site import FEWER, MOST, PAGES, Site, recorded_site
 
 pytestmark = [
     pytest.mark.e2e,
@@ -104,7 +104,7 @@ async def test_zooming_fetches_the_steps_in_full(site: Site) -> None:
         assert reader.complaints == []
 
 
-@SCHEMES
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", list(PAGES))
 async def test_pages_are_accessible_and_quiet(site: Site, name: str, scheme: str) -> None:
     where, ready = PAGES[name]
@@ -180,7 +180,7 @@ async def test_a_link_of_the_list_is_not_lost_while_it_is_pressed(site: Site) ->
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@SCHEMES
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 async def test_dialogs_are_accessible(site: Site, scheme: str, viewport: dict[str, int]) -> None:
     """Every dialog of a run's page, with all that it fetches, is as readable as the page."""
     async with reading(
