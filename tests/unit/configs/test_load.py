@@ -44,7 +44,7 @@ def test_a_version_of_a_run_is_named_whole() -> None:
     assert validate({**MINIMAL, "model": {"name": "owner/model"}}).model.lineage is None
     for name in ("run:reverse", "run:reverse@", "run:reverse@-1", "run:Reverse@1", "run:a@1@2"):
         found = problems(model={"name": name})
-        assert "looks like 'run:reverse-1a2b3c@40'" in found["/model/name"]
+        assert "write 'run:reverse-1a2b3c@40'" in found["/model/name"]
 
 
 def test_far_off_key_lists_the_valid_ones() -> None:

@@ -167,6 +167,6 @@ async def test_two_evals_are_compared(tmp_path: Path) -> None:
         as_json: Any = (await ratchet(address, "runs", "compare", NEW, BASE, "--json")).json
         assert json.dumps(as_json["data"][0]["wins"]) == "7"
         refused = await ratchet(address, "runs", "compare", NEW, BASE, "--k", "3")
-        assert refused.status == 1 and "pass@3 takes 3 rollouts" in refused.out
+        assert refused.status == 1 and "pass@3 needs 3 rollouts" in refused.out
         evals = await ratchet(address, "runs", "evals", NEW)
         assert "avg@2 0.7 [" in evals.out and "pass@2 1" in evals.out

@@ -300,7 +300,7 @@ async def test_a_merge_that_fails_says_why_and_leaves_nothing(
         with pytest.raises(NotExported, match="no such layer; export the two"):
             await asyncio.to_thread(export_merged, address, tmp_path / "out" / "mine", [])
         monkeypatch.setattr(exports.importlib.util, "find_spec", lambda name: None)
-        with pytest.raises(NotExported, match=r"takes torch and peft: pip install 'ratchet-rl"):
+        with pytest.raises(NotExported, match=r"requires torch and peft: pip install 'ratchet-rl"):
             await asyncio.to_thread(export_merged, address, tmp_path / "out" / "mine", [])
     assert names_in(tmp_path / "out") == []
 
