@@ -177,7 +177,17 @@ def parse(text: str, *, media: str = "toml") -> Any:
     try:
         return json.loads(text) if media == "json" else from_toml(tomllib.loads(text))
     except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError([Problem("", "(config)", None, f"not valid {media}: {error}")]) from None
+        where = _line_of(text, str(error)) if media == "toml" else ""
+        message = f"not valid {media}: {error}{where}"
+        raise ConfigError([Problem("", "(config)", None, message)]) from None
+
+
+def _line_of(text: str, error: str) -> str:
+    """', in the line of …' with what stands before '=' in the line that a TOML error names."""
+    if (number := re.search(r"at line (\d+)", error)) is None:
+        return ""
+    key = text.splitlines()[int(number[1]) - 1 :][:1]
+    return f", in the line of {key[0].partition('=')[0].strip()[:80]!r}" if key else ""
 
 
 def toml_value(text: str) -> Any:

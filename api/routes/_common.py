@@ -158,6 +158,6 @@ def conflict(verb: str, execution: Execution, why: str = "") -> ApiProblem:
         409,
         "run-conflict",
         "The run's status does not allow this",
-        f"Cannot {verb} run {execution.id}: it is {status}{f'; {why}' if why else '.'}",
+        f"Cannot {verb} run {execution.id}: its status is {status}{f'; {why}' if why else '.'}",
         run_status=status,
     )

@@ -130,7 +130,11 @@ def test_overrides_reach_into_sections_and_lists(tmp_path: Path) -> None:
         ('batch_sise = 3\n[[train.env]]\nid = "a"', "batch_sise: .* 'train.batch_size'"),
         ('max_norn = 3\n[[train.env]]\nid = "a"', "max_norn: .* 'trainer.optim.max_norm'"),
         ('[[train.env]]\nid = "a"\nratios = 1', r"train.env.0.ratios: .* did you mean 'ratio'"),
-        ("[train\n", r"not valid toml: .*line 2"),
+        ("[train\n", r"not valid toml: .*line 2.*, in the line of '\[train'"),
+        (
+            "max_steps = 4",
+            r"Cannot overwrite .*line 2.*, in the line of 'max_steps'",
+        ),
     ],
 )
 def test_mistakes_in_a_file_name_file_key_and_remedy(
