@@ -260,6 +260,13 @@ def health_rows(health: RunHealth, address: str) -> list[tuple[str, RenderableTy
     ]
 
 
+def _newest(warnings: Sequence[str], most: int = 3) -> str:
+    """The newest warnings in one line, and how many came before them."""
+    earlier = len(warnings) - most
+    more = f" (and {earlier} earlier: `ratchet runs events`)" if earlier > 0 else ""
+    return "; ".join(warnings[-most:]) + more
+
+
 def run_table(run: Run, address: str, health: RunHealth | None = None) -> Table:
     """One run of the API at `address` in full, headed by its health."""
     lineage = run.lineage
@@ -273,7 +280,7 @@ def run_table(run: Run, address: str, health: RunHealth | None = None) -> Table:
             ("no worker", silent_line(run)),
             ("paused because", clean(run.paused_because or run.pause_reason or "")),
             ("error", error_line(run)),
-            ("warned", clean("; ".join(run.warnings))),
+            ("warned", clean(_newest(run.warnings))),
             ("ended", clean(run.end_reason or "")),
             ("env", clean(" + ".join(run.envs))),
             ("model", clean(run.model or "")),

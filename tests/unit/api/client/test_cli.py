@@ -512,3 +512,13 @@ def test_a_list_has_the_reason_of_each_run_whole(
     printing.console().print(printing.runs_table([run]))
     shown = capsys.readouterr().out
     assert all(word in shown.split() for word in reason.split())
+
+
+def test_of_many_warnings_the_newest_are_shown() -> None:
+    many = [f"batch {n} is empty" for n in range(5)]
+    run = Run.model_validate({**RUN_EXAMPLE, "warnings": many})
+    out = io.StringIO()
+    Console(width=120, file=out).print(printing.run_table(run, "http://h"))
+    shown = " ".join(out.getvalue().split())
+    assert "batch 2 is empty; batch 3 is empty; batch 4 is empty (and 2 earlier" in shown
+    assert "batch 1 is" not in shown
