@@ -10,6 +10,7 @@ import typer
 from ratchet.api.client import printing
 from ratchet.api.client.cli_read import watched
 from ratchet.api.client.client import Ratchet, as_json
+from ratchet.api.client.comparing import comparison_table
 from ratchet.api.client.options import (
     CHECKING,
     REFUSED,
@@ -39,7 +40,7 @@ def _started(client: Ratchet, runs: list[Run]) -> None:
 def _show(client: Ratchet, comparisons: list[EvalComparison]) -> None:
     out = printing.console()
     for comparison in comparisons:
-        out.print(printing.comparison_table(comparison, client.address), soft_wrap=True)
+        out.print(comparison_table(comparison, client.address), soft_wrap=True)
 
 
 def evaluate(

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ratchet.api.schemas.artifacts import Batch, Checkpoint
-from ratchet.api.schemas.evals import EvalComparison
 from ratchet.api.schemas.events import Event, LogLine
 from ratchet.api.schemas.health import RunHealth
 from ratchet.api.schemas.machines import Engine, WorkerItem
@@ -25,8 +23,6 @@ from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
 from ratchet.api.schemas.run import EvalSummary, ResolvedConfig, Run
 
 Item = TypeVar("Item")
-MOST_DIFFERING = 10
-"""Examples that a comparison of evals names."""
 BARS = "▁▂▃▄▅▆▇█"
 PIPE_WIDTH = 200
 STYLES = {
@@ -395,7 +391,7 @@ def _state(problem: str | None, error: str | None) -> str:
     return clean(f"damaged: {problem}" if problem else f"sound; {error}" if error else "sound")
 
 
-def _within(value: Mapping[str, Any] | None) -> str:
+def within(value: Mapping[str, Any] | None) -> str:
     """'0.61 [0.52, 0.7]': a mean with the bounds of its interval, where they are known."""
     if value is None:
         return "-"
@@ -411,7 +407,7 @@ def _scores(metrics: Any) -> str:
     names = [name for name in metrics if name.startswith(("avg@", "pass@")) and "/" not in name]
     return ", ".join(
         f"{name} "
-        + _within(
+        + within(
             {
                 "mean": metrics[name],
                 "low": metrics.get(f"{name}/low"),
@@ -420,41 +416,6 @@ def _scores(metrics: Any) -> str:
         )
         for name in names
     )
-
-
-def comparison_table(item: EvalComparison, address: str) -> Table:
-    """One eval against another: the difference, wins and losses, and the examples that differ most,
-    with where the rollouts of each are read.
-    """
-    difference = item.difference
-    rows: list[tuple[str, RenderableType | None]] = [
-        ("eval", clean(f"{item.env} by {item.metric}")),
-        *(
-            (name, clean(f"{_within(_plain(side.score))}  {side.model} ({side.run_id})"))
-            for name, side in (("this", item.this), ("other", item.other))
-            if side is not None
-        ),
-        ("problem", Text(clean(item.problem), STYLES["error"]) if item.problem else None),
-    ]
-    if difference is not None:
-        text = f"{_within(_plain(difference))}, paired over {item.examples} examples"
-        rows += [
-            ("difference", text),
-            ("examples", f"{item.wins} wins, {item.losses} losses, {item.ties} ties"),
-        ]
-    for place, each in enumerate(item.differ[:MOST_DIFFERING]):
-        assert item.this is not None and item.other is not None
-        pages = [
-            f"{address}/dashboard/#/runs/{side.run_id}/rollouts?kind=eval&r={ids[0]}"
-            for side, ids in ((item.this, each.rollouts), (item.other, each.other_rollouts))
-        ]
-        scores = f"example {each.example}: {number(each.score)}, other {number(each.other_score)}"
-        rows.append(("differ" if place == 0 else "", clean("  ".join([scores, *pages]))))
-    return pairs_table(rows)
-
-
-def _plain(value: BaseModel | None) -> dict[str, Any] | None:
-    return None if value is None else value.model_dump()
 
 
 def evals_table(items: Iterable[EvalRecord]) -> Table:
