@@ -51,6 +51,7 @@ class TrainingRun:
             "name": arg.config["name"],
             "created_at": arg.created_at,
             "max_steps": arg.config["max_steps"],
+            "model": arg.config["model"]["name"],
             "metadata": arg.config["metadata"],
             "examples": arg.examples,
             "signals": [],
