@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ratchet.activities.envs import loading
@@ -34,7 +35,7 @@ def refusal_of(out: str) -> str:
     return f"{out}.refused"
 
 
-def cause_of(error: BaseException | None) -> OSError | None:
+def os_error_behind(error: BaseException | None) -> OSError | None:
     """The error of the operating system or a connection that `error` is or was raised from.
 
     Dataset libraries wrap such errors, and connection libraries raise types of their own.
@@ -60,7 +61,7 @@ def write(request: dict[str, Any]) -> Refusal | None:
             os.unlink(part)
         # The environment is the user's code: its errors are for the user to read.
         reason = f"taskset {request['id']!r} does not load: {type(error).__name__}: {error}"
-        cause = cause_of(error)
+        cause = os_error_behind(error)
         if cause is not None and cause is not error:
             reason += f" ({type(cause).__name__}: {cause})"
         if cause is not None:
@@ -74,9 +75,11 @@ def main() -> None:
     """Carries out every request."""
     end_with_parent()
     for request in json.load(sys.stdin):
+        told = Path(refusal_of(request["out"]))
+        # That of a process that was killed says nothing about this one.
+        told.unlink(missing_ok=True)
         if (refused := write(request)) is not None:
-            with open(refusal_of(request["out"]), "w", encoding="utf-8") as file:
-                json.dump(asdict(refused), file)
+            told.write_text(json.dumps(asdict(refused)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import os
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.checks import load_limits
@@ -30,8 +30,13 @@ HEADROOM = 256
 WHOLE = 20_000
 """A taskset is read whole up to here."""
 
-_Key = tuple[str, Kind, str]
-"""Run, kind and name of an env."""
+
+class _Key(NamedTuple):
+    """One env of a run."""
+
+    run_id: str
+    kind: Kind
+    name: str
 
 
 @dataclass
@@ -70,7 +75,7 @@ class TaskLibrary:
         Raises ApplicationError (BAD_INPUT) if the taskset does not load or has no such task, and
         StoreUnavailable if what it is read from cannot be reached, such as a disk or a hub.
         """
-        key = (run_id, kind, name)
+        key = _Key(run_id, kind, name)
         result = self._loaded.get(key)
         if result is None or not result.reaches(index):
             config = self.ctx.config(run_id)
@@ -93,23 +98,12 @@ class TaskLibrary:
         """Reads the first `count` tasks of an env, and with them those of its neighbours that were
         not read yet: what takes time is to import the environment.
         """
-        run_id, kind, name = key
-        env = config.env(name, kind)
-        scratch = self.ctx.scratch(f"tasks-{run_id}")
-        wanted = {key: count, **{other: WHOLE for other in self._neighbours(config, key)}}
-        outs = {
-            it: str(scratch / f"{it[1]}-{it[2]}-{count}-{os.getpid()}.jsonl")
-            for it, count in wanted.items()
-        }
+        env = config.env(key.name, key.kind)
+        scratch = self.ctx.scratch(f"tasks-{key.run_id}")
+        counts = {key: count, **dict.fromkeys(self._neighbours(config, key), WHOLE)}
+        outs = {it: f"{scratch}/{it.kind}-{it.name}-{os.getpid()}.jsonl" for it in counts}
         requests = [
-            {
-                "id": (of := config.env(it[2], it[1])).id,
-                "args": of.args,
-                "kind": it[1],
-                "count": count,
-                "out": outs[it],
-            }
-            for it, count in wanted.items()
+            _request(it.kind, config.env(it.name, it.kind), counts[it], outs[it]) for it in counts
         ]
         process = await asyncio.create_subprocess_exec(
             *module_command("ratchet.activities.envs.dump"),
@@ -139,7 +133,7 @@ class TaskLibrary:
         refusals = await asyncio.to_thread(_refusals, outs)
         for it, out in outs.items():
             if it not in refusals:
-                self._loaded[it] = await asyncio.to_thread(_read, Path(out), wanted[it])
+                self._loaded[it] = await asyncio.to_thread(_read, Path(out), counts[it])
         # A neighbour's refusal is heard by whoever asks for it.
         if (refused := refusals.get(key)) is not None:
             if refused.unreachable:
@@ -148,12 +142,15 @@ class TaskLibrary:
 
     def _neighbours(self, config: RunConfig, key: _Key) -> list[_Key]:
         """Envs of the run with the same import path that were not read yet."""
-        run_id, kind, name = key
-        path = config.env(name, kind).path
+        path = config.env(key.name, key.kind).path
         sections: list[tuple[Kind, EnvConfig]] = [("train", env) for env in config.train.env]
         sections += [("eval", env) for env in config.eval.env]
-        found: list[_Key] = [(run_id, of, env.name) for of, env in sections if env.path == path]
+        found = [_Key(key.run_id, kind, env.name) for kind, env in sections if env.path == path]
         return [it for it in found if it != key and it not in self._loaded]
+
+
+def _request(kind: Kind, env: EnvConfig, count: int, out: str) -> dict[str, Any]:
+    return {"id": env.id, "args": env.args, "kind": kind, "count": count, "out": out}
 
 
 def _refusals(outs: dict[_Key, str]) -> dict[_Key, dump.Refusal]:
