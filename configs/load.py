@@ -183,11 +183,13 @@ def parse(text: str, *, media: str = "toml") -> Any:
 
 
 def _line_of(text: str, error: str) -> str:
-    """', in the line of …' with what stands before '=' in the line that a TOML error names."""
-    if (number := re.search(r"at line (\d+)", error)) is None:
-        return ""
-    key = text.splitlines()[int(number[1]) - 1 :][:1]
-    return f", in the line of {key[0].partition('=')[0].strip()[:80]!r}" if key else ""
+    """', in the line of …' with the key or section that a line begins with which an error names; ''
+    if the line may be part of a value.
+    """
+    number = re.search(r"at line (\d+)", error)
+    line = text.split("\n")[int(number[1]) - 1].strip() if number else ""
+    key, equals, _ = line.partition("=")
+    return f", in the line of {key.strip()[:80]!r}" if equals or line.startswith("[") else ""
 
 
 def toml_value(text: str) -> Any:

@@ -131,10 +131,8 @@ def test_overrides_reach_into_sections_and_lists(tmp_path: Path) -> None:
         ('max_norn = 3\n[[train.env]]\nid = "a"', "max_norn: .* 'trainer.optim.max_norm'"),
         ('[[train.env]]\nid = "a"\nratios = 1', r"train.env.0.ratios: .* did you mean 'ratio'"),
         ("[train\n", r"not valid toml: .*line 2.*, in the line of '\[train'"),
-        (
-            "max_steps = 4",
-            r"Cannot overwrite .*line 2.*, in the line of 'max_steps'",
-        ),
+        ("max_steps = 4", r"Cannot overwrite .*line 2.*, in the line of 'max_steps'"),
+        ('a = [\n"hunter2" "x"]', r"not valid toml: .*line 3, column \d+\)$"),
     ],
 )
 def test_mistakes_in_a_file_name_file_key_and_remedy(
