@@ -1,7 +1,6 @@
 """Proxies and certificates of the environment: for what is outside, not for our own servers."""
 
 import asyncio
-import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -161,7 +160,8 @@ async def test_a_judge_may_be_behind_a_proxy_only(
 ) -> None:
     port, targets = server
     through(monkeypatch, f"http://127.0.0.1:{port}")
-    monkeypatch.setattr(os, "environ", os.environ | process_env(None, Path("/nowhere")))
+    for name, value in process_env(None, Path("/nowhere")).items():
+        monkeypatch.setenv(name, value)
     assert await asked("http://judge.invalid/v1") == 200
     assert targets == ["http://judge.invalid/v1/models"]
     monkeypatch.setenv("NO_PROXY", "judge.invalid")
@@ -175,6 +175,7 @@ async def test_a_judge_may_have_a_certificate_of_the_company(
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    through(monkeypatch, DEAD)
     async with company_server(tmp_path) as address:
         with pytest.raises(APIConnectionError) as refused:
             await asked(address)
