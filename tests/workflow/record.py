@@ -34,8 +34,9 @@ from ratchet.activities.contracts.wire import WIRE
 from ratchet.worker.client import register_search_attributes
 from ratchet.worker.stack import DYNAMIC_CONFIG
 from ratchet.workflows.protocol.messages import DISPATCH, HOST, PREFLIGHT, TRAINING_RUN
-from tests.workflow.kinds import KINDS, Handle, Kind, Stage
+from tests.workflow.kinds import KINDS, Kind
 from tests.workflow.running import worker
+from tests.workflow.stage import Handle, Stage
 
 HISTORIES = Path(__file__).parent / "histories"
 WORKFLOW_TYPES = (TRAINING_RUN, DISPATCH, HOST, PREFLIGHT)
