@@ -86,7 +86,7 @@ browser:
 	|| echo "test: the dashboard's tests are skipped, since there is no Chromium; Debian and Ubuntu: sudo apt-get install chromium" >&2
 
 # Runs that are paused, resumed, forked and upgraded on the real stack, and beside them what starts
-# many processes; at most twelve minutes.
+# many processes; some fifteen minutes on two cores without AVX-512.
 test-long: setup
 	$(MAKE) -j 2 -O long-stack long-others
 long-stack:
