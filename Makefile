@@ -85,8 +85,8 @@ browser:
 	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-liberation >/dev/null; } \
 	|| echo "test: the dashboard's tests are skipped, since there is no Chromium; Debian and Ubuntu: sudo apt-get install chromium" >&2
 
-# Runs that are paused, resumed, forked and upgraded on the real stack, and beside them what starts
-# many processes; some fifteen minutes on two cores without AVX-512.
+# Runs that are paused, resumed, forked and upgraded on the real stack, and beside them lost trainers,
+# late writers and long workflows; at most eight minutes.
 test-long: setup
 	$(MAKE) -j 2 -O long-stack long-others
 long-stack:
@@ -107,7 +107,8 @@ long-others:
 NIGHTLY := tests soak examples bench growth python313 images mutants
 nightly: $(addprefix nightly-,$(or $(PART),$(NIGHTLY)))
 nightly-tests: setup browser
-	$(BIN)/python -m pytest -q -m nightly tests
+	$(BIN)/python -m pytest -q -n 2 $(SIDE_BY_SIDE) -m "nightly and not stack and not alone" tests
+	$(BIN)/python -m pytest -q -m "nightly and (stack or alone)" tests/e2e
 nightly-soak:
 	$(MAKE) chaos SOAK=45m EVERY=120s
 nightly-examples: examples

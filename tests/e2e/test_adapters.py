@@ -105,7 +105,7 @@ def _check(policy: Policy, prompt: list[int], choice: dict[str, Any]) -> None:
     assert worst <= 1e-4, worst
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 class TestEngine:
     """One engine, in this order."""
 

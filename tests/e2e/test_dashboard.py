@@ -104,7 +104,7 @@ async def test_zooming_fetches_the_steps_in_full(site: Site) -> None:
         assert reader.complaints == []
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", list(PAGES))
 async def test_pages_are_accessible_and_quiet(site: Site, name: str, scheme: str) -> None:
     where, ready = PAGES[name]
@@ -180,7 +180,7 @@ async def test_a_link_of_the_list_is_not_lost_while_it_is_pressed(site: Site) ->
 
 
 @pytest.mark.parametrize("viewport", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 async def test_dialogs_are_accessible(site: Site, scheme: str, viewport: dict[str, int]) -> None:
     """Every dialog of a run's page, with all that it fetches, is as readable as the page."""
     async with reading(

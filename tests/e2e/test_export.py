@@ -68,7 +68,7 @@ def test_the_best_is_that_of_the_evals(trained: Trained, tmp_path: Path) -> None
     assert (made["step"], made["best_of"]) == (best["step"], "reverse-text")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_another_run_begins_with_it(trained: Trained) -> None:
     where, store, parent = trained.where, trained.store, trained.id
     name = f"model.name=run:{parent}@{STEPS}"

@@ -36,7 +36,7 @@ from tests.e2e.policies import random_policy
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.long,
+    pytest.mark.nightly,
     pytest.mark.timeout(200),
     pytest.mark.asyncio(loop_scope="module"),
 ]

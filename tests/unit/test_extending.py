@@ -142,7 +142,7 @@ print(json.dumps(found))
 # -- envs -----------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_env_of_the_user(tmp_path: Path) -> None:
     _write_users("an env", tmp_path)
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
@@ -151,7 +151,7 @@ async def test_env_of_the_user(tmp_path: Path) -> None:
     assert found == CheckResult([], {"train/spell": 3})
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_built_in_env(tmp_path: Path) -> None:
     copy = _copy("an env", tmp_path)
     _write_users("an env", tmp_path / "activities" / "envs" / "shipped")

@@ -157,7 +157,7 @@ def test_pre_commit_has_the_locked_ruff() -> None:
     assert hooks["rev"] == f"v{locked('cpu')['ruff']}"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_empty_environment_gets_the_client_and_no_server(wheel: Path, tmp_path: Path) -> None:
     venv = Venv(tmp_path / "env", wheel, borrow=False)
     installed = f"from importlib.util import find_spec\nprint([n for n in {HEAVY} if find_spec(n)])"

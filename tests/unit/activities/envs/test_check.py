@@ -175,7 +175,7 @@ def test_environments_of_one_path_are_waited_for_together() -> None:
     assert load_limits(config) == {"/p": 3600 + 600, None: 600}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_what_is_not_there_says_what_to_run_and_says_it_once(
     tmp_path: Path, own_path: str
 ) -> None:

@@ -48,7 +48,7 @@ def library(tmp_path: Path, failure: str) -> TaskLibrary:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_what_can_be_put_right_is_waited_for(tmp_path: Path) -> None:
     found = library(tmp_path, FULL)
     said = r"'own-env' does not load: OSError: .*No space.*; free some space"
@@ -93,7 +93,7 @@ async def test_envs_of_a_path_share_a_process_and_fail_alone(tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_the_cause_behind_an_error_decides(tmp_path: Path) -> None:
     said = r"RuntimeError: An error .*\(ConnectionError: hub .*; check the mount or the"
     with pytest.raises(StoreUnavailable, match=said):
@@ -101,7 +101,7 @@ async def test_the_cause_behind_an_error_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_a_broken_env_is_the_users(tmp_path: Path) -> None:
     with pytest.raises(ApplicationError, match=r"does not load: KeyError: 'answer'$") as caught:
         await library(tmp_path, BROKEN).task("r", "train", "own-env", 0)

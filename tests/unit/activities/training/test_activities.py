@@ -155,7 +155,7 @@ async def test_what_preparing_says_when_it_dies_holds_no_part_of_a_secret(
     assert "hunter2" not in str(caught.value) and str(caught.value).endswith("y\nlast words")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_a_model_without_a_template_cannot_be_evaluated_by_chat(
     tmp_path: Path, policy: Path
 ) -> None:
@@ -215,7 +215,7 @@ async def test_a_run_begins_with_another_ones_version_and_keeps_it(
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_an_adapter_from_version_0_to_another_run(tmp_path: Path, policy: Path) -> None:
     """The weights of a checkpoint's step stay as long as it does, and another run merges it."""
     section = {**CONFIG["trainer"], "lora": {"rank": 4}}
@@ -266,7 +266,7 @@ async def test_a_version_must_fit_the_run(tmp_path: Path, policy: Path) -> None:
     assert problem.pointer == "/trainer/seq_len" and "512" in problem.message
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_the_model_card_of_a_folder_reports_base_and_licence(
     tmp_path: Path, policy: Path
 ) -> None:
@@ -301,7 +301,7 @@ async def test_cancelled_preparation_leaves_nothing_running(tmp_path: Path, poli
     assert ctx.store.committed(keys.weights(RUN, 0)) is None
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_batch_that_cannot_be_trained_is_not_retried(tmp_path: Path, policy: Path) -> None:
     ctx = context(tmp_path, policy)
     acts = TrainerActivities(ctx)

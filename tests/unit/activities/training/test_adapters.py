@@ -257,14 +257,14 @@ def test_experts_of_a_mixture_are_refused() -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_preflight_refuses_targets_of_another_model(policy: Path) -> None:
     good = check_config({"name": str(policy)}, lora={"targets": ["q_proj"]})
     assert check_model(good) == []
     refuses_targets({"name": str(policy)})
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("model", [{}, {"name": "ratchet/smollm2-135m"}], ids=["tiny", "smollm2"])
 def test_the_preflight_refuses_targets_of_another_shipped_model(model: dict[str, str]) -> None:

@@ -83,7 +83,7 @@ def test_folder_of_something_else(
     assert says in problem.message
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_renderer_needs_its_specials(tmp_path: Path, policy: Path) -> None:
     for file in policy.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -115,7 +115,7 @@ def test_a_tokenizer_without_a_template_needs_a_renderer(tmp_path: Path, policy:
     assert "neither a chat template nor ChatML's tokens; set model.renderer" in problem.message
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_renderer_must_do_what_the_template_does(tmp_path: Path, policy: Path) -> None:
     shutil.copytree(policy, tmp_path / "policy")
     template = tmp_path / "policy" / "chat_template.jinja"

@@ -157,7 +157,7 @@ async def test_on_a_cpu_it_changes_no_bit(tmp_path: Path, policy: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_an_operation_that_is_refused_is_the_users_error(
     tmp_path: Path, policy: Path
 ) -> None:

@@ -84,7 +84,7 @@ def flipped(store: ArtifactStore, key: str, file: str, tensor: str) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_adapter_from_its_checkpoint(
     tmp_path: Path, policy: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

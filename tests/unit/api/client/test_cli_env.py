@@ -29,7 +29,7 @@ PAGE = (ROOT / "docs" / "env-servers.md").read_text()
 COMMAND = [sys.executable, "-m", "ratchet.api.client", "env-server"]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_a_server_started_by_hand_answers(tmp_path: Path) -> None:
     """As `address` of a config wants it; its arguments are on no command line once it serves."""
     address = f"tcp://127.0.0.1:{free_port()}"

@@ -97,7 +97,7 @@ async def asked_about(served: Served) -> dict[str, str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.asyncio(loop_scope="session")
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_replies_are_as_documented(served: Served) -> None:
     about = await asked_about(served)
     with in_a_thread(create_app(served.settings, connection(served.env))) as url:
