@@ -85,7 +85,7 @@ browser:
 	|| { [ "$$(id -u)" = 0 ] && apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium fonts-liberation >/dev/null; } \
 	|| echo "test: the dashboard's tests are skipped, since there is no Chromium; Debian and Ubuntu: sudo apt-get install chromium" >&2
 
-# Runs that are paused, resumed, forked and upgraded on the real stack, and beside them lost trainers,
+# A pretrained model and a run of an earlier build on the real stack, and beside them lost trainers,
 # late writers and long workflows; at most eight minutes.
 test-long: setup
 	$(MAKE) -j 2 -O long-stack long-others
@@ -96,7 +96,7 @@ long-others:
 
 # What takes long, in parts of at most an hour; all of them without PART. docs/nightly.md has the last
 # result of each.
-#   PART=tests       every example of an API reply, a live run in a browser, a power cut, the wheel
+#   PART=tests       a run paused, resumed and forked, replies of the API, a power cut, the wheel
 #   PART=soak        45 minutes of faults
 #   PART=examples    every example config
 #   PART=bench       overlap, utilization, learning, load and gate

@@ -25,7 +25,7 @@ from tests.e2e.driving import ENDED, get, kill_server, launch, processes_of, wai
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.long,
+    pytest.mark.nightly,
     pytest.mark.timeout(600),
     pytest.mark.stack,
 ]
