@@ -108,7 +108,7 @@ NIGHTLY := tests soak examples bench growth python313 images mutants
 nightly: $(addprefix nightly-,$(or $(PART),$(NIGHTLY)))
 nightly-tests: setup browser
 	$(BIN)/python -m pytest -q -n 2 $(SIDE_BY_SIDE) -m "nightly and not stack and not alone" tests
-	$(BIN)/python -m pytest -q -m "nightly and (stack or alone)" tests/e2e
+	$(BIN)/python -m pytest -q -m "nightly and (stack or alone)" tests
 nightly-soak:
 	$(MAKE) chaos SOAK=45m EVERY=120s
 nightly-examples: examples

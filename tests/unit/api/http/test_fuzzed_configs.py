@@ -174,6 +174,7 @@ async def stalled(
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("guarded", [False, True])
 def test_10000_configs_stall_nobody(tmp_path: Path, guarded: bool) -> None:

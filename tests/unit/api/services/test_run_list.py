@@ -211,6 +211,7 @@ def test_what_is_no_cursor_is_none(text: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 @pytest.mark.timeout(900)
 async def test_pages_of_100000_runs(tmp_path: Path) -> None:
     """All in one day: days and hours are what the index divides by."""
