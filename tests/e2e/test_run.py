@@ -115,7 +115,7 @@ def test_down_leaves_no_process_and_no_port(stack: Stack) -> None:
         httpx.get(f"{where.api}/healthz", timeout=2)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_interrupted_demo_leaves_nothing(stack: Stack, tmp_path: Path) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "ratchet.worker.demo", "configs/examples/reverse_text.toml"],

@@ -284,7 +284,7 @@ async def test_backfill_ships_full_batches_of_what_post_batch_filters_leave(
             assert sum(counts) >= 8 > sum(counts[:-1]) and all(counts)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_auto_permits_follow_the_load_that_engines_report(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.rollout_s = 0.3

@@ -317,7 +317,7 @@ async def test_host_that_is_closed_for_a_pause_holds_nothing(temporal: Client) -
         assert (await handle.result())["status"] == "succeeded"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_of_many_works_that_are_held_one_tries_for_all(
     temporal: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ async def pushing(world: World, **overrides: Any) -> WorkflowHandle[Any, Any]:
     return handle
 
 
-@pytest.mark.parametrize("cached", [pytest.param(0, marks=pytest.mark.long), 100])
+@pytest.mark.parametrize("cached", [pytest.param(0, marks=pytest.mark.nightly), 100])
 async def test_the_next_batch_trains_while_weights_are_pushed(
     temporal: Client, cached: int
 ) -> None:

@@ -32,7 +32,7 @@ def stack(home: Path, address: str, command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_up_uses_the_server_that_the_environment_names(
     temporal: Client, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ from ratchet.configs.load import validate
 from tests import ROOT
 from tests.unit.activities.training.conftest import SMALL
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.nightly
 
 FIND = """
 import importlib.util
