@@ -65,7 +65,7 @@ async def test_an_evaluation_goes_on_over_lost_servers_and_a_pause(temporal: Cli
         await evaluated(world, handle)
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 async def test_a_long_evaluation_continues_as_new(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.rollout_s = 0.2

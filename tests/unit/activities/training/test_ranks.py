@@ -300,7 +300,7 @@ async def test_what_fails_on_one_rank_alone_ends_the_trainer(tmp_path: Path, oth
 # -- on real ranks ------------------------------------------------------------------------------
 
 
-@pytest.mark.nightly
+@pytest.mark.long
 @pytest.mark.timeout(180)
 async def test_two_ranks_train_as_one_process_does_and_go_on_where_it_stood(
     tmp_path: Path, policy: Path
