@@ -107,8 +107,8 @@ long-others:
 NIGHTLY := tests soak examples bench growth python313 images mutants
 nightly: $(addprefix nightly-,$(or $(PART),$(NIGHTLY)))
 nightly-tests: setup browser
-	$(BIN)/python -m pytest -q -n 2 $(SIDE_BY_SIDE) -m "nightly and not stack and not alone" tests
-	$(BIN)/python -m pytest -q -m "nightly and (stack or alone)" tests
+	$(BIN)/python -m pytest -q -n 2 $(SIDE_BY_SIDE) -m "nightly and not e2e and not alone" tests
+	$(BIN)/python -m pytest -q -m "nightly and (e2e or alone)" tests
 nightly-soak:
 	$(MAKE) chaos SOAK=45m EVERY=120s
 nightly-examples: examples
