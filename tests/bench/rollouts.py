@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,18 +27,15 @@ from statistics import fmean
 from typing import Any
 
 from ratchet.activities.contracts.statuses import ENDED
-from ratchet.activities.runtime.children import module_command
-from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import ArtifactStore
-from ratchet.activities.training.policy import digest, recipe_of
 from ratchet.api.client import Ratchet
 from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
 from ratchet.api.schemas.run import Run
 from ratchet.configs.load import load
-from ratchet.configs.model import DEFAULT_POLICY
 from ratchet.configs.run import RunConfig
 from ratchet.worker.stack import Stack
 from tests import ROOT
+from tests.warm import make_policy, put_policy
 
 EVERY_S = 0.3
 STEADY_FROM = 2
@@ -170,21 +166,6 @@ class Meter(threading.Thread):
                     self._seen[pid, found[pid][1]] = (command, found[pid][2])
 
 
-def make_policy(config: RunConfig, folder: Path) -> float:
-    """Makes the policy that a run of `config` starts from, unless `folder` has it; the seconds."""
-    assert config.model.name == DEFAULT_POLICY, "the bench is of the policy made on first use"
-    if folder.is_dir():
-        return 0.0
-    began = time.monotonic()
-    order = {"name": config.model.name, "env": config.model.warm_start_env, "seed": config.seed}
-    with tempfile.TemporaryDirectory(prefix="ratchet-order-") as scratch:
-        file = Path(scratch) / "order.json"
-        file.write_text(json.dumps(order))
-        command = module_command("ratchet.activities.training.prepare", "--order", str(file))
-        subprocess.run([*command, "--out", str(folder)], check=True, stdout=sys.stderr)
-    return time.monotonic() - began
-
-
 def play(client: Ratchet, config: RunConfig) -> tuple[Run, float]:
     """One run, when it has ended, and the Unix time at which rollouts had been delivered."""
     run, first = client.runs.create(config), 0.0
@@ -227,11 +208,11 @@ def figures(
 
 def bench(config: RunConfig, home: Path, policy: Path) -> dict[str, Any]:
     """Carries one run out and measures it."""
-    warm_start_s = make_policy(config, policy)
-    store = ArtifactStore(f"file://{home}/store", home / "stores.json")
-    env = config.model.warm_start_env
-    cache = keys.policy_cache(digest(recipe_of(env), env, config.seed))
-    store.put_folder(cache, policy, attempt="bench")
+    began = time.monotonic()
+    if not policy.is_dir():
+        make_policy(config, policy)
+    warm_start_s = time.monotonic() - began
+    put_policy(ArtifactStore(f"file://{home}/store", home / "stores.json"), config, policy)
     stack, meter = Stack(home), Meter()
     try:
         where = stack.up()

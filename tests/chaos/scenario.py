@@ -23,12 +23,14 @@ from ratchet.activities.contracts.wire import WIRE
 from ratchet.activities.hosting import reaper
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.configs.load import load
+from ratchet.configs.run import RunConfig
 from tests import ROOT
 from tests.chaos import checker, disk, faults, history, report, stored, targets
 from tests.chaos.observer import Look, Observer
 from tests.chaos.schedule import Planned
 from tests.chaos.supervisor import ChaosStack, Supervisor
 from tests.chaos.world import Witness, World, as_json
+from tests.warm import make_policy, put_policy
 
 CONFIG = ROOT / "configs" / "examples" / "reverse_text.toml"
 OVERRIDES = (
@@ -82,8 +84,10 @@ class Base:
 
 
 @contextlib.asynccontextmanager
-async def base(folder: Path, disk_mib: int, say: Say) -> AsyncIterator[Base]:
-    """A stack under `folder`, with its store on a small disk."""
+async def base(folder: Path, disk_mib: int, config: RunConfig, say: Say) -> AsyncIterator[Base]:
+    """A stack under `folder`, with its store on a small disk, which has the policy that a run of
+    `config` starts from.
+    """
     made = disk.mount(folder / "disk", disk_mib)
     os.environ.pop("TEMPORAL_ADDRESS", None)
     os.environ["RATCHET_STORE"] = f"file://{made.store}"
@@ -94,7 +98,11 @@ async def base(folder: Path, disk_mib: int, say: Say) -> AsyncIterator[Base]:
     stack = ChaosStack(folder / "home")
     try:
         say(f"store on {made.kind}, state in {folder}")
-        where = await asyncio.to_thread(stack.up)
+        policy = folder / "policy"
+        where, _ = await asyncio.gather(
+            asyncio.to_thread(stack.up), asyncio.to_thread(make_policy, config, policy)
+        )
+        put_policy(ArtifactStore(f"file://{made.store}"), config, policy)
         yield Base(stack, made, where.api)
     finally:
         stack.down()
@@ -102,10 +110,9 @@ async def base(folder: Path, disk_mib: int, say: Say) -> AsyncIterator[Base]:
         os.environ.pop("RATCHET_STORE")
 
 
-def launch(api: str, overrides: Sequence[str]) -> str:
+def launch(api: str, config: RunConfig) -> str:
     """Starts a run; returns its id."""
-    config = load(CONFIG, [*OVERRIDES, *overrides]).model_dump(mode="json")
-    reply = httpx.post(f"{api}/v1/runs", json=config, timeout=120)
+    reply = httpx.post(f"{api}/v1/runs", json=config.model_dump(mode="json"), timeout=120)
     assert reply.status_code == 201, reply.text
     return str(reply.json()["id"])
 
@@ -124,9 +131,9 @@ class Session:
     def __post_init__(self) -> None:
         self.witnesses = []
 
-    async def perform(self, overrides: Sequence[str]) -> dict[str, Any]:
+    async def perform(self, config: RunConfig) -> dict[str, Any]:
         """Everything from the run's start to the figures."""
-        self.run_id = await asyncio.to_thread(launch, self.base.api, overrides)
+        self.run_id = await asyncio.to_thread(launch, self.base.api, config)
         self.say(f"run {self.run_id}")
         store = ArtifactStore(f"file://{self.base.disk.store}")
         observer = Observer(self.client, self.base.api, self.run_id)
@@ -301,6 +308,7 @@ def _recompute(url: str, run_id: str, step: int) -> dict[str, Any]:
 
 async def session(folder: Path, plan: Plan, overrides: Sequence[str], say: Say) -> dict[str, Any]:
     """Carries a plan out under `folder`; returns the figures."""
-    async with base(folder, plan.disk_mib, say) as ready:
+    config = load(CONFIG, [*OVERRIDES, *overrides])
+    async with base(folder, plan.disk_mib, config, say) as ready:
         client = await Client.connect(ready.stack.direct, data_converter=WIRE)
-        return await Session(ready, client, plan, say).perform(overrides)
+        return await Session(ready, client, plan, say).perform(config)

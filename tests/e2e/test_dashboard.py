@@ -46,6 +46,7 @@ async def site(home: Path, request: pytest.FixtureRequest) -> AsyncIterator[Site
 
 
 @pytest.mark.alone
+@pytest.mark.nightly
 async def test_a_run_of_10_000_steps_opens_in_two_seconds(site: Site) -> None:
     """The best of five, since whatever else the machine does only ever adds to it."""
     took = []
@@ -62,6 +63,7 @@ async def test_a_run_of_10_000_steps_opens_in_two_seconds(site: Site) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.nightly
 async def test_a_run_of_10_000_steps_stays_smooth(site: Site) -> None:
     async with reading(site.browser, site.api, instruments=True) as reader:
         await reader.open("#/runs/long", '="all"')
@@ -101,17 +103,6 @@ async def test_zooming_fetches_the_steps_in_full(site: Site) -> None:
             await reader.page.get_by_role("button", name="Reset zoom").click()
         assert "until_step" not in (await answered.value).url
         await expect(reader.page.get_by_role("button", name="Reset zoom")).to_be_hidden()
-        assert reader.complaints == []
-
-
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("name", list(PAGES))
-async def test_pages_are_accessible_and_quiet(site: Site, name: str, scheme: str) -> None:
-    where, ready = PAGES[name]
-    async with reading(site.browser, site.api, scheme=scheme, instruments=True) as reader:
-        await reader.open(where, ready)
-        await reader.settled()
-        assert await reader.serious() == []
         assert reader.complaints == []
 
 
@@ -201,26 +192,27 @@ async def test_dialogs_are_accessible(site: Site, scheme: str, viewport: dict[st
         assert await reader.serious() == []
 
 
+LOOKS = {"light": (DESKTOP, "light"), "dark": (DESKTOP, "dark"), "phone": (PHONE, "light")}
+
+
+@pytest.mark.parametrize(
+    "look", ["light", "phone", pytest.param("dark", marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize("name", list(PAGES))
-async def test_pages_fit_a_phone_and_are_pictured(site: Site, name: str) -> None:
-    """No page is wider than the screen, and on a phone all is as accessible. Pictures are left for
-    whoever looks at them.
-    """
-    where, ready = PAGES[name]
-    for look, viewport, scheme in (
-        ("light", DESKTOP, "light"),
-        ("dark", DESKTOP, "dark"),
-        ("phone", PHONE, "light"),
-    ):
-        async with reading(
-            site.browser, site.api, viewport=viewport, scheme=scheme, instruments=True
-        ) as reader:
-            await reader.open(where, ready)
-            await reader.settled()
-            await reader.page.screenshot(path=site.screenshots / f"{name}-{look}.png")
-            wide = await reader.page.evaluate("document.documentElement.scrollWidth")
-            assert wide <= viewport["width"], look
-            assert look != "phone" or await reader.serious() == []
+async def test_pages_fit_are_accessible_and_quiet(site: Site, name: str, look: str) -> None:
+    """No page is wider than the screen. Pictures are left for whoever looks at them."""
+    (viewport, scheme), (where, ready) = LOOKS[look], PAGES[name]
+    async with reading(
+        site.browser, site.api, viewport=viewport, scheme=scheme, instruments=True
+    ) as reader:
+        await reader.open(where, ready)
+        await reader.settled()
+        await reader.page.screenshot(path=site.screenshots / f"{name}-{look}.png")
+        assert (
+            await reader.page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+        )
+        assert await reader.serious() == []
+        assert reader.complaints == []
 
 
 async def test_the_model_that_is_chosen_is_the_one_to_export(site: Site) -> None:

@@ -1,7 +1,7 @@
 """A short run on the whole real stack, with everything a user does to it on the way.
 
-In mid-run the API, the workflow worker and the rollout worker are killed and started again, and so
-is every kind of server that the run keeps; signals come from Temporal's own CLI.
+In mid-run the API, the workflow worker and the rollout worker are killed and started again, and
+every server that the run keeps at one time; signals come from Temporal's own CLI.
 """
 
 from dataclasses import dataclass
@@ -41,11 +41,11 @@ def train(stack: Stack) -> Trained:
     wait_until(where, run_id, lambda run: run["step"] >= 2)
     kill(stack, "worker-rollout")
     stack.up()
-    for role, server in SERVERS.items():
-        step = get(where, f"/v1/runs/{run_id}")["step"]
+    step = get(where, f"/v1/runs/{run_id}")["step"]
+    for server in SERVERS.values():
         kill_server(stack, server)
-        wait_until(where, run_id, lambda run, role=role: run["restarts"][role] >= 1)
-        wait_until(where, run_id, lambda run, step=step: run["step"] > step)
+    wait_until(where, run_id, lambda run: all(run["restarts"][role] >= 1 for role in SERVERS))
+    wait_until(where, run_id, lambda run: run["step"] > step)
     cli_signal(where, run_id, "no_such_signal")
     cli_signal(where, run_id, "trigger_eval", "--input", '{"envs": ["reverse-text"]}')
     said = wait_until(where, run_id, lambda run: run["status"] in ENDED)

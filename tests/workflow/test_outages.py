@@ -40,7 +40,15 @@ WORKS = (
 )
 
 
-@pytest.mark.parametrize("work", WORKS)
+@pytest.mark.parametrize(
+    "work",
+    [
+        work
+        if work in (names.RUN_ROLLOUTS, names.TRAIN_STEP)
+        else pytest.param(work, marks=pytest.mark.nightly)
+        for work in WORKS
+    ],
+)
 async def test_run_pauses_itself_while_the_store_fails_and_goes_on_once_it_works(
     temporal: Client, work: str
 ) -> None:

@@ -71,6 +71,7 @@ async def test_tasks_are_read_by_index_to_the_last(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.nightly
 async def test_envs_of_a_path_share_a_process_and_fail_alone(tmp_path: Path) -> None:
     env = OWN_ENV.format(infinite=False).replace('print("loading")', "note()")
     note = "\nimport os\ndef note():\n    open('loads', 'a').write(f'{os.getpid()}\\n')\n"

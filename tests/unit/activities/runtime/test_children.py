@@ -98,7 +98,9 @@ def test_a_parent_that_went_first_is_noticed() -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("helper", ["prepare", "dump", "check"])
+@pytest.mark.parametrize(
+    "helper", ["prepare", "dump", pytest.param("check", marks=pytest.mark.nightly)]
+)
 def test_a_killed_worker_leaves_no_helper(tmp_path: Path, helper: str) -> None:
     library(tmp_path, HANGS)
     module = {"prepare": "ratchet.activities.training.prepare"}.get(
