@@ -26,7 +26,7 @@ from tests.chaos import disk, faults
 from tests.chaos.scenario import Plan, session
 from tests.chaos.schedule import every_kind, quick, soak
 
-QUICK_SPACING_S = 11.0
+QUICK_SPACING_S = 10.0
 QUICK_CLEAN_STEPS = 5
 SOAK_CLEAN_STEPS = 60
 DEFAULT_EVERY_S = 100.0
