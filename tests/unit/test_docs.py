@@ -120,7 +120,10 @@ def test_targets_and_modules_that_pages_name_exist() -> None:
 
 
 def test_configs_of_your_run_are_valid(tmp_path: Path) -> None:
-    (env,) = blocks(ROOT / "docs" / "your-run.md", "toml")
+    whole, env = blocks(ROOT / "docs" / "your-run.md", "toml")
+    (tmp_path / "config.toml").write_text(whole)
+    config = load(tmp_path / "config.toml")
+    assert (config.model.name, config.eval.env[0].id) == ("/models/my-model", "my-env")
     (tmp_path / "config.toml").write_text(f"max_steps = 1\n{env}")
     assert load(tmp_path / "config.toml").train.env[0].args == {"difficulty": 3}
 
