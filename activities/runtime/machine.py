@@ -45,10 +45,14 @@ def cpu_torch() -> bool:
 
 
 def gpus() -> list[int]:
-    """Bytes of each GPU that the driver shows."""
-    if shutil.which("nvidia-smi") is None:
+    """Bytes of each GPU that the driver shows; where CUDA_VISIBLE_DEVICES is set, which servers
+    inherit, of those that it names.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "" or shutil.which("nvidia-smi") is None:
         return []
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    query += [f"--id={visible}"] if visible else []
     reply = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
     sizes = [int(line) for line in reply.stdout.split() if line.isdigit()]
     return [size * MIB for size in sizes] if reply.returncode == 0 else []

@@ -251,11 +251,18 @@ def test_a_gpu_is_shared_with_engines(
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
     tool.write_text(
-        '#!/bin/sh\n[ "$2" = --format=csv,noheader,nounits ] && echo 9000 && echo 8000\n'
+        '#!/bin/sh\n[ "$2" = --format=csv,noheader,nounits ] || exit 1\n'
+        '[ "$3" = --id=1 ] || echo 9000\necho 8000\n'
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
-    assert machine.gpu_memory() == 8000 * 2**20
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert machine.gpu_memory() == 8000 * 2**20 and len(machine.gpus()) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert machine.gpus() == [8000 * 2**20]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine.gpus() == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     run = folder_of(tmp_path, policy, num_hidden_layers=24)
     inference = run.inference.model_copy(update={"gpu_memory_utilization": 0.99})
     small = run.model_copy(update={"inference": inference})
