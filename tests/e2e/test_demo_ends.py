@@ -29,7 +29,7 @@ def test_sigterm_cancels_the_run_and_takes_the_stack_down(tmp_path: Path) -> Non
         assert demo.stderr is not None
         for line in demo.stderr:
             said.append(line)
-            if "the run is" in line:
+            if "status: " in line and "queued" not in line:
                 break
         assert processes_of(tmp_path, "-m ratchet.worker --roles"), said
         # As from `timeout` and `make`, which both pass it on.
