@@ -193,7 +193,9 @@ async def test_pages_of_100000_runs_of_a_real_temporal(tmp_path: Path) -> None:
                 seen, worst, after = 0, 0.0, ""
                 while after is not None:
                     began = time.perf_counter()
-                    page = http.get(f"/v1/runs?limit=100{after and '&after='}{after}").json()
+                    reply = http.get(f"/v1/runs?limit=100{after and '&after='}{after}")
+                    assert reply.status_code == 200, reply.text
+                    page = reply.json()
                     worst = max(worst, time.perf_counter() - began if after else 0.0)
                     seen, after = seen + len(page["data"]), page["next_after"]
                 assert seen == RUNS
