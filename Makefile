@@ -66,6 +66,7 @@ test: setup browser
 
 # A Temporal server of so little work spends a fifth less CPU on one thread.
 test-unit test-workflow e2e-others: export GOMAXPROCS := 1
+
 # Those of workflows wait for a Temporal server; each process reads the rooms into the sandbox once.
 # Files go to processes in the order of their paths, or one long test of many would come last, alone.
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder

@@ -99,9 +99,10 @@ async def base(folder: Path, disk_mib: int, config: RunConfig, say: Say) -> Asyn
     try:
         say(f"store on {made.kind}, state in {folder}")
         policy = folder / "policy"
-        where, _ = await asyncio.gather(
-            asyncio.to_thread(stack.up), asyncio.to_thread(make_policy, config, policy)
-        )
+        # Awaited after the stack is up, so that its failure takes down no stack that still starts.
+        making = asyncio.create_task(asyncio.to_thread(make_policy, config, policy))
+        where = await asyncio.to_thread(stack.up)
+        await making
         put_policy(ArtifactStore(f"file://{made.store}"), config, policy)
         yield Base(stack, made, where.api)
     finally:

@@ -208,9 +208,8 @@ async def test_pages_fit_are_accessible_and_quiet(site: Site, name: str, look: s
         await reader.open(where, ready)
         await reader.settled()
         await reader.page.screenshot(path=site.screenshots / f"{name}-{look}.png")
-        assert (
-            await reader.page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
-        )
+        wide = await reader.page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= viewport["width"]
         assert await reader.serious() == []
         assert reader.complaints == []
 

@@ -40,13 +40,14 @@ WORKS = (
 )
 
 
+QUICK = (names.RUN_ROLLOUTS, names.TRAIN_STEP)
+
+
 @pytest.mark.parametrize(
     "work",
     [
-        work
-        if work in (names.RUN_ROLLOUTS, names.TRAIN_STEP)
-        else pytest.param(work, marks=pytest.mark.nightly)
-        for work in WORKS
+        *QUICK,
+        *(pytest.param(work, marks=pytest.mark.nightly) for work in WORKS if work not in QUICK),
     ],
 )
 async def test_run_pauses_itself_while_the_store_fails_and_goes_on_once_it_works(
