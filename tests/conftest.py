@@ -11,7 +11,7 @@ from temporalio.testing import WorkflowEnvironment
 
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.worker.client import register_search_attributes
-from ratchet.worker.stack import DYNAMIC_CONFIG
+from ratchet.worker.temporal_server import DYNAMIC_CONFIG
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("ratchet", deadline=None)

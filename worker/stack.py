@@ -21,6 +21,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -43,7 +44,7 @@ from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.machine import ONE_MACHINE
 from ratchet.configs.home import home_folder, private_folder
 from ratchet.worker.status import Process, observed, reported, table
-from ratchet.workflows.protocol.messages import SEARCH_ATTRIBUTES
+from ratchet.worker.temporal_server import analyze, keep_ended_runs, server_command
 
 PREFERRED_PORTS = {"temporal": 7233, "temporal_ui": 8233, "api": 8080}
 PORT_VARIABLES = {
@@ -53,31 +54,12 @@ PORT_VARIABLES = {
 }
 MIN_FREE_BYTES = 2 * 1024**3
 READY_WITHIN_S = 120.0
-TEMPORAL = Path(sys.executable).parent / "temporal"
-RETENTION = "3650d"
-"""How long the stack's own Temporal keeps ended runs."""
 GRACE_S = 20.0
 LOCK = "supervisor.lock"
 LOCK_VARIABLE = "RATCHET_SUPERVISOR_LOCK"
 """The descriptor of the lock, in a supervisor that `make up` started."""
 SUPERVISOR_ENDS_WITHIN_S = 90.0
 """A supervisor stops the whole stack first."""
-
-# Cancellations reach activities at once only with both switches on.
-DYNAMIC_CONFIG = (
-    "system.enableCancelActivityWorkerCommand=true",
-    "frontend.WorkerCommandsEnabled=true",
-    # A server polls its one shard at most 20 times a second by default: 45 ms for every hop
-    # between workflow and activity, which needs 5.
-    "history.transferProcessorMaxPollRPS=1000",
-    "history.timerProcessorMaxPollRPS=1000",
-    "history.visibilityProcessorMaxPollRPS=1000",
-)
-SQLITE_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL")
-"""SQLite's default journal limits the dev server to about 50 activities a second. FULL writes each
-transaction to disk before it is answered, as the store does with artifacts: a power cut reverts
-neither.
-"""
 
 
 log = logging.getLogger(__name__)
@@ -206,27 +188,16 @@ class Stack:
         """Makes Temporal keep ended runs: a dev server would forget them after a day. Raises
         StackError.
         """
-        port = self.record["ports"]["temporal"]
-        command = [str(TEMPORAL), "operator", "namespace", "update", "--namespace", "default"]
-        command += ["--address", f"127.0.0.1:{port}", "--retention", RETENTION]
-        command += ["--command-timeout", "60s"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise StackError(f"temporal cannot be set to keep ended runs: {done.stderr.strip()}")
+        if problem := keep_ended_runs(self.record["ports"]["temporal"]):
+            raise StackError(f"temporal cannot be set to keep ended runs: {problem}")
+
+    @property
+    def _database(self) -> Path:
+        return self.home / "temporal.db"
 
     def _temporal_command(self) -> list[str]:
         ports = self.record["ports"]
-        options = [
-            ("--log-level", "error"),
-            ("--db-filename", self.home / "temporal.db"),
-            ("--port", ports["temporal"]),
-            ("--ui-port", ports["temporal_ui"]),
-            *(("--sqlite-pragma", pragma) for pragma in SQLITE_PRAGMAS),
-            *(("--dynamic-config-value", setting) for setting in DYNAMIC_CONFIG),
-            *(("--search-attribute", f"{n}={kind}") for n, kind in SEARCH_ATTRIBUTES.items()),
-        ]
-        words = [str(word) for option in options for word in option]
-        return [str(TEMPORAL), "server", "start-dev", *words]
+        return server_command(self._database, ports["temporal"], ports["temporal_ui"])
 
     def _port(self, name: str, process: str) -> int:
         """The port of `name`: its previous one, its preferred one, or any free one."""
@@ -256,10 +227,19 @@ class Stack:
         if name.startswith("worker-"):
             # Since it was planned, a connection may have taken the port of its health check.
             env = {**env, "RATCHET_HEALTH_PORT": str(self._port(name, name))}
+        if name == "temporal":
+            self._analyze()
         process = self._spawn(name, command, env)
         started = psutil.Process(process.pid).create_time()
         self.record["processes"][name] = {"pid": process.pid, "started": started}
         self._save()
+
+    def _analyze(self) -> None:
+        try:
+            analyze(self._database)
+        except sqlite3.Error as error:
+            # A full disk may pass, and of a damaged file the server says more.
+            log.warning("%s was not analyzed, lists of runs may be slow: %s", self._database, error)
 
     def _spawn(
         self, name: str, command: list[str], env: dict[str, str], files: tuple[int, ...] = ()

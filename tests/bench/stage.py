@@ -40,11 +40,11 @@ from ratchet.configs.load import validate
 from ratchet.worker.compat import Worker
 from ratchet.worker.roles import STICKY_TIMEOUT
 from ratchet.worker.sandbox import SANDBOX
-from ratchet.worker.stack import DYNAMIC_CONFIG, SQLITE_PRAGMAS
+from ratchet.worker.temporal_server import server_command
 from ratchet.workflows.dispatch import Dispatch
 from ratchet.workflows.host import Host
 from ratchet.workflows.preflight import Preflight
-from ratchet.workflows.protocol.messages import SEARCH_ATTRIBUTES, RunInput
+from ratchet.workflows.protocol.messages import RunInput
 from ratchet.workflows.training_run import TrainingRun
 from tests.bench.ledger import Ledger
 from tests.workflow.world import World
@@ -149,15 +149,7 @@ async def stage() -> AsyncIterator[Stage]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(Path(sys.executable).parent / "temporal"), "server", "start-dev", "--headless"]
-    command += ["--log-level", "error", "--db-filename", str(home / "temporal.db")]
-    command += ["--port", str(port)]
-    for pragma in SQLITE_PRAGMAS:
-        command += ["--sqlite-pragma", pragma]
-    for setting in DYNAMIC_CONFIG:
-        command += ["--dynamic-config-value", setting]
-    for name, kind in SEARCH_ATTRIBUTES.items():
-        command += ["--search-attribute", f"{name}={kind}"]
+    command = server_command(home / "temporal.db", port)
     with (home / "temporal.log").open("wb") as log:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:

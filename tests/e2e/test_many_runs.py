@@ -1,25 +1,27 @@
 """A hundred thousand runs in a real Temporal: lists stay quick, and the API's memory stays flat.
 
 The runs are started on a queue that nobody polls, with a second to live, so that Temporal ends them
-by itself. The API is a process of its own, as users start it.
+by itself. Then Temporal is started again, as the stack starts it. The API is a process of its own,
+as users start it.
 """
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 from temporalio.client import Client
-from temporalio.testing import WorkflowEnvironment
 
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.activities.storage import keys
@@ -27,8 +29,8 @@ from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.services.ended import MARGIN
 from ratchet.api.services.run_list import cursor_of
 from ratchet.api.store.run_index import row_of
+from ratchet.worker.temporal_server import analyze, server_command
 from ratchet.workflows.protocol.messages import MEMO_KEY, TRAINING_RUN
-from tests.unit.api.conftest import temporal_binary
 
 pytestmark = [
     pytest.mark.e2e,
@@ -42,15 +44,22 @@ AT_ONCE = 100
 DAYS = 3
 PAGES = 1000
 QUICK_S = 0.1
-# The dev server's own bounds are for a laptop's load, not for a hundred thousand ends at once.
+# The dev server's own bounds are for a laptop's load, not for a hundred thousand ends at once; and
+# these need not be on the disk.
 UNBOUND = [
-    word
-    for service in ("frontend", "history", "matching", "worker")
-    for word in ("--dynamic-config-value", f"{service}.persistenceMaxQPS=100000")
+    *("--sqlite-pragma", "synchronous=OFF"),
+    *(
+        word
+        for service in ("frontend", "history", "matching", "worker")
+        for word in ("--dynamic-config-value", f"{service}.persistenceMaxQPS=100000")
+    ),
 ]
 CALM = 0.05
-"""Cores that a Temporal server takes at most once it is done with what the ends left it to do."""
+"""Cores that an idle Temporal server takes at most."""
 WITHIN_S = 1200.0
+ANSWERS_WITHIN_S = 120.0
+
+Served = tuple[Client, psutil.Process]
 
 
 def created(i: int) -> datetime:
@@ -86,6 +95,79 @@ async def until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
     while not await holds():
         assert time.monotonic() < end, f"never came to pass: {what}"
         await asyncio.sleep(1)
+
+
+@asynccontextmanager
+async def temporal(database: Path, extra: Iterable[str] = ()) -> AsyncIterator[Served]:
+    """A Temporal server on `database`; it is killed at the end."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with database.with_suffix(".log").open("ab") as out:
+        command = [*server_command(database, port), *extra]
+        server = subprocess.Popen(command, stdout=out, stderr=out)
+    try:
+        end = time.monotonic() + ANSWERS_WITHIN_S
+        while True:
+            try:
+                client = await Client.connect(f"127.0.0.1:{port}", data_converter=WIRE)
+                break
+            except RuntimeError:
+                assert server.poll() is None and time.monotonic() < end
+                await asyncio.sleep(0.2)
+        yield client, psutil.Process(server.pid)
+    finally:
+        server.kill()
+        server.wait()
+
+
+async def calm(server: psutil.Process) -> bool:
+    """Whether a server is done with what the ends left it to do."""
+    used: float = await asyncio.to_thread(server.cpu_percent, 5.0)
+    return used < 100 * CALM
+
+
+async def fill(client: Client) -> None:
+    """Starts the runs, and waits until each has ended and is listed."""
+    waiting = asyncio.Semaphore(AT_ONCE)
+
+    async def begin(i: int) -> None:
+        async with waiting:
+            await start(client, i)
+
+    async def listed() -> bool:
+        query = f"WorkflowType = '{TRAINING_RUN}' AND CloseTime IS NOT NULL"
+        return (await client.count_workflows(query)).count == RUNS
+
+    began = time.monotonic()
+    for first in range(0, RUNS, 10_000):
+        await asyncio.gather(*map(begin, range(first, min(RUNS, first + 10_000))))
+    print(f"{RUNS} runs started in {time.monotonic() - began:.0f} s")
+    await until("every run has ended and is listed", listed)
+
+
+@contextmanager
+def long_ago(store: ArtifactStore) -> Iterator[None]:
+    """Lets all runs count as older than MARGIN: younger ones are looked at again and again, and
+    nobody starts as many within an hour.
+    """
+    over = threading.Event()
+
+    def mark() -> None:
+        for key in (keys.RUN_INDEX, keys.ENDED_UNTIL):
+            store.write_live(key, {"until": (datetime.now(UTC) + MARGIN).isoformat()})
+
+    def keep_marking() -> None:
+        while not over.wait(1.0):
+            mark()
+
+    mark()
+    thread = threading.Thread(target=keep_marking)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextmanager
@@ -131,36 +213,16 @@ class Stalls:
 
 
 async def test_pages_of_100000_runs_of_a_real_temporal(tmp_path: Path) -> None:
-    home = tmp_path / "home"
+    home, database = tmp_path / "home", tmp_path / "temporal.db"
     store = ArtifactStore(f"file://{home}/store")
-    async with await WorkflowEnvironment.start_local(
-        dev_server_existing_path=temporal_binary(),
-        data_converter=WIRE,
-        dev_server_extra_args=UNBOUND,
-    ) as temporal:
-        client, waiting = temporal.client, asyncio.Semaphore(AT_ONCE)
-
-        async def begin(i: int) -> None:
-            async with waiting:
-                await start(client, i)
-
-        began = time.monotonic()
-        for first in range(0, RUNS, 10_000):
-            await asyncio.gather(*map(begin, range(first, min(RUNS, first + 10_000))))
-        print(f"{RUNS} runs started in {time.monotonic() - began:.0f} s")
-
-        async def listed() -> bool:
-            query = f"WorkflowType = '{TRAINING_RUN}' AND CloseTime IS NOT NULL"
-            return (await client.count_workflows(query)).count == RUNS
-
-        (server,) = [p for p in psutil.Process().children() if "start-dev" in p.cmdline()]
-
-        async def calm() -> bool:
-            used = await asyncio.to_thread(server.cpu_percent, 5.0)
-            return used < 100 * CALM
-
-        await until("every run has ended and is listed", listed)
-        await until("Temporal is calm", calm)
+    async with temporal(database, UNBOUND) as (client, server):
+        await fill(client)
+        await until("Temporal is calm", partial(calm, server))
+    began = time.monotonic()
+    analyze(database)
+    print(f"the database was analyzed in {time.monotonic() - began:.1f} s")
+    async with temporal(database) as (client, server):
+        await until("Temporal is calm again", partial(calm, server))
         env = {
             "RATCHET_HOME": str(home),
             "TEMPORAL_ADDRESS": client.service_client.config.target_host,
@@ -169,9 +231,6 @@ async def test_pages_of_100000_runs_of_a_real_temporal(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "ratchet.api", "--rebuild-index"]
         subprocess.run(command, env={**os.environ, **env}, check=True)
         print(f"the index was rebuilt in {time.monotonic() - began:.0f} s")
-        # Runs that began within MARGIN are looked at again and again; these count as older.
-        for key in (keys.RUN_INDEX, keys.ENDED_UNTIL):
-            store.write_live(key, {"until": (datetime.now(UTC) + MARGIN).isoformat()})
         middle, end = (cursor_of(row_of(f"many-{i:06d}", created(i))) for i in (RUNS // 2, 150))
         reads = {
             "newest": "limit=100",
@@ -183,6 +242,7 @@ async def test_pages_of_100000_runs_of_a_real_temporal(tmp_path: Path) -> None:
             "of one owner": f"limit=100&metadata[owner]=ben&after={middle}",
         }
         with (
+            long_ago(store),
             serving(env, tmp_path / "api.log") as (address, api),
             Stalls(address) as stalls,
             httpx.Client(base_url=address, timeout=60) as http,
@@ -206,9 +266,7 @@ async def test_pages_of_100000_runs_of_a_real_temporal(tmp_path: Path) -> None:
             once = api.memory_info().rss
             walked.append(walk())
             twice = api.memory_info().rss
-            print(
-                f"walks: slowest page {max(walked) * 1e3:.0f} ms, {once >> 20}, {twice >> 20} MiB"
-            )
+            print(f"walks: slowest {max(walked) * 1e3:.0f} ms, {once >> 20}, {twice >> 20} MiB")
             sizes: dict[str, int] = {}
             took: dict[str, list[float]] = {name: [] for name in reads}
             for i in range(PAGES + len(reads)):
@@ -221,13 +279,15 @@ async def test_pages_of_100000_runs_of_a_real_temporal(tmp_path: Path) -> None:
                 if i == PAGES // 2:
                     half = api.memory_info().rss
             full = api.memory_info().rss
+    slowest: dict[str, float] = {}
     for name, times in took.items():
         # The first of all opens connections and catches up with Temporal.
         ordered = sorted(times[1:])
         median, worst = ordered[len(ordered) // 2] * 1e3, ordered[-1] * 1e3
         print(f"{name}: median {median:.0f} ms, worst {worst:.0f} ms")
-        assert ordered[-1] < QUICK_S, name
+        slowest[name] = ordered[-1]
     print(f"worst /healthz {stalls.worst * 1e3:.0f} ms; {half >> 20} MiB, then {full >> 20} MiB")
+    assert max(slowest.values()) < QUICK_S
     assert sizes["newest"] == sizes["middle"] == sizes["oldest"] == sizes["failed"] == 100
     assert sizes["running"] == sizes["succeeded"] == 0
     assert stalls.worst < QUICK_S

@@ -32,7 +32,8 @@ import psutil
 
 from ratchet.api.client import Ratchet
 from ratchet.configs.load import load
-from ratchet.worker.stack import DYNAMIC_CONFIG, TEMPORAL, answers
+from ratchet.worker.stack import answers
+from ratchet.worker.temporal_server import DYNAMIC_CONFIG, TEMPORAL
 from ratchet.workflows.protocol.messages import SEARCH_ATTRIBUTES
 from tests import ROOT
 

@@ -32,7 +32,7 @@ from temporalio.testing import WorkflowEnvironment
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.worker.client import register_search_attributes
-from ratchet.worker.stack import DYNAMIC_CONFIG
+from ratchet.worker.temporal_server import DYNAMIC_CONFIG
 from ratchet.workflows.protocol.messages import DISPATCH, HOST, PREFLIGHT, TRAINING_RUN
 from tests.workflow.kinds import KINDS, Kind
 from tests.workflow.running import worker

@@ -22,6 +22,7 @@ import httpx
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.enums.v1 import EventType
 from temporalio.api.workflow.v1 import WorkflowExecutionOptions
 from temporalio.api.workflowservice.v1 import (
     SetWorkerDeploymentCurrentVersionRequest,
@@ -54,9 +55,12 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600
 
 HAND_OVER = {"generation_events": 120}
 PINNED, AUTO_UPGRADE = VersioningBehavior.PINNED, VersioningBehavior.AUTO_UPGRADE
+UNVERSIONED = VersioningBehavior.UNSPECIFIED
 
 Task = tuple[str, VersioningBehavior]
-"""Of a completed workflow task: the build that did it, and how its workflow is versioned."""
+"""Of a completed workflow task: the build that did it ('' if it has no name), and how its workflow
+is versioned.
+"""
 
 
 @pytest.fixture
@@ -78,8 +82,10 @@ async def world_of(client: Client) -> AsyncIterator[World]:
         yield world
 
 
-def build(world: World, deployment: Deployment) -> Worker:
-    """The orchestrator worker of one build, as `ratchet.worker.roles` has it but for activities."""
+def build(world: World, deployment: Deployment | None) -> Worker:
+    """The orchestrator worker of one build, or of none, as `ratchet.worker.roles` has it but for
+    activities.
+    """
     return Worker(
         world.client,
         task_queue=world.queues.orchestrator,
@@ -116,9 +122,13 @@ async def chain(client: Client, workflow_id: str, first: str | None = None) -> l
     run_id = first
     while run_id or not found:
         history = await client.get_workflow_handle(workflow_id, run_id=run_id).fetch_history()
-        done = [event.workflow_task_completed_event_attributes for event in history.events]
+        done = [
+            event.workflow_task_completed_event_attributes
+            for event in history.events
+            if event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED
+        ]
         tasks = [(task.deployment_version.build_id, task.versioning_behavior) for task in done]
-        found.append([(build, VersioningBehavior(how)) for build, how in tasks if build])
+        found.append([(build, VersioningBehavior(how)) for build, how in tasks])
         last = history.events[-1].workflow_execution_continued_as_new_event_attributes
         run_id = last.new_execution_run_id
     return found
@@ -194,6 +204,54 @@ async def test_run_moves_to_the_current_build_and_loses_and_repeats_nothing(
         (host,) = await chain(temporal, f"{handle.id}/host/trainer/0")
         assert (host[0], host[-1]) == (("A", AUTO_UPGRADE), ("B", AUTO_UPGRADE))
         assert world.epochs == {"engine/0": 1, "env/0": 1, "trainer/0": 1}, "nothing restarted"
+
+
+@pytest.mark.long
+async def test_run_of_an_unnamed_build_moves_to_the_first_named_one_at_once(
+    temporal: Client, deployment: Deployment
+) -> None:
+    async with world_of(temporal) as world:
+        async with build(world, None):
+            handle = await start(world, max_steps=1000)
+            await until(lambda: 1 in world.trained)
+            async with build(world, deployment):
+                assert await make_first_current(temporal, deployment) == "A"
+                await until(lambda: 3 in world.trained)
+        async with build(world, deployment):
+            trained = len(world.trained)
+            await until(lambda: len(world.trained) >= trained + 3)
+            await handle.signal("stop")
+            result = await handle.result()
+            generation = await chain(temporal, f"{handle.id}/dispatch/0")
+            (run,) = await chain(temporal, handle.id)
+        check_exactly_once(world, result["step"])
+    for tasks in (run, generation[0]):
+        assert list(dict.fromkeys(tasks)) == [("", UNVERSIONED), ("A", PINNED)]
+
+
+@pytest.mark.long
+async def test_run_of_a_named_build_goes_back_to_unnamed_ones_when_it_continues_as_new(
+    temporal: Client, deployment: Deployment
+) -> None:
+    async with world_of(temporal) as world:
+        world.rollout_s = 0.05
+        async with AsyncExitStack() as named, AsyncExitStack() as unnamed:
+            await named.enter_async_context(build(world, deployment))
+            assert await make_first_current(temporal, deployment) == "A"
+            handle = await start(world, max_steps=1000, dispatch=HAND_OVER)
+            await until(lambda: 1 in world.trained)
+            await unnamed.enter_async_context(build(world, None))
+            await set_current(temporal, replace(deployment, build_id=""))
+            await drained(temporal, deployment, handle.id)
+            await named.aclose()
+            trained = len(world.trained)
+            await until(lambda: len(world.trained) >= trained + 3)
+            await handle.signal("stop")
+            result = await temporal.get_workflow_handle(handle.id).result()
+        check_exactly_once(world, result["step"])
+        run = await chain(temporal, handle.id, handle.first_execution_run_id)
+        assert set(run[0]) == {("A", PINNED)} and set(run[-1]) == {("", UNVERSIONED)}
+        assert all(len(set(tasks)) == 1 for tasks in run), "no execution was moved"
 
 
 @pytest.mark.long

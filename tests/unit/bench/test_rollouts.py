@@ -6,7 +6,7 @@ import pytest
 
 from ratchet.activities.runtime.children import module_command
 from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
-from ratchet.worker.stack import TEMPORAL
+from ratchet.worker.temporal_server import TEMPORAL
 from tests.bench.rollouts import Sample, at, by_role, delivered, per_rollout, role_of
 
 

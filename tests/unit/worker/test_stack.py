@@ -67,14 +67,6 @@ def test_the_record_is_on_the_disk_before_its_name_is(
     assert synced == [("stack.part", False)]
 
 
-def test_temporal_answers_only_what_is_on_the_disk(tmp_path: Path) -> None:
-    stack = Stack(tmp_path)
-    stack.record["ports"] = {"temporal": 1, "temporal_ui": 2}
-    command = stack._temporal_command()
-    pragmas = {command[k + 1] for k, word in enumerate(command) if word == "--sqlite-pragma"}
-    assert pragmas == {"journal_mode=WAL", "synchronous=FULL"}
-
-
 @pytest.mark.parametrize("own", [False, True])
 def test_up_waits_for_what_is_recorded_whatever_the_shell_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
