@@ -91,8 +91,10 @@ def _put(store: ArtifactStore, input: ShipBatchInput, data: bytes, attempt: str)
     if batch.sha256 != hashlib.sha256(data).hexdigest():
         raise final(
             names.CORRUPT,
-            f"{key} in {store.url} was written from other groups than those of step {input.step}, "
-            "and nothing has trained on it: delete that file and its marker, then resume the run",
+            f"{key} in {store.url} was written from other groups than those that this run has for "
+            f"step {input.step}: Temporal's state of the run is older than the store, as after a "
+            "backup was restored. Cancel the run and resume it: it then continues from its last "
+            "checkpoint in the store",
         )
     return batch
 
