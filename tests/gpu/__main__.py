@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=float, default=450.0, help="seconds there are for all of it"
     )
-    parser.add_argument("--home", type=Path, help="an empty folder for its files")
+    parser.add_argument("--home", type=Path, help="a folder for its files; its `model` is taken")
     options = parser.parse_args()
     reach_own_machine()
     with tempfile.TemporaryDirectory(prefix="ratchet-gpu-") as scratch:

@@ -10,6 +10,7 @@ import contextlib
 import random
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -218,17 +219,30 @@ class Program:
     async def run(self) -> dict[str, Any]:
         """Trains, replays and measures; returns the report."""
         model = self.ctx.home / "model"
-        make_model(self.size, model, self.seed)
+        if not (model / keys.CANARY_FILE).exists():
+            make_model(self.size, model, self.seed)
+        self._say("version 0 is there")
         self.config = config_of(self.size, self.steps, model, deterministic=True)
         store = self.ctx.store
         store.put_json(keys.config(RUN), config_document(self.config))
         self.first = StoreTransfer(store).prepare(keys.weights(RUN, 0), model, epoch=1, attempt="a")
         folder = store.fetch_folder(self.first)
-        async with training(self.ctx, self.config, folder, 0) as (trainer, loaded):
-            await self._steps(trainer)
-        replay = await self._again(self.config, folder, 1, self.found.steps)
+        async with contextlib.AsyncExitStack() as stack:
+            (trainer, loaded), engine = await asyncio.gather(
+                stack.enter_async_context(training(self.ctx, self.config, folder, 0)),
+                stack.enter_async_context(self._engine()),
+            )
+            self._say("trainer and engine are up")
+            await self._steps(trainer, engine)
         plain = config_of(self.size, self.steps, model, deterministic=False)
-        fast = await self._again(plain, folder, 2, min(PLAIN_STEPS, self.found.steps))
+        async with contextlib.AsyncExitStack() as stack:
+            (same, _), (other, _) = await asyncio.gather(
+                stack.enter_async_context(training(self.ctx, self.config, folder, 1)),
+                stack.enter_async_context(training(self.ctx, plain, folder, 2)),
+            )
+            self._say("the trainers that train again are up")
+            replay = await self._again(same, 1, self.found.steps)
+            fast = await self._again(other, 2, min(PLAIN_STEPS, self.found.steps))
         difference = replay["difference"]
         if difference is not None:
             self.found.problems.append(f"the replay has other bits: {difference}")
@@ -240,22 +254,29 @@ class Program:
     def _left(self) -> float:
         return self.limit_s - (time.monotonic() - self.began)
 
-    async def _steps(self, trainer: TrainerClient) -> None:
+    def _say(self, text: str) -> None:
+        print(f"{time.monotonic() - self.began:.0f} s: {text}", file=sys.stderr, flush=True)
+
+    @contextlib.asynccontextmanager
+    async def _engine(self) -> AsyncIterator[Drained]:
         host = HostInput(RUN, "engine", 0, "q", weights=self.first)
         spec = compat.started_as_it_can(await engine_spec(self.ctx, host, 1))
         limits = httpx.Timeout(300.0, connect=5.0)
+        tolerance = measured(self.ctx.store, self.first, self.config)
         async with (
             serving(self.ctx, spec, host),
             httpx.AsyncClient(base_url=spec.address, timeout=limits, trust_env=False) as client,
         ):
-            tolerance = measured(self.ctx.store, self.first, self.config)
-            engine = Drained(client, spec, self.ctx.store, tolerance)
-            await self._push(engine, 0, self.first)
-            while self.found.steps < self.steps and not self.found.problems:
-                if self._left < (1 - SHARE_OF_STEPS) * self.limit_s:
-                    break
-                await self._step(engine, trainer, self.found.steps + 1)
-            self.found.pushes = engine.report()
+            yield Drained(client, spec, self.ctx.store, tolerance)
+
+    async def _steps(self, trainer: TrainerClient, engine: Drained) -> None:
+        await self._push(engine, 0, self.first)
+        while self.found.steps < self.steps and not self.found.problems:
+            if self._left < (1 - SHARE_OF_STEPS) * self.limit_s:
+                break
+            await self._step(engine, trainer, self.found.steps + 1)
+            self._say(f"step {self.found.steps}: {engine.pushes[-1]}")
+        self.found.pushes = engine.report()
 
     async def _push(self, engine: Drained, version: int, weights: ArtifactRef) -> None:
         push = await engine.push(version, weights)
@@ -295,21 +316,19 @@ class Program:
         self.last = weights
         self.found.steps = step
 
-    async def _again(
-        self, config: RunConfig, first: Path, index: int, steps: int
-    ) -> dict[str, Any]:
+    async def _again(self, trainer: TrainerClient, index: int, steps: int) -> dict[str, Any]:
         """Trains the recorded batches again. `difference`: the first one of scores or weights from
         what was recorded, of the last step that was.
         """
         recorded = []
         out = self.ctx.scratch(f"again-{index}")
-        async with training(self.ctx, config, first, index) as (trainer, _):
-            for step in range(1, steps + 1):
-                shutil.rmtree(out, ignore_errors=True)
-                out.mkdir()
-                scores = self.batches / f"{step}.again-{index}"
-                batch = self.batches / str(step)
-                recorded.append(await trainer.step(step, batch, out, token_logprobs=scores))
+        for step in range(1, steps + 1):
+            shutil.rmtree(out, ignore_errors=True)
+            out.mkdir()
+            scores = self.batches / f"{step}.again-{index}"
+            batch = self.batches / str(step)
+            recorded.append(await trainer.step(step, batch, out, token_logprobs=scores))
+        self._say(f"{steps} steps were trained again")
         others = [
             step
             for step in range(1, steps + 1)
