@@ -451,9 +451,7 @@ async def test_what_was_shipped_stands_whatever_becomes_of_its_groups(tmp_path: 
     assert first.ref is not None
     Path(rooms.ctx.store.path(first.ref.path)).write_bytes(b"{}")
     assert await _ship_groups(rooms, 1, first, second) == batch
-    with pytest.raises(
-        ApplicationError, match="than those that this run has for step 1"
-    ):
+    with pytest.raises(ApplicationError, match="than those that this run has for step 1"):
         await _ship_groups(rooms, 1, second, third)
     with pytest.raises(CorruptArtifact):
         await _ship_groups(rooms, 2, first, third)
