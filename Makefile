@@ -141,7 +141,7 @@ mutants: setup
 chaos: setup
 	@$(BIN)/python -m tests.chaos --seed $(SEED) $(if $(SOAK),--soak $(SOAK),--quick) $(if $(FAULTS),--faults $(FAULTS)) $(if $(EVERY),--every $(EVERY))
 
-# What needs an NVIDIA GPU, at most nine minutes: engine and trainer on one of them, whose last line of
+# What needs an NVIDIA GPU, at most ten minutes: engine and trainer on one of them, whose last line of
 # stdout is its result as JSON, then tests. Needs neither a network nor `make setup`.
 #   KIT=../kit               a folder of unpacked packages that the machine's own Python lacks
 #   GPU_PYTHON=python3       that Python; without KIT it is the one of `make setup`
@@ -152,7 +152,7 @@ gpu: export PYTHONPATH := $(CURDIR)/.ratchet/gpu$(if $(KIT),:$(abspath $(KIT)))$
 gpu: export PATH := $(PATH)$(if $(KIT),:$(abspath $(KIT))/bin)
 gpu:
 	@mkdir -p .ratchet/gpu && ln -sfn "$(CURDIR)/ratchet" .ratchet/gpu/ratchet && ln -sfn "$(CURDIR)/tests" .ratchet/gpu/tests
-	timeout 400 $(GPU_PYTHON) -P -m tests.gpu --limit 370 $(GPU_OPTIONS)
+	timeout 450 $(GPU_PYTHON) -P -m tests.gpu --limit 420 $(GPU_OPTIONS)
 	timeout 140 $(GPU_PYTHON) -m pytest -q -m gpu $(GPU_FILES)
 
 # Trains recorded batches again and compares the bits: RUN=…, FROM=0 TO=20, OPTIONS="--threads 2".

@@ -102,7 +102,8 @@ def make_model(size: Size, folder: Path, seed: int) -> None:
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
-    model = Qwen3ForCausalLM(about).float().eval()
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen3ForCausalLM(about).float().eval()
     export(model, tokenizer, folder, "float32", served=[size.dtype], noise=True)
 
 
