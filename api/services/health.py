@@ -36,6 +36,7 @@ from ratchet.configs.run import RunConfig
 
 GONE = timedelta(seconds=90)
 """An idle worker polls once a minute."""
+GOES_ON = "it goes on once it is resumed"
 NOTABLE = 0.25
 """A wait that takes a smaller share of a step's time is not worth mentioning."""
 
@@ -139,7 +140,7 @@ def _verdict(run: Run, found: Sequence[Finding]) -> tuple[Verdict, str]:
     if run.status in ENDED:
         return "ended", "; ".join(filter(None, [run.status, run.end_reason, *worst]))
     if run.status in ("paused", "pausing"):
-        return "paused", run.paused_because or f"{run.status} until it is resumed"
+        return "paused", run.paused_because or GOES_ON
     if worst:
         return "attention", f"{worst[0]}{more}"
     if run.status != "running" or (run.kind == "train" and not run.step):

@@ -74,16 +74,18 @@ def test_worth_knowing_is_not_yet_unhealthy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "more", "verdict"),
+    ("status", "more", "verdict", "message"),
     [
-        ("queued", {"step": 0}, "waiting"),
-        ("paused", {"paused_because": "the disk is full"}, "paused"),
-        ("succeeded", {}, "ended"),
-        ("cancelled", {}, "ended"),
+        ("queued", {"step": 0}, "waiting", "queued"),
+        ("pausing", {}, "paused", "it goes on once it is resumed"),
+        ("paused", {"paused_because": "the disk is full"}, "paused", "the disk is full"),
+        ("succeeded", {}, "ended", "succeeded"),
+        ("cancelled", {}, "ended", "cancelled"),
     ],
 )
-def test_the_status_has_its_word(status: str, more: dict[str, Any], verdict: str) -> None:
+def test_the_status_has_its_word(
+    status: str, more: dict[str, Any], verdict: str, message: str
+) -> None:
     health = judged(run_of(status, **more), table(0))
-    assert health.verdict == verdict
-    assert health.message == more.get("paused_because", status)
+    assert (health.verdict, health.message) == (verdict, message)
     assert health.seconds_left is None
