@@ -33,7 +33,7 @@ ExampleCount = Annotated[int, Field(ge=ALL), AfterValidator(_counted)]
 class SamplingConfig(Section):
     """How a model is sampled.
 
-    The keys of TRUNCATION keep part of the distribution and rescale it. The trainer computes
+    `top_p`, `top_k` and `min_p` keep part of the distribution and rescale it. The trainer computes
     log-probabilities over all of it, so rollouts that train the policy use none of these keys.
     """
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
+import pytest
 
 from docs.step_metrics import undescribed
 from ratchet.activities.contracts.rollouts import Gauges, GroupWork
@@ -38,6 +39,7 @@ GIVEN: dict[str, Any] = {
     "source": "rollout-host-71",
     "chunk": 1767268800250,
 }
+BLOCKS = re.findall(r"^```python\n(.*?)\n```$", PAGE, re.M | re.S)
 SAMPLE = Sample(
     "train/12", 0, "e", 1.0, 1.0, [5, 6], [False, True], [0.0, -1.0], [0.0, 0.5], [-1, 7]
 )
@@ -58,7 +60,7 @@ def _named(text: str) -> set[str]:
 
 
 def test_the_page_is_short() -> None:
-    assert len(PAGE.splitlines()) < 185
+    assert len(PAGE.splitlines()) < 205
 
 
 def test_every_key_is_there() -> None:
@@ -84,13 +86,32 @@ def test_columns(tmp_path: Path) -> None:
 def test_the_line_that_reads_a_batch(tmp_path: Path) -> None:
     store, key = ArtifactStore(str(tmp_path)), keys.batch("RUN", 7)
     store.put(key, encode_batch([SAMPLE]))
-    (line,) = re.findall(r"^```python\n(.*?)\n```$", PAGE, re.M | re.S)
+    line = BLOCKS[1]
     names: dict[str, Any] = {"pyarrow": pyarrow, "json": json, "store": str(tmp_path), "key": key}
     exec(line, names)
     assert names["table"].to_pylist() == [asdict(SAMPLE)]
     (pattern,) = re.findall(r"read_parquet\('(.*)'\)", PAGE)
     found = tmp_path.glob(pattern.removeprefix(".ratchet/store/"))
     assert [str(path.relative_to(tmp_path)) for path in found] == [store.require(key).path]
+
+
+def test_the_lines_that_count_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = ArtifactStore(str(tmp_path / ".ratchet/store"))
+    monkeypatch.chdir(tmp_path)
+
+    def cut(step: int, *groups: str) -> None:
+        digest = f"{step}{len(groups)}".ljust(16, "0")
+        store.put_json(keys.step_groups("RUN", step, digest), {"step": step, "groups": groups})
+
+    cut(1, "train/0", "train/2.1")
+    cut(2, "train/3", "train/4.2")
+    exec(BLOCKS[0], {})
+    assert capsys.readouterr().out == "4 examples were used, [] more than once, [1] not (yet)\n"
+    cut(3, "train/1", "train/5", "train/2.2")
+    exec(BLOCKS[0], {})
+    assert capsys.readouterr().out == "6 examples were used, [2] more than once, [] not (yet)\n"
 
 
 def test_documents() -> None:
