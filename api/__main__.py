@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import contextlib
 import errno
+import gc
 import json
 import logging
 import os
@@ -136,6 +137,17 @@ def log_audit() -> None:
     log.propagate = False
 
 
+def collect_garbage_rarely() -> None:
+    """Leaves what exists by now to itself, and looks less often for cycles among the rest.
+
+    By default a list of runs makes Python walk all of the API's 110,000 objects once in some 30 pages,
+    which stops every request for 50 to 150 ms.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit status: 0 after a graceful shutdown, 1 if the API could not start."""
     arguments = parse_arguments(argv)
@@ -170,6 +182,7 @@ def main(argv: list[str] | None = None) -> int:
         timeout_graceful_shutdown=2,
         server_header=False,
     )
+    collect_garbage_rarely()
     # uvicorn shuts down gracefully and then raises the signal that ended it once more.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):

@@ -217,7 +217,7 @@ class Temporal(Connection):
 
     async def open_runs(self, most: int) -> list[Execution]:
         """Runs that have not ended, at most `most`."""
-        return await self.listed(f"{RUNS} AND CloseTime IS NULL", most)
+        return await self.listed(f"{RUNS} AND ExecutionStatus = 'Running'", most)
 
     async def runs_since(self, moment: datetime | None) -> AsyncIterator[list[Execution]]:
         """Executions of runs that began after a moment, or all, in batches and no particular order;

@@ -7,6 +7,7 @@ as users start it.
 
 import asyncio
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -231,16 +232,21 @@ async def test_pages_of_100000_runs_of_a_real_temporal(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "ratchet.api", "--rebuild-index"]
         subprocess.run(command, env={**os.environ, **env}, check=True)
         print(f"the index was rebuilt in {time.monotonic() - began:.0f} s")
-        middle, end = (cursor_of(row_of(f"many-{i:06d}", created(i))) for i in (RUNS // 2, 150))
         reads = {
             "newest": "limit=100",
-            "middle": f"limit=100&after={middle}",
-            "oldest": f"limit=100&after={end}",
-            "failed": f"limit=100&status=failed&after={middle}",
-            "succeeded": "limit=100&status=succeeded",
+            "middle": "limit=100&after={}",
+            "failed": "limit=100&status=failed&after={}",
+            "succeeded": "limit=100&status=succeeded&after={}",
             "running": "limit=100&status=running",
-            "of one owner": f"limit=100&metadata[owner]=ben&after={middle}",
+            "of one owner": "limit=100&metadata[owner]=ben&after={}",
         }
+        rng = random.Random(0)
+
+        def somewhere() -> str:
+            """A cursor: always another, so that no answer is one that is kept for a moment."""
+            i = rng.randrange(200, RUNS)
+            return cursor_of(row_of(f"many-{i:06d}", created(i)))
+
         with (
             long_ago(store),
             serving(env, tmp_path / "api.log") as (address, api),
@@ -272,7 +278,7 @@ async def test_pages_of_100000_runs_of_a_real_temporal(tmp_path: Path) -> None:
             for i in range(PAGES + len(reads)):
                 name = list(reads)[i % len(reads)]
                 began = time.perf_counter()
-                reply = http.get(f"/v1/runs?{reads[name]}")
+                reply = http.get(f"/v1/runs?{reads[name].format(somewhere())}")
                 took[name].append(time.perf_counter() - began)
                 assert reply.status_code == 200, reply.text
                 sizes[name] = len(reply.json()["data"])
@@ -288,7 +294,7 @@ async def test_pages_of_100000_runs_of_a_real_temporal(tmp_path: Path) -> None:
         slowest[name] = ordered[-1]
     print(f"worst /healthz {stalls.worst * 1e3:.0f} ms; {half >> 20} MiB, then {full >> 20} MiB")
     assert max(slowest.values()) < QUICK_S
-    assert sizes["newest"] == sizes["middle"] == sizes["oldest"] == sizes["failed"] == 100
+    assert sizes["newest"] == sizes["middle"] == sizes["failed"] == 100
     assert sizes["running"] == sizes["succeeded"] == 0
     assert stalls.worst < QUICK_S
     assert full < half * 1.02 and twice < once * 1.05
