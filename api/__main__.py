@@ -140,8 +140,8 @@ def log_audit() -> None:
 def collect_garbage_rarely() -> None:
     """Leaves what exists by now to itself, and looks less often for cycles among the rest.
 
-    By default a list of runs makes Python walk all of the API's 110,000 objects once in some 30 pages,
-    which stops every request for 50 to 150 ms.
+    By default Python walks all of the API's 110,000 objects once in some 30 pages of the list of
+    runs, and meanwhile no request goes on, for 50 to 150 ms.
     """
     gc.collect()
     gc.freeze()
