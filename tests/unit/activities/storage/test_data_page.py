@@ -108,10 +108,10 @@ def test_the_lines_that_count_examples(
     cut(1, "train/0", "train/2.1")
     cut(2, "train/3", "train/4.2")
     exec(BLOCKS[0], {})
-    assert capsys.readouterr().out == "4 examples were used, [] more than once, [1] not (yet)\n"
-    cut(3, "train/1", "train/5", "train/2.2")
+    assert capsys.readouterr().out == "used: 4; more than once: []; not used: [1]\n"
+    cut(3, "train/1", "train/5", "train/2.2", "train/5.1")
     exec(BLOCKS[0], {})
-    assert capsys.readouterr().out == "6 examples were used, [2] more than once, [] not (yet)\n"
+    assert capsys.readouterr().out == "used: 6; more than once: [2, 5]; not used: []\n"
 
 
 def test_documents() -> None:
