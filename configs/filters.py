@@ -104,8 +104,8 @@ class FiltersConfig(Section):
     pre_batch: list[FilterConfig] = Field(
         default_factory=_pre_batch,
         description="Applied to each group once it is scored; more rollouts are dispatched to "
-        "replace removed ones. By default gibberish, repetition and zero_advantage, all of which only "
-        "count their hits (`enforce = false`, which zero_advantage needs where you list it).",
+        "replace removed ones. By default gibberish, repetition and zero_advantage, all of which "
+        "only count their hits (`enforce = false`, which zero_advantage needs where you list it).",
     )
     post_batch: list[FilterConfig] = Field(
         default_factory=_post_batch,

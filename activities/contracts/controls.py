@@ -226,10 +226,10 @@ CONTROLS: dict[str, Verb] = {
         Verb(
             "eval",
             "Evaluate",
-            help="Request an eval at the next policy version.",
-            text="Evaluates the next policy version while training continues.",
-            about="Requests an eval at the run's next version, of all its eval envs or of those "
-            "named.",
+            help="Request an eval of the policy version that the engines have by then.",
+            text="Evaluates the newest verified policy version while training continues.",
+            about="Requests an eval of the version that the engines have by then, of all eval envs "
+            "or of those named.",
             offered=("starting", "running"),
             signal="trigger_eval",
             spellings=("eval",),

@@ -228,6 +228,13 @@ class Trackio(_OfProject):
         return len(storage.get_logs(self._project, series))
 
 
+def mlflow_name(name: str) -> str:
+    """A metric's name within MLflow's restrictions. In a folder a metric is a file, so that the
+    bounds of `avg@1` cannot lie below it.
+    """
+    return re.sub(r"/(?=(low|high)$)", "_", re.sub(r"[^\w./: -]", "_", name))
+
+
 class Mlflow:
     """Runs of an MLflow experiment, tagged with their run and series; the mark is the id of one.
     Tables are CSV artifacts.
@@ -271,8 +278,7 @@ class Mlflow:
                 file = f"{record.table}/{record.eval.partition('/')[0]}.csv"
                 self._client.log_text(id, csv_table(record.rows), file)
         points = [
-            # MLflow's own restriction of names.
-            (re.sub(r"[^\w./: -]", "_", name), value, int((record.time or 0) * 1000), record.step)
+            (mlflow_name(name), value, int((record.time or 0) * 1000), record.step)
             for record in records
             for name, value in record.values.items()
         ]
