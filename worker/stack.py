@@ -510,7 +510,8 @@ def main(arguments: list[str]) -> int:
         print(f"Temporal     {where.temporal or 'yours'}  UI: {where.temporal_ui or 'yours'}")
         print(f"dashboard    {where.api}/dashboard/")
         print(f"state, logs  {stack.home}")
-        print('this shell   eval "$(make env)"  puts ratchet and temporal on its PATH')
+        home = f"RATCHET_HOME={stack.home} " if os.environ.get("RATCHET_HOME") else ""
+        print(f'this shell   eval "$({home}make env)"  puts ratchet and temporal on its PATH')
         return 0
     if arguments == ["down"]:
         stack.down()

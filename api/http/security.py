@@ -250,12 +250,13 @@ class Guard:
             )
 
     def _known(self, keyring: Keyring, headers: MutableMapping[bytes, str]) -> ApiKey:
-        key = keyring.bearer(headers.get(b"authorization", ""))
+        sent = headers.get(b"authorization", "")
+        key = keyring.bearer(sent)
         if key is None:
             raise _refused(
                 401,
                 "no-key",
-                "An API key is required",
+                "The API key is not valid" if sent else "An API key is required",
                 "Send `Authorization: Bearer KEY`; the operator of this API creates keys with "
                 "`ratchet keys new NAME`.",
             )

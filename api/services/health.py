@@ -102,7 +102,8 @@ def judged(run: Run, table: Table, missing: Sequence[str] = ()) -> RunHealth:
     seconds = _pace(table.times)
     measured = figures(rows)
     left = None
-    if seconds is not None and run.max_steps is not None and run.status not in ENDED:
+    goes_on = run.status not in (*ENDED, "paused")
+    if seconds is not None and run.max_steps is not None and goes_on:
         left = seconds * max(0, run.max_steps - run.step)
     verdict, message = _verdict(run, found)
     return RunHealth(

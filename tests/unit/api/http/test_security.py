@@ -58,6 +58,7 @@ def test_keys_open_what_their_scopes_say_and_nothing_else_does(home: Path) -> No
             problem(answer, 401, "no-key")
             assert answer.headers["www-authenticate"] == "Bearer"
             assert "rk_wrong" not in answer.text
+            assert ("is not valid" in answer.text) is bool(headers)
     for path in ("/healthz", "/docs", "/openapi.json"):
         assert app.get(path).status_code == 200
     dry = "/v1/runs?dry_run=true"

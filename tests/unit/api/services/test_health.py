@@ -29,6 +29,7 @@ def test_a_healthy_run_has_its_figures() -> None:
     health = judged(run_of(), table(zero_advantage__all=0.25, staleness__max=2.0))
     assert (health.verdict, health.findings) == ("healthy", [])
     assert (health.seconds_per_step, health.seconds_left) == (5.0, 150.0)
+    assert judged(run_of("paused"), table()).seconds_left is None, "nobody knows when it goes on"
     assert health.errors == pytest.approx(0.1)
     assert (health.without_signal, health.worst_staleness) == (0.25, 2.0)
     assert health.waits == "the trainer waits for rollouts 60 % of the time"
