@@ -42,6 +42,9 @@ export function without(from, to, faults) {
 	return { parts, lost: Math.max(0, to - from - parts.reduce((sum, [a, b]) => sum + b - a, 0)) };
 }
 
+/** Until when a sample at `time` holds, if the next comes at `next`. A worker with nothing to do falls silent: its last sample before a silence of more than `most` seconds holds no longer than a moment. */
+export const heldUntil = (time, next, busy, most) => (next - time <= most ? next : time + (busy ? most : 0));
+
 /** Stretches [from, to] of ascending `samples` longer than `most` seconds in which `busy` ones were followed by none. */
 export function gapsOf(samples, most, busy) {
 	const gaps = [];

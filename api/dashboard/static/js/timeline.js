@@ -4,7 +4,7 @@
 import { api } from "./api.js";
 import { fill, h, loading, notice, ready, table, trouble } from "./dom.js";
 import { loadEvents } from "./events.js";
-import { faultsOf, gapsOf, without } from "./faults.js";
+import { faultsOf, gapsOf, heldUntil, without } from "./faults.js";
 import { clock, damageLine, duration, num } from "./format.js";
 import { bindKeys } from "./keyboard.js";
 import { cssVar, onTheme } from "./theme.js";
@@ -225,7 +225,7 @@ export function show(root, data) {
 		let most = 1;
 		for (let i = Math.max(0, place(gauges, view[0], (g) => g.time) - 2); i < gauges.length && gauges[i].time <= view[1]; i++) {
 			const g = gauges[i];
-			const till = Math.min(gauges[i + 1]?.time ?? g.time + 5, g.time + (g.worker_inflight === 0 ? 0 : GAP_S));
+			const till = heldUntil(g.time, gauges[i + 1]?.time ?? g.time + 5, g.worker_inflight !== 0, GAP_S);
 			most = Math.max(most, g.permits ?? 0, (g.inflight_train ?? 0) + (g.inflight_eval ?? 0));
 			for (let c = Math.max(0, Math.floor(x(g.time))); c <= Math.min(cells.length - 1, x(till)); c++) {
 				const cell = cells[c];

@@ -17,11 +17,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 COMPUTED = """
 async ([reports, loads, end, spans, samples]) => {
-    const { faultsOf, without, gapsOf } = await import("/dashboard/js/faults.js");
+    const { faultsOf, without, gapsOf, heldUntil } = await import("/dashboard/js/faults.js");
     const faults = faultsOf(reports, loads, end);
     return {
         faults: faults.map(({ role, from, to }) => [role, from, to]),
         cut: spans.map(([from, to]) => without(from, to, faults)),
+        held: [[10, false], [60, false], [60, true]].map(
+            ([next, busy]) => heldUntil(0, next, busy, 15)
+        ),
         gaps: gapsOf(samples.map(([time, n]) => ({ time, n })), 15, ({ n }) => n > 0),
     };
 }
@@ -98,5 +101,6 @@ async def test_a_dead_trainer_is_no_work(served: Served) -> None:
         assert found["faults"] == [["trainer", 31, 47], ["engine", 42, 100], ["env", 88, 100]]
         assert found["cut"][1] == {"parts": [[0, 10]], "lost": 0}
         assert found["cut"][2]["parts"] == [] and found["cut"][2]["lost"] == 11
+        assert found["held"] == [10, 0, 15], "between two reports what was in flight stays drawn"
         assert found["gaps"] == [[25, 60]], "after a sample without any there is nothing to tell"
         assert reader.complaints == []
