@@ -73,6 +73,7 @@ def perform(address: str, config: RunConfig, console: Console) -> Outcome:
     with Ratchet(address) as client:
         run = client.runs.create(config)
         console.print(f"run         {address}{run.links.self}", highlight=False)
+        console.print(f"its page    {address}{run.links.dashboard}", highlight=False)
         watch = Watch(client, run, console, from_start=True, lines_of_json=False, until=is_stuck)
         try:
             run = watch.follow()
