@@ -62,6 +62,7 @@ NAMED = 100
 AT_ONCE = 16
 """Executions that are deleted side by side."""
 RUNS = f"WorkflowType = '{TRAINING_RUN}' AND ExecutionStatus != 'ContinuedAsNew'"
+OPEN_STATUSES = ("Running", "Paused")
 
 UPDATE_AGAIN_AFTER_S = 0.3
 MOST_SUMMARY = 120
@@ -216,8 +217,13 @@ class Temporal(Connection):
         return newest
 
     async def open_runs(self, most: int) -> list[Execution]:
-        """Runs that have not ended, at most `most`."""
-        return await self.listed(f"{RUNS} AND ExecutionStatus = 'Running'", most)
+        """Runs that have not ended, at most `most`.
+
+        SQLite has an index for one status, and reads all runs for two, or for those without an end.
+        """
+        queries = (f"{RUNS} AND ExecutionStatus = '{status}'" for status in OPEN_STATUSES)
+        parts = await asyncio.gather(*(self.listed(query, most) for query in queries))
+        return [run for part in parts for run in part][:most]
 
     async def runs_since(self, moment: datetime | None) -> AsyncIterator[list[Execution]]:
         """Executions of runs that began after a moment, or all, in batches and no particular order;
