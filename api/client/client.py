@@ -466,9 +466,7 @@ class Runs:
         return self.ask(run_id, "cancel", reason=reason)
 
     def eval(self, run_id: str, *, envs: Sequence[str] = (), reason: str = "") -> Run:
-        """Requests an eval of the version that the engines have by then, of all eval envs or of
-        those named.
-        """
+        """Requests an eval of the version in the engines, of all eval envs or of those named."""
         return self.ask(run_id, "eval", envs=[*envs], reason=reason)
 
     def checkpoint(self, run_id: str, *, reason: str = "") -> Run:

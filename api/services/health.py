@@ -36,7 +36,6 @@ from ratchet.configs.run import RunConfig
 
 GONE = timedelta(seconds=90)
 """An idle worker polls once a minute."""
-GOES_ON = "it goes on once it is resumed"
 NOTABLE = 0.25
 """A wait that takes a smaller share of a step's time is not worth mentioning."""
 
@@ -102,8 +101,8 @@ def judged(run: Run, table: Table, missing: Sequence[str] = ()) -> RunHealth:
     seconds = _pace(table.times)
     measured = figures(rows)
     left = None
-    goes_on = run.status not in (*ENDED, "paused")
-    if seconds is not None and run.max_steps is not None and goes_on:
+    moves = run.status not in (*ENDED, "paused")
+    if seconds is not None and run.max_steps is not None and moves:
         left = seconds * max(0, run.max_steps - run.step)
     verdict, message = _verdict(run, found)
     return RunHealth(
@@ -141,7 +140,7 @@ def _verdict(run: Run, found: Sequence[Finding]) -> tuple[Verdict, str]:
     if run.status in ENDED:
         return "ended", "; ".join(filter(None, [run.status, run.end_reason, *worst]))
     if run.status in ("paused", "pausing"):
-        return "paused", run.paused_because or GOES_ON
+        return "paused", run.paused_because or "it goes on once it is resumed"
     if worst:
         return "attention", f"{worst[0]}{more}"
     if run.status != "running" or (run.kind == "train" and not run.step):

@@ -13,6 +13,7 @@ from ratchet.worker.mirrors.targets import (
     TensorBoard,
     csv_table,
     markdown_table,
+    mlflow_name,
     package,
     target_of,
 )
@@ -245,3 +246,11 @@ def test_mlflow_takes_each_point_once_when_a_batch_is_cut(monkeypatch: pytest.Mo
 def test_mlflow_has_an_address_and_an_experiment(spec: str, address: str, experiment: str) -> None:
     made = vars(target_of(spec))
     assert (made["_address"], made["_experiment"]) == (address, experiment)
+
+
+def test_no_metric_of_mlflow_lies_below_another() -> None:
+    names = ["eval/e/metrics/avg@1", *(f"eval/e/metrics/avg@1/{end}" for end in ("low", "high"))]
+    ours = [mlflow_name(name) for name in [*names, "low/reward"]]
+    assert ours[:2] == ["eval/e/metrics/avg_1", "eval/e/metrics/avg_1_low"]
+    assert not [(one, two) for one in ours for two in ours if two.startswith(f"{one}/")]
+    assert ours[-1] == "low/reward"
