@@ -138,7 +138,7 @@ def _verdict(run: Run, found: Sequence[Finding]) -> tuple[Verdict, str]:
     if run.error is not None:
         return "failed", f"{run.error.code}: {run.error.message}"
     if run.status in ENDED:
-        return "ended", "; ".join(filter(None, [run.status, run.end_reason, *worst]))
+        return "ended", "; ".join(dict.fromkeys(filter(None, [run.status, run.end_reason, *worst])))
     if run.status in ("paused", "pausing"):
         return "paused", run.paused_because or "it goes on once it is resumed"
     if worst:

@@ -81,7 +81,7 @@ def test_worth_knowing_is_not_yet_unhealthy() -> None:
         ("pausing", {}, "paused", "it goes on once it is resumed"),
         ("paused", {"paused_because": "the disk is full"}, "paused", "the disk is full"),
         ("succeeded", {}, "ended", "succeeded"),
-        ("cancelled", {}, "ended", "cancelled"),
+        ("cancelled", {"end_reason": "cancelled"}, "ended", "cancelled"),
     ],
 )
 def test_the_status_has_its_word(
