@@ -228,13 +228,6 @@ class Trackio(_OfProject):
         return len(storage.get_logs(self._project, series))
 
 
-def mlflow_name(name: str) -> str:
-    """A metric's name within MLflow's restrictions. In a folder a metric is a file, so that the
-    bounds of `avg@1` cannot lie below it.
-    """
-    return re.sub(r"/(?=(low|high)$)", "_", re.sub(r"[^\w./: -]", "_", name))
-
-
 class Mlflow:
     """Runs of an MLflow experiment, tagged with their run and series; the mark is the id of one.
     Tables are CSV artifacts.
@@ -271,6 +264,13 @@ class Mlflow:
             runs = [self._client.create_run(place, tags=tags, run_name=series)]
         return runs[0].info.run_id
 
+    def _named(self, name: str) -> str:
+        """A metric's name within MLflow's restrictions. In a folder a metric is a file, so that no
+        name may lie below another.
+        """
+        allowed = re.sub(r"[^\w./: -]", "_", name)
+        return allowed.replace("/", ".") if self._address.startswith("file:") else allowed
+
     def send(self, series: str, first: int, records: Sequence[Record]) -> Any:
         id = self._ids[series]
         for record in records:
@@ -278,7 +278,7 @@ class Mlflow:
                 file = f"{record.table}/{record.eval.partition('/')[0]}.csv"
                 self._client.log_text(id, csv_table(record.rows), file)
         points = [
-            (mlflow_name(name), value, int((record.time or 0) * 1000), record.step)
+            (self._named(name), value, int((record.time or 0) * 1000), record.step)
             for record in records
             for name, value in record.values.items()
         ]

@@ -13,7 +13,6 @@ from ratchet.worker.mirrors.targets import (
     TensorBoard,
     csv_table,
     markdown_table,
-    mlflow_name,
     package,
     target_of,
 )
@@ -248,9 +247,21 @@ def test_mlflow_has_an_address_and_an_experiment(spec: str, address: str, experi
     assert (made["_address"], made["_experiment"]) == (address, experiment)
 
 
-def test_no_metric_of_mlflow_lies_below_another() -> None:
-    names = ["eval/e/metrics/avg@1", *(f"eval/e/metrics/avg@1/{end}" for end in ("low", "high"))]
-    ours = [mlflow_name(name) for name in [*names, "low/reward"]]
-    assert ours[:2] == ["eval/e/metrics/avg_1", "eval/e/metrics/avg_1_low"]
-    assert not [(one, two) for one in ours for two in ours if two.startswith(f"{one}/")]
-    assert ours[-1] == "low/reward"
+@pytest.mark.parametrize(
+    ("address", "names"),
+    [
+        ("http://host:5000", ["entropy", "entropy/all", "eval/e/avg_1", "eval/e/avg_1/low"]),
+        ("curves", ["entropy", "entropy.all", "eval.e.avg_1", "eval.e.avg_1.low"]),
+    ],
+)
+def test_no_file_of_mlflow_is_a_folder_of_another(
+    monkeypatch: pytest.MonkeyPatch, address: str, names: list[str]
+) -> None:
+    standing_in(monkeypatch, "mlflow", MlflowClient=FakeMlflow)
+    standing_in(monkeypatch, "mlflow.entities", Metric=lambda *point: SimpleNamespace(key=point[0]))
+    monkeypatch.setattr(FakeMlflow, "runs", {})
+    target = target_of(f"mlflow={address}=mine")
+    target.begin("a", "a", 0, None)
+    metrics = ["entropy", "entropy/all", "eval/e/avg@1", "eval/e/avg@1/low"]
+    mark = target.send("a", 0, [Record(1, 1.0, dict.fromkeys(metrics, 1.0))])
+    assert [point.key for point in FakeMlflow.runs[mark]["points"]] == names
