@@ -14,13 +14,14 @@ index can, and Temporal is asked only about the rows of a page. Invariants:
 import asyncio
 import base64
 import binascii
+import math
 import re
+import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 
 from ratchet.activities.contracts.statuses import ENDED
-from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.api.schemas.run import Run
@@ -62,7 +63,9 @@ class RunList:
         self._temporal = temporal
         self.index = index
         self._ui = ui
-        self._catching: Shared[int] = Shared(CAUGHT_UP_S)
+        self._catching: Shared[int] = Shared(0.0)
+        self._caught_up_at = -math.inf
+        self._ahead: asyncio.Future[int] | None = None
         self._open: Shared[list[Execution]] = Shared(FRESH_S)
 
     def touched(self) -> None:
@@ -164,13 +167,18 @@ class RunList:
         return run_object(execution, ui=self._ui, namespace=self._temporal.namespace)
 
     async def _caught_up(self) -> None:
+        age = time.monotonic() - self._caught_up_at
+        if age < CAUGHT_UP_S / 2:
+            return
+        catching = asyncio.ensure_future(self._catching.get("", self.catch_up))
+        if age < CAUGHT_UP_S:
+            # No page waits for what is not due yet. If it fails, the first one after that waits.
+            catching.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._ahead = catching
+            return
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await self._catching.get("", self.catch_up)
-        except (ApiProblem, StoreUnavailable):
-            # The next list tries again: the failure may have been temporary.
-            self._catching.forget("")
-            raise
+                await catching
         except TimeoutError:
             raise ApiProblem(
                 503,
@@ -185,11 +193,12 @@ class RunList:
         """Adds the runs that are not in the index: those that began since it last caught up, or all
         that Temporal retains. Returns how many it checked.
         """
-        began, count = datetime.now(UTC), 0
+        began, began_at, count = datetime.now(UTC), time.monotonic(), 0
         since = None if rebuild else await asyncio.to_thread(self.index.caught_up)
         async for executions in self._temporal.runs_since(since - MARGIN if since else None):
             rows = [self.row_of(execution) for execution in executions]
             await asyncio.to_thread(self.index.add, rows)
             count += len(rows)
         await asyncio.to_thread(self.index.catch_up, began)
+        self._caught_up_at = began_at
         return count

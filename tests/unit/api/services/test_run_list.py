@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,41 @@ async def test_runs_of_older_builds_are_added_before_anything_is_listed(tmp_path
     # Only what began since is looked at.
     assert await runs_of(known, tmp_path).catch_up() == 1
     assert await runs_of(known, tmp_path).catch_up(rebuild=True) == 2
+
+
+class Slow(Known):
+    """Answers what began lately only when it may."""
+
+    def __init__(self, runs: Sequence[Execution]) -> None:
+        super().__init__(runs)
+        self.may = asyncio.Event()
+        self.may.set()
+
+    async def runs_since(self, moment: datetime | None) -> AsyncIterator[list[Execution]]:
+        await self.may.wait()
+        async for part in super().runs_since(moment):
+            yield part
+
+
+async def test_a_list_waits_for_what_began_only_when_that_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    known = Slow([execution("old", NOW - timedelta(hours=3))])
+    runs = runs_of(known, tmp_path)
+    monkeypatch.setattr(run_list, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert await pages(runs, 9) == [["old"]]
+    late = execution("late", NOW)
+    known.runs["late"] = known.listed["late"] = late
+    known.may.clear()
+    now[0] = 0.7 * run_list.CAUGHT_UP_S
+    assert await pages(runs, 9) == [["old"]], "it did not wait"
+    now[0] = 1.2 * run_list.CAUGHT_UP_S
+    waiting = asyncio.ensure_future(pages(runs, 9))
+    done, _ = await asyncio.wait([waiting], timeout=0.3)
+    assert not done, "a list is no older than that"
+    known.may.set()
+    assert await waiting == [["late", "old"]]
 
 
 async def test_what_is_in_the_index_twice_or_without_a_run_is_listed_once_or_not(
