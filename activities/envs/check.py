@@ -8,9 +8,11 @@ requests from stdin and writes a list of results to stdout.
 import asyncio
 import itertools
 import json
+import math
 import platform
 import sys
 import time
+import traceback
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +46,9 @@ from ratchet.configs.upgrades import read_config
 ENDLESS_COUNT_S = 20.0
 """A taskset without an end is read for this long; the examples read by then are one epoch of it."""
 ADDRESS_S = 5.0
+LIBRARIES = ("__main__", "ratchet", "verifiers", "pydantic", "importlib")
+"""Modules whose frames are not an environment's own."""
+MOST_FRAMES = 3
 
 
 class EnvActivities:
@@ -219,6 +224,33 @@ def _summary(error: Exception) -> str:
     return "; ".join(lines)
 
 
+def _place(error: BaseException) -> str:
+    """' (at env.py:7 in load, env.py:3 in read)', the innermost frame last; '' if the environment's
+    own code is in none.
+    """
+    if error.__cause__ is not None and (of_cause := _place(error.__cause__)):
+        return of_cause
+    frames = [
+        f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals["__name__"].partition(".")[0] not in LIBRARIES
+    ]
+    return f" (at {', '.join(frames[-MOST_FRAMES:])})" if frames else ""
+
+
+def _taken_names(task: type) -> list[str]:
+    """The rewards and metrics of a task whose names verifiers' own `Task` has."""
+    from verifiers.v1 import Task
+
+    taken = {*dir(Task), "data", "config"}
+    return sorted(
+        name
+        for own in task.__mro__
+        for name, method in vars(own).items()
+        if name in taken and (hasattr(method, "reward") or hasattr(method, "metric"))
+    )
+
+
 def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
     """Loads one taskset; returns its problems, its number of examples (None if it does not load),
     and the seconds that it took.
@@ -238,7 +270,7 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
         return finding
     except Exception as error:
         # The environment is the user's code: its errors are for the user to read.
-        message = f"environment {env_id!r} cannot be imported: {_summary(error)}"
+        message = f"environment {env_id!r} cannot be imported: {_summary(error)}{_place(error)}"
         finding["problems"].append(_problem(f"{pointer}/id", message))
         return finding
     secrets: list[str] = []
@@ -247,18 +279,22 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
         taskset = loading.load_taskset(env_id, args, request["kind"])
         loading.server_config(env_id, args, 1.0)
         finding["seconds"] = time.monotonic() - began
-        count = _count(taskset)
-    except ValidationError as error:
-        known = ", ".join(fields)
-        reason = loading.without(secrets, _summary(error))
-        message = f"args of {env_id!r}: {reason} (it takes: {known})"
-        finding["problems"].append(_problem(f"{pointer}/args", message))
-        return finding
+        count, kinds = _read(taskset)
     except Exception as error:
-        reason = loading.without(secrets, _summary(error))
-        message = f"environment {env_id!r} does not load with these args: {reason}"
+        reason, place = loading.without(secrets, _summary(error)), _place(error)
+        if isinstance(error, ValidationError) and not place:
+            message = f"args of {env_id!r}: {reason} (it takes: {', '.join(fields)})"
+        else:
+            message = f"environment {env_id!r} does not load with these args: {reason}{place}"
         finding["problems"].append(_problem(f"{pointer}/args", message))
         return finding
+    for kind in kinds:
+        for name in _taken_names(kind):
+            message = (
+                f"environment {env_id!r}: {kind.__name__}.{name} takes the place of verifiers' own "
+                f"Task.{name}; rename the reward or metric"
+            )
+            finding["problems"].append(_problem(f"{pointer}/id", message))
     finding["examples"] = count
     if count == 0:
         message = f"environment {env_id!r} has no examples with these args"
@@ -298,17 +334,19 @@ def _not_found(request: dict[str, Any], error: ModuleNotFoundError, module: str)
     return _problem(f"{pointer}/id", message)
 
 
-def _count(taskset: Any) -> int:
-    """The number of examples of a taskset with an end; only the parent limits the time."""
-    if taskset.bounded:
-        return sum(1 for _ in taskset)
-    deadline = time.monotonic() + ENDLESS_COUNT_S
-    count = 0
-    for _ in itertools.islice(iter(taskset), loading.INFINITE_EXAMPLES):
+def _read(taskset: Any) -> tuple[int, list[type]]:
+    """The number of examples of a taskset, and the classes of its tasks; only the parent limits the
+    time for a taskset with an end.
+    """
+    deadline = math.inf if taskset.bounded else time.monotonic() + ENDLESS_COUNT_S
+    most = None if taskset.bounded else loading.INFINITE_EXAMPLES
+    count, kinds = 0, dict[type, None]()
+    for task in itertools.islice(iter(taskset), most):
+        kinds[type(task)] = None
         count += 1
         if time.monotonic() > deadline:
             break
-    return count
+    return count, list(kinds)
 
 
 def main() -> None:

@@ -308,10 +308,12 @@ def _status_of(episode: Any) -> int | None:
 def _error(error: Any, trace: Any = None) -> dict[str, Any]:
     """An error that an episode or one of its traces recorded."""
     message, frames = error.message, frames_of(error.traceback)
-    unset = [name for name, reward in trace.rewards.items() if reward is None] if trace else []
+    scores = {**trace.metrics, **trace.rewards} if trace else {}
+    unset = [name for name, score in scores.items() if score is None]
     if unset and not any(map(is_theirs, frames)):
-        # The function's frames are gone when its return value is read.
-        message = f"{message} (without a value: {', '.join(unset)})"
+        # The function's frames are gone when its return value is read; those of verifiers would
+        # send the reader to the wrong file.
+        message, frames = f"{message} (without a value: {', '.join(unset)})", []
     found: dict[str, Any] = {"type": error.type, "message": message}
     return {**found, "frames": frames} if frames else found
 

@@ -40,6 +40,46 @@ __all__ = ["OwnTaskset"]
 """
 
 
+LINES = """
+import verifiers.v1 as vf
+
+class Data(vf.TaskData):
+    word: str
+
+class Taken(vf.Task[Data]):
+    @vf.reward()
+    async def score(self, trace) -> float:
+        return 1.0
+
+    @vf.metric()
+    async def data(self, trace) -> float:
+        return 1.0
+
+    @vf.reward()
+    async def spelled(self, trace) -> float:
+        return 1.0
+
+    async def validate(self, runtime):
+        return True
+
+class Config(vf.TasksetConfig):
+    way: str = "good"
+
+def read(path):
+    return open(path)
+
+class Lines(vf.Taskset[Taken, Config]):
+    def load(self):
+        if self.config.way == "file":
+            read("/nowhere/words.txt")
+        if self.config.way == "data":
+            yield Taken(Data(prompt="a"), self.config.task)
+        yield Taken(Data(prompt="a", word="b"), self.config.task)
+
+__all__ = ["Lines"]
+"""
+
+
 async def _check(tmp_path: Path, **sections: Any) -> CheckResult:
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
     given = CheckInput({"max_steps": 1, **sections})
@@ -94,8 +134,8 @@ class Numbers:
 
 def test_a_taskset_with_an_end_is_counted_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "ENDLESS_COUNT_S", -1.0)
-    assert check._count(Numbers(250_000, bounded=True)) == 250_000
-    assert check._count(Numbers(250_000, bounded=False)) == 1, "one without is given its time"
+    assert check._read(Numbers(250_000, bounded=True)) == (250_000, [int])
+    assert check._read(Numbers(250_000, bounded=False)) == (1, [int]), "one without ends in time"
 
 
 async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
@@ -191,6 +231,44 @@ async def test_what_is_not_there_says_what_to_run_and_says_it_once(
     assert f"run `{sys.executable} -m pip install a_package_nobody_has`" in package
     assert f"run `{sys.executable} -m pip install FOLDER`" in module and "`path`" in module
     assert all("(also at eval.env[" in message for message in found.values())
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        ("file", "'/nowhere/words.txt' (at lines_env.py:32 in load, lines_env.py:27 in read)"),
+        ("data", "word: Field required (at lines_env.py:34 in load)"),
+    ],
+)
+async def test_what_an_env_throws_is_found_by_its_lines(
+    tmp_path: Path, way: str, said: str
+) -> None:
+    (tmp_path / "lines_env.py").write_text(LINES)
+    (tmp_path / "deep_env.py").write_text("def f():\n    1 / 0\nf()\n")
+    env = {"id": "lines-env", "path": str(tmp_path), "args": {"way": way}}
+    deep = {"id": "deep-env", "path": str(tmp_path)}
+    problems = (await _check(tmp_path, train={"env": [env, deep]})).problems
+    assert [problem.pointer for problem in problems] == ["/train/env/0/args", "/train/env/1/id"]
+    loads, imports = (problem.message for problem in problems)
+    assert loads.startswith("environment 'lines-env' does not load") and loads.endswith(said)
+    assert imports.endswith("division by zero (at deep_env.py:3 in <module>, deep_env.py:2 in f)")
+
+
+async def test_a_reward_that_takes_the_place_of_a_method_of_verifiers_is_refused(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "lines_env.py").write_text(LINES)
+    env = {"id": "lines-env", "path": str(tmp_path)}
+    result = await _check(tmp_path, train={"env": [env]})
+    assert result.examples == {"train/lines-env": 1}
+    assert [(problem.pointer, problem.message) for problem in result.problems] == [
+        (
+            "/train/env/0/id",
+            f"environment 'lines-env': Taken.{name} takes the place of verifiers' own Task.{name}; "
+            "rename the reward or metric",
+        )
+        for name in ("data", "score")
+    ]
 
 
 def test_a_problem_of_one_place_is_as_it_was() -> None:

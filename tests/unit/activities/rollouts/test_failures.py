@@ -90,6 +90,7 @@ async def test_a_reward_that_is_no_number_is_named(
 ) -> None:
     error = (await _scored(tmp_path, returns))["error"]
     assert error["type"] == kind and said in error["message"]
+    assert "frames" not in error, "no line of verifiers helps"
 
 
 async def test_the_stored_error_holds_no_secret(tmp_path: Path) -> None:
