@@ -87,6 +87,11 @@ class Execution:
     events: int = 0
 
 
+BUSY = 2.5
+"""The patience with workers that are there and have not answered, in timeouts. Clients give a
+request a minute."""
+
+
 class Unanswered(Exception):
     """No worker answered; the message says what is missing."""
 
@@ -321,8 +326,9 @@ class Temporal(Connection):
     async def preflight(self, run_id: str, arg: PreflightInput, timeout_s: float) -> CheckResult:
         """The workers' verdict on a config.
 
-        Raises Unanswered if none came within `timeout_s` seconds or the check itself broke; then
-        its workflow is ended, so that nothing keeps running.
+        Raises Unanswered if none came within `timeout_s` seconds, BUSY times as long where workers
+        poll every queue that the check needs, or if the check itself broke. Then its workflow is
+        ended, so that nothing keeps running.
         """
         async with self.calling() as client:
             handle: WorkflowHandle[Any, CheckResult] = await client.start_workflow(
@@ -330,20 +336,20 @@ class Temporal(Connection):
                 arg,
                 id=f"{run_id}/preflight",
                 task_queue=arg.queues.orchestrator,
-                execution_timeout=timedelta(seconds=timeout_s + 60),
+                execution_timeout=timedelta(seconds=BUSY * timeout_s + 60),
                 result_type=CheckResult,
                 static_summary=f"checks the config of {run_id} before it starts",
                 rpc_timeout=self.timeout,
             )
             try:
-                async with asyncio.timeout(timeout_s):
-                    return await handle.result()
-            except TimeoutError:
+                for patience in (timeout_s, (BUSY - 1) * timeout_s):
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(patience):
+                            return await handle.result()
+                    if missing := await self.unpolled(arg.queues):
+                        break
                 await self._end(handle, "no answer in time")
-                missing = await self.unpolled(arg.queues)
-                raise Unanswered(
-                    a_worker_on(missing) if missing else "the preflight's answer"
-                ) from None
+                raise Unanswered(a_worker_on(missing) if missing else "the preflight's answer")
             except WorkflowFailureError as error:
                 cause: BaseException = error
                 while cause.__cause__ is not None:

@@ -6,12 +6,16 @@ from typing import Any
 
 import pytest
 import tomli_w
+from temporalio import activity, workflow
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from ratchet.activities.contracts.checks import CheckProblem, CheckResult
 from ratchet.activities.contracts.controls import CONTROLS
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.storage import configs
 from ratchet.api.app import create_app
-from ratchet.api.temporal.client import details_of, summary_of
+from ratchet.api.temporal.client import Temporal, details_of, summary_of
+from ratchet.workflows.protocol.messages import PREFLIGHT, PreflightInput
 from tests import ROOT
 from tests.unit.api.conftest import Served, asgi, config, connection, eventually
 from tests.unit.api.standin import ESTIMATES
@@ -121,6 +125,60 @@ async def test_a_dry_run_that_nobody_checked_says_so(served: Served) -> None:
     assert "nobody-env" in answer.json()["unchecked"]
     broken = await served.http.post("/v1/runs?dry_run=true", json=config("broken-preflight"))
     assert "the disk is on fire" in broken.json()["unchecked"]
+
+
+@workflow.defn(name=PREFLIGHT)
+class SlowPreflight:
+    """Finds a mistake once it is told to go on."""
+
+    def __init__(self) -> None:
+        self.going = False
+
+    @workflow.signal
+    def go(self) -> None:
+        self.going = True
+
+    @workflow.run
+    async def run(self, arg: PreflightInput) -> CheckResult:
+        await workflow.wait_condition(lambda: self.going)
+        return CheckResult([CheckProblem("/train/env/0/id", "train.env.0.id", "found late")])
+
+
+@activity.defn
+async def nothing() -> None: ...
+
+
+async def test_workers_that_are_there_but_busy_get_more_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = Queues.prefixed("busy")
+    # What follows the first look for missing workers has six seconds.
+    settings = replace(served.settings, queues=queues, preflight_timeout_s=4.0)
+    look, looks = Temporal.unpolled, list[list[str]]()
+
+    async def unpolled(self: Temporal, wanted: Queues) -> list[str]:
+        looks.append(await look(self, wanted))
+        async for found in served.env.client.list_workflows("ExecutionStatus = 'Running'"):
+            if found.task_queue == queues.orchestrator:
+                await served.env.client.get_workflow_handle(found.id).signal(SlowPreflight.go)
+        return looks[-1]
+
+    monkeypatch.setattr(Temporal, "unpolled", unpolled)
+    async with (
+        Worker(
+            served.env.client,
+            task_queue=queues.orchestrator,
+            workflows=[SlowPreflight],
+            workflow_runner=UnsandboxedWorkflowRunner(),
+        ),
+        Worker(served.env.client, task_queue=queues.env, activities=[nothing]),
+        Worker(served.env.client, task_queue=queues.trainer, activities=[nothing]),
+        asgi(create_app(settings, connection(served.env))) as http,
+    ):
+        answer = await http.post("/v1/runs", json=config("slow"))
+    assert looks == [[]], "it gave up on workers that were there"
+    body = problem(answer, 422, "invalid-config")
+    assert [error["message"] for error in body["errors"]] == ["found late"]
 
 
 async def test_every_mistake_is_listed_with_its_place(served: Served) -> None:
