@@ -22,6 +22,18 @@ async def test_unusual_rewards_and_batches_that_hardly_train_are_warned_of_once(
         assert again == "batch 5: only 0 of 8 rollouts can train", "it was better in between"
 
 
+async def test_unusual_rewards_of_a_batch_that_cannot_train_are_warned_of(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        world.unusual_rewards, world.empty_ships = {"reverse-text": (5.0, 5.0)}, 2
+        handle = await start(world, max_steps=2, eval={})
+        warnings = (await handle.result())["warnings"]
+        assert world.events.count("batch 1 was empty") == 2
+        rewards = [text for text in warnings if "outside [0, 1], from 5 to 5" in text]
+        assert rewards == warnings[:1], "before what says that nothing could train"
+
+
 async def test_an_eval_says_what_it_was_made_of(temporal: Client) -> None:
     async with world_of(temporal) as world:
         handle = await start(world, max_steps=2)

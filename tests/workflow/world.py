@@ -412,13 +412,14 @@ class World:
         if self.empty_ships:
             self.empty_ships -= 1
             self.events.append(f"batch {arg.step} was empty")
-            return BatchResult(None, 0, 0, 0, {"reward/all/mean": 0.5})
+            metrics, unusual = {"reward/all/mean": 0.5}, self.unusual_rewards
+            return BatchResult(None, 0, 0, 0, metrics, unusual_rewards=unusual)
         self.shipped.add((arg.run_id, arg.step))
         self.batches[arg.step] = arg.groups
         metrics = {"reward/all/mean": 0.5, "time/scoring": self.scoring_s.get(arg.step, 0.0)}
         rollouts = self.trainable.get(arg.step, 8)
-        batch, unusual = ref(f"batch/{arg.step}"), self.unusual_rewards
-        return BatchResult(batch, 8, 64, rollouts, metrics, unusual_rewards=unusual)
+        batch = ref(f"batch/{arg.step}")
+        return BatchResult(batch, 8, 64, rollouts, metrics, unusual_rewards=self.unusual_rewards)
 
     # -- trainer ----------------------------------------------------------------------------
 

@@ -169,13 +169,13 @@ class Steps:
             self._requeue_damaged(error, filters)
             return
         self._arrivals.on_written()
+        self._watch_rewards(batch.unusual_rewards)
         if batch.ref is None:
             self._on_empty(step, groups, filters, batch.metrics.get("reward/all/mean"))
             return
         self._sink.on_shipped()
         rollouts = sum(group.survivors for group in groups)
         self._watch_share(step, batch.rollouts, rollouts)
-        self._watch_rewards(batch.unusual_rewards)
         seconds = (workflow.now() - began).total_seconds()
         shipped = ShippedBatch(step, batch.ref, batch.metrics, batch.metrics_ref, seconds)
         self._part.shipped.append(shipped)

@@ -45,6 +45,9 @@ async def test_rewards_outside_of_the_usual_are_reported_by_env(tmp_path: Path) 
     result = await _ship_groups(rooms, 2, usual, high)
     assert result.unusual_rewards == {"reverse-text": (0.0, 5.0)}
     assert (await _ship_groups(rooms, 2, usual, high)) == result, "a retry tells the same"
+    same = await _finalize(rooms, 2, [_rollout(5.0, [sample]) for _ in range(2)])
+    nothing = await _ship_groups(rooms, 3, same)
+    assert nothing.ref is None and nothing.unusual_rewards == {"reverse-text": (5.0, 5.0)}
 
 
 def test_bounds_themselves_are_usual() -> None:
