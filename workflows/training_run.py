@@ -68,7 +68,7 @@ from ratchet.workflows.rules.shipping import Shipping
 from ratchet.workflows.rules.sinks import Arrivals, TrainSink
 from ratchet.workflows.run.config_changes import ConfigChanges
 from ratchet.workflows.run.context import Context
-from ratchet.workflows.run.ending import Ending
+from ratchet.workflows.run.ending import Ending, cancelled_for
 from ratchet.workflows.run.evals import Evals
 from ratchet.workflows.run.generations import Generations
 from ratchet.workflows.run.pausing import PAUSED_AT_MOST, Pausing
@@ -313,7 +313,7 @@ class TrainingRun:
             await self._ending.save_before_failing()
             return await self._fail(RunFailed(error.activity_type, cause_of(error)))
         except asyncio.CancelledError:
-            await self._ending.close("cancelled", end_reason="cancelled")
+            await self._ending.close("cancelled", end_reason=cancelled_for() or "cancelled")
             raise
         at_rest = self._state.lifecycle.status == "paused"
         self._log.set_status("stopping")
@@ -324,9 +324,9 @@ class TrainingRun:
         except RunFailed as failure:
             return await self._fail(failure)
         except asyncio.CancelledError:
-            await self._ending.close(
-                "cancelled", end_reason="cancelled before the final checkpoint"
-            )
+            late = "cancelled before the final checkpoint"
+            said = cancelled_for()
+            await self._ending.close("cancelled", end_reason=f"{late}: {said}" if said else late)
             raise
         await self._ending.close("succeeded", end_reason=end_reason)
         return self._log.memo()
