@@ -15,6 +15,7 @@ workflows keep servers alive; both report by signal. Invariants:
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -230,7 +231,9 @@ class TrainingRun:
             self._outages.hold_host(self._fleet.host(report.role, report.index))
             if report.state != "up":
                 text = f"{report.role} {report.index} (epoch {report.epoch}) is {report.state}"
-                self._log.note(f"{text}: {report.detail[-200:]}")
+                told = f"{text}: {report.detail[-200:]}" if report.detail else text
+                ordinary = report.state == "starting" and not report.detail
+                self._log.note(told, logging.INFO if ordinary else logging.WARNING)
 
     @workflow.signal(name=HEALTH_REPORT)
     def health_report(self, report: HealthReport) -> None:
