@@ -44,6 +44,10 @@ from ratchet.configs.upgrades import read_config
 ENDLESS_COUNT_S = 20.0
 """A taskset without an end is read for this long; the examples read by then are one epoch of it."""
 ADDRESS_S = 5.0
+READ = 100
+"""Examples whose prompts are read: a wrong column empties all of them, and a stray one is no reason
+to refuse a run.
+"""
 
 
 class EnvActivities:
@@ -59,6 +63,8 @@ class EnvActivities:
         by_path: defaultdict[str | None, list[dict[str, Any]]] = defaultdict(list)
         problems = _conflicts(config)
         for request in _requests(config):
+            # A restored run may continue with the prompts that it began with.
+            request["reads"] = not input.restored
             by_path[request["path"]].append(request)
         limits = load_limits(config)
         calls = [
@@ -247,7 +253,7 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
         taskset = loading.load_taskset(env_id, args, request["kind"])
         loading.server_config(env_id, args, 1.0)
         finding["seconds"] = time.monotonic() - began
-        count = _count(taskset)
+        count, first = _count(taskset)
     except ValidationError as error:
         known = ", ".join(fields)
         reason = loading.without(secrets, _summary(error))
@@ -269,7 +275,28 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
             "num_examples to the number that it should use"
         )
         finding["problems"].append(_problem(request["count_pointer"], message))
+    # A taskset with a harness of its own may make its prompts there.
+    if request["reads"] and loading.chats(env_id):
+        empty = [index for index, task in enumerate(first) if _asks_nothing(task.data)]
+        if empty:
+            message = (
+                f"example {empty[0]} of environment {env_id!r} has an empty prompt, as have "
+                f"{len(empty)} of its first {len(first)}: the policy would be asked nothing; give "
+                "every task a prompt, or a system prompt"
+            )
+            finding["problems"].append(_problem(f"{pointer}/args", message))
     return finding
+
+
+def _asks_nothing(data: Any) -> bool:
+    """Whether a task's prompt has neither text nor images. One that is None says that the
+    environment's user speaks first.
+    """
+    if data.prompt is None or data.system_prompt or data.prompt_text.strip():
+        return False
+    return isinstance(data.prompt, str) or not any(
+        isinstance(message.content, list) for message in data.prompt
+    )
 
 
 def _not_found(request: dict[str, Any], error: ModuleNotFoundError, module: str) -> dict[str, str]:
@@ -298,17 +325,21 @@ def _not_found(request: dict[str, Any], error: ModuleNotFoundError, module: str)
     return _problem(f"{pointer}/id", message)
 
 
-def _count(taskset: Any) -> int:
-    """The number of examples of a taskset with an end; only the parent limits the time."""
-    if taskset.bounded:
-        return sum(1 for _ in taskset)
+def _count(taskset: Any) -> tuple[int, list[Any]]:
+    """The number of examples of a taskset, and the first READ of them; if it has an end, only the
+    parent limits the time.
+    """
+    endless = not taskset.bounded
     deadline = time.monotonic() + ENDLESS_COUNT_S
+    first: list[Any] = []
     count = 0
-    for _ in itertools.islice(iter(taskset), loading.INFINITE_EXAMPLES):
+    for task in itertools.islice(taskset, loading.INFINITE_EXAMPLES if endless else None):
         count += 1
-        if time.monotonic() > deadline:
+        if len(first) < READ:
+            first.append(task)
+        if endless and time.monotonic() > deadline:
             break
-    return count
+    return count, first
 
 
 def main() -> None:
