@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import plotext
@@ -34,7 +35,7 @@ from ratchet.configs.run import RunConfig
 from ratchet.worker import teacher
 from ratchet.worker.stack import Ended, Stack, StackError, answers, end_in_order
 
-LAST_STEPS = 5
+AVERAGED_STEPS = 5
 GIVEN_UP_WITHIN_S = 8.0
 
 
@@ -105,6 +106,16 @@ def give_up(address: str, run_id: str, console: Console) -> None:
         console.print(f"{run_id} could not be cancelled: {error}", markup=False)
 
 
+def ends(rewards: Sequence[float]) -> tuple[int, float | None, float | None]:
+    """How many steps at either end are averaged, and their means. A single step is noise, so that
+    only a run of two steps or three compares one.
+    """
+    if not rewards:
+        return 0, None, None
+    span = min(AVERAGED_STEPS, max(len(rewards) // 2, 1))
+    return span, fmean(rewards[:span]), fmean(rewards[-span:])
+
+
 def report(outcome: Outcome, console: Console) -> int:
     """Draws train and eval reward over steps and prints the figures of a run, null for those that
     were never measured; returns the exit status.
@@ -133,13 +144,22 @@ def report(outcome: Outcome, console: Console) -> int:
         console.print(f"fix that, then run `make up` and POST {run.links.self}/resume")
     elif run.status != "succeeded":
         console.print(f"the run ended as {run.status}: {run.error}", markup=False)
-    tail = rewards[-LAST_STEPS:]
+    span, first, last = ends(rewards)
+    if span:
+        steps_said = "step" if span == 1 else f"{span} steps"
+        console.print(
+            f"train reward: {printing.number(first)}, then {printing.number(last)}; means of the "
+            f"first and of the last {steps_said}",
+            highlight=False,
+            soft_wrap=True,
+        )
     summary: dict[str, Any] = {
         "run_id": run.id,
         "status": run.status,
         "steps": run.step,
-        "train_reward_first": rewards[0] if rewards else None,
-        "train_reward_last": sum(tail) / len(tail) if tail else None,
+        "train_reward_averaged_steps": span,
+        "train_reward_first": first,
+        "train_reward_last": last,
         "eval_reward_first": scores[0] if scores else None,
         "eval_reward_last": scores[-1] if scores else None,
         "policy_version": run.policy_version,

@@ -15,6 +15,7 @@ workflows keep servers alive; both report by signal. Invariants:
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -68,7 +69,7 @@ from ratchet.workflows.rules.shipping import Shipping
 from ratchet.workflows.rules.sinks import Arrivals, TrainSink
 from ratchet.workflows.run.config_changes import ConfigChanges
 from ratchet.workflows.run.context import Context
-from ratchet.workflows.run.ending import Ending
+from ratchet.workflows.run.ending import Ending, cancelled_for
 from ratchet.workflows.run.evals import Evals
 from ratchet.workflows.run.generations import Generations
 from ratchet.workflows.run.pausing import PAUSED_AT_MOST, Pausing
@@ -230,7 +231,9 @@ class TrainingRun:
             self._outages.hold_host(self._fleet.host(report.role, report.index))
             if report.state != "up":
                 text = f"{report.role} {report.index} (epoch {report.epoch}) is {report.state}"
-                self._log.note(f"{text}: {report.detail[-200:]}")
+                told = f"{text}: {report.detail[-200:]}" if report.detail else text
+                ordinary = report.state == "starting" and not report.detail
+                self._log.note(told, logging.INFO if ordinary else logging.WARNING)
 
     @workflow.signal(name=HEALTH_REPORT)
     def health_report(self, report: HealthReport) -> None:
@@ -313,7 +316,7 @@ class TrainingRun:
             await self._ending.save_before_failing()
             return await self._fail(RunFailed(error.activity_type, cause_of(error)))
         except asyncio.CancelledError:
-            await self._ending.close("cancelled", end_reason="cancelled")
+            await self._ending.close("cancelled", end_reason=cancelled_for() or "cancelled")
             raise
         at_rest = self._state.lifecycle.status == "paused"
         self._log.set_status("stopping")
@@ -324,9 +327,9 @@ class TrainingRun:
         except RunFailed as failure:
             return await self._fail(failure)
         except asyncio.CancelledError:
-            await self._ending.close(
-                "cancelled", end_reason="cancelled before the final checkpoint"
-            )
+            late = "cancelled before the final checkpoint"
+            said = cancelled_for()
+            await self._ending.close("cancelled", end_reason=f"{late}: {said}" if said else late)
             raise
         await self._ending.close("succeeded", end_reason=end_reason)
         return self._log.memo()

@@ -8,7 +8,6 @@ requests from stdin and writes a list of results to stdout.
 import asyncio
 import itertools
 import json
-import math
 import platform
 import sys
 import time
@@ -49,6 +48,8 @@ ADDRESS_S = 5.0
 LIBRARIES = ("__main__", "ratchet", "verifiers", "pydantic", "importlib")
 """Modules whose frames are not an environment's own."""
 MOST_FRAMES = 3
+READ = 100
+"""Examples of an environment that are read, beside being counted."""
 
 
 class EnvActivities:
@@ -64,6 +65,8 @@ class EnvActivities:
         by_path: defaultdict[str | None, list[dict[str, Any]]] = defaultdict(list)
         problems = _conflicts(config)
         for request in _requests(config):
+            # A restored run may continue with the tasks that it began with.
+            request["reads"] = not input.restored
             by_path[request["path"]].append(request)
         limits = load_limits(config)
         calls = [
@@ -279,7 +282,7 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
         taskset = loading.load_taskset(env_id, args, request["kind"])
         loading.server_config(env_id, args, 1.0)
         finding["seconds"] = time.monotonic() - began
-        count, kinds = _read(taskset)
+        count, first = _count(taskset)
     except Exception as error:
         reason, place = loading.without(secrets, _summary(error)), _place(error)
         if isinstance(error, ValidationError) and not place:
@@ -288,13 +291,6 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
             message = f"environment {env_id!r} does not load with these args: {reason}{place}"
         finding["problems"].append(_problem(f"{pointer}/args", message))
         return finding
-    for kind in kinds:
-        for name in _taken_names(kind):
-            message = (
-                f"environment {env_id!r}: {kind.__name__}.{name} takes the place of verifiers' own "
-                f"Task.{name}; rename the reward or metric"
-            )
-            finding["problems"].append(_problem(f"{pointer}/id", message))
     finding["examples"] = count
     if count == 0:
         message = f"environment {env_id!r} has no examples with these args"
@@ -305,7 +301,42 @@ def inspect_env(request: dict[str, Any]) -> dict[str, Any]:
             "num_examples to the number that it should use"
         )
         finding["problems"].append(_problem(request["count_pointer"], message))
+    if request["reads"]:
+        finding["problems"] += _wrong_tasks(env_id, pointer, first)
     return finding
+
+
+def _wrong_tasks(env_id: str, pointer: str, first: list[Any]) -> list[dict[str, str]]:
+    """What is wrong with the first tasks of an environment, or with their classes."""
+    problems = []
+    for kind in dict.fromkeys(map(type, first)):
+        for name in _taken_names(kind):
+            message = (
+                f"environment {env_id!r}: {kind.__name__}.{name} takes the place of verifiers' own "
+                f"Task.{name}; rename the reward or metric"
+            )
+            problems.append(_problem(f"{pointer}/id", message))
+    # A taskset with a harness of its own may make its prompts there.
+    empty = [index for index, task in enumerate(first) if _asks_nothing(task.data)]
+    if empty and loading.chats(env_id):
+        message = (
+            f"example {empty[0]} of environment {env_id!r} has an empty prompt, as have "
+            f"{len(empty)} of its first {len(first)}: the policy would be asked nothing; give "
+            "every task a prompt, or a system prompt"
+        )
+        problems.append(_problem(f"{pointer}/args", message))
+    return problems
+
+
+def _asks_nothing(data: Any) -> bool:
+    """Whether a task's prompt has neither text nor images. One that is None says that the
+    environment's user speaks first.
+    """
+    if data.prompt is None or data.system_prompt or data.prompt_text.strip():
+        return False
+    return isinstance(data.prompt, str) or not any(
+        isinstance(message.content, list) for message in data.prompt
+    )
 
 
 def _not_found(request: dict[str, Any], error: ModuleNotFoundError, module: str) -> dict[str, str]:
@@ -334,19 +365,21 @@ def _not_found(request: dict[str, Any], error: ModuleNotFoundError, module: str)
     return _problem(f"{pointer}/id", message)
 
 
-def _read(taskset: Any) -> tuple[int, list[type]]:
-    """The number of examples of a taskset, and the classes of its tasks; only the parent limits the
-    time for a taskset with an end.
+def _count(taskset: Any) -> tuple[int, list[Any]]:
+    """The number of examples of a taskset, and the first READ of them; if it has an end, only the
+    parent limits the time.
     """
-    deadline = math.inf if taskset.bounded else time.monotonic() + ENDLESS_COUNT_S
-    most = None if taskset.bounded else loading.INFINITE_EXAMPLES
-    count, kinds = 0, dict[type, None]()
-    for task in itertools.islice(iter(taskset), most):
-        kinds[type(task)] = None
+    endless = not taskset.bounded
+    deadline = time.monotonic() + ENDLESS_COUNT_S
+    first: list[Any] = []
+    count = 0
+    for task in itertools.islice(taskset, loading.INFINITE_EXAMPLES if endless else None):
         count += 1
-        if time.monotonic() > deadline:
+        if len(first) < READ:
+            first.append(task)
+        if endless and time.monotonic() > deadline:
             break
-    return count, list(kinds)
+    return count, first
 
 
 def main() -> None:

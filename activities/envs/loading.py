@@ -123,6 +123,13 @@ def load_taskset(env_id: str, args: dict[str, Any], kind: str) -> Any:
     return load_taskset(config)
 
 
+def chats(env_id: str) -> bool:
+    """Whether the policy chats about the tasks as they are: the taskset brings no own harness."""
+    from verifiers.v1.utils.loaders import default_harness_id
+
+    return bool(default_harness_id(env_id) == "bash")
+
+
 def server_config(env_id: str, args: dict[str, Any], timeout_s: float) -> Any:
     """The env server's config: every seat chats in process, on the local machine.
 
@@ -130,13 +137,13 @@ def server_config(env_id: str, args: dict[str, Any], timeout_s: float) -> Any:
     backstop for a client that is gone.
     """
     import verifiers.v1 as vf
-    from verifiers.v1.utils.loaders import default_harness_id, env_config_type
+    from verifiers.v1.utils.loaders import env_config_type
 
     seat: dict[str, Any] = {
         "runtime": {"type": "subprocess"},
         "timeout": {"rollout": timeout_s},
     }
-    if default_harness_id(env_id) == "bash":
+    if chats(env_id):
         seat["harness"] = {"id": HARNESS}
     seats = [
         name

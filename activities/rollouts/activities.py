@@ -40,6 +40,7 @@ from ratchet.activities.envs.rendering import renderer_of
 from ratchet.activities.rollouts import (
     chat,
     evaluations,
+    failures,
     frozen,
     groups,
     samples,
@@ -298,7 +299,8 @@ class RolloutActivities:
                     request = frozen.at(request, url)
                 episode = await connection.client.run(**request)
         except TimeoutError:
-            rollout = samples.failed("Timeout", f"not finished after executing for {limit:g} s")
+            text = failures.out_of_time(work.kind, work.env, limit)
+            rollout = samples.failed("Timeout", text)
         except RuntimeError as error:
             # The env server's own refusal: task data it cannot read, or an abort.
             if str(error) == ABORTED:
@@ -392,7 +394,8 @@ class RolloutActivities:
         config = self.ctx.config(input.run_id)
         if config.sampler(input.work.env, input.work.kind) is None:
             label = label_of(input.engine.model)
-            return samples.from_episode(episode, served=served, label=label)
+            longest = config.trainer.seq_len
+            return samples.from_episode(episode, served=served, label=label, seq_len=longest)
         layout = await self._layouts.layout(
             await self._tokenizer(input.run_id), await self._renderer(input.run_id)
         )

@@ -21,6 +21,8 @@ _NOT_THEIRS = re.compile(
 )
 """Frames of verifiers and of Python itself; the server may run on another machine than this."""
 
+TOO_LONG = ("context length", "maximum model length")
+"""How the renderer and vLLM refuse a prompt that is longer than the engine's context."""
 
 _CAUSED = "The above exception was the direct cause of the following exception:"
 _ANOTHER = "During handling of the above exception, another exception occurred:"
@@ -49,6 +51,23 @@ def _all_frames(text: str) -> list[dict[str, Any]]:
         {"file": at["file"], "line": int(at["line"]), "function": at["function"]}
         for at in _FRAME.finditer(text)
     ]
+
+
+def with_limit(error: dict[str, Any], seq_len: int) -> dict[str, Any]:
+    """An error of the policy's engine; one of a prompt that it cannot hold names the key first,
+    since lists cut long messages.
+    """
+    said = error["message"].lower()
+    if error["type"] != "ProviderError" or not any(mark in said for mark in TOO_LONG):
+        return error
+    remedy = f"the prompt and a reply do not fit into trainer.seq_len ({seq_len}); raise it"
+    return {**error, "message": f"{remedy}, or shorten the prompt: {error['message']}"}
+
+
+def out_of_time(kind: str, env: str, limit_s: float) -> str:
+    """The message of a rollout that its time limit ended."""
+    key = f"{kind}.env.{env}.timeout_s"
+    return f"not finished after executing for {limit_s:g} s; {key} sets this limit"
 
 
 def text_of(error: Mapping[str, Any]) -> str:

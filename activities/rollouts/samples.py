@@ -12,6 +12,7 @@ from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
 from ratchet.activities.contracts.redact import LONGEST, redacted_all
+from ratchet.activities.rollouts import failures
 from ratchet.activities.rollouts.failures import frames_of, is_theirs
 from ratchet.activities.scoring.algorithms.base import POLICY_AGENT
 
@@ -360,15 +361,18 @@ def from_episode(
     lay_out: "Callable[[Trace[Any, Any, Any]], list[RolloutSample]] | None" = None,
     served: Served | None = None,
     label: str = "",
+    seq_len: int | None = None,
 ) -> Rollout:
     """The rollout of a served episode, from the traces whose tokens train the policy.
 
     Its reward is the mean over those traces. `lay_out` makes the samples of a trace without tokens;
     it raises UnusableTrace. With `served`, the rollout used chat completions; with `label`, its
-    requests named an adapter of that label.
+    requests named an adapter of that label. `seq_len` is named where its engine holds no more.
     """
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     error, provider = _error_of(episode)
+    if error is not None and seq_len is not None:
+        error = failures.with_limit(error, seq_len)
     samples: list[RolloutSample] = []
     labels: set[str] = set()
     prompts: list[dict[str, Any]] = []

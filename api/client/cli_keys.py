@@ -106,3 +106,5 @@ def revoke_key(
         revoke(home_folder() / FILE, name)
     if as_json_:
         print_json({"name": name, "revoked": True})
+        return
+    print(f"revoked key {name}")

@@ -39,6 +39,8 @@ REMEDIES = {
 
 JSON = "--json"
 COMPLETED_WITHIN_S = 2.0
+EMPTY_PAGES = 20
+"""The API searches some 1.5 s for each page of a filtered list."""
 
 
 class JsonAnywhere(TyperGroup):
@@ -197,14 +199,17 @@ def show_one(item: Shown, shown: Callable[[Shown], RenderableType], *, as_json_:
 
 
 def show_items(page: Page[Any], table: Any, *, whole: bool, as_json_: bool) -> None:
-    """Prints a page, or with `whole` all pages from it on, as a table or as JSON. A list that is
-    empty for a reason that the API states is a failure.
+    """Prints a page, or with `whole` all pages from it on, as a table or as JSON. In place of an
+    empty page that leads on it prints the first one after it with items, of the next EMPTY_PAGES. A
+    list that is empty for a reason that the API states is a failure.
     """
     items, damaged = [*page.data], [*page.damaged]
-    while whole and page.has_more:
+    tried = 0
+    while page.has_more and (whole or (not items and tried < EMPTY_PAGES)):
         page = page.next_page()
         items += page.data
         damaged += page.damaged
+        tried += 1
     # Damaged items between two pages are named by both.
     damaged = [*dict.fromkeys(damaged)]
     if as_json_:
@@ -214,12 +219,12 @@ def show_items(page: Page[Any], table: Any, *, whole: bool, as_json_: bool) -> N
         follows = {"has_more": page.has_more, "next_after": page.next_after}
         printing.print_json({**shown, **follows, **said})
     else:
-        _show_table(table(items), damaged, page)
+        _show_table(table(items), damaged, page, found=bool(items))
     if page.note and not items:
         raise typer.Exit(REFUSED)
 
 
-def _show_table(table: RenderableType, damaged: list[Any], page: Page[Any]) -> None:
+def _show_table(table: RenderableType, damaged: list[Any], page: Page[Any], *, found: bool) -> None:
     printing.console().print(table)
     err = printing.console(stderr=True)
     if page.note:
@@ -228,4 +233,6 @@ def _show_table(table: RenderableType, damaged: list[Any], page: Page[Any]) -> N
         text = f"left out, because damaged: {', '.join(map(str, damaged))}"
         err.print(printing.clean(text), style="yellow", soft_wrap=True)
     if page.has_more:
-        err.print("there are more; --all shows them", style="dim")
+        text = "there are more; --all shows them"
+        searched = f"none found yet; --after {page.next_after} searches on, --all to the end"
+        err.print(text if found else printing.clean(searched), style="dim", soft_wrap=True)

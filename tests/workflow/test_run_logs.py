@@ -9,8 +9,10 @@ import pytest
 from temporalio.client import Client
 
 from ratchet.activities.contracts.health import HEALTH_REPORT, Finding, HealthReport
+from ratchet.activities.contracts.hosting import HostReport
+from ratchet.activities.contracts.names import LOG_LINE
 from ratchet.worker.run_logs import LOGGER, RunLogs, log_file
-from tests.workflow.running import start, world_of
+from tests.workflow.running import start, status, world_of
 
 
 async def test_a_run_tells_its_pipeline_and_its_steps(
@@ -37,3 +39,20 @@ async def test_a_run_tells_its_pipeline_and_its_steps(
     shown = [line for line in text if "INFO pipeline: " in line]
     assert any("rollouts in unfinished groups | in flight 8/8 (" in line for line in shown), shown
     assert shown[-1].count("| succeeded") == 1 and "step 2/2" in shown[-1]
+
+
+async def test_an_ordinary_start_of_a_server_is_no_warning(
+    temporal: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, LOGGER)
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=1000)
+        await status(handle, "running")
+        await handle.signal("host_report", HostReport("engine", 0, 2, "starting"))
+        await handle.signal("host_report", HostReport("env", 0, 2, "starting", detail="disk full"))
+        await handle.signal("stop")
+        await handle.result()
+    lines = [vars(record).get(LOG_LINE, "") for record in caplog.records]
+    told = [(r.levelname, text) for r, text in zip(caplog.records, lines, strict=True)]
+    assert ("INFO", "engine 0 (epoch 2) is starting") in told
+    assert ("WARNING", "env 0 (epoch 2) is starting: disk full") in told

@@ -536,6 +536,6 @@ async def test_run_that_ends_while_a_host_waits_for_its_disk_waits_for_nothing(
     async with world_of(temporal) as world:
         handle = await start(world, max_steps=1000, eval={})
         await hold_host(world, handle, "env")
-        await handle.cancel()
+        await handle.cancel(reason="wrong data")
         seen = await status(handle, "cancelled")
-        assert seen["paused_because"] is None
+        assert seen["paused_because"] is None and seen["end_reason"] == "wrong data"

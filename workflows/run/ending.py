@@ -10,6 +10,7 @@ from typing import Any
 
 from temporalio import workflow
 
+from ratchet.activities.contracts.controls import printable
 from ratchet.workflows.protocol.errors import RunFailed
 from ratchet.workflows.rules.leases import Leases
 from ratchet.workflows.run.context import Context
@@ -21,6 +22,11 @@ from ratchet.workflows.run.trainer import Trainer
 CLOSE_AT_MOST = timedelta(seconds=60)
 SAVED_WITHIN = timedelta(minutes=30)
 """A lost trainer may have to load a checkpoint and to train again what came after it."""
+
+
+def cancelled_for() -> str:
+    """The reason of the request that cancelled the run; '' if it gave none."""
+    return printable(workflow.cancellation_reason() or "")
 
 
 class Ending:

@@ -56,11 +56,18 @@ class Pausing:
         self._part.stop = self._part.stop or reason
 
     def on_pause(self, mode: Literal["drain", "cancel"], reason: str) -> None:
-        """The run should pause, unless it is ending."""
-        if self._part.stop or self._state.lifecycle.status in OVER:
+        """The run should pause, unless it is ending; the first reason stays, and that of cancelling
+        what another pause drains is added to it.
+        """
+        part = self._part
+        if part.stop or self._state.lifecycle.status in OVER:
             self._log.warn("pause: ignored, since the run is ending")
-        elif self._part.pause != "cancel":
-            self._part.pause, self._part.pause_reason = mode, reason
+        elif part.pause != "cancel":
+            if not part.pause:
+                part.pause_reason = reason
+            elif mode == "cancel" and reason != part.pause_reason:
+                part.pause_reason = f"{part.pause_reason}; {reason}"
+            part.pause = mode
             self._news.wake()
 
     def on_resume(self) -> None:

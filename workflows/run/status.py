@@ -6,6 +6,7 @@ is an event; the details are free and follow every wait.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Any, NoReturn, TypeVar
@@ -203,9 +204,9 @@ class RunLog:
 
     # -- reporting --------------------------------------------------------------------------
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, level: int = logging.WARNING) -> None:
         """Adds a note to the log and the run's page."""
-        workflow.logger.warning(text, extra={LOG_LINE: text})
+        workflow.logger.log(level, text, extra={LOG_LINE: text})
         self._notes = [*self._notes[-19:], f"{workflow.now():%H:%M:%S} {text[:300]}"]
         self.show()
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
+from verifiers.v1 import TaskData
 
 from ratchet.activities.contracts.checks import (
     CheckInput,
@@ -80,9 +81,9 @@ __all__ = ["Lines"]
 """
 
 
-async def _check(tmp_path: Path, **sections: Any) -> CheckResult:
+async def _check(tmp_path: Path, *, restored: bool = False, **sections: Any) -> CheckResult:
     ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
-    given = CheckInput({"max_steps": 1, **sections})
+    given = CheckInput({"max_steps": 1, **sections}, restored)
     result: CheckResult = await ActivityEnvironment().run(EnvActivities(ctx).check_envs, given)
     return result
 
@@ -93,6 +94,8 @@ def own_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("own")
     (folder / "own_env.py").write_text(OWN_ENV.format(infinite=False))
     (folder / "endless_env.py").write_text(OWN_ENV.format(infinite=True))
+    empty = OWN_ENV.format(infinite=False).replace("prompt=str(n)", "prompt=' ' if n else 'one'")
+    (folder / "empty_env.py").write_text(empty)
     (folder / "broken_env.py").write_text("import a_package_nobody_has\n")
     (folder / "untidy_env.py").write_text("1 / 0\n")
     (folder / "talking_env.py").write_text("raise ValueError('OPENAI_API_KEY=hunter2 is refused')")
@@ -121,6 +124,29 @@ async def test_good_config(tmp_path: Path, own_path: str) -> None:
     }
 
 
+def test_a_task_asks_nothing_if_it_has_neither_text_nor_images() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    empty: list[dict[str, Any]] = [
+        {"prompt": ""},
+        {"prompt": []},
+        {"prompt": [{"role": "user", "content": ""}, {"role": "user", "content": " "}]},
+    ]
+    full: list[dict[str, Any]] = [
+        {"prompt": "a"},
+        {"prompt": [{"role": "user", "content": [image]}]},
+        {"prompt": "", "system_prompt": "write a poem"},
+        {},
+    ]
+    for data in empty + full:
+        assert check._asks_nothing(TaskData.model_validate(data)) == (data in empty), data
+
+
+async def test_a_restored_run_keeps_its_empty_prompts(tmp_path: Path, own_path: str) -> None:
+    train = {"env": [{"id": "empty-env", "path": own_path}]}
+    assert (await _check(tmp_path, train=train)).problems
+    assert not (await _check(tmp_path, restored=True, train=train)).problems
+
+
 @dataclass
 class Numbers:
     """A taskset of so many tasks."""
@@ -134,8 +160,8 @@ class Numbers:
 
 def test_a_taskset_with_an_end_is_counted_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "ENDLESS_COUNT_S", -1.0)
-    assert check._read(Numbers(250_000, bounded=True)) == (250_000, [int])
-    assert check._read(Numbers(250_000, bounded=False)) == (1, [int]), "one without ends in time"
+    assert check._count(Numbers(250_000, bounded=True))[0] == 250_000
+    assert check._count(Numbers(250_000, bounded=False))[0] == 1, "one without is given its time"
 
 
 async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
@@ -156,6 +182,7 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
                 {"id": "reverse-text", "name": "twin", "args": {"task": {"rewards": {}}}},
                 {"id": "reverse-text", "name": "one", "args": {"task": {"rewards": {}}}, **there},
                 {"id": "talking-env", "path": own_path},
+                {"id": "empty-env", "path": own_path},
             ]
         },
         eval={
@@ -180,6 +207,7 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
         "/train/env/5/address",
         "/train/env/7/address",
         "/train/env/8/id",
+        "/train/env/9/args",
         "/eval/env/2/address",
         "/eval/env/2/args",
         "/eval/env/3/num_examples",
@@ -192,6 +220,10 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
     assert "nothing listens there" in found["/train/env/5/address"]
     assert "share the server at tcp://127.0.0.1:9" in found["/eval/env/2/args"]
     assert "OPENAI_API_KEY=[hidden] is refused" in found["/train/env/8/id"]
+    assert (
+        "example 1 of environment 'empty-env' has an empty prompt, as have 2 of its first 3"
+        in found["/train/env/9/args"]
+    )
     assert "has no end" in found["/eval/env/3/num_examples"]
     assert result.examples["eval/own-env"] == result.examples["eval/b"] == 3, "fewer will do"
     keys = {problem.pointer: problem.key for problem in result.problems}

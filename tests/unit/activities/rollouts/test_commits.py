@@ -217,6 +217,21 @@ async def test_what_an_env_server_refuses_is_a_rollout(
     assert documents.read(rooms.ctx.store, ref)["error"]["message"] == refusal
 
 
+class SlowEnv(Env):
+    """An env server whose rollouts reach their time limit."""
+
+    async def run(self, **request: Any) -> Any:
+        raise TimeoutError
+
+
+async def test_a_rollout_out_of_time_names_the_key(tmp_path: Path) -> None:
+    rooms = Rooms(tmp_path, SlowEnv())
+    assert (await rooms.start()).errored == SIZE
+    ref = rooms.ctx.store.require(keys.rollout("r", "train/0", 0))
+    said = documents.read(rooms.ctx.store, ref)["error"]["message"]
+    assert said.endswith("for 120 s; train.env.reverse-text.timeout_s sets this limit")
+
+
 def test_the_env_server_still_says_it_so() -> None:
     from verifiers.v1.serve import server
 

@@ -139,6 +139,28 @@ def test_who_is_to_blame(status: int, provider: bool) -> None:
     assert rollout.status == (status if provider else None)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Prompt length (300) exceeds maximum context length (256).",
+        "This model's maximum context length is 256 tokens. However, your prompt contains 300",
+    ],
+)
+def test_a_prompt_that_is_too_long_names_the_key(said: str) -> None:
+    def ended_by(kind: str) -> str:
+        errors = [{"type": kind, "message": said, "status_code": 400}]
+        error = from_episode(_episode([], ok=False, errors=errors), seq_len=256).error
+        assert error is not None
+        return str(error["message"])
+
+    assert ended_by("ProviderError").startswith(
+        "the prompt and a reply do not fit into trainer.seq_len (256); raise it, or shorten the "
+        "prompt: "
+    )
+    assert ended_by("ProviderError").endswith(said)
+    assert ended_by("TaskError") == said, "of another model, which the environment asked"
+
+
 def test_other_bad_ends() -> None:
     task = _episode([], ok=False, errors=[{"type": "TaskError", "message": "boom"}])
     assert not from_episode(task).provider

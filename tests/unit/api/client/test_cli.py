@@ -342,6 +342,27 @@ async def test_engines_and_workers_are_listed(served: Served) -> None:
         assert away.status == 3 and "`make up`" in away.err
 
 
+@on_server
+async def test_a_search_goes_on_where_a_page_found_nothing_in_its_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ratchet.api.store.rollouts.SCAN_S", -1.0)
+    run_id = (await served.start("searched"))["id"]
+    for number in range(6):
+        group(served, run_id, f"train/{number}", "e", [None if number == 2 else 0.5])
+    async with serving(served) as address:
+        search = ("runs", "rollouts", run_id, "--errored")
+        found = await ratchet(address, *search)
+        assert "train:2:0" in found.out and "there are more" in found.err
+        assert [
+            item["id"] for item in (await ratchet(address, *search, "--json")).json["data"]
+        ] == ["train:2:0"]
+        monkeypatch.setattr("ratchet.api.client.options.EMPTY_PAGES", 1)
+        late = await ratchet(address, *search)
+        assert late.status == 0 and "train:2:0" not in late.out
+        assert "none found yet; --after train:4:0 searches on" in late.err
+
+
 def test_engines_and_workers_are_a_line_each() -> None:
     engine = Engine(
         id="r/host/engine/0",

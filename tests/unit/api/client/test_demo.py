@@ -73,7 +73,7 @@ async def test_its_last_line_has_the_run_s_figures(
     async with serving(served) as address:
         with Ratchet(address) as client:
             run = await asyncio.to_thread(client.runs.retrieve, run_id)
-    rewards = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    rewards = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]
     steps = [
         MetricsRow(step=step, time=None, metrics={REWARD: reward})
         for step, reward in enumerate(rewards, 1)
@@ -83,8 +83,19 @@ async def test_its_last_line_has_the_run_s_figures(
         for step, mean in ((0, 0.2), (6, 0.7))
     ]
     demo.report(demo.Outcome(run, steps, evals, 12.34), printing.console(stderr=True))
-    result = json.loads(capsys.readouterr().out)
-    assert result["train_reward_first"] == 0.1
-    assert result["train_reward_last"] == pytest.approx(sum(rewards[-5:]) / 5)
+    said = capsys.readouterr()
+    result = json.loads(said.out)
+    assert result["train_reward_averaged_steps"] == 4
+    assert result["train_reward_first"] == pytest.approx(0.25)
+    assert result["train_reward_last"] == pytest.approx(0.65)
+    assert "train reward: 0.25, then 0.65; means of the first and of the last 4 steps" in said.err
     assert (result["eval_reward_first"], result["eval_reward_last"]) == (0.2, 0.7)
     assert result["wall_s"] == 12.3
+
+
+def test_both_ends_of_a_run_are_averaged_over_as_many_steps() -> None:
+    rewards = [step / 10 for step in range(1, 21)]
+    assert demo.ends(rewards) == (5, pytest.approx(0.3), pytest.approx(1.8))
+    assert demo.ends(rewards[:3]) == (1, 0.1, pytest.approx(0.3))
+    assert demo.ends(rewards[:1]) == (1, 0.1, 0.1)
+    assert demo.ends([]) == (0, None, None)

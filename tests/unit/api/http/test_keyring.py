@@ -84,7 +84,8 @@ def test_the_command_lists_and_revokes(file: Path, monkeypatch: pytest.MonkeyPat
     left = datetime.fromisoformat(end) - datetime.now(UTC)
     assert timedelta(days=29) < left <= timedelta(days=30)
     assert listed[1].split("\t")[3] == "-"
-    assert run.invoke(command, ["revoke", "ana"]).exit_code == 0
+    revoked = run.invoke(command, ["revoke", "ana"])
+    assert revoked.exit_code == 0 and revoked.stdout == "revoked key ana\n"
     assert len(run.invoke(command, ["list"]).stdout.splitlines()) == 1
     for refused in (["revoke", "ana"], ["new", "x", "--expires", "soon"], ["new", "ben"]):
         answer = run.invoke(command, refused)
