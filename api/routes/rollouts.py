@@ -26,7 +26,8 @@ async def list_rollouts(
             ge=0,
             le=2**53,
             description="Only those of the groups assigned to this step's batch, including "
-            "filtered ones, and of its evals; `note` says why there are none.",
+            "filtered ones, of those that left nothing for it since all failed or were filtered, "
+            "and of its evals; `note` says why it has no batch.",
         ),
     ] = None,
     env: Annotated[str | None, Query(max_length=64, description="Only those of this env.")] = None,

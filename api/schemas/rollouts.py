@@ -44,8 +44,10 @@ class RolloutItem(BaseModel):
     step: int | None = Field(
         default=None,
         description="The step of its eval, or of the batch its group was assigned to, even if "
-        "filters then dropped it. Null while the group waits for a batch, if pre-batch filters, "
-        "errors or age kept it out of every batch, and for batches written by older builds.",
+        "filters then dropped it; of a group whose rollouts all failed, or that filters emptied, "
+        "the step that was being collected then. Null while the group waits for a batch, if age or "
+        "its curriculum kept it out of every batch, if the run was resumed from before it, and for "
+        "batches written by older builds.",
     )
     attempt: str = Field(description=ATTEMPT)
     prompt: str | None = Field(
@@ -74,7 +76,7 @@ class RolloutPage(ListOf[RolloutItem]):
         description="Groups left out of the page because their files are damaged.",
     )
     note: str | None = Field(
-        default=None, description="Why the requested step has no train rollouts."
+        default=None, description="Why the requested step has no train rollouts of a batch."
     )
 
 

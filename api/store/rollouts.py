@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import dropwhile
+from math import inf
 from typing import Any
 
 from cachetools import LRUCache, TLRUCache, cachedmethod
@@ -27,7 +27,7 @@ from ratchet.activities.storage.token_logprobs import SCHEMA_VERSION as SCORES_S
 from ratchet.activities.storage.token_logprobs import decode_token_logprobs
 from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem, RolloutPage, TokenStrip
 from ratchet.api.store.records import Records
-from ratchet.api.store.step_groups import LISTING_SHARE, LISTINGS, StepGroups
+from ratchet.api.store.step_groups import LISTING_SHARE, LISTINGS, Place, StepGroups, place_of
 from ratchet.api.store.tokens import Tokenizers
 
 _NUMBER, _ENV = "[0-9]{1,18}", "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -61,10 +61,13 @@ class GroupAt:
 
 @dataclass(frozen=True)
 class _Group:
-    """A group in brief; `version_start`: the oldest policy version of its tokens."""
+    """A group in brief; `version_start`: the oldest policy version of its tokens, or, without any,
+    the one that it began at. `spent`: nothing of it is left to train on.
+    """
 
     items: list[RolloutItem]
     version_start: int
+    spent: bool
 
 
 @dataclass(frozen=True)
@@ -138,13 +141,16 @@ def items_of(document: dict[str, Any], attempt: str) -> list[RolloutItem]:
 
 
 def _group(document: dict[str, Any], attempt: str) -> _Group:
-    return _Group(items_of(document, attempt), document.get("version_start", 0))
+    items = items_of(document, attempt)
+    left = [item for item in items if item.error is None and not item.filtered]
+    spent = not left or document.get("rejected", False)
+    return _Group(items, document.get("version_start", 0), spent)
 
 
-def _counter(name: str) -> tuple[int, int]:
-    """The sort key of 'train/<counter>.<again>'."""
-    number, _, again = name.rpartition("/")[2].partition(".")
-    return int(number), int(again or 0)
+def _named(place: Place) -> str:
+    """The train group of a place."""
+    number, again = place
+    return f"train/{number}.{again}" if again else f"train/{number}"
 
 
 def _eval_place(group: str) -> tuple[int, int, str, int]:
@@ -160,7 +166,7 @@ class _Listing:
     grow as long as a run is running, and all pages share the listing.
     """
 
-    counters: dict[tuple[int, int], None]
+    counters: dict[Place, None]
     took_s: float
 
 
@@ -190,6 +196,30 @@ class Rollouts:
                 held = (one.attempt for one in holders if self._has(one.attempt, group))
                 yield GroupAt(next(held, span.attempt), group, step)
 
+    def _of_step(self, run_id: str, step: int, begin: str | None) -> Iterator[GroupAt]:
+        """Train groups of step `step`: those of its batch, then those that left nothing for it."""
+        taken: set[str] = set()
+        for at in self._trained_at(run_id, step):
+            taken.add(at.group)
+            if begin is None or begin in taken:
+                yield at
+        first = place_of(begin) if begin is not None and begin not in taken else (-1, 0)
+        for span, _ in self._steps.spans_of(run_id, step) if step else ():
+            may = self._steps.collected_at(run_id, span, step)
+            for place in self._listing(span.attempt).counters:
+                at = GroupAt(span.attempt, _named(place))
+                possible = place >= first and may(place) and at.group not in taken
+                if possible and self._was_spent_at(run_id, at, step):
+                    yield GroupAt(span.attempt, at.group, step)
+
+    def _was_spent_at(self, run_id: str, at: GroupAt, step: int) -> bool:
+        try:
+            found = self._items_in(keys.group(at.attempt, at.group), at.attempt)
+        except (FileNotFoundError, CorruptArtifact):
+            # Retention deletes it; without `step` the list names it if it is damaged.
+            return False
+        return found.spent and self._step_of(run_id, at, found, inf) == step
+
     @cachedmethod(
         lambda self: self._listings, lambda _, attempt: attempt, condition=lambda self: self._listed
     )
@@ -197,16 +227,16 @@ class Rollouts:
         began = time.monotonic()
         committed = self._store.committed_keys(keys.group(attempt, "train/0").rpartition("/")[0])
         names = (key.rpartition("/")[2].removesuffix(".json") for key in committed)
-        counters = sorted(_counter(name) for name in names if GROUP.fullmatch(f"train/{name}"))
+        counters = sorted(place_of(name) for name in names if GROUP.fullmatch(f"train/{name}"))
         return _Listing(dict.fromkeys(counters), time.monotonic() - began)
 
     def _all_trained(self, run_id: str, begin: str | None) -> Iterator[GroupAt]:
         """Train groups of the run's own attempts, the newest first, from group `begin` on, or where
         it was: retention deletes groups of the newest attempt alone.
         """
-        newer: list[dict[tuple[int, int], None]] = []
+        newer: list[dict[Place, None]] = []
         own = self._records.attempts(run_id)[::-1]
-        first = _counter(begin) if begin is not None else None
+        first = place_of(begin) if begin is not None else None
         holding = (attempt for attempt in own if first in self._listing(attempt).counters)
         start = next(holding, own[0]) if first is not None else own[0]
         began = False
@@ -216,9 +246,7 @@ class Rollouts:
             for counter in reversed(result) if began else ():
                 passed = first is not None and attempt == start and counter > first
                 if not passed and not any(counter in known for known in newer):
-                    number, again = counter
-                    name = f"{number}.{again}" if again else f"{number}"
-                    yield GroupAt(attempt, f"train/{name}")
+                    yield GroupAt(attempt, _named(counter))
             newer.append(result)
 
     def _evals(self, run_id: str, wanted: Wanted, begin: str | None) -> Iterator[GroupAt]:
@@ -273,8 +301,7 @@ class Rollouts:
         in_evals = begin is not None and begin.startswith("eval/")
         if wanted.kind != "eval" and not in_evals:
             if wanted.step is not None:
-                cut = self._trained_at(run_id, wanted.step)
-                yield from dropwhile(lambda at: begin not in (None, at.group), cut)
+                yield from self._of_step(run_id, wanted.step, begin)
             else:
                 yield from self._all_trained(run_id, begin)
         if wanted.kind != "train":
@@ -349,17 +376,27 @@ class Rollouts:
         step = at.step
         if step is None and (epoch := EPOCH.fullmatch(at.group.split("/")[1])):
             step = int(epoch[1])
-        # A group without any results belongs to no step; failed rollouts have no versions, and
-        # neither have those of frozen models.
+        if step is None:
+            step = self._step_of(run_id, at, found, deadline)
+        if step is None:
+            return found.items
+        return [item.model_copy(update={"step": step}) for item in found.items]
+
+    def _step_of(self, run_id: str, at: GroupAt, found: _Group, deadline: float) -> int | None:
+        """The step of a train group; None if it has none, or it takes too long to find."""
+        # A group without any results enters no batch; failed rollouts have no versions, and neither
+        # have those of frozen models.
         whole = [item for item in found.items if item.error is None]
-        if step is None and whole:
+        if whole:
             ageless = all(item.versions is None for item in whole)
             step = self._steps.step_of(
                 run_id, at.group, found.version_start, ageless=ageless, deadline=deadline
             )
-        if step is None:
-            return found.items
-        return [item.model_copy(update={"step": step}) for item in found.items]
+            if step is not None or time.monotonic() > deadline:
+                return step
+        if not found.spent:
+            return None
+        return self._steps.collected_with(run_id, at.attempt, at.group, found.version_start)
 
     @cachedmethod(
         lambda self: self._kept,

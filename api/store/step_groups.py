@@ -3,12 +3,17 @@
 The assignment is recorded when a batch is written, including groups that filters emptied, and
 retention keeps it. For batches of older builds only the batch file has it, for as long as it is
 kept.
+
+A group that leaves nothing to train on enters no batch. It counts for the step that was being
+collected then: the first one, after the version at which the group began, whose batch has a group
+that was admitted later.
 """
 
 import io
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -19,6 +24,7 @@ from ratchet.activities.storage import keys
 from ratchet.activities.storage.store import CorruptArtifact
 from ratchet.api.store.curves import Span
 from ratchet.api.store.records import Records
+from ratchet.configs.run import RunConfig
 
 RECORD = re.compile(r"step-([0-9]{8,})-[0-9a-f]{16}\.json")
 KEPT = 1024
@@ -43,6 +49,15 @@ def _lasts(_: str, listing: _Listing, now: float) -> float:
 
 def _within(span: Span, step: int) -> bool:
     return span.first < step and (span.last is None or step <= span.last)
+
+
+Place = tuple[int, int]
+
+
+def place_of(group: str) -> Place:
+    """The place of 'train/<counter>.<again>' in the order in which its examples were drawn."""
+    number, _, again = group.rpartition("/")[2].partition(".")
+    return int(number), int(again or 0)
 
 
 class StepGroups:
@@ -116,7 +131,7 @@ class StepGroups:
         spans = self._records.spans(run_id)
         cut = [(span, step) for span in spans for step in sorted(self._listing(span.attempt).keys)]
         later = [(span, step) for span, step in cut if _within(span, step) and step > version_start]
-        last = inf if ageless or not later else version_start + 1 + self._oldest(run_id)
+        last = inf if ageless or not later else version_start + 1 + self.oldest(run_id)
         for span, step in later:
             if step > last:
                 continue
@@ -126,14 +141,63 @@ class StepGroups:
                 return None
         return None
 
-    def _oldest(self, run_id: str) -> float:
+    def last_place(self, attempt: str, step: int) -> Place | None:
+        """The highest place in a step's batch; None if no record says what it has."""
+        return max(map(place_of, self.cut_for(attempt, step) or ()), default=None)
+
+    def collecting(self, run_id: str, span: Span) -> int | None:
+        """The step after all that are recorded of an attempt, at most the run's last one; None if
+        the run continued without it, or older builds recorded none.
+        """
+        done = max([0, span.first, *self._listing(span.attempt).keys])
+        if self._store.committed(keys.step_record(span.attempt, done + 1)) is not None:
+            return None
+        config = self._config(run_id)
+        step = done if config is not None and config.last_step <= done else done + 1
+        return step if _within(span, step) else None
+
+    def collected_with(self, run_id: str, attempt: str, group: str, began_at: int) -> int | None:
+        """The step that was being collected when a train group of `attempt` that began at version
+        `began_at` left nothing to train on; None if the run was restored from before that.
+        """
+        spans = {span.attempt: span for span in self._records.spans(run_id)}
+        if (span := spans.get(attempt)) is None:
+            return None
+        after = max(began_at, span.first)
+        for step in sorted(step for step in self._listing(attempt).keys if step > after):
+            last = self.last_place(attempt, step)
+            if last is not None and last > place_of(group):
+                return step if _within(span, step) else None
+        return self.collecting(run_id, span)
+
+    def collected_at(self, run_id: str, span: Span, step: int) -> Callable[[Place], bool]:
+        """Whether a group at a place may have been collected with a step, so that few are read."""
+        last, before = (self.last_place(span.attempt, at) for at in (step, step - 1))
+        if step == self.collecting(run_id, span):
+            last = None
+        elif last is None:
+            return lambda place: False
+        # An example that is rolled out again keeps its counter.
+        oldest = self.oldest(run_id)
+        early = self.last_place(span.attempt, step - 1 - int(oldest)) if oldest < step else None
+
+        def may(place: Place) -> bool:
+            above = early if place[1] else before
+            return (above is None or place > above) and (last is None or place < last)
+
+        return may
+
+    def oldest(self, run_id: str) -> float:
         """How many versions behind a group that trains may be."""
+        config = self._config(run_id)
+        return config.train.max_off_policy_steps if config is not None else inf
+
+    def _config(self, run_id: str) -> RunConfig | None:
         try:
-            config = self._records.config(run_id)
+            return self._records.config(run_id)
         except CorruptArtifact:
             # The other records can be read without it.
-            return inf
-        return config.train.max_off_policy_steps if config is not None else inf
+            return None
 
     def missing(self, run_id: str, step: int) -> str | None:
         """Why no record says which groups a step trained on; None if one does."""

@@ -327,38 +327,16 @@ def test_a_group_gets_its_step_from_as_few_records_as_may_hold_it(tmp_path: Path
     assert steps.step_of("x", "train/4", 2, ageless=True, deadline=0.0) is None, "in time only"
 
 
-@pytest.mark.parametrize(("failed", "step"), [(0, 6), (1, 6), (2, None)])
-def test_no_step_is_looked_for_where_all_rollouts_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failed: int, step: int | None
-) -> None:
-    """Failed rollouts have no versions, as those of frozen models, which any step may train on."""
-    store = ArtifactStore(str(tmp_path))
-    store.put_json(keys.config("x"), {})
-    error = {"type": "Timeout", "message": "too slow"}
-    rollouts = [{"rollout": n, "error": error if n < failed else None} for n in (0, 1)]
-    value = {"kind": "train", "env": "e", "example": 1, "group": "train/4", "rollouts": rollouts}
-    store.put_json(keys.group("x", "train/4"), value)
-    read: list[int] = []
-    for at in (5, 6):
-        value = {"step": at, "groups": [f"train/{at - 2}"]}
-        store.put_json(keys.step_groups("x", at, "0" * 16), value)
-    cut_for = StepGroups.cut_for
-
-    def noted(self: StepGroups, attempt: str, step: int) -> list[str] | None:
-        read.append(step)
-        return cut_for(self, attempt, step)
-
-    monkeypatch.setattr(StepGroups, "cut_for", noted)
-    reader = Rollouts(Records(store))
-    page = reader.page("x", Wanted(kind="train"), None, 5)
-    assert [item.step for item in page.data] == [step, step]
-    assert read == ([5, 6] if step else [])
+def configured(store: ArtifactStore, *attempts: str) -> None:
+    """The config of attempts of a run."""
+    config = validate({"max_steps": 99, "train": {"env": [{"id": "reverse-text"}]}})
+    for attempt in attempts:
+        store.put_json(keys.config(attempt), config.model_dump(mode="json"))
 
 
 def attempted(store: ArtifactStore) -> None:
     """A run 'x' and its second attempt, which began after step 20."""
-    store.put_json(keys.config("x"), {})
-    store.put_json(keys.config("x+2"), {})
+    configured(store, "x", "x+2")
     store.put_json(keys.lineage("x+2"), {"source": "x", "step": 20, "kind": "resume"})
 
 
@@ -422,7 +400,7 @@ def test_a_list_goes_on_where_retention_deletes_the_group_of_its_cursor(
 
 def test_evals_of_a_step_follow_its_batch_once_that_is_gone(tmp_path: Path) -> None:
     store = ArtifactStore(str(tmp_path))
-    store.put_json(keys.config("x"), {})
+    configured(store, "x")
     finalized(store, "x", "train/1", "train/2", "eval/3-1/e/0", "eval/2-1/e/0")
     batch_of = [
         Sample(name, 0, "e", 1.0, 1.0, [1, 2], [False, True], [0.0, -1.0], [0.0, 1.0], [-1, 0])
@@ -481,8 +459,7 @@ def test_a_rollout_that_retention_deletes_meanwhile_is_unknown(tmp_path: Path, w
 
 def test_evals_are_paged_through_attempts(tmp_path: Path) -> None:
     store = Listed(str(tmp_path))
-    store.put_json(keys.config("x"), {})
-    store.put_json(keys.config("x+2"), {})
+    configured(store, "x", "x+2")
     store.put_json(keys.lineage("x+2"), {"source": "x", "step": 20, "kind": "resume"})
     held = {"x": ["2-1/e/0", "2-1/e/5", "10-1/e/0", "30-1/e/0"], "x+2": ["2-1/e/5", "25-1/e/0"]}
     for attempt, names in held.items():
