@@ -319,6 +319,16 @@ class Histories:
             raise _still_reading()
         return reader.events[-1].id if reader.events else f"{newest.run}.0.0"
 
+    async def ends_at(self, newest: Execution, after: str) -> bool:
+        """Whether the run has ended with the event with id `after`, judging by its history alone.
+
+        Raises ApiProblem 404 for an unknown cursor.
+        """
+        reader, place = await self._begin(newest, after, time.monotonic() + CATCH_UP_S)
+        if not reader.builder.ended or reader.after(place):
+            return False
+        return not await self._beside(newest.id, reader, before=False)
+
     async def page(
         self,
         newest: Execution,

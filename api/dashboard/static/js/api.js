@@ -155,6 +155,7 @@ export async function follow(id, { onEvent, onState, onGap, signal, last = null 
 	let pause = 500;
 	let gap = false;
 	while (!signal.aborted) {
+		let over = false;
 		try {
 			const extra = { Accept: "text/event-stream", ...(last ? { "Last-Event-ID": last } : {}) };
 			const params = last ? {} : { after: "latest" };
@@ -185,6 +186,7 @@ export async function follow(id, { onEvent, onState, onGap, signal, last = null 
 				for await (const block of blocks(answer.body)) {
 					const event = parsed(block);
 					if (event.id !== null) last = event.id;
+					over = event.type === "run.ended";
 					if (event.data && event.type !== "ready") onEvent({ ...event, ...JSON.parse(event.data) }, last);
 					else if (event.id !== null) onEvent(null, last);
 				}
@@ -193,7 +195,8 @@ export async function follow(id, { onEvent, onState, onGap, signal, last = null 
 			if (signal.aborted) return true;
 		}
 		if (signal.aborted) return true;
-		onState("reconnecting");
+		// A stream that ends with the run is complete.
+		onState(over ? "ended" : "reconnecting");
 		await sleep(pause, signal);
 		pause = Math.min(pause * 2, 8000);
 	}

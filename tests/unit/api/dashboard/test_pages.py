@@ -126,6 +126,36 @@ async def test_a_page_whose_cursor_is_forgotten_loads_again_and_goes_on(served: 
         assert [cursor is None for cursor in app.cursors] == [True, False, True]
 
 
+async def test_the_end_of_a_run_is_no_lost_connection(served: Served) -> None:
+    run = (await served.start("finishes"))["id"]
+    await served.until(run, step=3)
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/"), instruments=True) as reader,
+    ):
+        page = reader.page
+        await reader.open(f"#/runs/{run}/events", '="events"')
+        await page.wait_for_selector("#link[data-state=live]")
+        await page.evaluate(STATES)
+        await served.http.post(f"/v1/runs/{run}/stop")
+        await page.wait_for_selector("#link[data-state=ended]", state="attached")
+        await page.locator(".badge", has_text="succeeded").wait_for()
+        assert "reconnecting" not in await page.evaluate("window.states")
+
+
+STATES = """
+() => {
+    const link = document.getElementById("link");
+    window.states = [];
+    new MutationObserver(() => window.states.push(link.dataset.state))
+        .observe(link, { attributes: true });
+}
+"""
+"""Keeps what the header says of the connection from now on."""
+
+
 async def test_a_crash_loop_is_said_above_the_runs(served: Served) -> None:
     file = services_file(served.settings.home)
     states = [

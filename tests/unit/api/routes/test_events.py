@@ -16,6 +16,7 @@ from ratchet.activities.contracts.hosting import HostReport
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.contracts.redact import redacted
 from ratchet.api.app import create_app
+from ratchet.api.services import core
 from ratchet.api.temporal import histories
 from ratchet.api.temporal.client import Temporal
 from ratchet.worker.compat import Worker
@@ -188,6 +189,24 @@ async def test_a_stream_goes_on_where_it_broke_over_a_killed_api(served: Served)
         assert over.status_code == 204
     assert result == await everything(served.http, run_id)
     assert [e["data"]["step"] for e in result if e["type"] == "run.step"] == list(range(3, 13))
+
+
+async def test_a_stream_that_ended_with_the_run_does_not_open_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the API has cached of the run still says that it is running."""
+    run_id = (await served.start("over"))["id"]
+    await served.until(run_id, step=3)
+    monkeypatch.setattr(core, "FRESH_S", WITHIN_S)
+    async with listening(create_app(served.settings, connection(served.env))) as http:
+        assert (await http.get(f"/v1/runs/{run_id}")).json()["status"] == "running"
+        await served.http.post(f"/v1/runs/{run_id}/stop")
+        found = await streamed(http, run_id, None)
+        assert found[-1]["type"] == "run.ended"
+        assert (await http.get(f"/v1/runs/{run_id}")).json()["status"] == "running"
+        last = {**SSE, "last-event-id": found[-1]["id"]}
+        again = await http.get(f"/v1/runs/{run_id}/events", headers=last)
+        assert again.status_code == 204
 
 
 async def test_many_watchers_hear_the_same_as_it_happens(served: Served) -> None:
