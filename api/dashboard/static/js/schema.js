@@ -37,7 +37,9 @@ export function leaves(schemas, root = "RunConfig") {
 				const before = found.get(key) ?? { types: [], choices: [] };
 				const choices = new Set([...before.choices, ...(branch.enum ?? (branch.const !== undefined ? [branch.const] : []))]);
 				const types = new Set([...before.types, branch.type].filter(Boolean));
-				found.set(key, { ...branch, ...before, types: [...types], choices: [...choices], nullable: before.nullable || nullable, description: before.description ?? own.description ?? branch.description, default: before.default ?? own.default });
+				// What tells alternatives apart is described in each of them by its own name only.
+				const description = own.const !== undefined && choices.size > 1 ? `One of ${[...choices].join(", ")}.` : (before.description ?? own.description ?? branch.description);
+				found.set(key, { ...branch, ...before, types: [...types], choices: [...choices], nullable: before.nullable || nullable, description, default: before.default ?? own.default });
 			}
 		}
 	};

@@ -298,6 +298,19 @@ async def test_panels_are_found_added_and_taken_away(served: Served) -> None:
         assert reader.complaints == []
 
 
+async def test_the_launch_form_names_every_type_that_there_is(served: Served) -> None:
+    async with (
+        listening(create_app(served.settings, connection(served.env))) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        await reader.open("#/launch", '="launch"')
+        field = reader.page.locator("label", has_text="algo.type").locator("select")
+        types = (await field.locator("option").all_text_contents())[1:]
+        assert {"grpo", "sft", "opd"} <= {*types}
+        await expect(field).to_have_accessible_description(f"One of {', '.join(types)}.")
+
+
 async def test_two_evaluations_are_compared_by_example(served: Served) -> None:
     other, this = [(await served.start("judged", **ALONE))["id"] for _ in range(2)]
     for run, rewards in ((other, SELDOM), (this, OFTEN)):
