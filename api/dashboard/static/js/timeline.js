@@ -12,20 +12,22 @@ import { cssVar, onTheme } from "./theme.js";
 const KEYS = ["time/wait_for_batch", "time/train", "time/sync_weights", "time/scoring"];
 /** Workers report every ten seconds what is in flight; a longer silence is shown as a gap. */
 const GAP_S = 15;
-const MARKED = "server,work.failed,run.asked,run.status,run.resumed,run.config,run.ended,run.stuck,run.trouble,run.warning,run.alarm,run.eval,run.eval_started";
+const MARKED = "server,work.failed,run.asked,run.status,run.resumed,run.config,run.ended,run.stuck,run.trouble,run.warning,run.alarm,run.health,run.eval,run.eval_started";
 const LANES = [
 	{ id: "flight", label: "Rollouts in flight", height: 120 },
 	{ id: "trainer", label: "Trainer", height: 24 },
 	{ id: "sync", label: "Weights to the engines", height: 18 },
 	{ id: "eval", label: "Evals", height: 18 },
 	{ id: "work", label: "Checkpoints, restores, other work", height: 18 },
-	{ id: "faults", label: "Faults, recoveries, requests", height: 24 },
+	{ id: "faults", label: "Faults, recoveries, requests, status", height: 24 },
 ];
 const HEAD = 20;
 const AXIS = 26;
-// One colour for one meaning; hatching marks something missing.
+// One colour or shape for one meaning; hatching marks something missing.
 const LEGEND = { train: ["train rollouts", 0], eval: ["eval rollouts", 3], trains: ["trainer trains", 1], wait: ["trainer waits for rollouts", 7], scoring: ["trainer waits for scoring", 6], sync: ["weight sync", 2], evals: ["evals", 4], work: ["checkpoint and other work", 5] };
-const MARKS = [["fault", "bad", "dot"], ["trouble", "warn", "dot"], ["recovery", "good", "dot"], ["request", "text", "dot"]];
+/** Marks of events: [text, colour, shape]. */
+const MARKS = { fault: ["fault", "bad", "dot"], warning: ["warning", "warn", "dot"], recovery: ["recovery", "good", "dot"], request: ["request", "text", "dot"], status: ["server or status", "muted", "ring"] };
+const PERMITS = ["permits", "text", "d0"];
 const HATCHED = [["server lost", "bad", "hatched"], ["no report of rollouts in flight", "muted", "hatched"]];
 /** In which lane the loss of a server shows, beside that of faults. */
 const LANE_OF = { trainer: "trainer", engine: "sync" };
@@ -66,6 +68,18 @@ function spansOf({ step, time, metrics }, faults) {
 	];
 }
 
+/**
+ * The mark of an event; null for one that the timeline leaves out. A server that comes up for the
+ * first time has not recovered from anything.
+ */
+function markOf({ type, level, data }) {
+	if (level === "error" || /^(server\.down|work\.failed|run\.trouble)$/.test(type)) return "fault";
+	if (level === "warning") return "warning";
+	if (type === "run.resumed" || (type === "server.up" && data.lost_at)) return "recovery";
+	if (/^run\.(asked|config)$/.test(type)) return "request";
+	return /^(server\.|run\.(status|ended))/.test(type) ? "status" : null;
+}
+
 /** Hatches a rectangle: something is missing there. */
 function hatch(pen, x, y, width, height, color) {
 	pen.save();
@@ -82,6 +96,9 @@ function hatch(pen, x, y, width, height, color) {
 	pen.stroke();
 	pen.restore();
 }
+
+/** A mark of the legend with its meaning. */
+const chip = ([text, color, kind]) => h("span", { class: "chip", vars: { "--c": `var(--${color})` } }, h("i", { class: kind }), text);
 
 export function show(root, data) {
 	const stop = new AbortController();
@@ -104,12 +121,12 @@ export function show(root, data) {
 			button("Last 10 min", "The last ten minutes", last(600)),
 			button("+", "Zoom in", () => zoom(0.6)),
 			button("−", "Zoom out", () => zoom(1 / 0.6)),
-			h("span", { class: "legend" }, [...Object.values(LEGEND).map(([text, color]) => [text, `series-${color}`, "d0"]), ...MARKS, ...HATCHED].map(([text, color, kind]) => h("span", { class: "chip", vars: { "--c": `var(--${color})` } }, h("i", { class: kind }), text))),
+			h("span", { class: "legend" }, [...Object.values(LEGEND).map(([text, color]) => [text, `series-${color}`, "d0"]), PERMITS, ...Object.values(MARKS), ...HATCHED].map(chip)),
 		),
 		frame,
 		damage,
 		state,
-		h("h2", {}, "Faults, recoveries and requests"),
+		h("h2", {}, "Faults, recoveries, requests and status"),
 		list,
 		rest,
 	);
@@ -194,21 +211,28 @@ export function show(root, data) {
 				pen.fillRect(x(start), y, Math.max(0.6, x(till) - x(start) - 0.4), tall);
 			}
 		}
-		for (const [time, tone] of marks) {
+		// Of marks at one place the gravest is seen.
+		for (const [time, tone] of Object.keys(MARKS).reverse().flatMap((name) => marks.filter((mark) => mark[1] === name))) {
 			if (time < from || time > to) continue;
 			const { top: y, height: tall } = top.faults;
-			pen.fillStyle = colors[tone];
+			pen.fillStyle = pen.strokeStyle = colors[tone];
 			pen.beginPath();
-			pen.arc(x(time), y + tall / 2, 5, 0, 7);
-			pen.fill();
-			if (tone === "error" || tone === "warning") pen.fillRect(x(time) - 0.5, 0, 1, height - AXIS);
+			if (MARKS[tone][2] === "ring") {
+				pen.lineWidth = 2;
+				pen.arc(x(time), y + tall / 2, 4, 0, 7);
+				pen.stroke();
+			} else {
+				pen.arc(x(time), y + tall / 2, 5, 0, 7);
+				pen.fill();
+			}
+			if (tone === "fault" || tone === "warning") pen.fillRect(x(time) - 0.5, 0, 1, height - AXIS);
 		}
 		for (const { role, from: lost, to: back } of faults) {
 			if (back < from || lost > to) continue;
 			for (const lane of [LANE_OF[role], "faults"]) {
 				if (!lane) continue;
 				const { top: y, height: tall } = top[lane];
-				hatch(pen, x(lost), y, x(back) - x(lost), tall, colors.error);
+				hatch(pen, x(lost), y, x(back) - x(lost), tall, colors.fault);
 			}
 		}
 		pen.fillStyle = colors.text;
@@ -298,7 +322,7 @@ export function show(root, data) {
 			if (seen.has(event.id)) continue;
 			seen.add(event.id);
 			const time = Date.parse(event.created_at) / 1000;
-			const { type, level, message, data: fields } = event;
+			const { type, message, data: fields } = event;
 			if (type.startsWith("server.")) reports.push({ time, role: fields.role, index: fields.index, state: fields.state, lostAt: fields.lost_at ? Date.parse(fields.lost_at) / 1000 : null });
 			if (type === "work.done" && fields.work === "load_trainer") loads.push([Date.parse(fields.started_at) / 1000, Date.parse(fields.finished_at) / 1000]);
 			if (type === "work.done" && !/train_step|sync_weights|ship_batch|eval/.test(fields.work)) {
@@ -310,16 +334,16 @@ export function show(root, data) {
 				one[edge] = Math.max(time, one[edge] ?? 0);
 				if (edge === "from" || !one.text) one.text = message.replace(/ begins$/, "");
 			}
-			const fine = /^(server\.|run\.(asked|status|resumed|config|ended))/.test(type);
-			if (level !== "info" || fine) marks.push([time, level === "info" ? (/server\.up|resumed|running/.test(`${type} ${message}`) ? "good" : "asked") : level, message]);
+			const mark = markOf(event);
+			if (mark) marks.push([time, mark, message]);
 		}
 		works.sort((a, b) => a[1] - b[1]);
 		reports.sort((a, b) => a.time - b.time);
 		loads.sort((a, b) => a[0] - b[0]);
 		lay();
 		marks.sort((a, b) => a[0] - b[0]);
-		const rows = marks.slice(-200).reverse().map(([time, tone, text]) => h("tr", { class: `level-${tone}` }, h("td", {}, h("button", { class: "small", onclick: () => (look(time - 60, time + 60), frame.scrollIntoView({ block: "center" })) }, clock(time))), h("td", {}, text)));
-		fill(list, rows.length ? table("Faults, recoveries and requests", "events", null, rows) : h("p", { class: "sub" }, "No faults, and no requests to the run."));
+		const rows = marks.slice(-200).reverse().map(([time, tone, text]) => h("tr", { class: `mark-${tone}` }, h("td", {}, h("button", { class: "small", onclick: () => (look(time - 60, time + 60), frame.scrollIntoView({ block: "center" })) }, clock(time))), h("td", {}, chip(MARKS[tone])), h("td", {}, text)));
+		fill(list, rows.length ? table("Faults, recoveries, requests and status", "events", null, rows) : h("p", { class: "sub" }, "Nothing has happened to the run so far."));
 	}
 
 	/** Recomputes the spans: an event may change those of earlier records. */
@@ -342,7 +366,8 @@ export function show(root, data) {
 	}
 
 	function paletted() {
-		colors = { text: cssVar("--text"), muted: cssVar("--muted"), grid: cssVar("--grid"), error: cssVar("--bad"), warning: cssVar("--warn"), good: cssVar("--good"), asked: cssVar("--text") };
+		colors = { text: cssVar("--text"), muted: cssVar("--muted"), grid: cssVar("--grid") };
+		for (const [name, [, color]] of Object.entries(MARKS)) colors[name] = cssVar(`--${color}`);
 		for (const [name, [, at]] of Object.entries(LEGEND)) colors[name] = cssVar(`--series-${at}`);
 		draw();
 	}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ratchet.activities.contracts.health import HEALTH_REPORT
 from ratchet.activities.contracts.hosting import HostReport
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Series
@@ -36,9 +37,10 @@ COLORS = """
     const mark = chip.querySelector("i");
     const style = getComputedStyle(mark);
     const drawn = { hatched: style.backgroundImage, dot: style.backgroundColor };
-    return [chip.textContent, drawn[mark.className] ?? style.borderTopColor];
+    return [chip.textContent, `${mark.className} ${drawn[mark.className] ?? style.borderTopColor}`];
 })
 """
+"""Each meaning in the legend, with its shape and colour."""
 
 
 def host_event(time: float, state: str, role: str = "trainer", lost_at: float | None = None) -> Any:
@@ -81,7 +83,7 @@ async def test_a_dead_trainer_is_no_work(served: Served) -> None:
         await page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 80)
         assert "No rollout worker reported" in await page.locator(".timeline .tip").inner_text()
         colors = await page.evaluate(COLORS)
-        assert len({color for _, color in colors}) == len(colors) > 10, colors
+        assert len({look for _, look in colors}) == len(colors) > 10, colors
         found = await page.evaluate(
             COMPUTED,
             [
@@ -104,3 +106,42 @@ async def test_a_dead_trainer_is_no_work(served: Served) -> None:
         assert found["held"] == [10, 0, 15], "between two reports what was in flight stays drawn"
         assert found["gaps"] == [[25, 60]], "after a sample without any there is nothing to tell"
         assert reader.complaints == []
+
+
+async def test_each_mark_of_an_event_has_one_meaning(served: Served) -> None:
+    run = (await served.start("marked"))["id"]
+    await served.until(run, step=3)
+    handle = served.env.client.get_workflow_handle(run)
+    for report in (
+        HostReport("engine", 0, 1, "up"),
+        HostReport("engine", 0, 1, "down", detail="killed"),
+        HostReport("engine", 0, 2, "up"),
+    ):
+        await handle.signal("host_report", report)
+    await served.http.post(f"/v1/runs/{run}/pause", json={"reason": "lunch"})
+    finding = {"rule": "truncation", "message": "cut off", "subject": ""}
+    await handle.signal(HEALTH_REPORT, {"step": 3, "finding": finding})
+    await served.http.post(f"/v1/runs/{run}/stop")
+    await served.until(run, status="succeeded")
+    async with (
+        listening(create_app(served.settings, connection(served.env))) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        await reader.open(f"#/runs/{run}/timeline", '="timeline"')
+        await reader.page.get_by_role("cell", name="the run succeeded").wait_for()
+        rows = await reader.page.locator(".events tr").all()
+        told = [await row.locator("td").all_text_contents() for row in rows]
+        legend = dict(await reader.page.evaluate(COLORS))
+    marks = {what: mark for _, mark, what in reversed(told)}
+    assert {*marks.values()} <= legend.keys()
+    for what, mark in {
+        "engine 0 (epoch 1) is up": "server or status",
+        "engine 0 (epoch 1) is down: killed": "fault",
+        "engine 0 (epoch 2) is up, back after 0 s": "recovery",
+        "pause was requested: lunch": "request",
+        "status: paused (lunch)": "server or status",
+        "Rollouts are cut off: cut off": "warning",
+        "the run succeeded: stopped": "server or status",
+    }.items():
+        assert marks[what] == mark, told
