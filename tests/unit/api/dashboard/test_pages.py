@@ -409,6 +409,32 @@ async def test_a_run_on_a_phone_says_which_worker_is_missing(served: Served) -> 
         assert scales["panel-reward"] != [0, 1], "a reward is no share"
 
 
+@pytest.mark.parametrize("where", ["#/runs", "events", "timeline"])
+async def test_nothing_is_cut_on_a_phone(served: Served, where: str) -> None:
+    run = (await served.start("narrow", metadata={"purpose": "what a phone shows of a run"}))["id"]
+    await served.until(run, step=3)
+    ready = where.removeprefix("#/")
+    async with (
+        listening(create_app(served.settings, connection(served.env))) as http,
+        browsing() as browser,
+        reading(
+            browser, str(http.base_url).rstrip("/"), viewport=PHONE, instruments=True
+        ) as reader,
+    ):
+        place = where if where == "#/runs" else f"#/runs/{run}/{where}"
+        await reader.open(place, f'="{ready}"')
+        await reader.settled()
+        await reader.page.locator("tbody tr").first.wait_for()
+        assert await reader.page.evaluate(CUT) == []
+        if where == "#/runs":
+            row = reader.page.get_by_role("row").filter(has_text=run)
+            await expect(row.get_by_text("ago")).to_be_visible()
+            assert await reader.serious() == []
+
+
+CUT = """[...document.querySelectorAll(".tabs, .tools, .scroll, .scroll .sub")]
+    .filter((it) => it.scrollWidth > it.clientWidth).map((it) => it.outerHTML.slice(0, 80))"""
+"""All that is wider than its place."""
 MISSING = re.compile(r"no trainer worker for (3[4-9]|[45]\d) s")
 ROWS = """[...document.querySelectorAll(".bar > .brand, .bar nav a, .bar-end > *")]
     .map((it) => it.getBoundingClientRect()).filter((it) => it.width)
