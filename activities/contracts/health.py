@@ -105,6 +105,21 @@ RULES: dict[str, Rule] = {
         "Start a worker of that role: `make status` shows what runs on this machine, `ratchet "
         "workers` which workers poll.",
     ),
+    "paused": Rule(
+        "The run paused itself",
+        "Fix what it names, then resume the run: the button Resume, or `ratchet runs resume RUN`. "
+        "Nothing that it has done is lost.",
+    ),
+    "held": Rule(
+        "The run is on hold",
+        "Fix what it names: the run tries again at intervals of at most five minutes, and goes on "
+        "by itself. Nothing that it has done is lost.",
+    ),
+    "failed": Rule(
+        "The run failed",
+        "Fix what it names, then resume the run from its last checkpoint (`ratchet runs resume "
+        "RUN`), or fork it with another config.",
+    ),
 }
 
 
@@ -193,6 +208,23 @@ def begun(rows: Sequence[Row]) -> list[Finding]:
         for finding in findings(rows[: len(rows) - back])
     }
     return [found for found in findings(rows) if (found.rule, found.subject) not in before]
+
+
+def find_begins(rows: Sequence[Row]) -> dict[tuple[str, str], int]:
+    """Where in `rows` each current finding began, by rule and subject; it looks back WINDOW rows.
+
+    As for `begun`, an absence of fewer steps than ENDS_AFTER does not count.
+    """
+    places: dict[tuple[str, str], int] = {}
+    for place in range(len(rows) - 1, max(len(rows) - WINDOW, 0) - 1, -1):
+        there = {(found.rule, found.subject) for found in findings(rows[: place + 1])}
+        if place == len(rows) - 1:
+            places = dict.fromkeys(there, place)
+        held = {key for key, begin in places.items() if begin - place < ENDS_AFTER}
+        if not held:
+            break
+        places |= dict.fromkeys(held & there, place)
+    return places
 
 
 def _values(rows: Sequence[Row], name: str) -> list[float]:
@@ -294,8 +326,8 @@ def eval_failing(
 ) -> Iterator[Finding]:
     """The finding that many rollouts of an env's last eval failed, if they did."""
     if failed and of and failed >= MANY_ERRORS * of:
-        text = f"{failed} of {of} rollouts of the eval of {env} failed: {error}"
-        yield Finding("env_failing", text, env)
+        text = f"{failed} of {of} rollouts of the eval of {env} failed"
+        yield Finding("env_failing", f"{text}: {error}" if error else text, env)
 
 
 IDLE_SHARE, BUSY_SHARE, NO_WAIT = 0.8, 0.9, 0.02

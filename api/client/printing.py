@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ratchet.api.schemas.artifacts import Batch, Checkpoint
 from ratchet.api.schemas.events import Event, LogLine
-from ratchet.api.schemas.health import RunHealth
+from ratchet.api.schemas.health import HealthFinding, RunHealth
 from ratchet.api.schemas.machines import Engine, WorkerItem
 from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
 from ratchet.api.schemas.rollouts import RolloutFull, RolloutItem
@@ -230,6 +230,13 @@ def _guide(address: str, help_: str) -> str:
     return f"{address}/dashboard/help/{page.removesuffix('.md')}.html#{section}"
 
 
+def _since(finding: HealthFinding) -> str:
+    """Since which step there is a finding, or since when."""
+    if finding.since_step is not None:
+        return f" since step {finding.since_step}{' or before' if finding.since_earlier else ''}"
+    return f" since {moment(finding.since)}" if finding.since else ""
+
+
 def health_rows(health: RunHealth, address: str) -> list[tuple[str, RenderableType | None]]:
     """A run's health: the verdict, the figures, and what to do about each finding, with the page of
     the API at `address` that says more.
@@ -246,7 +253,10 @@ def health_rows(health: RunHealth, address: str) -> list[tuple[str, RenderableTy
         ("", health.waits or ""),
     )
     found: list[tuple[str, RenderableType | None]] = [
-        ("do" if i == 0 else "", clean(f"{item.title}: {item.advice} {_guide(address, item.help)}"))
+        (
+            "do" if i == 0 else "",
+            clean(f"{item.title}{_since(item)}: {item.advice} {_guide(address, item.help)}"),
+        )
         for i, item in enumerate(health.findings)
     ]
     return [

@@ -1,5 +1,6 @@
 """The health of a run, at a glance."""
 
+from datetime import datetime
 from typing import Literal
 
 from pydantic import BaseModel, Field
@@ -23,6 +24,14 @@ class HealthFinding(BaseModel):
     subject: str = Field(default="", description="The env or the role concerned.")
     advice: str = Field(description="What to do about it.")
     help: str = Field(description="The section of the documentation that explains it.")
+    since_step: int | None = Field(
+        default=None, description="The step at which it began; null: not known."
+    )
+    since: datetime | None = Field(default=None, description="When it began; null: not known.")
+    since_earlier: bool = Field(
+        default=False,
+        description="Whether it may have begun before that: the last 50 steps are looked at.",
+    )
 
 
 class RunHealth(BaseModel):
@@ -45,6 +54,9 @@ class RunHealth(BaseModel):
                     "subject": "",
                     "advice": "Make examples easier or harder.",
                     "help": "docs/reading-a-run.md#no-variance",
+                    "since_step": 37,
+                    "since": "2026-01-01T12:01:00Z",
+                    "since_earlier": False,
                 }
             ],
             "step": 40,

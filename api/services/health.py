@@ -6,7 +6,8 @@ failed eval (`run.eval`), drift (`run.alarm`).
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from statistics import median
@@ -21,13 +22,14 @@ from ratchet.activities.contracts.health import (
     Finding,
     eval_failing,
     figures,
+    find_begins,
     findings,
 )
 from ratchet.activities.contracts.hosting import keepers
 from ratchet.activities.contracts.roles import WORKER_ROLES, WorkerRole
 from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.schemas.health import HealthFinding, RunHealth, Verdict
-from ratchet.api.schemas.run import Run
+from ratchet.api.schemas.run import Run, RunError
 from ratchet.api.services.core import Services
 from ratchet.api.services.run_view import OPEN, status_of
 from ratchet.api.store.curves import Table
@@ -44,7 +46,8 @@ async def health_of(services: Services, execution: Execution) -> RunHealth:
     """A run's health; raises ApiProblem 503, StoreUnavailable."""
     run = await services.show(execution)
     table = await asyncio.to_thread(_last_steps, services, run)
-    return judged(run, table, await missing_roles(services, execution))
+    missing = await missing_roles(services, execution)
+    return await asyncio.to_thread(judged, run, table, missing)
 
 
 async def missing_roles(services: Services, execution: Execution) -> list[WorkerRole]:
@@ -86,9 +89,9 @@ async def _polled(services: Services) -> set[WorkerRole]:
 
 
 def _last_steps(services: Services, run: Run) -> Table:
-    """The rows that rules read. Blocks."""
+    """The rows that rules read, and as many before, which tell when findings began. Blocks."""
     spans = services.records.spans(run.id)
-    return services.records.curves.table(spans, after=max(-1, run.step - WINDOW))
+    return services.records.curves.table(spans, after=max(-1, run.step - 2 * WINDOW))
 
 
 def judged(run: Run, table: Table, missing: Sequence[str] = ()) -> RunHealth:
@@ -97,7 +100,9 @@ def judged(run: Run, table: Table, missing: Sequence[str] = ()) -> RunHealth:
         {name: value for name, value in row["metrics"].items() if value is not None}
         for row in table.rows()
     ]
-    found = [*_of_this_moment(run, missing), *findings(rows)]
+    moment, begins = _of_this_moment(run, missing), find_begins(rows)
+    lasting = [(finding, _date(finding, begins, table)) for finding in findings(rows)]
+    found = [finding for finding, _ in (*moment, *lasting)]
     seconds = _pace(table.times)
     measured = figures(rows)
     left = None
@@ -109,7 +114,7 @@ def judged(run: Run, table: Table, missing: Sequence[str] = ()) -> RunHealth:
         run_id=run.id,
         verdict=verdict,
         message=message,
-        findings=[_shown(finding) for finding in found],
+        findings=[_shown(finding, since) for finding, since in (*moment, *lasting)],
         step=run.step,
         seconds_per_step=seconds,
         seconds_left=left,
@@ -120,15 +125,63 @@ def judged(run: Run, table: Table, missing: Sequence[str] = ()) -> RunHealth:
     )
 
 
-def _of_this_moment(run: Run, missing: Sequence[str]) -> list[Finding]:
-    found: list[Finding] = []
+@dataclass(frozen=True)
+class Since:
+    """When a finding began, as far as that is known; `earlier`: at that step or before."""
+
+    step: int | None = None
+    time: datetime | None = None
+    earlier: bool = False
+
+
+Dated = tuple[Finding, Since]
+
+
+def _of_this_moment(run: Run, missing: Sequence[str]) -> list[Dated]:
+    """What a run's own state and its workers say, its own trouble first."""
+    found = _trouble(run)
     if missing:
-        found.append(Finding("no_worker", f"no worker polls for {', '.join(missing)}"))
+        silent = max((run.silent.get(role, 0.0) for role in missing), default=0.0)
+        since = Since(time=datetime.now(UTC) - timedelta(seconds=silent)) if silent else Since()
+        found.append((Finding("no_worker", f"no worker polls for {', '.join(missing)}"), since))
     if run.alarm:
-        found.append(Finding("mismatch", run.alarm))
+        # It names the last step itself; when the first such step was, it does not say.
+        found.append((Finding("mismatch", run.alarm), Since()))
     for env, result in run.eval.items():
-        found += eval_failing(env, result.failed, result.of, result.error)
+        # The reason of a pause that came of this has the error already.
+        known = result.error is not None and result.error in (run.paused_because or "")
+        error = None if known else result.error
+        failing = eval_failing(env, result.failed, result.of, error)
+        found += [(finding, Since(result.step)) for finding in failing]
     return found
+
+
+def _trouble(run: Run) -> list[Dated]:
+    """Why a run failed, or does not go on although nobody paused it."""
+    if run.error is not None:
+        return [(Finding("failed", _failure(run.error)), Since(run.step, run.finished_at))]
+    if run.status not in ("paused", "pausing") or run.paused_because is None:
+        return []
+    # A run that is on hold was not asked to pause, and by itself waits for no `resume`.
+    paused = run.pause_reason == run.paused_because
+    waits = run.waiting_for if paused else None
+    finding = Finding("paused" if paused else "held", run.paused_because)
+    return [(finding, Since(run.step, waits.since if waits else None))]
+
+
+def _failure(error: RunError) -> str:
+    """A failure in a sentence: its code, where it arose, the config key at fault, and its text."""
+    where = f" in {error.role}" if error.role else ""
+    key = f" ({error.param})" if error.param else ""
+    return f"{error.code}{where}{key}: {error.message}"
+
+
+def _date(finding: Finding, begins: Mapping[tuple[str, str], int], table: Table) -> Since:
+    """When a finding began by the steps in `table`."""
+    place = begins[finding.rule, finding.subject]
+    earlier = place == len(table.steps) - WINDOW
+    time = datetime.fromtimestamp(table.times[place], UTC)
+    return Since(table.steps[place], time, earlier)
 
 
 def _verdict(run: Run, found: Sequence[Finding]) -> tuple[Verdict, str]:
@@ -136,7 +189,7 @@ def _verdict(run: Run, found: Sequence[Finding]) -> tuple[Verdict, str]:
     worst = [finding.message for finding in found if finding.level == "warning"]
     more = f", and {len(worst) - 1} more" if len(worst) > 1 else ""
     if run.error is not None:
-        return "failed", f"{run.error.code}: {run.error.message}"
+        return "failed", _failure(run.error)
     if run.status in ENDED:
         return "ended", "; ".join(dict.fromkeys(filter(None, [run.status, run.end_reason, *worst])))
     if run.status in ("paused", "pausing"):
@@ -164,7 +217,7 @@ def _waits(shares: dict[str, float]) -> str | None:
     return f"{WAITS[name]} {100 * shares[name]:.0f} % of the time"
 
 
-def _shown(finding: Finding) -> HealthFinding:
+def _shown(finding: Finding, since: Since) -> HealthFinding:
     rule = RULES[finding.rule]
     return HealthFinding(
         rule=finding.rule,
@@ -174,4 +227,7 @@ def _shown(finding: Finding) -> HealthFinding:
         subject=finding.subject,
         advice=rule.advice,
         help=finding.help,
+        since_step=since.step,
+        since=since.time,
+        since_earlier=since.earlier,
     )

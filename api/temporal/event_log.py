@@ -326,7 +326,8 @@ class EventBuilder:
             self._emit("run.alarm", f"drift: {alarm}", level="warning", data=data)
         for text in memo.get("warnings") or ():
             if text not in (before.get("warnings") or ()):
-                self._emit("run.warning", text, level="warning", data={"reason": text})
+                data = {"reason": text, "step": memo.get("step") or 0}
+                self._emit("run.warning", text, level="warning", data=data)
         if changed("status"):
             status, reason = memo.get("status"), memo.get("pause_reason")
             data = {"status": status, "from": before.get("status")}

@@ -85,7 +85,8 @@ class TrainingRun:
                 workflow.continue_as_new(replace(arg, state=RunState()))
             case "rests":
                 waits = {"name": "resume", "since": arg.created_at}
-                self.tell(status="paused", waiting_for=waits, paused_because="the disk is full")
+                why = "the disk is full"
+                self.tell(status="paused", waiting_for=waits, paused_because=why, pause_reason=why)
                 await workflow.wait_condition(lambda: self.stopping)
             case "warns":
                 warned = [f"batch {n}: only 4 of 64 rollouts can train" for n in range(1, 6)]

@@ -16,6 +16,7 @@ from ratchet.activities.contracts.health import (
     Row,
     begun,
     figures,
+    find_begins,
     findings,
     relevant,
 )
@@ -148,6 +149,23 @@ def test_rules_take_any_measurement(rows: list[dict[str, float]]) -> None:
     assert all(finding.rule in RULES and finding.message for finding in known)
     assert set(begun(rows)) <= set(known)
     figures(rows)
+
+
+def test_a_finding_is_dated_by_the_step_with_which_it_began() -> None:
+    key = ("env_failing", "reverse-text")
+
+    def failing(*stretches: range) -> list[Row]:
+        there = {i for stretch in stretches for i in stretch}
+        name = "errors/reverse-textDASHrate".replace("DASH", "/")
+        return [{**row, name: float(i in there)} for i, row in enumerate(steps(80))]
+
+    assert find_begins(steps(80)) == {}
+    # A mean over five steps: the first failing one is enough for a fifth.
+    assert find_begins(failing(range(60, 80))) == {key: 60}
+    assert find_begins(failing(range(60, 65), range(72, 80))) == {key: 60}, "a short absence"
+    assert find_begins(failing(range(45, 50), range(72, 80))) == {key: 72}
+    assert find_begins(failing(range(0, 80))) == {key: 80 - WINDOW}, "as far as it looks"
+    assert find_begins(failing(range(60, 65))) == {}, "it is over"
 
 
 def test_every_rule_has_its_section() -> None:

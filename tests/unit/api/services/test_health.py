@@ -1,12 +1,14 @@
 """A run's health: the verdict, and its figures."""
 
 from array import array
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from ratchet.activities.contracts.health import WINDOW
 from ratchet.api.client import printing
-from ratchet.api.schemas.run import Links, Run, WaitingFor
+from ratchet.api.schemas.run import EvalSummary, Links, Run, RunError, WaitingFor
 from ratchet.api.services.health import judged
 from ratchet.api.store.curves import Table
 
@@ -60,6 +62,54 @@ def test_what_is_the_matter_comes_with_what_to_do() -> None:
     assert rows["lately"] == (
         "5 s a step, 2 min 30 s left, errors 10 %, the trainer waits for rollouts 60 % of the time"
     )
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+WHY = "the first eval of e: 16 of 16 failed: TaskError: no"
+
+
+def test_a_finding_says_since_when() -> None:
+    (lately,) = judged(run_of(), table(time__wait_for_batch=3.9)).findings
+    assert (lately.since_step, lately.since_earlier) == (9, False), "with the tenth step"
+    assert lately.since == datetime.fromtimestamp(1045, UTC)
+    (long,) = judged(run_of(), table(WINDOW + 20, time__wait_for_batch=3.9)).findings
+    assert (long.since_step, long.since_earlier) == (20, True)
+    (gone,) = judged(run_of(silent={"trainer": 300.0}), table(), ["trainer"]).findings
+    assert gone.since is not None and (datetime.now(UTC) - gone.since).total_seconds() >= 300
+    (line,) = printing.health_rows(judged(run_of(), table(time__wait_for_batch=3.9)), "http://h")[
+        2:
+    ]
+    assert str(line[1]).startswith("The trainer is idle since step 9: ")
+
+
+@pytest.mark.parametrize(
+    ("reason", "rule", "since"),
+    [(WHY, "paused", NOW), (None, "held", None), ("lunch", "held", None)],
+)
+def test_a_run_that_stopped_by_itself_says_what_to_do(
+    reason: str | None, rule: str, since: datetime | None
+) -> None:
+    """And its error once only."""
+    result = EvalSummary(step=0, failed=16, of=16, error="TaskError: no")
+    why = {"paused_because": WHY, "pause_reason": reason}
+    waiting = WaitingFor(name="something", since=NOW)
+    run = run_of("paused", **why, waiting_for=waiting, eval={"e": result})
+    health = judged(run, table(0))
+    assert (health.verdict, health.message) == ("paused", WHY)
+    assert [finding.rule for finding in health.findings] == [rule, "env_failing"]
+    assert [finding.message for finding in health.findings] == [
+        WHY,
+        "16 of 16 rollouts of the eval of e failed",
+    ]
+    assert (health.findings[0].since_step, health.findings[0].since) == (20, since)
+
+
+def test_a_run_that_failed_says_where_and_what_to_do() -> None:
+    error = RunError(code="BadInput", role="env", message="no", param="train.env")
+    health = judged(run_of("failed", error=error, finished_at=NOW), table(0))
+    assert (health.verdict, health.message) == ("failed", "BadInput in env (train.env): no")
+    (finding,) = health.findings
+    assert (finding.rule, finding.message, finding.since) == ("failed", health.message, NOW)
 
 
 def test_an_evaluation_is_healthy_without_a_step() -> None:
