@@ -47,9 +47,14 @@ async function perform(verb, run, done) {
 	done();
 }
 
+const press = (verb, run, done) => perform(verb, run, done).catch((error) => toast(error.message, "bad"));
+
+/** Asks whether `run` should go on. */
+export const resume = (run, done) => press(VERBS.find(({ name }) => name === "resume"), run, done);
+
 /** Buttons for everything that `run` accepts in its current status. */
 export function controls(run, done) {
 	return VERBS.filter((verb) => possible(verb, run)).map((verb) =>
-		h("button", { class: verb.danger ? "danger-quiet" : "", dataset: { verb: verb.name }, onclick: () => perform(verb, run, done).catch((error) => toast(error.message, "bad")) }, verb.label),
+		h("button", { class: verb.danger ? "danger-quiet" : "", dataset: { verb: verb.name }, onclick: () => press(verb, run, done) }, verb.label),
 	);
 }

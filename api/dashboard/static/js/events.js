@@ -25,7 +25,7 @@ export async function loadEvents(id, signal, each, { types, after } = {}) {
 	}
 }
 
-export function show(root, data) {
+export function show(root, data, params) {
 	const stop = new AbortController();
 	const seen = new Set();
 	const events = [];
@@ -34,6 +34,7 @@ export function show(root, data) {
 	const search = searchField("Filter events", () => paint());
 	const place = h("div", {}, loading());
 	fill(root, h("div", { class: "tools" }, search, level), place);
+	level.value = params.get("level") ?? "all";
 
 	function paint() {
 		const text = search.value.toLowerCase();
@@ -68,6 +69,10 @@ export function show(root, data) {
 	load();
 	return {
 		onEvent: (event) => take([event], "unshift"),
+		navigate(next) {
+			level.value = next.get("level") ?? level.value;
+			paint();
+		},
 		destroy: () => stop.abort(),
 	};
 }

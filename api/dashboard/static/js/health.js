@@ -2,7 +2,7 @@
 
 import { api } from "./api.js";
 import { fill, h, helpLink } from "./dom.js";
-import { duration, num } from "./format.js";
+import { clock, count, duration, num, unix } from "./format.js";
 
 const EVERY_MS = 4000;
 const TONES = { healthy: "good", attention: "warn", waiting: "busy", paused: "warn", failed: "bad", ended: "done" };
@@ -17,25 +17,47 @@ const figures = (health) =>
 		["without signal", health.without_signal, share],
 		["maximum staleness", health.worst_staleness, num],
 	]
-		.filter(([, value]) => value !== null)
+		.filter(([, value]) => value !== null && value !== undefined)
 		.map(([name, value, show]) => [name, show(value)]);
 
-/** The line of run `id`. `update()` refreshes it, now and then; unknown figures are left out. */
-export function healthLine(id, signal) {
+/** Since which step and when there is a finding, in words; '' if neither is known. */
+function sinceText({ since_step: step, since_earlier: earlier, since }) {
+	const at = since && clock(unix(since));
+	if (step === null) return at ? `since ${at}` : "";
+	return `since step ${count(step)}${earlier ? " or before" : ""}${at && !earlier ? `, ${at}` : ""}`;
+}
+
+/** The health of a run whose health cannot be judged, for example while its store is away, but which has stopped. */
+const unjudged = (run) => {
+	const message = run.error?.message ?? run.paused_because;
+	return message && { verdict: run.error ? "failed" : "paused", message, findings: [] };
+};
+
+/**
+ * The line of run `id`. `update(run)` refreshes it, now and then; unknown figures are left out. It
+ * is the one place that says why a run stopped; `resume` is called to go on with one that paused itself.
+ */
+export function healthLine(id, signal, resume) {
 	const element = h("section", { class: "health", "aria-label": "Health", hidden: true });
 	let asked = 0;
 	let painted = "";
+	let stood = false;
 
 	function paint(health) {
 		const text = JSON.stringify(health);
 		if (text === painted) return;
 		painted = text;
-		const open = element.querySelector("details")?.open;
-		const advice = health.findings.map((it) => h("li", {}, h("b", {}, it.title), `: ${it.message}. ${it.advice} `, helpLink(it.help)));
+		// A run that stopped needs somebody, whom the advice is for.
+		const stopped = health.verdict === "failed" || health.findings.some(({ rule }) => rule === "paused" || rule === "held");
+		const open = stopped || (!stood && element.querySelector("details")?.open);
+		stood = stopped;
+		const said = ({ message }) => (message === health.message ? ". " : `: ${message}. `);
+		const first = health.findings.find(({ message, level }) => level === "warning" && health.message.startsWith(message));
+		const advice = health.findings.map((it) => h("li", {}, h("b", {}, it.title), it !== first && h("small", {}, ` ${sinceText(it)}`), said(it), it.advice, " ", helpLink(it.help), ["paused", "failed"].includes(it.rule) && [" ", h("button", { class: "small primary", onclick: resume }, "Resume")]));
 		element.hidden = false;
 		fill(
 			element,
-			h("p", {}, h("span", { class: `mark ${TONES[health.verdict]}` }, health.verdict), " ", health.message),
+			h("p", { role: stopped ? "alert" : null }, h("span", { class: `mark ${TONES[health.verdict]}` }, health.verdict), " ", health.message, first && h("small", {}, ` ${sinceText(first)}`)),
 			h("dl", {}, figures(health).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
 			health.waits && h("p", { class: "sub" }, health.waits),
 			advice.length ? h("details", { open }, h("summary", {}, `What to do (${advice.length})`), h("ul", {}, advice)) : null,
@@ -44,16 +66,14 @@ export function healthLine(id, signal) {
 
 	return {
 		element,
-		async update(soon = false) {
-			if (!soon && Date.now() - asked < EVERY_MS) return;
+		async update(run) {
+			if (Date.now() - asked < EVERY_MS) return;
 			asked = Date.now();
-			try {
-				paint(await api.health(id, signal));
-			} catch {
-				// The page reports the API's failure elsewhere; an old verdict would be misleading.
-				element.hidden = true;
-				painted = "";
-			}
+			const health = await api.health(id, signal).catch(() => unjudged(run));
+			if (health) return paint(health);
+			// The page reports the API's failure elsewhere; an old verdict would be misleading.
+			element.hidden = true;
+			painted = "";
 		},
 	};
 }

@@ -1,6 +1,6 @@
 // A run's page: its state, its controls, and the tabs below.
 
-import { controls } from "./controls.js";
+import { controls, resume } from "./controls.js";
 import { otherRuns, RunData } from "./data.js";
 import { ask } from "./dialog.js";
 import { checkbox, fill, h, linkTo, notice, pageOf, pairs, trouble } from "./dom.js";
@@ -8,11 +8,10 @@ import { badge, count, duration, num, unix, waitingText } from "./format.js";
 import { healthLine } from "./health.js";
 import { bindKeys } from "./keyboard.js";
 import { ended, keepUp } from "./live.js";
+import { stopped, Warnings } from "./warnings.js";
 
 const TABS = { metrics: "Metrics", timeline: "Timeline", rollouts: "Rollouts", events: "Events", config: "Config", model: "Model" };
 
-/** The newest are shown; all of them are events. */
-const WARNINGS = 3;
 const LOADERS = {
 	metrics: () => import("./metrics.js"),
 	timeline: () => import("./timeline.js"),
@@ -35,7 +34,7 @@ function facts(run) {
 	];
 	return [
 		...(run.kind === "eval" ? [fact("Evaluates", run.model)] : trained),
-		...Object.entries(run.eval).map(([env, e]) => fact(`Eval ${env}`, num(e.reward), `step ${count(e.step)}${e.failed ? `, ${e.failed} of ${e.of} failed: ${e.error}` : ""}`)),
+		...Object.entries(run.eval).map(([env, e]) => fact(`Eval ${env}`, num(e.reward), `step ${count(e.step)}${e.failed ? `, ${e.failed} of ${e.of} failed` : ""}`)),
 		fact("Policy", run.policy_version === null ? "–" : `v${run.policy_version}`),
 		fact("In flight", num(flying), run.progress?.permits ? `of ${run.progress.permits}` : ""),
 		fact("Sampled", run.progress ? num(run.progress.tokens_per_s) : "–", run.progress ? "tokens/s" : ""),
@@ -49,7 +48,8 @@ export function show(root, asked) {
 	const data = new RunData(asked.id);
 	const [title, tools, summary] = ["title", "tools", ""].map((kind) => h("div", { class: kind }));
 	const stop = new AbortController();
-	const health = healthLine(asked.id, stop.signal);
+	const health = healthLine(asked.id, stop.signal, () => resume(data.run, () => live.refresh()));
+	const warnings = new Warnings(asked.id, stop.signal);
 	const header = h("div", { class: "run-head" }, h("div", { class: "head" }, title, tools), health.element, summary);
 	const tabs = h("nav", { class: "tabs", "aria-label": "Run" });
 	const place = h("section", { class: "tab", "aria-live": "off" });
@@ -77,7 +77,7 @@ export function show(root, asked) {
 	}
 
 	function paint(run) {
-		const text = JSON.stringify([run, run.waiting_for && Math.floor(Date.now() / 2000)]);
+		const text = JSON.stringify([run, warnings.known.size, run.waiting_for && Math.floor(Date.now() / 2000)]);
 		if (text === painted) return;
 		painted = text;
 		const buttons = controls(run, () => live.refresh());
@@ -96,12 +96,11 @@ export function show(root, asked) {
 		}
 		const share = run.max_steps ? Math.min(1, run.step / run.max_steps) : 0;
 		const from = run.lineage?.source ?? run.forked_from ?? null;
-		fill(title, h("h1", {}, run.id), badge(run.status), h("span", { class: "sub waiting" }, run.error ? "" : waitingText(run)));
+		fill(title, h("h1", {}, run.id), badge(run.status), h("span", { class: "sub waiting" }, stopped(run) || ended(run) ? "" : waitingText(run)));
 		fill(
 			summary,
 			run.max_steps && h("progress", { max: 1, value: share, "aria-label": "Steps done" }),
-			run.error && h("div", { class: "error-box", role: "alert" }, h("b", {}, `${run.error.code}${run.error.role ? ` in ${run.error.role}` : ""}`), h("p", {}, run.error.message), run.error.param && h("p", {}, "Config key: ", h("code", {}, run.error.param))),
-			run.warnings.length ? h("ul", { class: "warnings", "aria-label": "Warnings" }, run.warnings.slice(-WARNINGS).reverse().map((text) => h("li", {}, text))) : null,
+			warnings.shown(run),
 			run.note && h("p", { class: "run-note", role: "note", "aria-label": "Note" }, run.note),
 			pairs(facts(run), "facts"),
 			h("div", { class: "tags" }, Object.entries(run.metadata).map(([k, v]) => h("span", { class: "tag" }, `${k}: ${v}`)), from && h("span", { class: "tag" }, "from ", h("a", { href: pageOf(from.replace(/\+\d+$/, "")) }, from))),
@@ -137,8 +136,9 @@ export function show(root, asked) {
 		async () => {
 			try {
 				const run = await data.loadRun();
+				warnings.load().then(() => paint(data.run));
 				paint(run);
-				health.update();
+				health.update(run);
 				if (failed) fill(alarm);
 				failed = false;
 				if (tab === null) open(asked.tab, asked.params);
@@ -160,7 +160,10 @@ export function show(root, asked) {
 				throw error;
 			}
 		},
-		(event) => view?.onEvent?.(event),
+		(event) => {
+			warnings.onEvent(event);
+			view?.onEvent?.(event);
+		},
 		() => {
 			const name = tab;
 			if (name === null) return;

@@ -20,7 +20,7 @@ from ratchet.configs.live import LIVE_KEYS
 
 OWN = sorted((FILES / "js").glob("*.js"))
 VENDORED = FILES / "vendor" / "uplot"
-LIMIT = 150_000
+LIMIT = 155_000
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_text_never_becomes_markup() -> None:
         assert not re.search(banned, path.read_text()), path.name
 
 
-def test_each_page_loads_less_than_150_kb_of_scripts() -> None:
+def test_each_page_loads_less_than_155_kb_of_scripts() -> None:
     js = FILES / "js"
     plot = (VENDORED / "uPlot.iife.min.js").stat().st_size
     pages = imports_of(js / "main.js", r'import\("(\./[\w-]+\.js)"\)')
@@ -119,13 +119,13 @@ def test_each_page_loads_less_than_150_kb_of_scripts() -> None:
         assert size < LIMIT, f"{way[-1].stem}: {size}"
 
 
-def test_all_scripts_travel_in_less_than_90_kb(client: TestClient) -> None:
+def test_all_scripts_travel_in_less_than_95_kb(client: TestClient) -> None:
     names = [f"js/{path.name}" for path in OWN] + ["vendor/uplot/uPlot.iife.min.js", CONTRACT]
     size = 0
     for name in names:
         with client.stream("GET", f"/dashboard/{name}") as answer:
             size += sum(map(len, answer.iter_raw()))
-    assert size < 90_000
+    assert size < 95_000
 
 
 def test_every_module_is_used() -> None:

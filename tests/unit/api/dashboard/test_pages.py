@@ -17,7 +17,7 @@ from ratchet.activities.contracts.services import ServiceState, services_file
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Series
 from ratchet.api.app import create_app
-from tests.e2e.browsing import PHONE, browsing, reading
+from tests.e2e.browsing import PHONE, browsing, confirm, reading
 from tests.unit.api.client.support import make_steps
 from tests.unit.api.conftest import Served, connection, eventually, listening
 from tests.unit.api.routes.test_control import ended
@@ -341,7 +341,8 @@ async def test_two_evaluations_are_compared_by_example(served: Served) -> None:
         assert reader.complaints == []
 
 
-async def test_the_head_of_a_run_has_its_warnings_and_why_it_was_paused(served: Served) -> None:
+async def test_the_head_of_a_run_has_the_warnings_of_its_last_steps(served: Served) -> None:
+    """Each with its step; then they are events, which the head leads to."""
     run = (await served.start("warns"))["id"]
     await served.until(run, status="paused")
     app = create_app(served.settings, connection(served.env))
@@ -350,13 +351,51 @@ async def test_the_head_of_a_run_has_its_warnings_and_why_it_was_paused(served: 
         browsing() as browser,
         reading(browser, str(http.base_url).rstrip("/"), instruments=True) as reader,
     ):
-        await reader.open(f"#/runs/{run}/events", '="events"')
-        await appears(reader.page, "paused: a look")
-        said = await reader.page.get_by_label("Warnings").locator("li").all_inner_texts()
-        assert said == [f"batch {n}: only 4 of 64 rollouts can train" for n in (5, 4, 3)]
+        page = reader.page
+        await reader.open(f"#/runs/{run}/config", '="config"')
+        await appears(page, "paused: a look")
+        warnings = page.get_by_label("Warnings").locator("li")
+        await expect(warnings).to_have_text(
+            [re.compile(rf"batch {n}: only 4 of 64 rollouts can train step 0, ") for n in (5, 4, 3)]
+        )
         assert await reader.serious() == []
+        await make_steps(served, run, 10)
+        await expect(warnings).to_have_count(0)
+        await page.get_by_role("link", name="Earlier warnings").click()
+        await expect(page.get_by_label("Level")).to_have_value("warning")
         # Each of them, those of before too, is an event.
-        await appears(reader.page, "batch 1: only 4 of 64")
+        await appears(page, "batch 1: only 4 of 64")
+        await expect(page.get_by_text("run.created")).to_have_count(0)
+        assert reader.complaints == []
+
+
+async def test_why_a_run_paused_itself_is_said_once_with_what_to_do(served: Served) -> None:
+    run = (await served.start("rests"))["id"]
+    await served.until(run, status="paused")
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/"), instruments=True) as reader,
+    ):
+        page = reader.page
+        await reader.open(f"#/runs/{run}", '="all"')
+        health = page.get_by_label("Health")
+        await expect(health).to_contain_text("Fix what it names, then resume the run")
+        await expect(health).to_contain_text("the disk is full since step 0")
+        await expect(page.get_by_text("the disk is full")).to_have_count(1)
+        more = health.get_by_role("link", name="Read more").first
+        await expect(more).to_have_attribute("href", "help/reading-a-run.html#paused")
+        assert await reader.serious() == []
+        await health.get_by_role("button", name="Resume").click()
+        await confirm(page)
+        await page.locator(".badge", has_text="running").wait_for()
+        # Without an answer of the health it says at least what the run itself does.
+        await page.route("**/health", lambda route: route.abort())
+        rests = (await served.start("rests"))["id"]
+        await served.until(rests, status="paused")
+        await reader.open(f"#/runs/{rests}", '="all"')
+        await expect(health).to_contain_text("the disk is full")
 
 
 async def test_a_note_is_written_on_the_page_of_a_run_that_has_ended(served: Served) -> None:
