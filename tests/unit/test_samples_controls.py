@@ -143,7 +143,12 @@ async def drawn(copy: Copy, metrics: dict[str, float]) -> AsyncIterator[Any]:
     rows = [{"step": step, "time": 0.0, "metrics": metrics} for step in (1, 2, 3)]
     run = {"id": "r", "status": "succeeded", "step": 3, "max_steps": 3, "metadata": {}, "eval": {}}
     run |= {"links": {}, "restarts": {}, "policy_version": 3, "reward": 0.5}
-    answers = {"/v1/runs/r": run, "/v1/runs/r/metrics": {"data": rows}}
+    health = {"verdict": "ended", "message": "succeeded", "findings": []}
+    answers = {
+        "/v1/runs/r": run,
+        "/v1/runs/r/health": health,
+        "/v1/runs/r/metrics": {"data": rows},
+    }
 
     async def answer(route: Any) -> None:
         path = route.request.url.removeprefix(SITE).partition("?")[0]
