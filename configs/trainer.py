@@ -384,7 +384,7 @@ class RetentionConfig(Section):
         "'all', so that every step can be replayed.",
     )
     rollouts: Annotated[int, Field(ge=1)] | Literal["all"] = Field(
-        default="all",
+        default=1000,
         description="How many of the newest steps keep their rollouts and groups, and the evals of "
         "their time; each checkpoint deletes older ones, except what a checkpoint that is kept may "
         "need. 'all': every step.",

@@ -69,6 +69,11 @@ def from_4_to_5(config: Document) -> Document:
     return {**config, **sides, "eval": asked_as_before}
 
 
+def from_5_to_6(config: Document) -> Document:
+    """A run whose config had no `retention.rollouts` kept the rollouts of all steps."""
+    return {**config, "retention": {"rollouts": "all", **config.get("retention", {})}}
+
+
 def _quiet(side: Document) -> Document:
     envs = [{"log_level": "warning", **env, **_waits_as_before(env)} for env in side.get("env", ())]
     return {**side, "env": envs}
@@ -96,7 +101,14 @@ def _short_replies(side: Document) -> Document:
 
 CONFIG = Versions(
     "the stored config",
-    {0: unchanged, 1: from_1_to_2, 2: from_2_to_3, 3: from_3_to_4, 4: from_4_to_5},
+    {
+        0: unchanged,
+        1: from_1_to_2,
+        2: from_2_to_3,
+        3: from_3_to_4,
+        4: from_4_to_5,
+        5: from_5_to_6,
+    },
 )
 
 

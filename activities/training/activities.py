@@ -334,12 +334,11 @@ class TrainerActivities:
             self._prune_weights(input, config)
         if config.retention.batches == "checkpoint":
             retention.prune_batches(store, input.run_id, steps[0])
-        if config.retention.rollouts != "all":
+        rollouts = config.retention.rollouts
+        if rollouts != "all" and input.step >= rollouts:
             states = retention.states_of(store, input.run_id, steps[0])
             states.append(json.loads(input.run_state).get("state", {}))
-            retention.prune_rollouts(
-                store, input.run_id, input.step, config.retention.rollouts, states, steps[0]
-            )
+            retention.prune_rollouts(store, input.run_id, input.step, rollouts, states, steps[0])
 
     def _require_space(self, input: SaveCheckpointInput, config: RunConfig) -> None:
         """Raises NO_SPACE if a disk cannot hold the checkpoint. One that an earlier attempt

@@ -233,7 +233,7 @@ def test_a_recorded_checkpoint_keeps_every_value(build: str, name: str) -> None:
     document = CHECKPOINT_STATE.upgraded(recorded)
     state, before = decoded(RunState, document["state"]), read_config(document["config"])
     again = json.loads(kept(state, before))
-    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 4, 5)
+    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 4, 6)
     assert as_before(again) == as_before(recorded)
     assert decoded(RunState, again["state"]) == state and read_config(again["config"]) == before
     trainer = item(name.replace("run_state", "trainer"), build)
