@@ -143,7 +143,7 @@ async def test_a_recorded_run_goes_on_to_its_end(temporal: Client, recorded: Rec
     assert world.epochs == {"trainer/0": 1, "engine/0": 1, **envs}, "nothing restarted"
     # Its last continue-as-new and its checkpoint carry the numbers.
     saved = json.loads(world.saved[handle.id][last])
-    assert (saved["schema"], saved["state"]["schema"], saved["config"]["schema"]) == (1, 4, 5)
+    assert (saved["schema"], saved["state"]["schema"], saved["config"]["schema"]) == (1, 4, 6)
 
 
 @RUNS
