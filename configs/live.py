@@ -88,11 +88,12 @@ def changed(
     """
     keys = _leaves(patch)
     may = f"keys that may change while a run is running: {', '.join(LIVE_KEYS)}"
+    rest = "a fork takes any other, and so does a new run"
     if not keys:
         raise ConfigError([Problem("", "(config)", patch, f"nothing to change; {may}")])
     if fixed := [key for key in keys if not _is_one_of(key, LIVE_KEYS)]:
         raise ConfigError(
-            [_problem(key, None, f"cannot change; {may}") for key in fixed[:MOST_REPORTED]]
+            [_problem(key, None, f"cannot change; {rest}; {may}") for key in fixed[:MOST_REPORTED]]
         )
     together = _effective(config, merged(overrides, patch))
     result = validate(_without_nulls(merged(config, together)))

@@ -19,6 +19,7 @@ from ratchet.activities.storage import policies
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 from ratchet.activities.training import adapters, disk, memory, smollm2
 from ratchet.activities.training.custom_loss import module_file
+from ratchet.activities.training.model import CANARY_TOKENS
 from ratchet.activities.training.policy import Recipe, recipe_of
 from ratchet.activities.training.tokenizer import IM_END, IM_START
 from ratchet.configs.model import DEFAULT_POLICY, HUB_NAME, SMOLLM2, version_named
@@ -38,7 +39,7 @@ def check_model(config: RunConfig, *, restored: bool = False) -> list[CheckProbl
     about HUB_TIMEOUT_S at most. An estimate of memory ends no run that is `restored`, nor does a
     machine without the GPU that it had: it has trained before.
     """
-    problems = _check_model(config)
+    problems = _check_model(config) + _check_gate(config)
     if config.trains:
         problems += _check_trainer(config)
     estimated = (MEMORY_POINTER, ENGINE_POINTER, OFFLOAD_POINTER)
@@ -56,6 +57,17 @@ def check_version(config: RunConfig, store: ArtifactStore) -> list[CheckProblem]
     except (policies.NoVersion, CorruptArtifact, FileNotFoundError) as error:
         return [_problem(str(error))]
     return _check_about(config, about, config.model.name)
+
+
+def _check_gate(config: RunConfig) -> list[CheckProblem]:
+    """An engine holds a sequence of the canary and one token more."""
+    if config.trainer.seq_len > CANARY_TOKENS:
+        return []
+    message = (
+        f"{config.trainer.seq_len} is too short: engines prove their weights on sequences of "
+        f"{CANARY_TOKENS} tokens; set it to {CANARY_TOKENS + 1} or more"
+    )
+    return [_problem(message, "/trainer/seq_len")]
 
 
 def shape_of(config: RunConfig, store: ArtifactStore) -> memory.Shape | None:

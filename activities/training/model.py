@@ -194,9 +194,13 @@ def probe(model: Any) -> Tensor:
     return torch.tensor([[token % vocab for token in (11, 5, 7, 3)]], device=model.device)
 
 
+CANARY_TOKENS = 24
+"""The length of each of its sequences: an engine scores all of one and samples one token more."""
+
+
 def canary_tokens(vocab_size: int) -> list[list[int]]:
     """Fixed token sequences that cover the whole vocabulary."""
-    length, count = 24, 6
+    length, count = CANARY_TOKENS, 6
     steps = [(7 + 31 * n + 5 * n * n) % vocab_size for n in range(count * length)]
     return [steps[at : at + length] for at in range(0, len(steps), length)]
 

@@ -106,6 +106,9 @@ def _started(client: Ratchet, run: Run, *, follow: bool, as_json_: bool) -> None
     else:
         where = f"{client.address}{run.links.dashboard}"
         printing.console().print(f"{run.id} is {run.status}  {where}", soft_wrap=True)
+        if run.unchecked is not None:
+            text = printing.clean(f"not checked yet: {run.unchecked}")
+            printing.console(stderr=True).print(text, style="yellow", soft_wrap=True)
     if follow:
         cli_read.watch_to_end(client, run, from_start=True, as_json_=as_json_)
 

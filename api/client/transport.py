@@ -33,7 +33,8 @@ T = TypeVar("T")
 
 
 def default_address(env: Mapping[str, str] = os.environ) -> str:
-    """RATCHET_API, else the address of the stack under RATCHET_HOME, else this machine's port 8080.
+    """RATCHET_API, else the address of the stack under RATCHET_HOME, whether it is up or down, else
+    this machine's port 8080.
 
     Raises ValueError if the stack's record cannot be read.
     """
@@ -42,10 +43,9 @@ def default_address(env: Mapping[str, str] = os.environ) -> str:
     record = home_folder(env) / "stack.json"
     if not record.is_file():
         return DEFAULT_ADDRESS
-    reported = json.loads(record.read_text())
-    if "api" not in reported.get("processes", {}):
-        return DEFAULT_ADDRESS
-    return f"http://127.0.0.1:{reported['ports']['api']}"
+    port = json.loads(record.read_text())["ports"].get("api")
+    # The port of one that is down: on 8080 there may be the stack of somebody else.
+    return DEFAULT_ADDRESS if port is None else f"http://127.0.0.1:{port}"
 
 
 def backoff_s(attempt: int, most_s: float = 10.0) -> float:

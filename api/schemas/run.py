@@ -202,6 +202,11 @@ class Run(BaseModel):
     finished_at: datetime | None = Field(default=None, description="When it ended; null before.")
     status: RunStatus = Field(description="Its current status.")
     waiting_for: WaitingFor | None = None
+    unchecked: str | None = Field(
+        default=None,
+        description="What workers have not checked in time of a run that is queued; null: they "
+        "have. The run checks it before it starts, and fails if it is wrong.",
+    )
     step: int = Field(default=0, description="Trainer steps done.")
     max_steps: int | None = Field(
         default=None,

@@ -48,6 +48,9 @@ MOST_BYTES = 256 * 1024
 a run's input holds more than its config.
 """
 
+NAMED = "environments, model and what algorithms name"
+"""What only workers can check."""
+
 Place = Callable[[str], str]
 """Maps a pointer into a config to one into the request's body."""
 
@@ -294,7 +297,7 @@ async def planned(services: Services, start: Start, *, preflight: bool) -> Resol
                 raise
             unchecked = error.document.detail
     if unchecked is not None:
-        unchecked = f"environments, model and what algorithms name: {unchecked}"
+        unchecked = f"{NAMED}: {unchecked}"
     return await services.aside(
         lambda: ResolvedConfig(
             config=resolved(start.config),
@@ -336,10 +339,12 @@ async def launch(services: Services, start: Start, caller: Caller, once: Once | 
     run_id = f"{config.name}-{secrets.token_hex(3)}"
     missing = a_worker_on([settings.queues.orchestrator])
     verdict: CheckResult | None = None
+    unchecked: str | None = None
     try:
         verdict = await _verdict(services, start, document, run_id)
     except Unanswered as error:
         missing = str(error)
+        unchecked = f"{NAMED} (it waits for {missing}); the run checks them before it starts"
     if once is not None:
         run_id = await asyncio.to_thread(once.claim, records.store, run_id)
     created_at = now()
@@ -349,6 +354,7 @@ async def launch(services: Services, start: Start, caller: Caller, once: Once | 
         "lineage": lineage,
         "asked": caller.record,
         **({"step": source.step} if source is not None and source.step else {}),
+        "unchecked": unchecked,
     }
     restore = RestoreInput(run_id, source.source, source.step) if source is not None else None
     begins_with = {workflow_of(source.source)} if source is not None else set()

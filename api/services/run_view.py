@@ -129,6 +129,7 @@ def run_object(
             if ended
             else redacted_all(memo.get("paused_because") or memo.get("trouble")) or None,
             "pause_reason": None if ended else redacted_all(memo.get("pause_reason")) or None,
+            "unchecked": memo.get("unchecked") if status == "queued" else None,
             "warnings": redacted_all(memo.get("warnings")) or [],
             "alarm": None if ended else redacted_all(memo.get("alarm")),
             "config_revision": memo.get("config_revision") or 0,

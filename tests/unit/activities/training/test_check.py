@@ -36,6 +36,12 @@ def test_unknown_warm_start_env() -> None:
     assert "chess" in problem.message and "reverse-text" in problem.message
 
 
+def test_too_short_for_the_gate() -> None:
+    (problem,) = check_model(config({}, seq_len=24))
+    assert problem.pointer == "/trainer/seq_len" and "set it to 25 or more" in problem.message
+    assert check_model(config({}, seq_len=25)) == []
+
+
 def test_too_long_for_the_model(policy: Path) -> None:
     long = {"seq_len": 600, "micro_batch_tokens": 600}
     (problem,) = check_model(config({"name": str(policy)}, **long))

@@ -46,12 +46,15 @@ def test_the_address_is_the_one_named_or_the_stack_s(tmp_path: Path) -> None:
     home = {"RATCHET_HOME": str(tmp_path)}
     assert default_address({**home, "RATCHET_API": "http://far:1"}) == "http://far:1"
     assert default_address(home) == DEFAULT_ADDRESS
-    record: dict[str, Any] = {"ports": {"api": 9123}, "processes": {}}
+    record: dict[str, Any] = {"ports": {}, "processes": {}}
     (tmp_path / "stack.json").write_text(json.dumps(record))
     assert default_address(home) == DEFAULT_ADDRESS
-    record["processes"] = {"api": {"pid": 1, "started": 0.0}}
+    record |= {"ports": {"api": 9123}, "processes": {"api": {"pid": 1, "started": 0.0}}}
     (tmp_path / "stack.json").write_text(json.dumps(record))
     assert default_address(home) == "http://127.0.0.1:9123"
+    record["processes"] = {}
+    (tmp_path / "stack.json").write_text(json.dumps(record))
+    assert default_address(home) == "http://127.0.0.1:9123", "another stack may have 8080"
 
 
 def test_what_cannot_work_is_said_at_once() -> None:

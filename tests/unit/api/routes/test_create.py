@@ -38,7 +38,7 @@ async def test_json_body_starts_a_run(served: Served) -> None:
     assert answer.status_code == 201
     run = answer.json()
     assert answer.headers["location"] == f"/v1/runs/{run['id']}"
-    assert run["object"] == "run"
+    assert run["object"] == "run" and run["unchecked"] is None
     assert run["name"] == "reverse" and run["id"].startswith("reverse-")
     assert run["max_steps"] == 5 and run["metadata"] == {"owner": "ana"}
     assert run["links"]["temporal_ui"] == f"http://ui:8233/namespaces/default/workflows/{run['id']}"
@@ -220,6 +220,7 @@ async def test_without_a_worker_the_run_is_queued_and_says_why(served: Served) -
     for queue in ("nobody-orchestrator", "nobody-env", "nobody-trainer"):
         assert queue in run["waiting_for"]["name"]
     assert run["waiting_for"]["since"]
+    assert run["unchecked"].startswith("environments, model and what algorithms name (it waits for")
     preflight = served.env.client.get_workflow_handle(f"{run['id']}/preflight")
     described = await preflight.describe()
     assert described.status is not None and described.status.name == "TERMINATED"
