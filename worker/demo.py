@@ -75,7 +75,15 @@ def perform(address: str, config: RunConfig, console: Console) -> Outcome:
         run = client.runs.create(config)
         console.print(f"run         {address}{run.links.self}", highlight=False)
         console.print(f"its page    {address}{run.links.dashboard}", highlight=False)
-        watch = Watch(client, run, console, from_start=True, lines_of_json=False, until=is_stuck)
+        watch = Watch(
+            client,
+            run,
+            console,
+            from_start=True,
+            lines_of_json=False,
+            until=is_stuck,
+            on_interrupt="stops watching, not the run" if kept_up() else "cancels the run",
+        )
         try:
             run = watch.follow()
         except KeyboardInterrupt:

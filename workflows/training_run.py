@@ -504,6 +504,8 @@ class TrainingRun:
                 continue
             due = self._shipping.is_checkpoint_due(steps.step) and stepped
             if due or state.requests.checkpoint:
+                if self._trainer.is_saved:
+                    self._log.warn(f"checkpoint: step {steps.step} is saved, none was written")
                 self._pausing.on_saved()
                 await self._save()
                 self._log.publish()

@@ -96,8 +96,8 @@ RULES: dict[str, Rule] = {
     ),
     "engines_idle": Rule(
         "The engines wait for the trainer",
-        "The trainer is the bottleneck: a larger trainer, smaller batches, packing, or more steps "
-        "off-policy (train.max_off_policy_steps).",
+        "The trainer is the bottleneck: a faster trainer, smaller batches or packing. "
+        "train.max_lag only lets engines run further ahead, with more staleness.",
         "info",
     ),
     "no_worker": Rule(

@@ -49,6 +49,7 @@ class View:
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=SHOWN_EVENTS))
     trouble: str = ""
     health: RunHealth | None = None
+    on_interrupt: str = "stops watching, not the run"
 
     def take(self, event: Event) -> None:
         """Updates the view with an event."""
@@ -85,7 +86,7 @@ class View:
             Text(printing.event_line(e), _style(e.level), no_wrap=True) for e in self.events
         ]
         trouble = f"connection lost ({self.trouble}); trying again" if self.trouble else ""
-        foot = trouble or "Ctrl-C stops watching, not the run"
+        foot = trouble or f"Ctrl-C {self.on_interrupt}"
         style = "yellow" if trouble else "dim"
         return Group(head, printing.pairs_table(rows), *reported, Text(foot, style, no_wrap=True))
 
@@ -173,6 +174,7 @@ class Watch:
         from_start: bool,
         lines_of_json: bool,
         until: Callable[[Run], bool] | None = None,
+        on_interrupt: str = View.on_interrupt,
     ) -> None:
         self._client = client
         self._out = out
@@ -180,7 +182,7 @@ class Watch:
         self._until = until
         self._news: queue.SimpleQueue[Event | str | RatchetError | None] = queue.SimpleQueue()
         """Events; why nothing arrives, '' once something does; an error, or None, at the end."""
-        self._view = View(run, client.address)
+        self._view = View(run, client.address, on_interrupt=on_interrupt)
         self._live = out.is_terminal and not lines_of_json
         self._after = None if from_start else LATEST
         self._renewed = time.monotonic()

@@ -346,11 +346,13 @@ class EventBuilder:
         self._changed_by = {}
         text = "the config was changed"
         if diff:
-            said = ", ".join(
-                f"{key} {_said(old)} → {_said(new)}" for key, (old, new) in diff.items()
-            )
             waits = diff.keys() & _dict(memo.get("config_pending")).keys()
-            text = f"the config was changed{' from the next step on' if waits else ''}: {said}"
+            said = ", ".join(
+                f"{key} {_said(old)} → {_said(new)}"
+                + (" from the next step on" if key in waits else "")
+                for key, (old, new) in diff.items()
+            )
+            text = f"the config was changed: {said}"
         elif revision != (before.get("config_revision") or 0):
             text = f"the changes took effect: the config is at revision {revision}"
         self._emit("run.config", text, data=data)

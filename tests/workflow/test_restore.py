@@ -164,6 +164,14 @@ async def test_checkpoint_signal_commits_one_before_the_next_step(temporal: Clie
         async with asyncio.timeout(WITHIN_S):
             while (await memo(handle))["checkpoint"] != {"step": world.checkpoints[0]}:
                 await asyncio.sleep(0.05)
+        assert not (await memo(handle)).get("warnings")
+        # Nothing trains meanwhile, so that there is nothing more to save.
+        await handle.signal("checkpoint")
+        said = f"checkpoint: step {world.checkpoints[0]} is saved, none was written"
+        async with asyncio.timeout(WITHIN_S):
+            while said not in ((await memo(handle)).get("warnings") or ()):
+                await asyncio.sleep(0.05)
+        assert len(world.checkpoints) == 1
         await handle.signal("stop")
         await handle.result()
 

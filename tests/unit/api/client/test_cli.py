@@ -167,6 +167,10 @@ def test_a_watched_run_is_drawn_in_a_few_lines() -> None:
         assert part in text
     assert "64 train, 0 eval rollouts" in text and "[bold]\ufffd[31m" in text
     assert "Ctrl-C stops watching, not the run" in text
+    view.on_interrupt = "cancels the run"
+    with out.capture() as capture:
+        out.print(view.picture(80))
+    assert "Ctrl-C cancels the run" in capture.get()
     view.trouble = "refused"
     with out.capture() as capture:
         out.print(view.picture(80))

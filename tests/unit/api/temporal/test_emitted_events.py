@@ -92,7 +92,7 @@ async def test_a_change_of_the_config_is_reported_from_old_to_new() -> None:
     )
     assert reported.type == "run.config" and reported.data["diff"] == diff
     assert reported.message == (
-        "the config was changed from the next step on: max_steps 40 → 80, "
+        "the config was changed: max_steps 40 → 80 from the next step on, "
         "dispatch.tasks_per_minute null → 600"
     )
     (reported,) = await history.memo(config_changes={"max_steps": 80}, config_revision=1)
