@@ -22,7 +22,12 @@ def comparison_table(item: EvalComparison, address: str) -> Table:
     rows: list[tuple[str, RenderableType | None]] = [
         ("eval", clean(f"{item.env} by {item.metric}")),
         *(
-            (name, clean(f"{within(_plain(side.score))}  {side.model} ({side.run_id})"))
+            (
+                name,
+                clean(
+                    f"{within(_plain(side.score))}  {side.model} ({side.run_id}, step {side.step})"
+                ),
+            )
             for name, side in (("this", item.this), ("other", item.other))
             if side is not None
         ),

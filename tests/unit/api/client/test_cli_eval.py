@@ -166,6 +166,7 @@ async def test_two_evals_are_compared(tmp_path: Path) -> None:
         assert f"{ENV} by avg@2" in shown.out and "7 wins, 0 losses, 3 ties" in shown.out
         assert f"/dashboard/#/runs/{NEW}/rollouts?kind=eval&r=eval:0-0:{ENV}:0:0" in shown.out
         assert "0.35 [" in shown.out and "paired over 10 examples" in shown.out
+        assert f"({NEW}, step 0)" in shown.out and f"({BASE}, step 0)" in shown.out
         as_json: Any = (await ratchet(address, "runs", "compare", NEW, BASE, "--json")).json
         assert json.dumps(as_json["data"][0]["wins"]) == "7"
         refused = await ratchet(address, "runs", "compare", NEW, BASE, "--k", "3")
