@@ -4,7 +4,7 @@
 import { api } from "./api.js";
 import { fill, h, loading, notice, ready, table, trouble } from "./dom.js";
 import { loadEvents } from "./events.js";
-import { faultsOf, gapsOf, heldUntil, without } from "./faults.js";
+import { awayOf, faultsOf, gapsOf, heldUntil, without } from "./faults.js";
 import { clock, damageLine, duration, num } from "./format.js";
 import { bindKeys } from "./keyboard.js";
 import { cssVar, onTheme } from "./theme.js";
@@ -47,17 +47,16 @@ function place(list, wanted, value) {
 }
 
 /**
- * Spans [lane, from, to, colour, text] of a step's record, which was written as the step ended. Time
- * without a trainer is cut out of the record's training time.
+ * Spans [lane, from, to, colour, text] of a step's record, which was written as the step ended. The
+ * record's training time has that in which its trainer was `away` (lost or loading), which is cut out.
  */
-function spansOf({ step, time, metrics }, faults) {
+function spansOf({ step, time, metrics }, away) {
 	const [wait, train, sync, scoring] = KEYS.map((key) => metrics[key] ?? 0);
 	const trained = time - sync;
 	const began = trained - train;
-	const trainer = faults.filter((fault) => fault.role === "trainer");
 	const cut = (from, to, tone, text) => {
-		const { parts, lost } = without(from, to, trainer);
-		const said = text(duration(to - from - lost)) + (lost ? `, and ${duration(lost)} without a trainer` : "");
+		const { parts, lost } = without(from, to, away);
+		const said = text(duration(to - from - lost)) + (lost ? `; the trainer was lost or loading for ${duration(lost)}` : "");
 		return parts.map(([a, b]) => ["trainer", a, b, tone, said]);
 	};
 	return [
@@ -324,9 +323,11 @@ export function show(root, data) {
 			const time = Date.parse(event.created_at) / 1000;
 			const { type, message, data: fields } = event;
 			if (type.startsWith("server.")) reports.push({ time, role: fields.role, index: fields.index, state: fields.state, lostAt: fields.lost_at ? Date.parse(fields.lost_at) / 1000 : null });
-			if (type === "work.done" && fields.work === "load_trainer") loads.push([Date.parse(fields.started_at) / 1000, Date.parse(fields.finished_at) / 1000]);
-			if (type === "work.done" && !/train_step|sync_weights|ship_batch|eval/.test(fields.work)) {
-				works.push(["work", Date.parse(fields.started_at) / 1000, Date.parse(fields.finished_at) / 1000, "work", message]);
+			if (/^work\./.test(type)) {
+				const span = [fields.started_at, fields.finished_at].map((moment) => Date.parse(moment) / 1000);
+				if (type === "work.done" && !/train_step|sync_weights|ship_batch|eval/.test(fields.work)) works.push(["work", ...span, "work", message]);
+				// It keeps the trainer from training, even one that fails.
+				if (fields.work === "load_trainer") loads.push(["trainer", ...span, "work", message]);
 			}
 			if (/^run\.eval/.test(type)) {
 				const one = (evals[fields.epoch ?? event.id] ??= {});
@@ -339,7 +340,6 @@ export function show(root, data) {
 		}
 		works.sort((a, b) => a[1] - b[1]);
 		reports.sort((a, b) => a.time - b.time);
-		loads.sort((a, b) => a[0] - b[0]);
 		lay();
 		marks.sort((a, b) => a[0] - b[0]);
 		const rows = marks.slice(-200).reverse().map(([time, tone, text]) => h("tr", { class: `mark-${tone}` }, h("td", {}, h("button", { class: "small", onclick: () => (look(time - 60, time + 60), frame.scrollIntoView({ block: "center" })) }, clock(time))), h("td", {}, chip(MARKS[tone])), h("td", {}, text)));
@@ -348,9 +348,10 @@ export function show(root, data) {
 
 	/** Recomputes the spans: an event may change those of earlier records. */
 	function lay() {
-		faults = faultsOf(reports, loads, end());
+		faults = faultsOf(reports, end());
 		gaps = gapsOf(data.gauges, GAP_S, (gauge) => gauge.worker_inflight !== 0);
-		spans = records.flatMap((record) => spansOf(record, faults)).sort((a, b) => a[1] - b[1]);
+		const away = awayOf(faults, loads);
+		spans = [...records.flatMap((record) => spansOf(record, away)), ...loads].sort((a, b) => a[1] - b[1]);
 	}
 
 	async function newer() {
