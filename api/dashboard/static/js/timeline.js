@@ -32,6 +32,9 @@ const HATCHED = [["server lost", "bad", "hatched"], ["no report of rollouts in f
 /** In which lane the loss of a server shows, beside that of faults. */
 const LANE_OF = { trainer: "trainer", engine: "sync" };
 const HATCH_PX = 6;
+/** What a label of permits takes, above their line. */
+const LABEL_WIDTH = 80;
+const LABEL_HEIGHT = 16;
 const NICE_S = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 604800];
 
 /** The first place in `list`, ascending by `value`, that is not below `wanted`. */
@@ -241,7 +244,7 @@ export function show(root, data) {
 	/** Evals from their first group to their result; those still in progress reach to the end. */
 	const evalSpans = () => Object.values(evals).map(({ from, to, text }) => ["eval", from ?? to, to >= (from ?? to) ? to : end(), "evals", text]).sort((a, b) => a[1] - b[1]);
 
-	/** Train and eval rollouts as stacked areas, the maximum of each pixel, and permits as a line. */
+	/** Train and eval rollouts as stacked areas, the maximum of each pixel, and permits as a line with a label at each change. */
 	function flights(pen, x, width, { top, height }) {
 		const { gauges } = data;
 		const cells = Array.from({ length: Math.ceil(width) + 1 }, () => [0, 0, 0]);
@@ -256,18 +259,28 @@ export function show(root, data) {
 				cell[2] = Math.max(cell[2], g.permits ?? 0);
 			}
 		}
-		const scale = height / most;
+		const scale = (height - LABEL_HEIGHT) / most;
+		const labels = [];
+		let said = 0;
+		let free = 0;
 		cells.forEach(([train, evals, permits], c) => {
 			pen.fillStyle = colors.train;
 			pen.fillRect(c, top + height - train * scale, 1, train * scale);
 			pen.fillStyle = colors.eval;
 			pen.fillRect(c, top + height - (train + evals) * scale, 1, evals * scale);
 			pen.fillStyle = colors.text;
-			if (permits) pen.fillRect(c, top + height - permits * scale, 1, 1);
+			if (!permits) return;
+			const y = top + height - permits * scale;
+			pen.fillRect(c, y, 1, 1);
+			// A change too close to the last label is labelled once there is room.
+			if (permits === said || c < free) return;
+			labels.push([`permits ${num(permits)}`, Math.min(c + 3, width - LABEL_WIDTH), y - 4]);
+			[said, free] = [permits, c + LABEL_WIDTH];
 		});
 		for (const [from, to] of gaps) if (to > view[0] && from < view[1]) hatch(pen, x(from), top, x(to) - x(from), height, colors.muted);
-		pen.fillStyle = colors.muted;
-		pen.fillText(`permits ${num(most)}`, 130, top - 6);
+		// After the areas, which would cover them.
+		pen.fillStyle = colors.text;
+		for (const label of labels) pen.fillText(...label);
 	}
 
 	const missing = (time, wanted) => faults.filter((one) => one.from <= time && time <= one.to && wanted(one)).map(({ role, index, from, to }) => `No ${role} ${index} for ${duration(to - from)}`);

@@ -45,6 +45,17 @@ COLORS = """
 """Each meaning in the legend, with its shape and colour."""
 
 
+WRITTEN = """
+const write = CanvasRenderingContext2D.prototype.fillText;
+window.written = [];
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    window.written.push([text, x, y]);
+    return write.call(this, text, x, y);
+};
+"""
+"""Keeps what canvases show as text, and where."""
+
+
 def host_event(time: float, state: str, role: str = "trainer", lost_at: float | None = None) -> Any:
     return {"time": time, "role": role, "index": 0, "state": state, "lostAt": lost_at}
 
@@ -174,6 +185,36 @@ async def test_the_timeline_agrees_with_the_events_of_a_killed_trainer(served: S
         assert "No trainer" not in await tip(-36, "faults")
         assert "Step 2: trains for 12 s" in trains and "loading for 33 s" in trains, trains
         assert reader.complaints == []
+
+
+async def test_permits_are_labelled_where_they_change(served: Served) -> None:
+    run = (await served.start("permits"))["id"]
+    await served.until(run, step=3)
+    now = time.time()
+    gauge = {"worker_inflight": 8, "inflight_train": 8, "inflight_eval": 0}
+    series = Series(run, "rollout-a-1-aaaaaa")
+    for at in range(-100, 10, 10):
+        permits = 64 if at < -60 else 32
+        series.add({"time": now + at, "permits": permits, **gauge}).write(served.store)
+    async with (
+        listening(create_app(served.settings, connection(served.env))) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        page = reader.page
+        await page.add_init_script(WRITTEN)
+        await reader.open(f"#/runs/{run}/timeline", '="timeline"')
+        await page.get_by_role("cell", name="status: running").first.wait_for()
+        await page.evaluate("window.written = []")
+        await page.get_by_role("button", name="All", exact=True).click()
+        written = await eventually(lambda: page.evaluate("window.written"), bool)
+        box = await page.locator(".timeline canvas").bounding_box()
+    labels = [(text, x / box["width"], y) for text, x, y in written if text.startswith("permits")]
+    assert [text for text, _, _ in labels] == ["permits 64", "permits 32"], labels
+    (_, first, above), (_, second, below) = labels
+    assert first < 0.05 and abs(second - 0.4) < 0.05, "where they change"
+    # Within the lane, below its name, each above its line.
+    assert 20 < above < below < 140
 
 
 async def test_each_mark_of_an_event_has_one_meaning(served: Served) -> None:
