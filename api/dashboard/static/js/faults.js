@@ -1,42 +1,41 @@
 // When a server of a run was missing, judging by its events, and the spans of work cut by that.
 
-const LOAD_WITHIN_S = 60;
-
 /**
- * Spans {role, index, from, to, text} in which a lost server was missing: from its last sign of life
- * until another is up; for a trainer, until that has loaded the state it continues from.
- * `reports` are {time, role, index, state, lostAt}, ascending in time (Unix seconds); `loads` are
- * [from, to] of loads of a trainer; `end` is where the timeline ends.
+ * Spans {role, index, from, to} in which a lost server was missing: from its last sign of life until
+ * another is up, as the event of that says. `reports` are {time, role, index, state, lostAt},
+ * ascending in time (Unix seconds); `end` is where the timeline ends.
  */
-export function faultsOf(reports, loads, end) {
+export function faultsOf(reports, end) {
 	const open = new Map();
 	const found = [];
-	const close = (fault, to) => {
-		const load = fault.role === "trainer" && to < end ? loads.find(([from]) => from >= to - 1 && from < to + LOAD_WITHIN_S) : null;
-		found.push({ ...fault, to: load ? load[1] : to });
-	};
 	for (const { time, role, index, state, lostAt } of reports) {
 		const place = `${role}/${index}`;
 		const fault = open.get(place);
 		if (state === "up") {
-			if (fault || lostAt) close(fault ?? { role, index, from: lostAt }, time);
+			if (fault || lostAt) found.push({ ...(fault ?? { role, index, from: lostAt }), to: time });
 			open.delete(place);
 		} else if (!fault && (lostAt || state !== "starting")) {
 			open.set(place, { role, index, from: lostAt ?? time });
 		}
 	}
-	for (const fault of open.values()) close(fault, end);
+	for (const fault of open.values()) found.push({ ...fault, to: end });
 	return found.sort((a, b) => a.from - b.from);
 }
 
-/** What is left of [from, to] without `faults`, and how long they were: {parts, lost}. */
-export function without(from, to, faults) {
+/**
+ * Spans {from, to} in which no trainer could train: it was lost, or it was up and loaded the state
+ * that it continues from. `loads` are [lane, from, to].
+ */
+export const awayOf = (faults, loads) => [...faults.filter(({ role }) => role === "trainer"), ...loads.map(([, from, to]) => ({ from, to }))].sort((a, b) => a.from - b.from);
+
+/** What is left of [from, to] without the ascending spans `away`, and how long those were: {parts, lost}. */
+export function without(from, to, away) {
 	const parts = [];
 	let at = from;
-	for (const fault of faults) {
-		if (fault.to <= at || fault.from >= to) continue;
-		if (fault.from > at) parts.push([at, fault.from]);
-		at = Math.min(fault.to, to);
+	for (const one of away) {
+		if (one.to <= at || one.from >= to) continue;
+		if (one.from > at) parts.push([at, one.from]);
+		at = Math.min(one.to, to);
 	}
 	if (at < to) parts.push([at, to]);
 	return { parts, lost: Math.max(0, to - from - parts.reduce((sum, [a, b]) => sum + b - a, 0)) };

@@ -4,7 +4,7 @@
 import { api } from "./api.js";
 import { fill, h, loading, notice, ready, table, trouble } from "./dom.js";
 import { loadEvents } from "./events.js";
-import { faultsOf, gapsOf, heldUntil, without } from "./faults.js";
+import { awayOf, faultsOf, gapsOf, heldUntil, without } from "./faults.js";
 import { clock, damageLine, duration, num } from "./format.js";
 import { bindKeys } from "./keyboard.js";
 import { cssVar, onTheme } from "./theme.js";
@@ -32,6 +32,9 @@ const HATCHED = [["server lost", "bad", "hatched"], ["no report of rollouts in f
 /** In which lane the loss of a server shows, beside that of faults. */
 const LANE_OF = { trainer: "trainer", engine: "sync" };
 const HATCH_PX = 6;
+/** What a label of permits takes, above their line. */
+const LABEL_WIDTH = 80;
+const LABEL_HEIGHT = 16;
 const NICE_S = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 604800];
 
 /** The first place in `list`, ascending by `value`, that is not below `wanted`. */
@@ -47,17 +50,16 @@ function place(list, wanted, value) {
 }
 
 /**
- * Spans [lane, from, to, colour, text] of a step's record, which was written as the step ended. Time
- * without a trainer is cut out of the record's training time.
+ * Spans [lane, from, to, colour, text] of a step's record, which was written as the step ended. The
+ * record's training time has that in which its trainer was `away` (lost or loading), which is cut out.
  */
-function spansOf({ step, time, metrics }, faults) {
+function spansOf({ step, time, metrics }, away) {
 	const [wait, train, sync, scoring] = KEYS.map((key) => metrics[key] ?? 0);
 	const trained = time - sync;
 	const began = trained - train;
-	const trainer = faults.filter((fault) => fault.role === "trainer");
 	const cut = (from, to, tone, text) => {
-		const { parts, lost } = without(from, to, trainer);
-		const said = text(duration(to - from - lost)) + (lost ? `, and ${duration(lost)} without a trainer` : "");
+		const { parts, lost } = without(from, to, away);
+		const said = text(duration(to - from - lost)) + (lost ? `; the trainer was lost or loading for ${duration(lost)}` : "");
 		return parts.map(([a, b]) => ["trainer", a, b, tone, said]);
 	};
 	return [
@@ -242,7 +244,7 @@ export function show(root, data) {
 	/** Evals from their first group to their result; those still in progress reach to the end. */
 	const evalSpans = () => Object.values(evals).map(({ from, to, text }) => ["eval", from ?? to, to >= (from ?? to) ? to : end(), "evals", text]).sort((a, b) => a[1] - b[1]);
 
-	/** Train and eval rollouts as stacked areas, the maximum of each pixel, and permits as a line. */
+	/** Train and eval rollouts as stacked areas, the maximum of each pixel, and permits as a line with a label at each change. */
 	function flights(pen, x, width, { top, height }) {
 		const { gauges } = data;
 		const cells = Array.from({ length: Math.ceil(width) + 1 }, () => [0, 0, 0]);
@@ -257,18 +259,28 @@ export function show(root, data) {
 				cell[2] = Math.max(cell[2], g.permits ?? 0);
 			}
 		}
-		const scale = height / most;
+		const scale = (height - LABEL_HEIGHT) / most;
+		const labels = [];
+		let said = 0;
+		let free = 0;
 		cells.forEach(([train, evals, permits], c) => {
 			pen.fillStyle = colors.train;
 			pen.fillRect(c, top + height - train * scale, 1, train * scale);
 			pen.fillStyle = colors.eval;
 			pen.fillRect(c, top + height - (train + evals) * scale, 1, evals * scale);
 			pen.fillStyle = colors.text;
-			if (permits) pen.fillRect(c, top + height - permits * scale, 1, 1);
+			if (!permits) return;
+			const y = top + height - permits * scale;
+			pen.fillRect(c, y, 1, 1);
+			// A change too close to the last label is labelled once there is room.
+			if (permits === said || c < free) return;
+			labels.push([`permits ${num(permits)}`, Math.min(c + 3, width - LABEL_WIDTH), y - 4]);
+			[said, free] = [permits, c + LABEL_WIDTH];
 		});
 		for (const [from, to] of gaps) if (to > view[0] && from < view[1]) hatch(pen, x(from), top, x(to) - x(from), height, colors.muted);
-		pen.fillStyle = colors.muted;
-		pen.fillText(`permits ${num(most)}`, 130, top - 6);
+		// After the areas, which would cover them.
+		pen.fillStyle = colors.text;
+		for (const label of labels) pen.fillText(...label);
 	}
 
 	const missing = (time, wanted) => faults.filter((one) => one.from <= time && time <= one.to && wanted(one)).map(({ role, index, from, to }) => `No ${role} ${index} for ${duration(to - from)}`);
@@ -324,9 +336,11 @@ export function show(root, data) {
 			const time = Date.parse(event.created_at) / 1000;
 			const { type, message, data: fields } = event;
 			if (type.startsWith("server.")) reports.push({ time, role: fields.role, index: fields.index, state: fields.state, lostAt: fields.lost_at ? Date.parse(fields.lost_at) / 1000 : null });
-			if (type === "work.done" && fields.work === "load_trainer") loads.push([Date.parse(fields.started_at) / 1000, Date.parse(fields.finished_at) / 1000]);
-			if (type === "work.done" && !/train_step|sync_weights|ship_batch|eval/.test(fields.work)) {
-				works.push(["work", Date.parse(fields.started_at) / 1000, Date.parse(fields.finished_at) / 1000, "work", message]);
+			if (/^work\./.test(type)) {
+				const span = [fields.started_at, fields.finished_at].map((moment) => Date.parse(moment) / 1000);
+				if (type === "work.done" && !/train_step|sync_weights|ship_batch|eval/.test(fields.work)) works.push(["work", ...span, "work", message]);
+				// It keeps the trainer from training, even one that fails.
+				if (fields.work === "load_trainer") loads.push(["trainer", ...span, "work", message]);
 			}
 			if (/^run\.eval/.test(type)) {
 				const one = (evals[fields.epoch ?? event.id] ??= {});
@@ -339,7 +353,6 @@ export function show(root, data) {
 		}
 		works.sort((a, b) => a[1] - b[1]);
 		reports.sort((a, b) => a.time - b.time);
-		loads.sort((a, b) => a[0] - b[0]);
 		lay();
 		marks.sort((a, b) => a[0] - b[0]);
 		const rows = marks.slice(-200).reverse().map(([time, tone, text]) => h("tr", { class: `mark-${tone}` }, h("td", {}, h("button", { class: "small", onclick: () => (look(time - 60, time + 60), frame.scrollIntoView({ block: "center" })) }, clock(time))), h("td", {}, chip(MARKS[tone])), h("td", {}, text)));
@@ -348,9 +361,10 @@ export function show(root, data) {
 
 	/** Recomputes the spans: an event may change those of earlier records. */
 	function lay() {
-		faults = faultsOf(reports, loads, end());
+		faults = faultsOf(reports, end());
 		gaps = gapsOf(data.gauges, GAP_S, (gauge) => gauge.worker_inflight !== 0);
-		spans = records.flatMap((record) => spansOf(record, faults)).sort((a, b) => a[1] - b[1]);
+		const away = awayOf(faults, loads);
+		spans = [...records.flatMap((record) => spansOf(record, away)), ...loads].sort((a, b) => a[1] - b[1]);
 	}
 
 	async function newer() {

@@ -12,17 +12,19 @@ from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Series
 from ratchet.api.app import create_app
 from tests.e2e.browsing import browsing, reading
-from tests.unit.api.conftest import Served, connection, listening
+from tests.unit.api.conftest import Served, connection, eventually, listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 COMPUTED = """
 async ([reports, loads, end, spans, samples]) => {
-    const { faultsOf, without, gapsOf, heldUntil } = await import("/dashboard/js/faults.js");
-    const faults = faultsOf(reports, loads, end);
+    const { awayOf, faultsOf, without, gapsOf, heldUntil } = await import(
+        "/dashboard/js/faults.js"
+    );
+    const faults = faultsOf(reports, end);
     return {
         faults: faults.map(({ role, from, to }) => [role, from, to]),
-        cut: spans.map(([from, to]) => without(from, to, faults)),
+        cut: spans.map(([from, to]) => without(from, to, awayOf(faults, loads))),
         held: [[10, false], [60, false], [60, true]].map(
             ([next, busy]) => heldUntil(0, next, busy, 15)
         ),
@@ -41,6 +43,17 @@ COLORS = """
 })
 """
 """Each meaning in the legend, with its shape and colour."""
+
+
+WRITTEN = """
+const write = CanvasRenderingContext2D.prototype.fillText;
+window.written = [];
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    window.written.push([text, x, y]);
+    return write.call(this, text, x, y);
+};
+"""
+"""Keeps what canvases show as text, and where."""
 
 
 def host_event(time: float, state: str, role: str = "trainer", lost_at: float | None = None) -> Any:
@@ -94,18 +107,114 @@ async def test_a_dead_trainer_is_no_work(served: Served) -> None:
                     host_event(45, "up"),
                     host_event(90, "starting", "env", lost_at=88),
                 ],
-                [[45.5, 47]],
+                [["trainer", 45.5, 47]],
                 100,
-                [[30, 67], [0, 10], [33, 44]],
+                [[30, 67], [0, 10], [33, 44], [46, 50]],
                 [[0, 8], [10, 8], [60, 0], [90, 8], [100, 8]],
             ],
         )
-        assert found["faults"] == [["trainer", 31, 47], ["engine", 42, 100], ["env", 88, 100]]
+        assert found["faults"] == [["trainer", 31, 45], ["engine", 42, 100], ["env", 88, 100]]
         assert found["cut"][1] == {"parts": [[0, 10]], "lost": 0}
         assert found["cut"][2]["parts"] == [] and found["cut"][2]["lost"] == 11
+        assert found["cut"][3] == {"parts": [[47, 50]], "lost": 1}, "it loads"
         assert found["held"] == [10, 0, 15], "between two reports what was in flight stays drawn"
         assert found["gaps"] == [[25, 60]], "after a sample without any there is nothing to tell"
         assert reader.complaints == []
+
+
+def stamp(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")
+
+
+async def test_the_timeline_agrees_with_the_events_of_a_killed_trainer(served: Served) -> None:
+    run = (await served.start("killed"))["id"]
+    await served.until(run, step=3)
+    now = time.time()
+    for step, at, took in ((1, -95, 4.0), (2, -20, 45.0)):
+        metrics = {"time/train": took, "time/wait_for_batch": 0.0, "time/sync_weights": 0.0}
+        value = {"step": step, "time": now + at, "metrics": metrics}
+        served.store.put_json(keys.step_record(run, step), value)
+    gauge = {"worker_inflight": 8, "inflight_train": 8, "inflight_eval": 0}
+    series = Series(run, "rollout-a-1-aaaaaa")
+    for at in range(-100, 10, 10):
+        series.add({"time": now + at, "permits": 8, **gauge}).write(served.store)
+    server = {"role": "trainer", "index": 0, "lost_at": stamp(now - 60)}
+    span = {"started_at": stamp(now - 45), "finished_at": stamp(now - 27)}
+    back, loaded = "trainer 0 (epoch 2) is up, back after 15 s", "load trainer at step 1 is done"
+    events = [
+        ("work.done", -27, loaded, {"work": "load_trainer", **span}),
+        ("server.up", -45, back, {**server, "state": "up"}),
+    ]
+
+    async def told(route: Any) -> None:
+        data = [
+            {
+                "id": f"{kind}/{at}",
+                "type": kind,
+                "level": "info",
+                "message": message,
+                "created_at": stamp(now + at),
+                "data": fields,
+            }
+            for kind, at, message, fields in events
+            if (kind == "work.done") == ("types=work.done" in route.request.url)
+        ]
+        await route.fulfill(json={"data": data, "next_after": None})
+
+    async with (
+        listening(create_app(served.settings, connection(served.env))) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        page = reader.page
+        await page.route(lambda url: "order=desc" in url, told)
+        await reader.open(f"#/runs/{run}/timeline", '="timeline"')
+        await page.get_by_role("cell", name="back after").wait_for()
+        box = await page.locator(".timeline canvas").bounding_box()
+
+        async def tip(at: float, lane: str) -> str:
+            y = {"trainer": 172, "work": 289, "faults": 330}[lane]
+            await page.mouse.move(box["x"] + (at + 100) / 100 * box["width"], box["y"] + y)
+            return str(await page.locator(".timeline .tip").inner_text())
+
+        # Events of work are read after those of servers.
+        await eventually(lambda: tip(-36, "work"), lambda text: loaded in text)
+        lost, loads, trains = [await tip(at, "trainer") for at in (-52, -36, -23)]
+        assert "No trainer 0 for 15 s" in lost and "trains for" not in lost, lost
+        assert loaded in loads and "No trainer" not in loads and "trains for" not in loads, loads
+        assert "No trainer" not in await tip(-36, "faults")
+        assert "Step 2: trains for 12 s" in trains and "loading for 33 s" in trains, trains
+        assert reader.complaints == []
+
+
+async def test_permits_are_labelled_where_they_change(served: Served) -> None:
+    run = (await served.start("permits"))["id"]
+    await served.until(run, step=3)
+    now = time.time()
+    gauge = {"worker_inflight": 8, "inflight_train": 8, "inflight_eval": 0}
+    series = Series(run, "rollout-a-1-aaaaaa")
+    for at in range(-100, 10, 10):
+        permits = 64 if at < -60 else 32
+        series.add({"time": now + at, "permits": permits, **gauge}).write(served.store)
+    async with (
+        listening(create_app(served.settings, connection(served.env))) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        page = reader.page
+        await page.add_init_script(WRITTEN)
+        await reader.open(f"#/runs/{run}/timeline", '="timeline"')
+        await page.get_by_role("cell", name="status: running").first.wait_for()
+        await page.evaluate("window.written = []")
+        await page.get_by_role("button", name="All", exact=True).click()
+        written = await eventually(lambda: page.evaluate("window.written"), bool)
+        box = await page.locator(".timeline canvas").bounding_box()
+    labels = [(text, x / box["width"], y) for text, x, y in written if text.startswith("permits")]
+    assert [text for text, _, _ in labels] == ["permits 64", "permits 32"], labels
+    (_, first, above), (_, second, below) = labels
+    assert first < 0.05 and abs(second - 0.4) < 0.05, "where they change"
+    # Within the lane, below its name, each above its line.
+    assert 20 < above < below < 140
 
 
 async def test_each_mark_of_an_event_has_one_meaning(served: Served) -> None:
