@@ -114,7 +114,7 @@ def judged(run: Run, table: Table, missing: Sequence[str] = ()) -> RunHealth:
         run_id=run.id,
         verdict=verdict,
         message=message,
-        findings=[_shown(finding, since) for finding, since in (*moment, *lasting)],
+        findings=[_shown(run.id, finding, since) for finding, since in (*moment, *lasting)],
         step=run.step,
         seconds_per_step=seconds,
         seconds_left=left,
@@ -217,7 +217,7 @@ def _waits(shares: dict[str, float]) -> str | None:
     return f"{WAITS[name]} {100 * shares[name]:.0f} % of the time"
 
 
-def _shown(finding: Finding, since: Since) -> HealthFinding:
+def _shown(run_id: str, finding: Finding, since: Since) -> HealthFinding:
     rule = RULES[finding.rule]
     return HealthFinding(
         rule=finding.rule,
@@ -225,7 +225,7 @@ def _shown(finding: Finding, since: Since) -> HealthFinding:
         title=rule.title,
         message=finding.message,
         subject=finding.subject,
-        advice=rule.advice,
+        advice=rule.advice.format(run=run_id, subject=finding.subject),
         help=finding.help,
         since_step=since.step,
         since=since.time,

@@ -382,6 +382,7 @@ async def test_why_a_run_paused_itself_is_said_once_with_what_to_do(served: Serv
         await reader.open(f"#/runs/{run}", '="all"')
         health = page.get_by_label("Health")
         await expect(health).to_contain_text("Fix what it names, then resume the run")
+        await expect(health.locator("li code").first).to_have_text(f"ratchet runs resume {run}")
         await expect(health).to_contain_text("the disk is full since step 0")
         await expect(page.get_by_text("the disk is full")).to_have_count(1)
         more = health.get_by_role("link", name="Read more").first

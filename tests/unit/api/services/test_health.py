@@ -102,6 +102,7 @@ def test_a_run_that_stopped_by_itself_says_what_to_do(
         "16 of 16 rollouts of the eval of e failed",
     ]
     assert (health.findings[0].since_step, health.findings[0].since) == (20, since)
+    assert "`ratchet runs logs r --env e`" in health.findings[1].advice
 
 
 def test_a_run_that_failed_says_where_and_what_to_do() -> None:
