@@ -123,6 +123,10 @@ RULES: dict[str, Rule] = {
         "Fix what it names, then resume the run from its last checkpoint (`ratchet runs resume "
         "{run}`), or fork it with another config.",
     ),
+    "failed_early": Rule(
+        "The run failed before its first checkpoint",
+        "Fix what it names, then create a new run: there is nothing to resume or to fork.",
+    ),
 }
 
 

@@ -159,7 +159,8 @@ def _of_this_moment(run: Run, missing: Sequence[str]) -> list[Dated]:
 def _trouble(run: Run) -> list[Dated]:
     """Why a run failed, or does not go on although nobody paused it."""
     if run.error is not None:
-        return [(Finding("failed", _failure(run.error)), Since(run.step, run.finished_at))]
+        rule = "failed" if run.checkpoint else "failed_early"
+        return [(Finding(rule, _failure(run.error)), Since(run.step, run.finished_at))]
     if run.status not in ("paused", "pausing") or run.paused_because is None:
         return []
     # A run that is on hold was not asked to pause, and by itself waits for no `resume`.

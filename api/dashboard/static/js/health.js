@@ -56,7 +56,7 @@ export function healthLine(id, signal, resume) {
 		stood = stopped;
 		const said = ({ message }) => (message === health.message ? ". " : `: ${message}. `);
 		const first = health.findings.find(({ message, level }) => level === "warning" && health.message.startsWith(message));
-		const advice = health.findings.map((it) => h("li", {}, h("b", {}, it.title), it !== first && h("small", {}, ` ${sinceText(it)}`), said(it), coded(it.advice), " ", helpLink(it.help), ["paused", "failed"].includes(it.rule) && [" ", h("button", { class: "small primary", onclick: resume }, "Resume")]));
+		const advice = health.findings.map((it) => h("li", {}, h("b", {}, it.title), it !== first && h("small", {}, ` ${sinceText(it)}`), said(it), coded(it.advice), " ", helpLink(it.help), ["paused", "failed"].includes(it.rule) && [" ", h("button", { class: "small primary", onclick: resume }, "Resume")], it.rule === "failed_early" && [" ", h("a", { class: "button small primary", href: `#/launch?from=${encodeURIComponent(id)}` }, "Launch a copy")]));
 		element.hidden = false;
 		fill(
 			element,

@@ -7,6 +7,7 @@ import json
 import re
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from ratchet.activities.storage.series import Series
 from ratchet.api.app import create_app
 from tests.e2e.browsing import PHONE, browsing, confirm, reading
 from tests.unit.api.client.support import make_steps
-from tests.unit.api.conftest import Served, connection, eventually, listening
+from tests.unit.api.conftest import Served, connection, eventually, listening, put_checkpoint
 from tests.unit.api.routes.test_control import ended
 from tests.unit.api.routes.test_evals import ALONE, ENV, OFTEN, SELDOM, put
 from tests.unit.api.routes.test_rollouts import group
@@ -397,6 +398,39 @@ async def test_why_a_run_paused_itself_is_said_once_with_what_to_do(served: Serv
         await served.until(rests, status="paused")
         await reader.open(f"#/runs/{rests}", '="all"')
         await expect(health).to_contain_text("the disk is full")
+
+
+async def test_a_run_that_failed_goes_on_only_from_a_checkpoint(
+    served: Served, tmp_path: Path
+) -> None:
+    runs = [(await served.start("fails"))["id"] for _ in range(2)]
+    for run in runs:
+        await served.until(run, status="failed")
+    early, later = runs
+    # The run itself has not reported it, as one that was terminated.
+    put_checkpoint(served.store, later, 2, tmp_path)
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/"), instruments=True) as reader,
+    ):
+        page = reader.page
+        health, tools = page.get_by_label("Health"), page.locator(".run-head .tools")
+        await reader.open(f"#/runs/{early}", '="all"')
+        await expect(health).to_contain_text("create a new run")
+        await expect(health.get_by_role("button", name="Resume")).to_have_count(0)
+        copy = health.get_by_role("link", name="Launch a copy")
+        await expect(copy).to_have_attribute("href", f"#/launch?from={early}")
+        await expect(tools.locator("[data-verb=note]")).to_be_visible()
+        for verb in ("resume", "fork"):
+            await expect(tools.locator(f"[data-verb={verb}]")).to_have_count(0)
+        assert await reader.serious() == []
+        await reader.open(f"#/runs/{later}", '="all"')
+        await expect(health.locator("li code")).to_have_text(f"ratchet runs resume {later}")
+        await expect(health.get_by_role("button", name="Resume")).to_be_visible()
+        for verb in ("resume", "fork"):
+            await expect(tools.locator(f"[data-verb={verb}]")).to_be_visible()
 
 
 async def test_a_note_is_written_on_the_page_of_a_run_that_has_ended(served: Served) -> None:
