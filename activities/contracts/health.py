@@ -111,7 +111,9 @@ RULES: dict[str, Rule] = {
     "paused": Rule(
         "The run paused itself",
         "Fix what it names, then resume the run: the button Resume, or `ratchet runs resume "
-        "{run}`. Nothing that it has done is lost.",
+        "{run}`. Nothing that it has done is lost. If it names a key of the config that `ratchet "
+        "runs set` cannot change, cancel the run and create a new one, or fork it if it has a "
+        "checkpoint.",
     ),
     "held": Rule(
         "The run is on hold",

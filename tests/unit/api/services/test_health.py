@@ -105,6 +105,13 @@ def test_a_run_that_stopped_by_itself_says_what_to_do(
     assert "`ratchet runs logs r --env e`" in health.findings[1].advice
 
 
+def test_a_run_that_paused_itself_may_need_what_no_resume_brings() -> None:
+    run = run_of("paused", paused_because=WHY, pause_reason=WHY)
+    (finding,) = judged(run, table(0)).findings
+    assert "`ratchet runs resume r`" in finding.advice
+    assert "that `ratchet runs set` cannot change, cancel the run" in finding.advice
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "rule", "advice"),
     [
