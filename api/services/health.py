@@ -171,7 +171,12 @@ def _trouble(run: Run) -> list[Dated]:
 
 
 def _failure(error: RunError) -> str:
-    """A failure in a sentence: its code, where it arose, the config key at fault, and its text."""
+    """A failure in a sentence: its code, where it arose, the config key at fault, and its text.
+
+    The preflight's text names its keys, and people do not know its name.
+    """
+    if error.role == "preflight":
+        return f"the check before the start found: {error.message}"
     where = f" in {error.role}" if error.role else ""
     key = f" ({error.param})" if error.param else ""
     return f"{error.code}{where}{key}: {error.message}"

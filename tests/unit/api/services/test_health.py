@@ -131,6 +131,13 @@ def test_a_run_that_failed_says_where_and_what_to_do(
     assert advice in finding.advice
 
 
+def test_what_the_preflight_found_is_said_in_words() -> None:
+    error = RunError(code="bad_input", role="preflight", message="model.name: no such folder")
+    health = judged(run_of("failed", error=error), table(0))
+    said = "the check before the start found: model.name: no such folder"
+    assert (health.message, health.findings[0].message) == (said, said)
+
+
 def test_an_evaluation_is_healthy_without_a_step() -> None:
     waits = {"name": "2 evals to finish", "since": None}
     assert judged(run_of(step=0, max_steps=0), table(0)).verdict == "healthy"
