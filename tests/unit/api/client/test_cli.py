@@ -95,6 +95,21 @@ async def config_file(tmp_path: Path, name: str, **changes: Any) -> AsyncIterato
 # -- pure -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (4.25, "4.25 s"),
+        (59.6, "1 min 0 s"),
+        (299.7, "5 min 0 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 0 min"),
+        (11400.0, "3 h 10 min"),
+    ],
+)
+def test_a_time_span_never_has_60_seconds(seconds: float, text: str) -> None:
+    assert printing.lasting(seconds) == text
+
+
 def test_assignments_are_sections() -> None:
     given_ = ["train.env.reverse-text.ratio=2", 'train.env."a.b".ratio=0.5', "name=it's", "x=null"]
     assert nested([*given_, "train.batch_size=64", "y=[1, 2]", 'z="1"', "w=true"]) == {

@@ -296,6 +296,9 @@ async def test_panels_are_found_added_and_taken_away(served: Served) -> None:
         assert [high - low for low, high in zip(mean["low"], mean["high"], strict=True)] == [
             pytest.approx(2 * spread) for spread in (2**0.5, 1.5 * 2**0.5, 8**0.5)
         ]
+        spans = "[59.6, 299.7, 3599.6].map(m.duration)"
+        written = f"import('/dashboard/js/format.js').then((m) => {spans})"
+        assert await page.evaluate(written) == ["1 min 0 s", "5 min 0 s", "1 h 0 min"]
         assert reader.complaints == []
 
 
