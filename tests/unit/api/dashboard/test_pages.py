@@ -436,6 +436,19 @@ async def test_a_run_that_failed_goes_on_only_from_a_checkpoint(
             await expect(tools.locator(f"[data-verb={verb}]")).to_be_visible()
 
 
+async def test_the_launch_page_says_how_long_workers_check(served: Served) -> None:
+    run = (await served.start("copied"))["id"]
+    async with (
+        listening(create_app(served.settings, connection(served.env))) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        # No answer of the workers replaces what is said meanwhile.
+        await reader.page.route(re.compile("preflight=true"), lambda route: None)
+        await reader.open(f"#/launch?from={run}", '="launch"')
+        await appears(reader.page, "5 to 10 seconds, up to a minute on a busy machine")
+
+
 async def test_a_note_is_written_on_the_page_of_a_run_that_has_ended(served: Served) -> None:
     run = await ended(served)
     app = create_app(served.settings, connection(served.env))
