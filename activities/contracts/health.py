@@ -50,7 +50,10 @@ Level = Literal["warning", "info"]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule with its title and advice. 'info': worth knowing, but the run is healthy."""
+    """A rule with its title and advice. 'info': worth knowing, but the run is healthy.
+
+    The advice has {run} and {subject} in place of the run's id and the finding's subject.
+    """
 
     title: str
     advice: str
@@ -86,7 +89,7 @@ RULES: dict[str, Rule] = {
     "env_failing": Rule(
         "An environment fails",
         "Read the errors of failed rollouts (filter Errors: failed) and the env's log: "
-        "`ratchet runs logs RUN --env NAME`.",
+        "`ratchet runs logs {run} --env {subject}`.",
     ),
     "trainer_idle": Rule(
         "The trainer is idle",
@@ -107,8 +110,10 @@ RULES: dict[str, Rule] = {
     ),
     "paused": Rule(
         "The run paused itself",
-        "Fix what it names, then resume the run: the button Resume, or `ratchet runs resume RUN`. "
-        "Nothing that it has done is lost.",
+        "Fix what it names, then resume the run: the button Resume, or `ratchet runs resume "
+        "{run}`. Nothing that it has done is lost. If it names a key of the config that `ratchet "
+        "runs set` cannot change, cancel the run and create a new one, or fork it if it has a "
+        "checkpoint.",
     ),
     "held": Rule(
         "The run is on hold",
@@ -118,7 +123,11 @@ RULES: dict[str, Rule] = {
     "failed": Rule(
         "The run failed",
         "Fix what it names, then resume the run from its last checkpoint (`ratchet runs resume "
-        "RUN`), or fork it with another config.",
+        "{run}`), or fork it with another config.",
+    ),
+    "failed_early": Rule(
+        "The run failed before its first checkpoint",
+        "Fix what it names, then create a new run: there is nothing to resume or to fork.",
     ),
 }
 

@@ -212,12 +212,13 @@ HEALTH_STYLES = {"healthy": "green", "attention": "yellow", "paused": "yellow", 
 
 def lasting(seconds: float) -> str:
     """A time span in its two largest units."""
-    if seconds < 60:
+    # Rounded before it is split, so that no part of it is rounded up to 60.
+    whole = round(seconds)
+    if whole < 60:
         return f"{seconds:.3g} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    hours = seconds // 3600
-    return f"{hours:.0f} h {seconds % 3600 // 60:.0f} min"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _share(value: float | None) -> str:

@@ -17,12 +17,13 @@ from ratchet.activities.storage.store import CorruptArtifact, StoreUnavailable
 from ratchet.api.http.keyring import Keyring
 from ratchet.api.http.shared_call import Shared
 from ratchet.api.schemas.problems import ApiProblem, shown
-from ratchet.api.schemas.run import Run, WaitingFor
+from ratchet.api.schemas.run import CheckpointSummary, Run, WaitingFor
 from ratchet.api.services.disk import Disk
 from ratchet.api.services.ended import forgotten
 from ratchet.api.services.run_list import RunList
 from ratchet.api.services.run_view import OPEN, run_object, status_of
 from ratchet.api.settings import Settings
+from ratchet.api.store.artifacts import checkpoints_of
 from ratchet.api.store.notes import notes_of
 from ratchet.api.store.records import Records
 from ratchet.api.store.rollouts import Rollouts
@@ -176,8 +177,19 @@ class Services:
                 row = self.run_list.row_of(execution)
                 archived = await asyncio.to_thread(self.run_list.index.archived, row)
                 run = run.model_copy(update={"archived": archived})
+                if run.checkpoint is None and run.kind == "train":
+                    run = await asyncio.to_thread(self._with_checkpoint, run)
         (run,) = await self.noted([run])
         return await self.disk.shown(run, MEASURED_S)
+
+    def _with_checkpoint(self, run: Run) -> Run:
+        """A run that has ended, with the checkpoint that `resume` would continue from: one that was
+        terminated, or that Temporal has forgotten, may not have reported it. Blocks.
+        """
+        with contextlib.suppress(CorruptArtifact):
+            if held := checkpoints_of(self.records, run.id):
+                return run.model_copy(update={"checkpoint": CheckpointSummary(step=held[-1].step)})
+        return run
 
     async def noted(self, runs: list[Run]) -> list[Run]:
         """The runs with their notes, if the store can be read."""

@@ -114,7 +114,7 @@ def judged(run: Run, table: Table, missing: Sequence[str] = ()) -> RunHealth:
         run_id=run.id,
         verdict=verdict,
         message=message,
-        findings=[_shown(finding, since) for finding, since in (*moment, *lasting)],
+        findings=[_shown(run.id, finding, since) for finding, since in (*moment, *lasting)],
         step=run.step,
         seconds_per_step=seconds,
         seconds_left=left,
@@ -159,7 +159,8 @@ def _of_this_moment(run: Run, missing: Sequence[str]) -> list[Dated]:
 def _trouble(run: Run) -> list[Dated]:
     """Why a run failed, or does not go on although nobody paused it."""
     if run.error is not None:
-        return [(Finding("failed", _failure(run.error)), Since(run.step, run.finished_at))]
+        rule = "failed" if run.checkpoint else "failed_early"
+        return [(Finding(rule, _failure(run.error)), Since(run.step, run.finished_at))]
     if run.status not in ("paused", "pausing") or run.paused_because is None:
         return []
     # A run that is on hold was not asked to pause, and by itself waits for no `resume`.
@@ -170,7 +171,12 @@ def _trouble(run: Run) -> list[Dated]:
 
 
 def _failure(error: RunError) -> str:
-    """A failure in a sentence: its code, where it arose, the config key at fault, and its text."""
+    """A failure in a sentence: its code, where it arose, the config key at fault, and its text.
+
+    The preflight's text names its keys, and people do not know its name.
+    """
+    if error.role == "preflight":
+        return f"the check before the start found: {error.message}"
     where = f" in {error.role}" if error.role else ""
     key = f" ({error.param})" if error.param else ""
     return f"{error.code}{where}{key}: {error.message}"
@@ -217,7 +223,7 @@ def _waits(shares: dict[str, float]) -> str | None:
     return f"{WAITS[name]} {100 * shares[name]:.0f} % of the time"
 
 
-def _shown(finding: Finding, since: Since) -> HealthFinding:
+def _shown(run_id: str, finding: Finding, since: Since) -> HealthFinding:
     rule = RULES[finding.rule]
     return HealthFinding(
         rule=finding.rule,
@@ -225,7 +231,7 @@ def _shown(finding: Finding, since: Since) -> HealthFinding:
         title=rule.title,
         message=finding.message,
         subject=finding.subject,
-        advice=rule.advice,
+        advice=rule.advice.format(run=run_id, subject=finding.subject),
         help=finding.help,
         since_step=since.step,
         since=since.time,

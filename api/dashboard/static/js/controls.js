@@ -31,8 +31,11 @@ const OWN = [
 ];
 const VERBS = [...CONTROLS.filter((verb) => !verb.danger), ...OWN, ...CONTROLS.filter((verb) => verb.danger)];
 
+// A run that ended without a checkpoint has nothing to go on from.
+const startable = (run) => run.checkpoint || !ENDED.includes(run.status);
+
 // A run that has done all its steps can only be forked.
-const possible = (verb, run) => !(run.max_steps === 0 && verb.of_training) && verb.offered.includes(run.status) && (verb.always || run.status !== "succeeded" || run.max_steps === null || run.step < run.max_steps);
+const possible = (verb, run) => (startable(run) || !["resume", "fork"].includes(verb.name)) && !(run.max_steps === 0 && verb.of_training) && verb.offered.includes(run.status) && (verb.always || run.status !== "succeeded" || run.max_steps === null || run.step < run.max_steps);
 
 async function perform(verb, run, done) {
 	const { name, label, danger, confirm, dismiss, dialog = dialogOf, send = (sent, id, given) => api.act(sent, id, name, given) } = verb;

@@ -31,10 +31,12 @@ export function duration(seconds) {
 	if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
 	const s = Math.max(0, seconds);
 	if (s < 10) return `${s < 1 ? s.toFixed(2) : s.toFixed(1)} s`;
-	if (s < 60) return `${Math.round(s)} s`;
-	if (s < 3600) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
-	if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-	return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+	// Rounded before it is split, so that no part of it is rounded up to 60.
+	const whole = Math.round(s);
+	if (whole < 60) return `${whole} s`;
+	if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+	if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+	return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
 }
 
 export const unix = (iso) => (iso ? Date.parse(iso) / 1000 : null);

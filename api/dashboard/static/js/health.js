@@ -27,6 +27,9 @@ function sinceText({ since_step: step, since_earlier: earlier, since }) {
 	return `since step ${count(step)}${earlier ? " or before" : ""}${at && !earlier ? `, ${at}` : ""}`;
 }
 
+/** A text whose parts in backticks are code. */
+const coded = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+
 /** The health of a run whose health cannot be judged, for example while its store is away, but which has stopped. */
 const unjudged = (run) => {
 	const message = run.error?.message ?? run.paused_because;
@@ -53,7 +56,7 @@ export function healthLine(id, signal, resume) {
 		stood = stopped;
 		const said = ({ message }) => (message === health.message ? ". " : `: ${message}. `);
 		const first = health.findings.find(({ message, level }) => level === "warning" && health.message.startsWith(message));
-		const advice = health.findings.map((it) => h("li", {}, h("b", {}, it.title), it !== first && h("small", {}, ` ${sinceText(it)}`), said(it), it.advice, " ", helpLink(it.help), ["paused", "failed"].includes(it.rule) && [" ", h("button", { class: "small primary", onclick: resume }, "Resume")]));
+		const advice = health.findings.map((it) => h("li", {}, h("b", {}, it.title), it !== first && h("small", {}, ` ${sinceText(it)}`), said(it), coded(it.advice), " ", helpLink(it.help), ["paused", "failed"].includes(it.rule) && [" ", h("button", { class: "small primary", onclick: resume }, "Resume")], it.rule === "failed_early" && [" ", h("a", { class: "button small primary", href: `#/launch?from=${encodeURIComponent(id)}` }, "Launch a copy")]));
 		element.hidden = false;
 		fill(
 			element,

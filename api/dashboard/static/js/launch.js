@@ -156,7 +156,7 @@ export function show(root, { params }) {
 		try {
 			const read = await api.check(content, type, { signal });
 			if (stale()) return;
-			planned(read, h("p", {}, "The config is valid. Workers check its environments and model, which takes 5 to 10 seconds…"));
+			planned(read, h("p", {}, "The config's keys are valid; workers now check its environments and model, which takes 5 to 10 seconds, up to a minute on a busy machine…"));
 			launch.disabled = false;
 			ready("launch");
 			await new Promise((done) => setTimeout(done, PAUSE_MS - READ_MS));

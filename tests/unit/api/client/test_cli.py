@@ -95,6 +95,21 @@ async def config_file(tmp_path: Path, name: str, **changes: Any) -> AsyncIterato
 # -- pure -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (4.25, "4.25 s"),
+        (59.6, "1 min 0 s"),
+        (299.7, "5 min 0 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 0 min"),
+        (11400.0, "3 h 10 min"),
+    ],
+)
+def test_a_time_span_never_has_60_seconds(seconds: float, text: str) -> None:
+    assert printing.lasting(seconds) == text
+
+
 def test_assignments_are_sections() -> None:
     given_ = ["train.env.reverse-text.ratio=2", 'train.env."a.b".ratio=0.5', "name=it's", "x=null"]
     assert nested([*given_, "train.batch_size=64", "y=[1, 2]", 'z="1"', "w=true"]) == {
@@ -198,7 +213,9 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         plan = await ratchet(address, "runs", "create", path, "max_steps=8", "--dry-run")
         assert plan.status == 0 and "128 at least" in plan.out
         assert "workers have checked what it names" in plan.err
-        assert plan.err.startswith("workers check the config, which takes 5 to 10 s …\n")
+        assert plan.err.startswith(
+            "workers check the config, which takes 5 to 10 s, longer on a busy machine …\n"
+        )
         made = await ratchet(
             address, "runs", "create", path, "max_steps=8", "metadata.owner=cli", "--json"
         )

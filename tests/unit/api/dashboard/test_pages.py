@@ -7,6 +7,7 @@ import json
 import re
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from ratchet.activities.storage.series import Series
 from ratchet.api.app import create_app
 from tests.e2e.browsing import PHONE, browsing, confirm, reading
 from tests.unit.api.client.support import make_steps
-from tests.unit.api.conftest import Served, connection, eventually, listening
+from tests.unit.api.conftest import Served, connection, eventually, listening, put_checkpoint
 from tests.unit.api.routes.test_control import ended
 from tests.unit.api.routes.test_evals import ALONE, ENV, OFTEN, SELDOM, put
 from tests.unit.api.routes.test_rollouts import group
@@ -295,6 +296,9 @@ async def test_panels_are_found_added_and_taken_away(served: Served) -> None:
         assert [high - low for low, high in zip(mean["low"], mean["high"], strict=True)] == [
             pytest.approx(2 * spread) for spread in (2**0.5, 1.5 * 2**0.5, 8**0.5)
         ]
+        spans = "[59.6, 299.7, 3599.6].map(m.duration)"
+        written = f"import('/dashboard/js/format.js').then((m) => {spans})"
+        assert await page.evaluate(written) == ["1 min 0 s", "5 min 0 s", "1 h 0 min"]
         assert reader.complaints == []
 
 
@@ -382,6 +386,7 @@ async def test_why_a_run_paused_itself_is_said_once_with_what_to_do(served: Serv
         await reader.open(f"#/runs/{run}", '="all"')
         health = page.get_by_label("Health")
         await expect(health).to_contain_text("Fix what it names, then resume the run")
+        await expect(health.locator("li code").first).to_have_text(f"ratchet runs resume {run}")
         await expect(health).to_contain_text("the disk is full since step 0")
         await expect(page.get_by_text("the disk is full")).to_have_count(1)
         more = health.get_by_role("link", name="Read more").first
@@ -396,6 +401,52 @@ async def test_why_a_run_paused_itself_is_said_once_with_what_to_do(served: Serv
         await served.until(rests, status="paused")
         await reader.open(f"#/runs/{rests}", '="all"')
         await expect(health).to_contain_text("the disk is full")
+
+
+async def test_a_run_that_failed_goes_on_only_from_a_checkpoint(
+    served: Served, tmp_path: Path
+) -> None:
+    runs = [(await served.start("fails"))["id"] for _ in range(2)]
+    for run in runs:
+        await served.until(run, status="failed")
+    early, later = runs
+    # The run itself has not reported it, as one that was terminated.
+    put_checkpoint(served.store, later, 2, tmp_path)
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/"), instruments=True) as reader,
+    ):
+        page = reader.page
+        health, tools = page.get_by_label("Health"), page.locator(".run-head .tools")
+        await reader.open(f"#/runs/{early}", '="all"')
+        await expect(health).to_contain_text("create a new run")
+        await expect(health.get_by_role("button", name="Resume")).to_have_count(0)
+        copy = health.get_by_role("link", name="Launch a copy")
+        await expect(copy).to_have_attribute("href", f"#/launch?from={early}")
+        await expect(tools.locator("[data-verb=note]")).to_be_visible()
+        for verb in ("resume", "fork"):
+            await expect(tools.locator(f"[data-verb={verb}]")).to_have_count(0)
+        assert await reader.serious() == []
+        await reader.open(f"#/runs/{later}", '="all"')
+        await expect(health.locator("li code")).to_have_text(f"ratchet runs resume {later}")
+        await expect(health.get_by_role("button", name="Resume")).to_be_visible()
+        for verb in ("resume", "fork"):
+            await expect(tools.locator(f"[data-verb={verb}]")).to_be_visible()
+
+
+async def test_the_launch_page_says_how_long_workers_check(served: Served) -> None:
+    run = (await served.start("copied"))["id"]
+    async with (
+        listening(create_app(served.settings, connection(served.env))) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        # No answer of the workers replaces what is said meanwhile.
+        await reader.page.route(re.compile("preflight=true"), lambda route: None)
+        await reader.open(f"#/launch?from={run}", '="launch"')
+        await appears(reader.page, "5 to 10 seconds, up to a minute on a busy machine")
 
 
 async def test_a_note_is_written_on_the_page_of_a_run_that_has_ended(served: Served) -> None:

@@ -52,6 +52,7 @@ async def test_a_run_that_temporal_forgot_is_shown_as_it_ended(
         for name, run_id in runs.items()
     }
     put_checkpoint(served.store, runs["crashes"], 2, tmp_path)
+    shown["crashes"]["checkpoint"] = {"step": 2}
     app = create_app(served.settings, connection(served.env))
     services = app.state.services
 

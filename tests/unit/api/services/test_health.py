@@ -8,7 +8,7 @@ import pytest
 
 from ratchet.activities.contracts.health import WINDOW
 from ratchet.api.client import printing
-from ratchet.api.schemas.run import EvalSummary, Links, Run, RunError, WaitingFor
+from ratchet.api.schemas.run import CheckpointSummary, EvalSummary, Links, Run, RunError, WaitingFor
 from ratchet.api.services.health import judged
 from ratchet.api.store.curves import Table
 
@@ -102,14 +102,40 @@ def test_a_run_that_stopped_by_itself_says_what_to_do(
         "16 of 16 rollouts of the eval of e failed",
     ]
     assert (health.findings[0].since_step, health.findings[0].since) == (20, since)
+    assert "`ratchet runs logs r --env e`" in health.findings[1].advice
 
 
-def test_a_run_that_failed_says_where_and_what_to_do() -> None:
+def test_a_run_that_paused_itself_may_need_what_no_resume_brings() -> None:
+    run = run_of("paused", paused_because=WHY, pause_reason=WHY)
+    (finding,) = judged(run, table(0)).findings
+    assert "`ratchet runs resume r`" in finding.advice
+    assert "that `ratchet runs set` cannot change, cancel the run" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "rule", "advice"),
+    [
+        (CheckpointSummary(step=2), "failed", "(`ratchet runs resume r`), or fork it"),
+        (None, "failed_early", "create a new run: there is nothing to resume"),
+    ],
+)
+def test_a_run_that_failed_says_where_and_what_to_do(
+    checkpoint: CheckpointSummary | None, rule: str, advice: str
+) -> None:
     error = RunError(code="BadInput", role="env", message="no", param="train.env")
-    health = judged(run_of("failed", error=error, finished_at=NOW), table(0))
+    run = run_of("failed", error=error, finished_at=NOW, checkpoint=checkpoint)
+    health = judged(run, table(0))
     assert (health.verdict, health.message) == ("failed", "BadInput in env (train.env): no")
     (finding,) = health.findings
-    assert (finding.rule, finding.message, finding.since) == ("failed", health.message, NOW)
+    assert (finding.rule, finding.message, finding.since) == (rule, health.message, NOW)
+    assert advice in finding.advice
+
+
+def test_what_the_preflight_found_is_said_in_words() -> None:
+    error = RunError(code="bad_input", role="preflight", message="model.name: no such folder")
+    health = judged(run_of("failed", error=error), table(0))
+    said = "the check before the start found: model.name: no such folder"
+    assert (health.message, health.findings[0].message) == (said, said)
 
 
 def test_an_evaluation_is_healthy_without_a_step() -> None:
