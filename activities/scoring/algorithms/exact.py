@@ -9,8 +9,8 @@ and rounded at the very end, each advantage is the float nearest to the true val
 - the order of a group's rollouts does not matter, and equal rollouts get equal credit,
 - a group of equal rewards gets credit 0.0 exactly.
 
-Rewards arrive rounded, however: the floats 0.7 and 0.9 do not lie equally far from the float 0.8. So
-an advantage that is no larger than such rounding is 0.0, too (`rounded`).
+Rewards arrive rounded, however: the floats 0.7 and 0.9 do not lie equally far from the float 0.8.
+So an advantage that is no larger than such rounding is 0.0, too (`rounded`).
 
 Groups are small: one of 64 costs about a millisecond at most.
 """
