@@ -18,7 +18,8 @@ LATELY = 10
 ENDS_AFTER = 10
 """A finding that was absent for fewer steps than this has not begun a second time."""
 
-WITHOUT_SIGNAL = "zero_advantage/all"
+ZERO_ADVANTAGE = "zero_advantage/all"
+HIT_BEFORE, REMOVED_BEFORE = "pre_filters/all/zero_advantage/rate", "pre_filters/all/dropped_rate"
 REWARD = "reward/all/mean"
 TRUNCATED = "is_truncated/all/mean"
 STEP_TIME = "time/step"
@@ -30,7 +31,9 @@ WAITS = {
 }
 """What the time of a step is spent on, by metric."""
 NAMES = (
-    WITHOUT_SIGNAL,
+    ZERO_ADVANTAGE,
+    HIT_BEFORE,
+    REMOVED_BEFORE,
     REWARD,
     TRUNCATED,
     STEP_TIME,
@@ -196,7 +199,7 @@ def figures(rows: Sequence[Row]) -> Figures:
     stale = _values(lately, "staleness/max")
     return Figures(
         errors=_mean(lately, "errors/all/rate"),
-        without_signal=_mean(lately, WITHOUT_SIGNAL),
+        without_signal=fmean(shares) if (shares := _without_signal(lately)) else None,
         worst_staleness=max(stale, default=None),
         waits=_waits(lately),
     )
@@ -245,6 +248,20 @@ def _mean(rows: Sequence[Row], name: str, at_least: int = 1) -> float | None:
     return fmean(values) if len(values) >= at_least else None
 
 
+def _without_signal(rows: Sequence[Row]) -> list[float]:
+    """Shares of rollouts without signal, of the rows that tell.
+
+    Groups that pre-batch filters removed whole are in no batch, and only the filters' own shares
+    count them. Hits of a filter that removes nothing do not count: survivors may get other credit.
+    """
+    shares = []
+    for row in rows:
+        removed = min(row.get(HIT_BEFORE, 0.0), row.get(REMOVED_BEFORE, 0.0))
+        if ZERO_ADVANTAGE in row or removed:
+            shares.append(max(row.get(ZERO_ADVANTAGE, 0.0), removed))
+    return shares
+
+
 def _waits(rows: Sequence[Row]) -> dict[str, float]:
     total = sum(_values(rows, STEP_TIME))
     if total <= 0:
@@ -263,9 +280,9 @@ MOST_WITHOUT_SIGNAL = 0.8
 
 def _no_variance(rows: Sequence[Row]) -> Iterator[Finding]:
     lately = rows[-LATELY:]
-    share = _mean(lately, WITHOUT_SIGNAL, LATELY)
+    shares = _without_signal(lately)
     solved_all = (_mean(lately, REWARD) or 0.0) >= GOOD_REWARD
-    if share is None or share < MOST_WITHOUT_SIGNAL or solved_all:
+    if len(shares) < LATELY or solved_all or (share := fmean(shares)) < MOST_WITHOUT_SIGNAL:
         return
     none, solved = (_mean(lately, name) or 0.0 for name in ("solve_none/all", "solve_all/all"))
     why = ""

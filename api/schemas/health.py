@@ -88,7 +88,9 @@ class RunHealth(BaseModel):
     )
     errors: float | None = Field(default=None, description="Share of rollouts that failed.")
     without_signal: float | None = Field(
-        default=None, description="Share of rollouts in groups whose rewards are all equal."
+        default=None,
+        description="Share of rollouts with advantage 0, also of those that the filter "
+        "zero_advantage removed before the batch.",
     )
     worst_staleness: float | None = Field(
         default=None, description="Most policy versions between sampling and training."

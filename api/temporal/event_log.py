@@ -20,7 +20,7 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.api.history.v1 import HistoryEvent
 
 from ratchet.activities.contracts import names
-from ratchet.activities.contracts.controls import CONTROLS, Verb, verb_of
+from ratchet.activities.contracts.controls import CONTROLS, Verb, plain, verb_of
 from ratchet.activities.contracts.health import HEALTH_REPORT, RULES, Finding, eval_failing
 from ratchet.activities.contracts.redact import redacted, redacted_all
 from ratchet.activities.contracts.wire import decoded
@@ -113,11 +113,6 @@ def _cause(failure: Failure) -> str:
     while failure.HasField("cause"):
         failure = failure.cause
     return redacted(failure.message or "no reason stated", 500)
-
-
-def _reason(value: Any) -> str:
-    said = value.get("reason") if isinstance(value, dict) else value
-    return redacted(said, 200) if isinstance(said, str) else ""
 
 
 def _said(value: Any) -> str:
@@ -384,14 +379,15 @@ class EventBuilder:
         elif attrs.signal_name == HEALTH_REPORT:
             self._on_health(await self._first(attrs.input))
         elif verb := verb_of(attrs.signal_name):
-            self._on_asked(verb, attrs.identity, await self._first(attrs.input))
+            self._on_asked(verb, attrs.identity, plain(await self._first(attrs.input)))
 
     def _on_asked(self, verb: Verb, identity: str, value: Any = None) -> None:
-        fields = (key for key in verb.body.model_fields if key != "reason")
-        data = {"asked": verb.asked, **{k: _dict(value)[k] for k in fields if k in _dict(value)}}
-        data |= record_of(identity)
-        if reason := _reason(value):
-            data["reason"] = reason
+        # Redacted before it is read: half a secret, as a long reason may end in, is not recognized.
+        body, _ = verb.read(redacted_all(value))
+        said = body.model_dump()
+        if not (reason := said["reason"]):
+            del said["reason"]
+        data = {"asked": verb.asked, **said, **record_of(identity)}
         self._emit("run.asked", f"{verb.event}: {reason}" if reason else verb.event, data=data)
 
     def _on_report(self, report: Any) -> None:

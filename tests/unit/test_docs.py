@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from docs.hooks import TOP
-from docs.step_metrics import undescribed
+from docs.step_metrics import SECTIONS, undescribed
 from ratchet.activities.contracts import health
 from ratchet.api.client import cli
 from ratchet.api.client.metric_names import HEADLINE
@@ -134,11 +134,22 @@ def test_the_keys_that_may_change_are_those_of_the_page() -> None:
     assert sorted(named) == sorted(key.removesuffix(".*") for key in LIVE_KEYS)
 
 
+PANELS = (ROOT / "api" / "dashboard" / "static" / "js" / "panels.js").read_text()
+
+
 def test_metrics_that_the_product_reads_are_described() -> None:
-    panels = (ROOT / "api" / "dashboard" / "static" / "js" / "panels.js").read_text()
-    drawn = re.findall(r'\["([\w/]+)", "', panels)
+    drawn = re.findall(r'\["([\w/]+)", "', PANELS)
     assert len(drawn) > 10
-    assert not undescribed([*HEADLINE, *drawn, health.STEP_TIME])
+    assert not undescribed([*HEADLINE, *drawn, *health.NAMES])
+
+
+def test_the_panel_of_signal_says_what_each_share_is_of() -> None:
+    (panel,) = re.findall(r'id: "variance".*?\n\t\}', PANELS, re.S)
+    drawn = re.findall(r'\["([\w/]+)", "(\w+)', panel)
+    metrics = [metric for section in SECTIONS.values() for metric in section]
+    about = {key: next(m.about for m in metrics if m.matches(key)) for key, _ in drawn}
+    assert len(drawn) == 3
+    assert [of for _, of in drawn] == [about[key].split()[0].lower() for key, _ in drawn]
 
 
 @pytest.mark.parametrize("link", ["docs/data.md#nowhere", "docs/nowhere.md"])

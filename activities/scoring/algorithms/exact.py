@@ -9,6 +9,9 @@ and rounded at the very end, each advantage is the float nearest to the true val
 - the order of a group's rollouts does not matter, and equal rollouts get equal credit,
 - a group of equal rewards gets credit 0.0 exactly.
 
+Rewards arrive rounded, however: the floats 0.7 and 0.9 do not lie equally far from the float 0.8.
+So an advantage that is no larger than such rounding is 0.0, too (`rounded`).
+
 Groups are small: one of 64 costs about a millisecond at most.
 """
 
@@ -17,6 +20,10 @@ from fractions import Fraction
 
 ZERO = Fraction(0)
 ONE = Fraction(1)
+NEGLIGIBLE = Fraction(1, 10**12)
+"""The largest advantage, as a share of its group's largest reward, that may be rounding of the
+rewards. One operation on floats rounds by 1e-16, and a reward takes many.
+"""
 
 
 def rationals(values: Iterable[float]) -> list[Fraction]:
@@ -32,6 +39,9 @@ def mean(values: Sequence[Fraction], weights: Sequence[int] | None = None) -> Fr
     return sum(weighted, ZERO) / sum(weights)
 
 
-def rounded(values: Iterable[Fraction]) -> list[float]:
-    """The float nearest to each value. Raises OverflowError beyond the largest float."""
-    return [float(value) for value in values]
+def rounded(advantages: Iterable[Fraction], rewards: Iterable[Fraction]) -> list[float]:
+    """The float nearest to each advantage; 0.0 for what is rounding of `rewards`, which they are
+    relative to. Raises OverflowError beyond the largest float.
+    """
+    least = NEGLIGIBLE * max(map(abs, rewards), default=ZERO)
+    return [float(value) if abs(value) > least else 0.0 for value in advantages]

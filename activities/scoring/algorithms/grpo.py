@@ -46,13 +46,14 @@ class Grpo(Algorithm):
             case TokensPenaltyConfig():
                 output, tool = rationals([penalty.output_weight, penalty.tool_weight])
                 costs = [output * r.sampled_tokens + tool * r.tool_tokens for r in rollouts]
-                return rounded(length.efficiency(rewards, costs))
+                return rounded(length.efficiency(rewards, costs), rewards)
             case TurnsPenaltyConfig():
-                return rounded(length.efficiency(rewards, rationals(turns)))
+                return rounded(length.efficiency(rewards, rationals(turns)), rewards)
             case GroupMaxPenaltyConfig():
                 inputs = [rollout.input_tokens for rollout in rollouts]
                 weights = (penalty.output_weight, penalty.input_weight, penalty.turns_weight)
-                return rounded(length.group_max(rewards, lengths, inputs, turns, weights))
+                credit = length.group_max(rewards, lengths, inputs, turns, weights)
+                return rounded(credit, rewards)
         by_length = lengths if config.length_weighted_baseline and any(lengths) else None
         credit = length.centred(rewards, by_length)
         if isinstance(penalty, LinearPenaltyConfig):
@@ -65,7 +66,7 @@ class Grpo(Algorithm):
                 weights=by_length,
             )
             credit = [own + term for own, term in zip(credit, terms, strict=True)]
-        return rounded(credit)
+        return rounded(credit, rewards)
 
     async def score_group(
         self, rollouts: Sequence[RolloutView], state: Mapping[str, float]

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 from ratchet.activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, per_agent
-from ratchet.activities.scoring.algorithms.exact import mean
+from ratchet.activities.scoring.algorithms.exact import rounded
+from ratchet.activities.scoring.algorithms.length import centred
 from ratchet.configs.algorithm import HierarchicalGrpoConfig
 
 
@@ -24,12 +25,10 @@ class HierarchicalGrpo(Algorithm):
         for rollout in rollouts:
             for trace in rollout.agents:
                 peers.setdefault(self._key(rollout, trace.agent), []).append(Fraction(trace.reward))
-        means = {key: mean(rewards) for key, rewards in peers.items()}
+        # In order of the traces, as `peers` was filled.
+        left = {key: iter(rounded(centred(own), own)) for key, own in peers.items()}
         return [
-            [
-                float(Fraction(trace.reward) - means[self._key(rollout, trace.agent)])
-                for trace in rollout.agents
-            ]
+            [next(left[self._key(rollout, trace.agent)]) for trace in rollout.agents]
             for rollout in rollouts
         ]
 

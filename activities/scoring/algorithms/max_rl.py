@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from ratchet.activities.scoring.algorithms.base import Algorithm, Credit, RolloutView, credits_of
 from ratchet.activities.scoring.algorithms.exact import mean, rationals, rounded
+from ratchet.activities.scoring.algorithms.length import centred
 
 
 class MaxRl(Algorithm):
@@ -19,7 +20,8 @@ class MaxRl(Algorithm):
         middle = mean(rewards)
         if middle <= 0:
             return [0.0] * len(rewards)
-        return rounded((reward - middle) / middle for reward in rewards)
+        relative = [reward / middle for reward in rewards]
+        return rounded(centred(relative), relative)
 
     async def score_group(
         self, rollouts: Sequence[RolloutView], state: Mapping[str, float]

@@ -119,10 +119,10 @@ export const PANELS = [
 	},
 	{
 		id: "variance", section: "Learning",
-		title: "Groups without signal",
-		note: "Share of groups whose rollouts all have the same reward: none solved, all solved, either.",
+		title: "Without signal",
+		note: "Share of the batch's rollouts with advantage 0, of its groups without any reward, and of its groups in which every rollout earned 1.",
 		share: true,
-		series: those(["zero_advantage/all", "no advantage"], ["solve_none/all", "none solved"], ["solve_all/all", "all solved"]),
+		series: those(["zero_advantage/all", "rollouts, advantage 0"], ["solve_none/all", "groups, none solved"], ["solve_all/all", "groups, all solved"]),
 	},
 	{
 		id: "waits", section: "Speed and system",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ratchet.activities.contracts.health import (
     ENDS_AFTER,
+    LATELY,
     NAMES,
     RULES,
     WINDOW,
@@ -121,6 +122,27 @@ def test_each_rule_says_what_is_the_matter(
     assert (finding.rule, finding.message) == (rule, message)
     # One step less than it needs, and it is silent.
     assert rule not in rules_of(steps(min(count, 10) // 5, **later))
+
+
+PRE = "pre_filters__all__"
+
+
+@pytest.mark.parametrize(
+    ("hit", "removed", "share"),
+    [(0.83, 0.9, 0.83), (0.9, 0.83, 0.83), (0.83, 0.0, 0.2), (0.1, 0.1, 0.2)],
+    ids=["removed", "removed in part", "only counted", "fewer than in the batch"],
+)
+def test_what_filters_remove_before_the_batch_carries_no_signal(
+    hit: float, removed: float, share: float
+) -> None:
+    rates = {f"{PRE}zero_advantage__rate": hit, f"{PRE}dropped_rate": removed}
+    rows = steps(LATELY, **rates)
+    assert figures(rows).without_signal == pytest.approx(share)
+    assert rules_of(rows) == (["no_variance"] if share > 0.8 else [])
+
+
+def test_a_batch_without_advantages_has_no_share_without_signal() -> None:
+    assert figures([{"time/step": 1.0}]).without_signal is None
 
 
 def test_what_is_solved_is_neither_flat_nor_collapsed() -> None:

@@ -145,3 +145,11 @@ async def test_solvers_are_compared_within_an_episode_and_others_across() -> Non
     ]
     flat = HierarchicalGrpo(HierarchicalGrpoConfig())
     assert flat.advantages(group) == [[-0.25, 0.25, -0.75], [0.25, 0.25, 0.25]]
+
+
+async def test_rounding_of_the_rewards_is_no_advantage_over_peers() -> None:
+    scores = [0.7, *[0.8] * 6, 0.9]
+    group = together(*[[("a", score), ("b", 100 * score)] for score in scores])
+    low, *middle, high = await advantages(HierarchicalGrpo(HierarchicalGrpoConfig()), group)
+    assert middle == [[0.0] * 4] * 6
+    assert all(a < 0 < b for a, b in zip(low, high, strict=True))

@@ -288,6 +288,25 @@ def test_equal_rewards_get_nothing_at_all(reward: float, n: int) -> None:
         assert found == [0.0] * n
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e-9, 3e5])
+def test_rounding_of_the_rewards_is_no_advantage(scale: float) -> None:
+    """The exact mean of these floats is not the float 0.8."""
+    group = rollouts([scale * reward for reward in [0.7, *[0.8] * 6, 0.9]])
+    for algorithm in (
+        grpo(),
+        grpo(length_weighted_baseline=True),
+        grpo(length_penalty={"type": "linear", "coef": 0.25}),
+        grpo(length_penalty={"type": "group_max"}),
+        MaxRl(),
+    ):
+        low, *middle, high = algorithm.advantages(group)
+        assert middle == [0.0] * 6 and low < 0 < high
+
+
+def test_a_small_advantage_is_kept() -> None:
+    assert grpo().advantages(rollouts([1.0, 1.0 + 2**-36])) == [-(2**-37), 2**-37]
+
+
 # -- hooks ----------------------------------------------------------------------------------
 
 

@@ -1,11 +1,13 @@
 """What recorded histories of real runs tell: whole, in order, once, and readable."""
 
 import gzip
+from typing import Any
 
 import pytest
 from temporalio.api.history.v1 import HistoryEvent
 from temporalio.client import WorkflowHistory
 
+from ratchet.activities.contracts.controls import verb_of
 from ratchet.activities.contracts.health import HEALTH_REPORT, Finding, HealthReport
 from ratchet.activities.contracts.names import FINALIZE_EVAL
 from ratchet.activities.contracts.wire import WIRE
@@ -122,6 +124,33 @@ async def test_an_eval_has_the_time_that_it_took() -> None:
         for epoch, step in ((first, 0), (last, 3))
         for kind in ("run.eval_started", "run.eval")
     ]
+
+
+@pytest.mark.parametrize(
+    ("signal", "value", "said"),
+    [
+        ("trigger_eval", ["reverse-text"], {"envs": ["reverse-text"]}),
+        ("trigger_eval", "reverse-text", {"envs": ["reverse-text"]}),
+        ("trigger_eval", '{"env": "a", "reason": "a jump"}', {"envs": ["a"], "reason": "a jump"}),
+        ("pause", "cancel", {"mode": "cancel"}),
+        ("pause", "the GPUs are needed", {"mode": "drain", "reason": "the GPUs are needed"}),
+        ("stop", "token=" + "x" * 300, {"reason": "token=[hidden]"}),
+        ("checkpoint", None, {}),
+    ],
+)
+async def test_a_request_is_recorded_as_the_run_reads_it(
+    signal: str, value: Any, said: dict[str, Any]
+) -> None:
+    heard = HistoryEvent(event_id=1)
+    attrs = heard.workflow_execution_signaled_event_attributes
+    attrs.signal_name = signal
+    attrs.input.payloads.extend(await WIRE.encode([value]))
+    (event,) = await EventBuilder(EXECUTION, _decode).take(heard)
+    verb = verb_of(signal)
+    assert verb is not None
+    reason = f": {said['reason']}" if "reason" in said else ""
+    assert event.message == f"{verb.event}{reason}"
+    assert event.data == {"asked": signal, **said}
 
 
 async def test_what_begins_to_be_the_matter_is_an_event() -> None:
