@@ -210,8 +210,10 @@ async def test_permits_are_labelled_where_they_change(served: Served) -> None:
         written = await eventually(lambda: page.evaluate("window.written"), bool)
         box = await page.locator(".timeline canvas").bounding_box()
     labels = [(text, x / box["width"], y) for text, x, y in written if text.startswith("permits")]
-    assert [text for text, _, _ in labels] == ["permits 64", "permits 32"], labels
-    (_, first, above), (_, second, below) = labels
+    # News may have the page drawn more than once.
+    draws = len(labels) // 2
+    assert draws and [text for text, _, _ in labels] == ["permits 64", "permits 32"] * draws, labels
+    (_, first, above), (_, second, below) = labels[-2:]
     assert first < 0.05 and abs(second - 0.4) < 0.05, "where they change"
     # Within the lane, below its name, each above its line.
     assert 20 < above < below < 140
