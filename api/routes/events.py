@@ -150,7 +150,9 @@ async def list_events(
         if not left.events and left.next_after is None:
             return Response(status_code=204)
     elif cursor is not None and await histories.ends_at(execution, cursor):
-        # The run ended a moment ago, and what is cached of it does not know that yet.
+        # The run ended a moment ago. What is cached of it does not know that yet, and must not be
+        # the answer to whoever looks at the run next.
+        services.touched(run_id)
         return Response(status_code=204)
     # An invalid cursor is refused here, while the reply can still be a problem.
     stream = await histories.stream(execution, cursor, hello=hello, wanted=wanted)

@@ -207,6 +207,8 @@ async def test_a_stream_that_ended_with_the_run_does_not_open_again(
         last = {**SSE, "last-event-id": found[-1]["id"]}
         again = await http.get(f"/v1/runs/{run_id}/events", headers=last)
         assert again.status_code == 204
+        # Whoever heard of the end finds a run that has ended.
+        assert (await http.get(f"/v1/runs/{run_id}")).json()["status"] == "succeeded"
 
 
 async def test_many_watchers_hear_the_same_as_it_happens(served: Served) -> None:
