@@ -129,7 +129,7 @@ async def test_a_dry_run_that_nobody_checked_says_so(served: Served) -> None:
 
 @workflow.defn(name=PREFLIGHT)
 class SlowPreflight:
-    """Finds a mistake once it is told to go on."""
+    """Finds a mistake after the signal `go`."""
 
     def __init__(self) -> None:
         self.going = False
