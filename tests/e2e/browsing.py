@@ -21,6 +21,26 @@ from tests import ROOT
 AXE = Path(__file__).parent / "vendor" / "axe-core" / "axe.min.js"
 DESKTOP = {"width": 1440, "height": 1000}
 PHONE = {"width": 390, "height": 844}
+LONE = """async (value) => {
+    const { Chart } = await import(new URL("js/chart.js", location.href));
+    const panel = { id: "lone", title: "Lone", note: "" };
+    const chart = new Chart(panel, { sync: "lone", onZoom() {}, onRemove() {} });
+    document.body.prepend(chart.element);
+    const series = { label: "a", color: 0, dash: 0, xs: [3], ys: [value] };
+    chart.show([series], { axis: "step", smooth: 0, log: false, range: null });
+    while (!chart.plot) await new Promise(requestAnimationFrame);
+    await new Promise(requestAnimationFrame);
+    const { ctx, bbox, scales } = chart.plot;
+    const { data } = ctx.getImageData(bbox.left - 4, bbox.top, bbox.width, bbox.height);
+    let colored = 0;
+    for (let i = 0; i < data.length; i += 4) {
+        const [red, green, blue, alpha] = data.slice(i, i + 4);
+        colored += alpha > 128 && Math.max(red, green, blue) - Math.min(red, green, blue) > 60;
+    }
+    chart.destroy();
+    return [colored, scales.y.max];
+}"""
+"""Draws a chart of one value: how many pixels have a color, and where its axis ends."""
 FRAMES = """
 async () => {
     const times = [];

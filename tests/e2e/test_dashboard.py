@@ -19,7 +19,7 @@ from playwright.async_api import expect
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.schemas.keys import digest
 from tests.e2e import recorded
-from tests.e2e.browsing import DESKTOP, FRAMES, PHONE, act, confirm, reading, serving
+from tests.e2e.browsing import DESKTOP, FRAMES, LONE, PHONE, act, confirm, reading, serving
 from tests.e2e.site import FEWER, MOST, PAGES, Site, recorded_site
 
 pytestmark = [
@@ -459,6 +459,14 @@ async def test_runs_are_filtered_over_all_pages(site: Site) -> None:
         await expect(page.locator("tbody tr")).to_have_count(1)
 
 
+async def test_a_single_value_is_drawn(site: Site) -> None:
+    async with reading(site.browser, site.api) as reader:
+        await reader.open("#/runs/short", '="all"')
+        for value, top in ((0, 1), (7, None)):
+            colored, high = await reader.page.evaluate(LONE, value)
+            assert colored > 10 and high == (top or high)
+
+
 async def test_the_launch_form_speaks_json_and_toml(site: Site) -> None:
     """Going from one to the other keeps what was typed; what cannot be read stays."""
     async with reading(site.browser, site.api) as reader:
@@ -469,6 +477,7 @@ async def test_the_launch_form_speaks_json_and_toml(site: Site) -> None:
         await page.get_by_label("train.batch_size").fill("32")
         await language.select_option("toml")
         await expect(text).to_have_value(re.compile(r"\[train\]\nbatch_size = 32"))
+        await expect(page.get_by_label("train.batch_size")).to_be_hidden()
         await page.get_by_text("This config can be launched.").wait_for()
         none = 'max_steps = "<none>"'
         await text.fill((await text.input_value()).replace("max_steps = 40", none))

@@ -70,7 +70,8 @@ export class Chart {
 		this.empty.hidden = any;
 		this.empty.textContent = loading ? "Loading…" : "Not measured in this run yet.";
 		this.place.hidden = !any;
-		const form = JSON.stringify([series.map((s) => [s.label, s.color, s.dash, s.said?.length > 0, Boolean(s.low)]), view.axis, view.log, view.smooth > 0, document.documentElement.dataset.theme, any]);
+		this.lone = series.every(({ ys }) => ys.filter((y) => y !== null && y !== undefined).length < 2);
+		const form = JSON.stringify([series.map((s) => [s.label, s.color, s.dash, s.said?.length > 0, Boolean(s.low)]), view.axis, view.log, view.smooth > 0, document.documentElement.dataset.theme, any, this.lone]);
 		this.series = series;
 		this.view = view;
 		if (!any) {
@@ -116,14 +117,15 @@ export class Chart {
 		const { panel, view } = this;
 		const colors = this.series.map((s) => seriesColor(s.color));
 		const stack = panel.stack && !view.log;
-		const line = (i, more) => ({ label: this.series[i].label, stroke: colors[i], width: 1.6, dash: DASHES[this.series[i].dash ?? 0], spanGaps: true, points: { show: panel.points === true, size: 6, fill: colors[i] }, show: !this.hidden.has(this.series[i].label), ...more });
+		const dotted = panel.points === true || this.lone;
+		const line = (i, more) => ({ label: this.series[i].label, stroke: colors[i], width: 1.6, dash: DASHES[this.series[i].dash ?? 0], spanGaps: true, points: { show: dotted, size: 6, fill: colors[i] }, show: !this.hidden.has(this.series[i].label), ...more });
 		const all = this.series.map((_, i) => i);
 		if (this.series.some((s) => s.low)) {
 			const edge = { width: 0.5, dash: [], points: { show: false } };
 			return [...all.map((i) => line(i, { width: 2 })), ...all.flatMap((i) => [line(i, edge), line(i, edge)])];
 		}
 		if (stack) {
-			return all.reverse().map((i) => line(i, { fill: resolved(faded(colors[i], 70)), width: 0.5, points: { show: false } }));
+			return all.reverse().map((i) => line(i, { fill: resolved(faded(colors[i], 70)), width: 0.5, points: { show: this.lone, size: 6, fill: colors[i] } }));
 		}
 		if (!this.smoothing) return all.map((i) => line(i));
 		return [
@@ -150,7 +152,7 @@ export class Chart {
 					? { distr: 3 }
 					: panel.share
 						? { range: [0, 1] }
-						: { range: (u, low, high) => (low === null ? [0, 1] : window.uPlot.rangeNum(panel.zero || panel.stack ? Math.min(0, low) : low, high, 0.08, !(panel.zero || panel.stack))) },
+						: { range: (u, low, high) => (low === null || (low === 0 && high === 0) ? [0, 1] : window.uPlot.rangeNum(panel.zero || panel.stack ? Math.min(0, low) : low, high, 0.08, !(panel.zero || panel.stack))) },
 			},
 			axes: [
 				{ stroke: text, grid, ticks: grid, font, values: xValues, space: view.axis === "step" ? 60 : 90, size: 28 },

@@ -42,9 +42,10 @@ export function show(root, { params }) {
 	const adder = h("input", { list: "config-keys", placeholder: "Add a key, e.g. dispatch.tasks_per_minute", "aria-label": "Add a key", onchange: () => (known.has(adder.value) && (addField(adder.value), (adder.value = ""))) });
 	const verdict = h("div", { class: "verdict", role: "status" });
 	const launch = h("button", { class: "primary", onclick: () => start() }, "Launch");
+	const aside = h("p", { class: "sub", hidden: true }, "The fields read and write JSON: switch back to it, or set keys in the text.");
 	root.append(
 		h("div", { class: "head" }, h("h1", {}, params.get("from") ? `Launch a copy of ${params.get("from")}` : "Launch a run"), launch),
-		h("div", { class: "launch" }, h("section", {}, h("h2", {}, "Keys"), form, adder, names), h("section", {}, h("div", { class: "tools" }, h("h2", {}, "Config"), kind), text, verdict)),
+		h("div", { class: "launch" }, h("section", {}, h("h2", {}, "Keys"), aside, form, adder, names), h("section", {}, h("div", { class: "tools" }, h("h2", {}, "Config"), kind), text, verdict)),
 	);
 
 	const body = () => (toml ? [text.value, "application/toml"] : [config]);
@@ -60,12 +61,19 @@ export function show(root, { params }) {
 				return typed();
 			}
 			if (text.value !== tomlOf(config, known)) config = (await api.check(...body())).config;
-			toml = form.inert = false;
+			toml = false;
 			kind.value = "json";
+			shape();
 			write();
 		} catch (error) {
 			if (toml) refused(error);
 		}
+	}
+
+	/** Shows the fields with JSON alone, which they read and write. */
+	function shape() {
+		form.hidden = adder.hidden = toml;
+		aside.hidden = !toml;
 	}
 
 	function addField(key) {
@@ -119,7 +127,7 @@ export function show(root, { params }) {
 
 	function typed() {
 		forget();
-		form.inert = toml;
+		shape();
 		if (!toml) {
 			try {
 				config = JSON.parse(text.value);
