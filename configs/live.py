@@ -12,7 +12,7 @@ nothing is dropped, however many there are.
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ratchet.configs.load import MOST_REPORTED, ConfigError, Problem, validate
+from ratchet.configs.load import MOST_REPORTED, ConfigError, Problem, unknown_key, validate
 from ratchet.configs.pointers import pointer
 from ratchet.configs.run import RunConfig
 
@@ -88,12 +88,15 @@ def changed(
     """
     keys = _leaves(patch)
     may = f"keys that may change while a run is running: {', '.join(LIVE_KEYS)}"
-    rest = "a fork takes any other, and so does a new run"
+    rest = "cannot change; a fork takes any other, and so does a new run"
     if not keys:
         raise ConfigError([Problem("", "(config)", patch, f"nothing to change; {may}")])
     if fixed := [key for key in keys if not _is_one_of(key, LIVE_KEYS)]:
         raise ConfigError(
-            [_problem(key, None, f"cannot change; {rest}; {may}") for key in fixed[:MOST_REPORTED]]
+            [
+                _problem(key, None, f"{unknown_key(key) or rest} ({may})")
+                for key in fixed[:MOST_REPORTED]
+            ]
         )
     together = _effective(config, merged(overrides, patch))
     result = validate(_without_nulls(merged(config, together)))

@@ -96,6 +96,14 @@ def _unknown(location: tuple[int | str, ...]) -> str:
     return f"unknown key; valid keys: {', '.join(valid)}"
 
 
+def unknown_key(key: tuple[str, ...]) -> str:
+    """The error for a key that its section does not have, else ''; also '' within a list, whose
+    sections have names here.
+    """
+    valid = _fields_at(key[:-1])
+    return _unknown(key) if valid and key[-1] not in valid else ""
+
+
 def _problem(error: Any) -> Problem:
     location = tuple(error["loc"])
     key = ".".join(str(part) for part in location) or "(config)"

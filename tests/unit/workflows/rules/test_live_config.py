@@ -66,11 +66,9 @@ def test_null_takes_a_limit_back() -> None:
         ({"train": {"batch_size": 16}}, "train.batch_size"),
         ({"dispatch": {"burst": 4}}, "dispatch.burst"),
         ({"dispatch": {"tasks_per_minute": 60, "burst": 4}}, "dispatch.burst"),
-        ({"dispatch": {"tasks_per_minit": 60}}, "dispatch.tasks_per_minit"),
         ({"dispatch": {"tasks_per_minute": {"a": 1}}}, "dispatch.tasks_per_minute.a"),
         ({"dispatch": {}}, "dispatch"),
         ({"dispatch": 5}, "dispatch"),
-        ({"nothing": None}, "nothing"),
     ],
 )
 def test_any_other_key_is_refused_by_name(patch: dict[str, Any], named: str) -> None:
@@ -78,6 +76,22 @@ def test_any_other_key_is_refused_by_name(patch: dict[str, Any], named: str) -> 
         change(patch)
     (problem,) = refused.value.problems
     assert problem.key == named and problem.pointer == "/" + named.replace(".", "/")
+    assert all(key in problem.message for key in LIVE_KEYS)
+
+
+@pytest.mark.parametrize(
+    ("patch", "said"),
+    [
+        ({"dispatch": {"tasks_per_minit": 60}}, "unknown key; did you mean 'tasks_per_minute'?"),
+        ({"trainer": {"optim": {"lrr": 1}}}, "unknown key; did you mean 'lr'?"),
+        ({"zzz": None}, "unknown key; valid keys: name, "),
+    ],
+)
+def test_an_unknown_key_is_called_so(patch: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        change(patch)
+    (problem,) = refused.value.problems
+    assert problem.message.startswith(said)
     assert all(key in problem.message for key in LIVE_KEYS)
 
 
