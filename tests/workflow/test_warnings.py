@@ -34,6 +34,19 @@ async def test_unusual_rewards_of_a_batch_that_cannot_train_are_warned_of(
         assert rewards == warnings[:1], "before what says that nothing could train"
 
 
+@pytest.mark.parametrize(("examples", "batch", "warns"), [(1, 16, True), (2, 16, False)])
+async def test_fewer_examples_than_a_batch_has_groups_are_warned_of(
+    temporal: Client, examples: int, batch: int, warns: bool
+) -> None:
+    async with world_of(temporal) as world:
+        world.train_examples = examples
+        train = {"batch_size": batch, "group_size": 8, "env": [{"id": "reverse-text"}]}
+        handle = await start(world, max_steps=1, eval={}, train=train)
+        warnings = (await handle.result())["warnings"]
+        said = "a batch takes 2 groups and the train envs have only 1 example, so each"
+        assert [text.startswith(said) for text in warnings] == [True] * warns
+
+
 async def test_an_eval_says_what_it_was_made_of(temporal: Client) -> None:
     async with world_of(temporal) as world:
         handle = await start(world, max_steps=2)

@@ -111,6 +111,7 @@ class World:
     flowing: asyncio.Event = field(default_factory=_set)
     holds: set[str] = field(default_factory=set)
     problems: list[CheckProblem] = field(default_factory=list)
+    train_examples: int = 5000
     rolled_out: Counter[str] = field(default_factory=Counter)
     examples: Counter[tuple[str, int]] = field(default_factory=Counter)
     example_of: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -207,7 +208,7 @@ class World:
     @activity.defn(name=names.CHECK_ENVS)
     async def check_envs(self, arg: CheckInput) -> CheckResult:
         self._store(names.CHECK_ENVS)
-        train = {f"train/{env['name']}": 5000 for env in arg.config["train"]["env"]}
+        train = {f"train/{env['name']}": self.train_examples for env in arg.config["train"]["env"]}
         evals = {f"eval/{env['name']}": self.eval_examples for env in arg.config["eval"]["env"]}
         return CheckResult(self.problems, {**train, **evals})
 

@@ -248,8 +248,16 @@ class RunLog:
         self.publish()
 
     def checked(self, examples: dict[str, int]) -> None:
-        """Stores the preflight's counts of the examples of every env."""
+        """Stores the preflight's counts of the examples of every env; warns of too few to train."""
         self._state.lifecycle.examples.update(examples)
+        train = self._config.train
+        there = sum(count for name, count in examples.items() if name.startswith("train/"))
+        groups = (train.batch_size or 0) // train.group_size
+        if self._config.max_steps != 0 and 0 < there < groups:
+            self.warn(
+                f"a batch takes {groups} groups and the train envs have only {there} "
+                f"example{'s' if there > 1 else ''}, so each batch repeats some"
+            )
 
     def started(self) -> None:
         """The config passed the checks, and the run's starting point is ready."""
