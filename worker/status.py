@@ -26,7 +26,7 @@ HEADS = ("service", "state", "pid", "port", "since")
 
 @dataclass(frozen=True)
 class Process:
-    """One process: its state `since` when (ISO 8601; '' is unknown), and a `note` if it is not up.
+    """One process: its state `since` when (ISO 8601; '' is unknown), and a `note` if it has ended.
     `pid` is None while it does not run.
     """
 
@@ -54,7 +54,8 @@ def reported(state: ServiceState, pid: int | None, port: int | None) -> Process:
     if pid is None and what in ("running", "starting"):
         what = "restarting"
     ended = f"ended {state.ends} times in a row" if state.ends > 1 else "ended"
-    note = f"{ended}; see {state.log}" if state.ends else ""
+    before = " before" if what == "running" else ""
+    note = f"{ended}{before}; see {state.log}" if state.ends else ""
     return Process(state.name, what, pid, port, _seconds(state.since), note)
 
 

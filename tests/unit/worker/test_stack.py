@@ -172,7 +172,7 @@ def test_status_says_what_the_supervisor_is_doing_about_it(
     _whole(tmp_path, monkeypatch, gone="worker-env")
     states: dict[str, tuple[str, int]] = {name: ("up", 0) for name in SEVEN}
     states |= {"api": ("starting", 0), "worker-trainer": ("crash-looping", 4)}
-    states |= {"worker-rollout": ("down", 1)}
+    states |= {"worker-rollout": ("down", 1), "temporal": ("up", 1)}
     services_file(tmp_path).write_text(
         json.dumps(
             [
@@ -183,6 +183,8 @@ def test_status_says_what_the_supervisor_is_doing_about_it(
     )
     ended, rows, _ = _status(capsys)
     assert ended == 1 and list(rows) == SEVEN
+    assert rows["temporal"][0] == "running"
+    assert " ".join(rows["temporal"][4:]) == "ended before; see logs/temporal.log"
     assert {name: row[0] for name, row in rows.items()} == {
         **dict.fromkeys(SEVEN, "running"),
         "api": "starting",
