@@ -305,6 +305,7 @@ def _flat_reward(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 COLLAPSED_SHARE, COLLAPSED_NATS = 0.1, 0.01
+NEARLY_SOLVED = 0.85
 
 
 def _entropy_collapse(rows: Sequence[Row]) -> Iterator[Finding]:
@@ -314,7 +315,7 @@ def _entropy_collapse(rows: Sequence[Row]) -> Iterator[Finding]:
     if len(rows) < 2 * LATELY or before is None or now is None:
         return
     # A solved task needs no finding about its entropy.
-    solved = reward is not None and reward >= 0.9
+    solved = reward is not None and reward >= NEARLY_SOLVED
     if not solved and (now < COLLAPSED_SHARE * before or now < COLLAPSED_NATS):
         text = f"the policy's entropy fell from {before:.2g} to {now:.2g} nats"
         yield Finding("entropy_collapse", f"{text} within {len(rows)} steps")

@@ -148,6 +148,8 @@ def error_line(run: Run) -> str:
     """Why a run failed, '' if it did not."""
     if run.error is None:
         return ""
+    if run.error.role == "preflight":
+        return clean(f"the check before the start found: {run.error.message}")
     where = f" in {run.error.role}" if run.error.role else ""
     key = f" ({run.error.param})" if run.error.param else ""
     return clean(f"{run.error.code}{where}{key}: {run.error.message}")

@@ -199,7 +199,10 @@ def _verdict(run: Run, found: Sequence[Finding]) -> tuple[Verdict, str]:
     if run.status in ENDED:
         return "ended", "; ".join(dict.fromkeys(filter(None, [run.status, run.end_reason, *worst])))
     if run.status in ("paused", "pausing"):
-        return "paused", run.paused_because or "it goes on once it is resumed"
+        then = "it goes on once it is resumed"
+        if run.status == "pausing":
+            then = f"it pauses once the work under way is done; {then}"
+        return "paused", run.paused_because or then
     if worst:
         return "attention", f"{worst[0]}{more}"
     if run.status != "running" or (run.kind == "train" and not run.step):

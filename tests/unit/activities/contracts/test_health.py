@@ -151,6 +151,16 @@ def test_what_is_solved_is_neither_flat_nor_collapsed() -> None:
     assert rules_of(steps(WINDOW, **solved)) == []
 
 
+@pytest.mark.parametrize(("reward", "found"), [(0.86, []), (0.84, ["entropy_collapse"])])
+def test_the_entropy_of_a_nearly_solved_task_may_fall(reward: float, found: list[str]) -> None:
+    rows = steps(
+        WINDOW,
+        reward__all__mean=lambda i: reward * i / WINDOW if i < WINDOW - 5 else reward,
+        entropy__all__mean=lambda i: 1.0 if i < 20 else 0.001,
+    )
+    assert rules_of(rows) == found
+
+
 def test_a_finding_begins_once_and_again_only_after_a_while() -> None:
     def failing(i: int) -> float:
         return 0.5 if 10 <= i < 20 or 24 <= i < 30 or i >= 60 else 0.0

@@ -556,6 +556,12 @@ def test_a_list_has_the_reason_of_each_run_whole(
     assert all(word in shown.split() for word in reason.split())
 
 
+def test_what_the_check_found_stands_in_words() -> None:
+    error = {"code": "bad_input", "role": "preflight", "message": "train.env.0.id: none"}
+    run = Run.model_validate({**RUN_EXAMPLE, "error": error})
+    assert printing.error_line(run) == "the check before the start found: train.env.0.id: none"
+
+
 def test_of_many_warnings_the_newest_are_shown() -> None:
     many = [f"batch {n} is empty" for n in range(5)]
     run = Run.model_validate({**RUN_EXAMPLE, "warnings": many})

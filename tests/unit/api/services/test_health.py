@@ -14,6 +14,8 @@ from ratchet.api.store.curves import Table
 
 LINKS = Links.model_construct()
 
+GOES_ON = "it goes on once it is resumed"
+
 
 def run_of(status: str = "running", **more: Any) -> Run:
     fields = {"id": "r", "name": "r", "status": status, "step": 20, "max_steps": 50, "links": LINKS}
@@ -154,7 +156,8 @@ def test_worth_knowing_is_not_yet_unhealthy() -> None:
     ("status", "more", "verdict", "message"),
     [
         ("queued", {"step": 0}, "waiting", "queued"),
-        ("pausing", {}, "paused", "it goes on once it is resumed"),
+        ("pausing", {}, "paused", f"it pauses once the work under way is done; {GOES_ON}"),
+        ("paused", {}, "paused", GOES_ON),
         ("paused", {"paused_because": "the disk is full"}, "paused", "the disk is full"),
         ("succeeded", {}, "ended", "succeeded"),
         ("cancelled", {"end_reason": "cancelled"}, "ended", "cancelled"),
