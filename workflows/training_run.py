@@ -177,12 +177,15 @@ class TrainingRun:
 
     def _stop(self, body: ReasonBody) -> None:
         self._pausing.on_stop(body.reason or "stop signal")
+        self._log.publish_request()
 
     def _pause(self, body: PauseBody) -> None:
         self._pausing.on_pause(body.mode, body.reason or "pause signal")
+        self._log.publish_request()
 
     def _resume(self, body: ReasonBody) -> None:
         self._pausing.on_resume()
+        self._log.publish_request()
 
     def _checkpoint(self, body: ReasonBody) -> None:
         if self._config.trains:
@@ -431,7 +434,7 @@ class TrainingRun:
     async def _open(self) -> None:
         def name() -> str:
             missing = ", ".join(self._fleet.missing())
-            return f"servers to come up: {missing}" if missing else "engines to be verified at v0"
+            return f"all servers to be up ({missing})" if missing else "engines to be verified at v0"
 
         await self._log.wait(
             name,

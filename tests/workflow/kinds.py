@@ -106,6 +106,20 @@ async def overlapped_push(stage: Stage) -> None:
     await handle.result()
 
 
+async def requests_in_a_step(stage: Stage) -> None:
+    """Requests that have to wait for the end of a step are shown at once."""
+    stage.holds = {"step 2"}
+    handle = await stage.start(max_steps=1000)
+    await until(lambda: 2 in stage.batches)
+    for verb, shown in (("pause", "pausing"), ("resume", "running"), ("stop", "stopping")):
+        await handle.signal(verb)
+        async with asyncio.timeout(60):
+            while (await memo(handle)).get("status") != shown:
+                await asyncio.sleep(0.05)
+    stage.holds = set()
+    await handle.result()
+
+
 async def killed_engine(stage: Stage) -> None:
     """An engine dies, and a group finds it gone."""
     stage.lose_engine_in = {"train/5"}
@@ -541,6 +555,7 @@ KINDS: tuple[Kind, ...] = (
         ),
     ),
     Kind(stopped, ("no_such_signal", "stopped at step")),
+    Kind(requests_in_a_step, ("shows-requests", '"status":"pausing"', '"status":"stopping"')),
     Kind(drained_pause, ("host/engine/0.1", '"pause":"drain"')),
     Kind(cancelled_pause, ('"cancelled":"pause"', '"pause":"cancel"')),
     Kind(triggered_evals, ("trigger_eval", "TriggerEval")),

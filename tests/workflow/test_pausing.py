@@ -65,6 +65,25 @@ async def test_pause_frees_every_server_and_resume_goes_on_where_it_stood(
         ]
 
 
+async def test_requests_that_wait_for_a_step_are_shown_at_once(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.holds = {"step 2"}
+        handle = await start(world, max_steps=1000, eval={})
+        await until(lambda: len(world.trained) == 1 and 2 in world.batches)
+        await handle.signal("pause", {"reason": "the machine is needed"})
+        seen = await status(handle, "pausing")
+        assert seen["pause_reason"] == "the machine is needed"
+        await handle.signal("resume")
+        seen = await status(handle, "running")
+        assert seen["pause_reason"] is None
+        await handle.signal("stop", "enough")
+        await status(handle, "stopping")
+        assert world.trained == [1], "the step goes on"
+        world.holds = set()
+        result = await handle.result()
+        assert result["status"] == "succeeded" and result["step"] == 2
+
+
 @pytest.mark.long
 async def test_two_pauses_with_hand_overs_between_them(temporal: Client) -> None:
     async with world_of(temporal) as world:

@@ -122,7 +122,7 @@ class Pausing:
         self._log.set_status("starting")
         await self._servers.open()
         await self._log.wait(
-            lambda: f"servers to come up: {', '.join(fleet.missing()) or 'weights verified'}",
+            lambda: f"all servers to be up ({', '.join(fleet.missing()) or 'weights verified'})",
             # A push in progress is of the next version.
             lambda: not fleet.missing() and fleet.synced(self._state.servers.target_version),
             self._started_within,

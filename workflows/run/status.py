@@ -35,6 +35,8 @@ SHOWN_AFTER = timedelta(seconds=5)
 """A wait that lasts this long is written to the memo, for readers without a worker."""
 FAILS_BETWEEN_STEPS = "fails-between-steps"
 """Before it, a failure cut short the step under way, and failed runs ended without a checkpoint."""
+SHOWS_REQUESTS = "shows-requests"
+"""Before it, a request to stop, pause or resume was published only once it was carried out."""
 
 T = TypeVar("T")
 
@@ -284,6 +286,11 @@ class RunLog:
             pairs.append(SearchAttributePair(REWARD, steps.reward))
         return TypedSearchAttributes(pairs)
 
+    def publish_request(self) -> None:
+        """Publishes what was requested of a running run, which may have to end a step first."""
+        if self._state.lifecycle.status == "running" and workflow.patched(SHOWS_REQUESTS):
+            self.publish()
+
     def publish(self, **ended: Any) -> None:
         """Writes memo and search attributes."""
         updates = [pair.key.value_set(pair.value) for pair in self.attributes()]
@@ -294,13 +301,14 @@ class RunLog:
 
 
 def shown_status(state: RunState) -> str:
-    """The run's status for people: a hold pauses a running run, and a paused run that nobody wants
-    paused any more, such as one that was just restored, is about to start.
+    """The run's status for people: a hold pauses a running run, one that ends a step before it
+    stops or pauses does so already, and a paused run that nobody wants paused any more, such as
+    one that was just restored, is about to start.
     """
-    status = state.lifecycle.status
-    if status == "running" and state.outages.holds:
-        return "paused"
-    return "starting" if status == "paused" and not state.requests.pause else status
+    status, requests = state.lifecycle.status, state.requests
+    if status == "running" and (requests.stop or state.outages.holds or requests.pause):
+        return "stopping" if requests.stop else "paused" if state.outages.holds else "pausing"
+    return "starting" if status == "paused" and not requests.pause else status
 
 
 def memo(

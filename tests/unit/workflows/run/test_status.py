@@ -23,12 +23,21 @@ def test_what_nobody_pauses_is_not_paused() -> None:
     assert shown_status(held) == "paused"
 
 
+def test_a_request_is_shown_before_it_is_carried_out() -> None:
+    asked = at("running", "drain")
+    assert shown_status(asked) == "pausing"
+    asked.requests.stop = "enough"
+    assert shown_status(asked) == "stopping"
+    asked.lifecycle.status = "starting"
+    assert shown_status(asked) == "starting"
+
+
 def test_the_reason_of_a_pause_is_there_until_the_run_goes_on() -> None:
-    for status in ("pausing", "paused"):
+    for status in ("running", "pausing", "paused"):
         said = memo(config(), at(status, "drain", "a look at the rewards"), None)
         assert said["pause_reason"] == "a look at the rewards"
         assert said["paused_because"] is None, "it did not pause itself"
-    assert memo(config(), at("running", "drain", "soon"), None)["pause_reason"] is None
+    assert memo(config(), at("starting", "drain", "soon"), None)["pause_reason"] is None
 
 
 def test_changes_that_do_not_hold_yet_are_pending() -> None:
