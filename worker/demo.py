@@ -1,10 +1,11 @@
 """`python -m ratchet.worker.demo CONFIG [key=value …]`: the stack, a run over REST, its curves.
 
 Progress and curves go to standard error, the summary is one JSON line on standard output. The
-stack is stopped at the end if it was started here (RATCHET_DEMO_KEEP=1 leaves it up). Ctrl-C,
-SIGTERM and SIGHUP cancel the run first, otherwise the next `make up` would continue it. If a config
-names the teacher at its default address and nothing answers there, the demo serves the teacher
-while it runs. The exit status is 0 only if the run succeeded.
+stack is stopped at the end if it was started here, unless `make up` keeps it since, or
+RATCHET_DEMO_KEEP=1 leaves it up. Ctrl-C, SIGTERM and SIGHUP cancel the run first, otherwise the
+next `make up` would continue it. If a config names the teacher at its default address and nothing
+answers there, the demo serves the teacher while it runs. The exit status is 0 only if the run
+succeeded.
 """
 
 import contextlib
@@ -33,7 +34,14 @@ from ratchet.configs.load import ConfigError, load
 from ratchet.configs.reference import FrozenModelConfig
 from ratchet.configs.run import RunConfig
 from ratchet.worker import teacher
-from ratchet.worker.stack import Ended, Stack, StackError, answers, end_in_order
+from ratchet.worker.stack import (
+    Ended,
+    Stack,
+    StackError,
+    answers,
+    end_in_order,
+    supervisor_of,
+)
 
 AVERAGED_STEPS = 5
 GIVEN_UP_WITHIN_S = 8.0
@@ -193,7 +201,9 @@ def demo(config_path: str, overrides: list[str], console: Console) -> int:
             console.print(f"state, logs {stack.home}", highlight=False)
             return report(perform(where.api, config, console), console)
         finally:
-            if started_here and not kept_up():
+            if supervisor_of(stack.home) is not None:
+                console.print("the stack stays up, since `make up` keeps it; `make down` stops it")
+            elif started_here and not kept_up():
                 console.print("stopping the stack (`make up` brings it back with all its runs)")
                 stack.down()
 

@@ -96,6 +96,8 @@ class Stack:
         """Starts what is missing, or leaves that to its supervisor, and waits until everything
         answers.
         """
+        with self._holding_off(fcntl.LOCK_EX):
+            self.record = _recorded(self.file)
         if supervisor_of(self.home) not in (None, os.getpid()):
             return self._until_kept()
         self.plan()
@@ -303,15 +305,26 @@ class Stack:
         """Stops the supervisor, workers, then the API, then Temporal; reaps every server of every
         run.
         """
-        self._stop_supervisor()
-        names = [f"worker-{role}" for role in WORKER_ROLES]
-        self._stop(names)
-        sweep(self.home, everything=True)
-        self._stop(["api"])
-        self._stop(["temporal"])
-        self.record["processes"] = {}
-        if self.home.exists():
+        if not self.home.exists():
+            return
+        with self._holding_off(fcntl.LOCK_SH):
+            self._stop_supervisor()
+            names = [f"worker-{role}" for role in WORKER_ROLES]
+            self._stop(names)
+            sweep(self.home, everything=True)
+            self._stop(["api"])
+            self._stop(["temporal"])
+            self.record["processes"] = {}
             self._save()
+
+    @contextlib.contextmanager
+    def _holding_off(self, kind: int) -> Iterator[None]:
+        """Keeps an `up` from adopting what a `down` is about to stop: `up` takes the lock for
+        itself for a moment, `down` shares it, since a supervisor that is stopped stops the stack.
+        """
+        with (private_folder(self.home) / "stopping.lock").open("a") as lock:
+            fcntl.flock(lock, kind)
+            yield
 
     def _stop_supervisor(self) -> None:
         """Ends a supervisor that is not this process; what it started is recorded."""
@@ -357,9 +370,9 @@ class Stack:
     def _process(self, name: str, state: ServiceState | None) -> Process:
         process, port = self.alive(name), self.record["ports"].get(name)
         pid = None if process is None else process.pid
-        if state is not None:
-            return reported(state, pid, port)
         started = self.record["processes"].get(name, {}).get("started")
+        if state is not None:
+            return reported(state, pid, port, started)
         answers = pid is not None and port is not None and self._answers(name)
         return observed(name, pid, port, started, answers)
 

@@ -48,15 +48,22 @@ class Process:
         return {**asdict(self), "is_up": self.is_up}
 
 
-def reported(state: ServiceState, pid: int | None, port: int | None) -> Process:
-    """A process whose supervisor reports its state."""
+def reported(
+    state: ServiceState, pid: int | None, port: int | None, started: float | None
+) -> Process:
+    """A process whose supervisor reports its state; one that is up runs since `started`, a Unix
+    time, which may be before its supervisor first saw it.
+    """
     what = REPORTED[state.state]
     if pid is None and what in ("running", "starting"):
         what = "restarting"
     ended = f"ended {state.ends} times in a row" if state.ends > 1 else "ended"
     before = " before" if what == "running" else ""
     note = f"{ended}{before}; see {state.log}" if state.ends else ""
-    return Process(state.name, what, pid, port, _seconds(state.since), note)
+    runs = what == "running" and started is not None
+    return Process(
+        state.name, what, pid, port, _seconds(_iso(started) if runs else state.since), note
+    )
 
 
 def observed(
@@ -65,7 +72,7 @@ def observed(
     """A process that no supervisor reports; `started` is a Unix time."""
     if pid is None:
         return Process(name, "DEAD", None, port, "", f"ended; see logs/{name}.log")
-    since = "" if started is None else datetime.fromtimestamp(started, UTC).isoformat()
+    since = _iso(started)
     if answers:
         return Process(name, "running", pid, port, _seconds(since))
     return Process(name, "silent", pid, port, _seconds(since), "it does not answer")
@@ -85,6 +92,11 @@ def table(processes: Sequence[Process]) -> str:
     return "\n".join(
         "  ".join([*cells, *note]).rstrip() for cells, note in zip(padded, notes, strict=True)
     )
+
+
+def _iso(time: float | None) -> str:
+    """A Unix time as ISO 8601; '' for None."""
+    return "" if time is None else datetime.fromtimestamp(time, UTC).isoformat()
 
 
 def _seconds(since: str) -> str:

@@ -245,6 +245,7 @@ def health_rows(health: RunHealth, address: str) -> list[tuple[str, RenderableTy
     the API at `address` that says more.
     """
     style = HEALTH_STYLES.get(health.verdict, "")
+    message = health.message.removeprefix(f"{health.verdict} ")
     pace, left = health.seconds_per_step, health.seconds_left
     stale = health.worst_staleness
     figures = (
@@ -263,7 +264,7 @@ def health_rows(health: RunHealth, address: str) -> list[tuple[str, RenderableTy
         for i, item in enumerate(health.findings)
     ]
     return [
-        ("health", Text(clean(f"{health.verdict}: {health.message}"), style)),
+        ("health", Text(clean(f"{health.verdict}: {message}"), style)),
         ("lately", ", ".join(f"{name}{value}" for name, value in figures if value)),
         *found,
     ]
@@ -493,7 +494,7 @@ def rollouts_table(items: Iterable[RolloutItem]) -> Table:
             item.id,
             clean(item.env),
             _or_dash(item.step),
-            number(item.reward),
+            number(None if item.error else item.reward),
             number(item.advantage),
             str(item.sampled_tokens),
             _versions(item.versions),
@@ -525,7 +526,7 @@ def rollout_text(rollout: RolloutFull) -> RenderableType:
         ("id", rollout.id),
         ("env", clean(rollout.env)),
         ("example", str(rollout.example)),
-        ("reward", number(rollout.reward)),
+        ("reward", number(None if rollout.error else rollout.reward)),
         ("advantage", number(rollout.advantage)),
         ("rewards", _named(rollout.rewards)),
         ("metrics", _named(rollout.metrics)),

@@ -1,10 +1,14 @@
 """stack.json after a crash of the machine, and what `make status` makes of it."""
 
+import fcntl
 import json
 import os
+import re
 import socket
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import psutil
@@ -14,6 +18,9 @@ from ratchet.activities.contracts.roles import WORKER_ROLES
 from ratchet.activities.contracts.services import services_file
 from ratchet.worker import stack as stacks
 from ratchet.worker.stack import Addresses, Stack
+
+LOCKS = Path("/proc/locks")
+"""The kernel's list of file locks and of those who wait for one."""
 
 
 def _saved(home: Path) -> Stack:
@@ -108,6 +115,26 @@ def test_a_worker_whose_port_was_taken_meanwhile_gets_another(
     assert Stack(tmp_path).record["ports"]["worker-env"] == port
 
 
+def test_up_does_not_adopt_what_a_down_is_about_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = _saved(tmp_path)
+    found: list[list[str]] = []
+    monkeypatch.setattr(Stack, "plan", lambda self: found.append(self.running()))
+    monkeypatch.setattr(Stack, "addresses", lambda self: None)
+    up = Thread(target=Stack(tmp_path).up)
+    with stack._holding_off(fcntl.LOCK_SH):
+        up.start()
+        deadline = time.monotonic() + 60
+        while not re.search(rf"-> FLOCK +ADVISORY +WRITE +{os.getpid()} ", LOCKS.read_text()):
+            assert time.monotonic() < deadline, "it waits for the lock"
+            time.sleep(0.01)
+        stack.record["processes"] = {}
+        stack._save()
+    up.join()
+    assert found == [[]]
+
+
 SEVEN = ["temporal", "api", *(f"worker-{role}" for role in WORKER_ROLES)]
 REPORT = {"since": "2026-01-01T12:00:00.25+00:00", "restarts": 0, "ends": 0}
 
@@ -192,7 +219,9 @@ def test_status_says_what_the_supervisor_is_doing_about_it(
         "worker-rollout": "restarting",
         "worker-env": "restarting",
     }
-    assert rows["temporal"][3] == "2026-01-01T12:00:00Z"
+    assert rows["worker-env"][3] == "2026-01-01T12:00:00Z"
+    started = datetime.fromtimestamp(psutil.Process(os.getpid()).create_time(), UTC)
+    assert rows["temporal"][3] == f"{started:%Y-%m-%dT%H:%M:%SZ}", "also if it was adopted"
     assert " ".join(rows["worker-trainer"][4:]) == (
         "ended 4 times in a row; see logs/worker-trainer.log"
     )

@@ -55,12 +55,13 @@ export function healthLine(id, signal, resume) {
 		const open = stopped || (!stood && element.querySelector("details")?.open);
 		stood = stopped;
 		const said = ({ message }) => (message === health.message ? ". " : `: ${message}. `);
+		const more = health.message.startsWith(`${health.verdict} `) ? health.message.slice(health.verdict.length + 1) : health.message;
 		const first = health.findings.find(({ message, level }) => level === "warning" && health.message.startsWith(message));
 		const advice = health.findings.map((it) => h("li", {}, h("b", {}, it.title), it !== first && h("small", {}, ` ${sinceText(it)}`), said(it), coded(it.advice), " ", helpLink(it.help), ["paused", "failed"].includes(it.rule) && [" ", h("button", { class: "small primary", onclick: resume }, "Resume")], it.rule === "failed_early" && [" ", h("a", { class: "button small primary", href: `#/launch?from=${encodeURIComponent(id)}` }, "Launch a copy")]));
 		element.hidden = false;
 		fill(
 			element,
-			h("p", { role: stopped ? "alert" : null }, h("span", { class: `mark ${TONES[health.verdict]}` }, health.verdict), " ", health.message, first && h("small", {}, ` ${sinceText(first)}`)),
+			h("p", { role: stopped ? "alert" : null }, h("span", { class: `mark ${TONES[health.verdict]}` }, health.verdict), " ", more, first && h("small", {}, ` ${sinceText(first)}`)),
 			h("dl", {}, figures(health).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
 			health.waits && h("p", { class: "sub" }, health.waits),
 			advice.length ? h("details", { open }, h("summary", {}, `What to do (${advice.length})`), h("ul", {}, advice)) : null,

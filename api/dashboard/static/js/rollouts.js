@@ -60,6 +60,7 @@ export function show(root, data, params) {
 	const go = (changes) => (location.hash = address(changes));
 
 	function paintHistogram() {
+		if (!rewards.length) return fill(histogram);
 		const low = Math.min(0, ...rewards);
 		const top = Math.max(1, ...rewards);
 		const width = (top - low) / BINS;
@@ -94,7 +95,7 @@ export function show(root, data, params) {
 	/** What is known of a rollout, in one line. */
 	function head(r) {
 		const signed = r.advantage === null ? "" : ` (${r.advantage < 0 ? "−" : "+"}${num(Math.abs(r.advantage))})`;
-		const some = [r.error ? "failed" : `${num(r.reward)}${signed}`, `${num(r.sampled_tokens)} tok`, r.turns === null ? null : `${num(r.turns)} turn${r.turns === 1 ? "" : "s"}`, r.stop];
+		const some = [r.error ? "failed" : `${num(r.reward)}${signed}`, r.error && !r.sampled_tokens ? null : `${num(r.sampled_tokens)} tok`, r.turns === null ? null : `${num(r.turns)} turn${r.turns === 1 ? "" : "s"}`, r.stop];
 		const text = some.filter(Boolean).join(" · ");
 		return h("header", { title: `Reward (advantage) · sampled tokens · turns · ended by: ${text}` }, h("a", { href: address({ r: r.id }) }, `Rollout ${r.index}`), " ", h("span", { class: "sub" }, text));
 	}
@@ -158,7 +159,7 @@ export function show(root, data, params) {
 			damaged = more ? [...damaged, ...found.damaged] : found.damaged;
 			note = found.note;
 			cursor = found.has_more ? found.next_after : null;
-			if (all || !asked.has("low")) rewards = (all?.data ?? items).map((r) => r.reward).filter((r) => r !== null);
+			if (all || !asked.has("low")) rewards = (all?.data ?? items).filter((r) => !r.error && r.reward !== null).map((r) => r.reward);
 			rewardsOf = text;
 			fill(envs, [...new Set(items.map((r) => r.env))].map((name) => h("option", { value: name })));
 			paintList();
