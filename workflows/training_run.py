@@ -86,6 +86,11 @@ RESTORED_FROM = ("step", "reward", "eval", "checkpoint")
 """What a run that is being restored shows of its source, until it is restored."""
 
 
+def evals_to_finish(count: int) -> str:
+    """What a run that has `count` open evals waits for."""
+    return f"{count} eval{'s' if count > 1 else ''} to finish"
+
+
 def _hears_controls(run: "type[TrainingRun]") -> "type[TrainingRun]":
     """Gives the class a handler for each public signal.
 
@@ -530,7 +535,7 @@ class TrainingRun:
         evals = self._state.evals
         while evals.open:
             await self._log.wait(
-                lambda: f"{len(evals.open)} evals to finish",
+                lambda: evals_to_finish(len(evals.open)),
                 lambda: not evals.open or self._context.is_long(),
                 stalled_after(self._config),
                 progress=lambda: evals.rollouts,
@@ -539,7 +544,7 @@ class TrainingRun:
 
     async def _evals_done(self) -> None:
         await self._log.wait(
-            lambda: f"{len(self._state.evals.open)} evals to finish",
+            lambda: evals_to_finish(len(self._state.evals.open)),
             lambda: not self._state.evals.open,
             stalled_after(self._config),
             progress=lambda: self._state.evals.rollouts,

@@ -119,10 +119,8 @@ class _Recording:
         newest = max([*checkpoints, *self._steps_of("weights")], default=0)
         begin = min(checkpoints, default=0) if start is None else start
         end = newest if stop is None else stop
-        choices = (
-            f"begin at a checkpoint (kept: {_ranges(checkpoints) or 'none'}) or at 0, the weights "
-            "that the run began with"
-        )
+        kept = f"begin at a checkpoint (kept: {_ranges(checkpoints) or 'none'})"
+        choices = f"{kept} or at 0, the weights that the run began with"
         if begin and begin not in checkpoints:
             raise NotReplayable(f"{self._run} has no checkpoint of step {begin}; {choices}")
         if not begin < end <= newest:
@@ -135,7 +133,7 @@ class _Recording:
             raise NotReplayable(
                 f"the batches of steps {_ranges(missing)} of {self._run} were removed: without "
                 'retention.batches="all" in its config, a run keeps only those since its oldest '
-                f"checkpoint; {choices}"
+                f"checkpoint; {kept}"
             )
         steps = [
             RecordedStep(

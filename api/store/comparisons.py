@@ -147,8 +147,10 @@ def _other_examples(
 def _unusable(side: Side, record: dict[str, Any] | None, k: int | None) -> str | None:
     """Why a record cannot be compared; None if it can."""
     if record is None:
-        at = "" if side.step is None else f" at step {side.step}"
-        return f"{side.run_id} has no result of this eval{at} yet"
+        if side.step is None:
+            return f"{side.run_id} has no result of this eval yet"
+        steps = f"`ratchet runs evals {side.run_id}` lists its evals"
+        return f"{side.run_id} has no result of this eval at step {side.step}; {steps}"
     if record.get("rewards") is None:
         return (
             f"the eval {record['epoch']} of {side.run_id} was recorded by an older build, which "

@@ -54,7 +54,9 @@ export function keepUp(id, tick, onEvent = () => {}, onGap = () => {}) {
 		try {
 			over = ended(await tick());
 		} catch (error) {
-			if (error.name !== "AbortError") showLink("reconnecting");
+			// A run that does not exist may come to be; until then nothing is lost.
+			over = error.status === 404;
+			if (!over && error.name !== "AbortError") showLink("reconnecting");
 		}
 		busy = false;
 		if (over) showLink("ended");

@@ -533,3 +533,30 @@ ROWS = """[...document.querySelectorAll(".bar > .brand, .bar nav a, .bar-end > *
 SCALES = """Object.fromEntries([0, 1, 2, 3].flatMap((k) => uPlot.sync(`sync-${k}`).plots)
     .map((it) => [it.root.closest("figure").id, [it.scales.y.min, it.scales.y.max]]))"""
 """By panel."""
+
+
+async def test_a_run_that_does_not_exist_is_not_said_to_be_away(served: Served) -> None:
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        await reader.page.goto(f"{reader.api}/dashboard/#/runs/nope")
+        await appears(reader.page, "There is no run")
+        await expect(reader.page.locator("#link")).to_have_attribute("data-state", "ended")
+
+
+async def test_rollouts_that_failed_have_no_reward(served: Served) -> None:
+    run = (await served.start("failing"))["id"]
+    await served.until(run, step=3)
+    group(served, run, "train/1", "e", [None, None])
+    app = create_app(served.settings, connection(served.env))
+    async with (
+        listening(app) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        await reader.page.goto(f"{reader.api}/dashboard/#/runs/{run}/rollouts")
+        await expect(reader.page.locator(".members header .sub").first).to_have_text("failed")
+        await expect(reader.page.locator(".histogram button")).to_have_count(0)

@@ -116,7 +116,8 @@ def test_a_run_is_compared_with_its_own_beginning(store: ArtifactStore, api: Tes
     (found,) = got(api, step=0)
     assert "one result of this eval" in found["problem"]
     (found,) = got(api, step=7)
-    assert found["problem"] == f"{NEW} has no result of this eval at step 7 yet"
+    said = f"{NEW} has no result of this eval at step 7; `ratchet runs evals {NEW}` lists its evals"
+    assert found["problem"] == said
 
 
 def test_what_cannot_be_compared_says_why(store: ArtifactStore, api: TestClient) -> None:
