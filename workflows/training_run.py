@@ -57,7 +57,7 @@ from ratchet.workflows.protocol.messages import (
     PreflightInput,
     RunInput,
 )
-from ratchet.workflows.protocol.state import Lifecycle, PermitsState, RunState
+from ratchet.workflows.protocol.state import Lifecycle, Origin, PermitsState, RunState
 from ratchet.workflows.rules.curriculum import Curriculum, too_large
 from ratchet.workflows.rules.fleet import hosts_of, shared
 from ratchet.workflows.rules.leases import OVER, Leases
@@ -70,7 +70,7 @@ from ratchet.workflows.rules.sinks import Arrivals, TrainSink
 from ratchet.workflows.run.config_changes import ConfigChanges
 from ratchet.workflows.run.context import Context
 from ratchet.workflows.run.ending import Ending, cancelled_for
-from ratchet.workflows.run.evals import Evals
+from ratchet.workflows.run.evals import Evals, evals_to_finish
 from ratchet.workflows.run.generations import Generations
 from ratchet.workflows.run.pausing import PAUSED_AT_MOST, Pausing
 from ratchet.workflows.run.servers import Servers, is_running, rest_between_looks
@@ -82,13 +82,8 @@ QUEUED_AT_MOST = timedelta(days=7)
 OWN_ENV_SERVERS = "own-env-servers"
 PREPARES_FIRST = "prepares-first"
 OVERLAPPED_PUSHES = "overlapped-pushes"
-RESTORED_FROM = ("step", "reward", "eval", "checkpoint")
+RESTORED_FROM = ("step", "reward", "eval", "checkpoint", "lineage")
 """What a run that is being restored shows of its source, until it is restored."""
-
-
-def evals_to_finish(count: int) -> str:
-    """What a run that has `count` open evals waits for."""
-    return f"{count} eval{'s' if count > 1 else ''} to finish"
 
 
 def _hears_controls(run: "type[TrainingRun]") -> "type[TrainingRun]":
@@ -413,6 +408,9 @@ class TrainingRun:
         state = restored(restore, result, found, self._config)
         restoring = RunLog(self._arg.run_id, self._config, state)
         life, mine = state.lifecycle, self._state.lifecycle
+        # A fork stays one that is resumed before it has a checkpoint of its own.
+        if (lineage := self._log.before.get("lineage") or {}).get("kind") == "fork":
+            life.origin = Origin(**lineage)
         life.created_at = life.created_at or mine.created_at
         life.started_at = life.started_at or workflow.now().isoformat()
         life.examples = {**mine.examples, **life.examples}
@@ -439,7 +437,9 @@ class TrainingRun:
     async def _open(self) -> None:
         def name() -> str:
             missing = ", ".join(self._fleet.missing())
-            return f"all servers to be up ({missing})" if missing else "engines to be verified at v0"
+            return (
+                f"all servers to be up ({missing})" if missing else "v0 to be verified on engines"
+            )
 
         await self._log.wait(
             name,

@@ -18,6 +18,7 @@ from tests.workflow.running import (
     memo,
     settled,
     start,
+    status,
     until,
     world_of,
 )
@@ -27,9 +28,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600
 
 
 async def resume(
-    world: World, run: str, attempt: int, **overrides: Any
+    world: World, run: str, attempt: int, shown: dict[str, Any] | None = None, **overrides: Any
 ) -> WorkflowHandle[Any, Any]:
-    """Goes on with an ended run, as attempt `attempt`."""
+    """Goes on with an ended run, as attempt `attempt`, which the API shows as `shown`."""
     before, after = attempt_id(run, attempt - 1), attempt_id(run, attempt)
     arg = RunInput(after, config(**overrides), world.queues, restore=RestoreInput(after, before))
     return await world.client.start_workflow(
@@ -38,6 +39,7 @@ async def resume(
         id=run,
         task_queue=world.queues.orchestrator,
         id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
+        memo={MEMO_KEY: shown or {}},
     )
 
 
@@ -138,6 +140,21 @@ async def test_fork_begins_with_a_checkpoint_and_a_config_of_its_own(temporal: C
         earlier = {group.split(".")[0] for n in range(1, 5) for group in before[n]}
         assert len(drawn) == 16 and not drawn & earlier, "the data go on where they stood"
         assert (await memo(handle))["step"] == 6
+
+
+async def test_a_fork_that_is_resumed_before_its_first_checkpoint_stays_one(
+    temporal: Client,
+) -> None:
+    lineage = {"source": "before", "step": 4, "kind": "fork"}
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=2)
+        await handle.result()
+        world.holds = {"trainer/0"}
+        again = await resume(world, handle.id, 2, {"lineage": lineage}, max_steps=4)
+        seen = await status(again, "starting")
+        assert seen["lineage"] == lineage
+        world.holds = set()
+        assert (await again.result())["lineage"] == lineage
 
 
 async def test_fork_on_other_data_goes_through_it_from_the_start(temporal: Client) -> None:

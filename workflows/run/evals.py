@@ -38,6 +38,11 @@ def _failures(result: EvalResult) -> dict[str, Any]:
     return {"failed": failed, "of": result.rollouts, "error": result.error or "given up"}
 
 
+def evals_to_finish(count: int) -> str:
+    """What a run that has `count` open evals waits for."""
+    return f"{count} eval{'s' if count > 1 else ''} to finish"
+
+
 class Evals:
     """Acts on the evals of a run's state."""
 
