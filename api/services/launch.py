@@ -291,7 +291,7 @@ async def planned(services: Services, start: Start, *, preflight: bool) -> Resol
             verdict = await _verdict(services, start, document, name)
             unchecked = None
         except Unanswered as error:
-            unchecked = f"it waits for {error}"
+            unchecked = f"the check waits for {error}"
         except ApiProblem as error:
             if error.document.status != 503:
                 raise
@@ -344,7 +344,7 @@ async def launch(services: Services, start: Start, caller: Caller, once: Once | 
         verdict = await _verdict(services, start, document, run_id)
     except Unanswered as error:
         missing = str(error)
-        unchecked = f"{NAMED} (it waits for {missing}); the run checks them before it starts"
+        unchecked = f"{NAMED} (the check waits for {missing}); the run checks them before it starts"
     if once is not None:
         run_id = await asyncio.to_thread(once.claim, records.store, run_id)
     created_at = now()

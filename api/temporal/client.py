@@ -349,7 +349,7 @@ class Temporal(Connection):
                     if missing := await self.unpolled(arg.queues):
                         break
                 await self._end(handle, "no answer in time")
-                raise Unanswered(a_worker_on(missing) if missing else "workers to check the config")
+                raise Unanswered(a_worker_on(missing) if missing else "workers that are busy")
             except WorkflowFailureError as error:
                 cause: BaseException = error
                 while cause.__cause__ is not None:

@@ -26,7 +26,9 @@ const fact = (name, value, sub) => [name, [value, sub && h("small", {}, sub)]];
 function facts(run) {
 	const began = unix(run.started_at ?? run.created_at);
 	const till = unix(run.finished_at) ?? Date.now() / 1000;
-	const flying = run.progress ? run.progress.rollouts_inflight_train + run.progress.rollouts_inflight_eval : null;
+	// What a paused run reported last holds no more.
+	const goes = !ended(run) && !["paused", "queued"].includes(run.status);
+	const flying = goes && run.progress ? run.progress.rollouts_inflight_train + run.progress.rollouts_inflight_eval : null;
 	const restarts = Object.entries(run.restarts).filter(([, n]) => n > 0);
 	const trained = [
 		fact("Step", count(run.step), run.max_steps ? `of ${count(run.max_steps)}` : "until it is stopped"),
@@ -36,8 +38,8 @@ function facts(run) {
 		...(run.kind === "eval" ? [fact("Evaluates", run.model)] : trained),
 		...Object.entries(run.eval).map(([env, e]) => fact(`Eval ${env}`, num(e.reward), `step ${count(e.step)}${e.failed ? `, ${e.failed} of ${e.of} failed` : ""}`)),
 		fact("Policy", run.policy_version === null ? "–" : `v${run.policy_version}`),
-		fact("In flight", num(flying), run.progress?.permits ? `of ${run.progress.permits}` : ""),
-		fact("Sampled", run.progress ? num(run.progress.tokens_per_s) : "–", run.progress ? "tokens/s" : ""),
+		fact("In flight", num(flying), goes && run.progress?.permits ? `of ${run.progress.permits}` : ""),
+		fact("Sampled", flying === null ? "–" : num(run.progress.tokens_per_s), flying === null ? "" : "tokens/s"),
 		run.kind === "train" && fact("Checkpoint", run.checkpoint ? `step ${count(run.checkpoint.step)}` : "–"),
 		fact("Restarts", restarts.length ? restarts.map(([role, n]) => `${role} ${n}`).join(", ") : "0"),
 		fact(ended(run) ? "Took" : "Runs for", duration(till - began)),
@@ -99,7 +101,7 @@ export function show(root, asked) {
 		fill(title, h("h1", {}, run.id), badge(run.status), h("span", { class: "sub waiting" }, stopped(run) || ended(run) ? "" : waitingText(run)));
 		fill(
 			summary,
-			run.max_steps && h("progress", { max: 1, value: share, "aria-label": "Steps done" }),
+			run.max_steps > 0 && h("progress", { max: 1, value: share, "aria-label": "Steps done" }),
 			warnings.shown(run),
 			run.note && h("p", { class: "run-note", role: "note", "aria-label": "Note" }, run.note),
 			pairs(facts(run), "facts"),

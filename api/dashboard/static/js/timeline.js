@@ -149,7 +149,7 @@ export function show(root, data) {
 	let asked = 0;
 	let colors = {};
 
-	const begin = () => Math.min(spans[0]?.[1] ?? Infinity, data.gauges[0]?.time ?? Infinity, works[0]?.[1] ?? Infinity);
+	const begin = () => Math.min(spans[0]?.[1] ?? Infinity, data.gauges[0]?.time ?? Infinity, works[0]?.[1] ?? Infinity, faults[0]?.from ?? Infinity, marks.find(([, tone]) => tone !== "status")?.[0] ?? Infinity);
 	const end = () => Math.max(records.at(-1)?.time ?? 0, data.gauges.at(-1)?.time ?? 0, works.at(-1)?.[2] ?? 0, marks.at(-1)?.[0] ?? 0);
 
 	function look(from, to) {
@@ -161,6 +161,8 @@ export function show(root, data) {
 		follow = left + width >= high - 1;
 		draw();
 	}
+	/** Shows the last half hour, or all of a shorter run. */
+	const open = () => look(Math.max(begin(), end() - 1800), end());
 	const zoom = (by, around = (view[0] + view[1]) / 2) => look(around - (around - view[0]) * by, around + (view[1] - around) * by);
 	const move = (share) => look(view[0] + share * (view[1] - view[0]), view[1] + share * (view[1] - view[0]));
 
@@ -362,7 +364,7 @@ export function show(root, data) {
 	/** Recomputes the spans: an event may change those of earlier records. */
 	function lay() {
 		faults = faultsOf(reports, end());
-		gaps = gapsOf(data.gauges, GAP_S, (gauge) => gauge.worker_inflight !== 0);
+		gaps = gapsOf(data.gauges, GAP_S, (gauge) => gauge.worker_inflight !== 0 || (gauge.inflight_train ?? 0) + (gauge.inflight_eval ?? 0) > 0);
 		const away = awayOf(faults, loads);
 		spans = [...records.flatMap((record) => spansOf(record, away)), ...loads].sort((a, b) => a[1] - b[1]);
 	}
@@ -390,7 +392,7 @@ export function show(root, data) {
 		try {
 			await newer();
 			fill(state, end() ? null : notice("Nothing to see yet", "The timeline begins with the first rollouts."));
-			if (end()) look(Math.max(begin(), end() - 1800), end());
+			if (end()) open();
 		} catch (error) {
 			if (error.name !== "AbortError") fill(state, trouble(error));
 		}
@@ -400,7 +402,7 @@ export function show(root, data) {
 				let left = "";
 				await loadEvents(data.id, stop.signal, (found, next) => {
 					takeEvents(found);
-					if (view && follow) look(end() - (view[1] - view[0]), end());
+					if (view && follow) open();
 					left = next && found.length ? `${text} before ${clock(Date.parse(found.at(-1).created_at) / 1000)} are not shown. ` : next && left;
 				}, { types });
 				rest.append(left ?? "");
@@ -420,7 +422,7 @@ export function show(root, data) {
 			await loaded;
 			const width = view && view[1] - view[0];
 			await newer();
-			if (!view && end()) look(end() - 1800, end());
+			if (!view && end()) open();
 			else if (view && follow) look(end() - width, end());
 			if (end()) fill(state);
 		},

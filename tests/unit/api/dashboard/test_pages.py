@@ -338,6 +338,8 @@ async def test_two_evaluations_are_compared_by_example(served: Served) -> None:
         assert await reader.serious() == []
         await reader.open(f"#/runs/{this}", '="all"')
         await expect(page.locator(".facts")).to_contain_text("Evaluates")
+        steps = re.compile(r"^\s*0\s*$", re.MULTILINE)
+        await expect(page.locator(".run-head")).not_to_contain_text(steps, use_inner_text=True)
         await appears(page, "avg@2 0.700 [")
         await reader.open("#/runs", '="runs"')
         listed = page.locator("tr", has=page.get_by_role("link", name=this))

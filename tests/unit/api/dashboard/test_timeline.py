@@ -187,6 +187,42 @@ async def test_the_timeline_agrees_with_the_events_of_a_killed_trainer(served: S
         assert reader.complaints == []
 
 
+async def test_all_of_a_run_has_the_loss_before_its_first_report(served: Served) -> None:
+    """And a silence after rollouts in flight is no time without them."""
+    run = (await served.start("early"))["id"]
+    await served.until(run, step=3)
+    now = time.time()
+    series = Series(run, "rollout-a-1-aaaaaa")
+    for at in (-40, 0):
+        gauge = {"worker_inflight": 0, "inflight_train": 8, "inflight_eval": 0, "permits": 8}
+        series.add({"time": now + at, **gauge}).write(served.store)
+    server = {"role": "trainer", "index": 0, "lost_at": stamp(now - 100), "state": "up"}
+
+    async def told(route: Any) -> None:
+        event = {"id": "up/1", "type": "server.up", "level": "info", "message": "back after 40 s"}
+        event |= {"created_at": stamp(now - 60), "data": server}
+        data = [] if "types=work.done" in route.request.url else [event]
+        await route.fulfill(json={"data": data, "next_after": None})
+
+    async with (
+        listening(create_app(served.settings, connection(served.env))) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        page = reader.page
+        await page.route(lambda url: "order=desc" in url, told)
+        await reader.open(f"#/runs/{run}/timeline", '="timeline"')
+        await page.get_by_role("cell", name="back after").wait_for()
+        box = await page.locator(".timeline canvas").bounding_box()
+
+        async def tip(at: float, y: int) -> str:
+            await page.mouse.move(box["x"] + (at + 100) / 100 * box["width"], box["y"] + y)
+            return str(await page.locator(".timeline .tip").inner_text())
+
+        await eventually(lambda: tip(-80, 330), lambda text: "No trainer 0 for 40 s" in text)
+        assert "No rollout worker reported" in await tip(-10, 80)
+
+
 async def test_permits_are_labelled_where_they_change(served: Served) -> None:
     run = (await served.start("permits"))["id"]
     await served.until(run, step=3)

@@ -220,7 +220,8 @@ async def test_without_a_worker_the_run_is_queued_and_says_why(served: Served) -
     for queue in ("nobody-orchestrator", "nobody-env", "nobody-trainer"):
         assert queue in run["waiting_for"]["name"]
     assert run["waiting_for"]["since"]
-    assert run["unchecked"].startswith("environments, model and what algorithms name (it waits for")
+    said = "environments, model and what algorithms name (the check waits for"
+    assert run["unchecked"].startswith(said)
     preflight = served.env.client.get_workflow_handle(f"{run['id']}/preflight")
     described = await preflight.describe()
     assert described.status is not None and described.status.name == "TERMINATED"
